@@ -1,0 +1,28 @@
+"""Rollout-as-a-service for reinforcement learning of multi-turn LLM agents.
+
+The package root imports nothing: it runs at every interpreter start of an environment that has prorl-gym
+installed (see ``_bootstrap``). Public names are loaded on first use.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "Client": "prorl_gym.client",
+    "SyncClient": "prorl_gym.client",
+    "Outcome": "prorl_gym.records",
+    "Rollout": "prorl_gym.records",
+    "RolloutRequest": "prorl_gym.records",
+    "RolloutSettings": "prorl_gym.records",
+}
+
+__all__ = ["Client", "Outcome", "Rollout", "RolloutRequest", "RolloutSettings", "SyncClient", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use."""
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'prorl_gym' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Agents: the loop and its tools."""

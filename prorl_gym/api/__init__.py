@@ -1,0 +1,1 @@
+"""HTTP routes, metrics and pages of the service."""

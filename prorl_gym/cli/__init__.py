@@ -1,0 +1,1 @@
+"""The prorl-gym command."""

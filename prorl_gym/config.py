@@ -1,0 +1,99 @@
+"""The configuration loader: typed, strict, and helpful about misspelt keys.
+
+Each room owns its model, beside its class; the tree is composed at the top (``api``, ``cli``, ``gym_root``). This
+module only knows how to read one and how to complain.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from prorl_gym.errors import ConfigError
+
+
+class ConfigModel(BaseModel):
+    """Base of every configuration model: unknown keys are refused, values cannot be changed afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def load_config(model: type[Model], source: Path | Mapping[str, Any], where: str = "") -> Model:
+    """Read a configuration from a YAML file or a mapping.
+
+    Args:
+        model: the pydantic model to fill.
+        source: path of a YAML file, or a mapping.
+        where: how to call the source in messages; the path by default.
+
+    Raises:
+        ConfigError: the file is missing or not YAML, a key is unknown (the nearest valid one is named), or a value
+            does not fit.
+    """
+    if isinstance(source, Path):
+        where, data = where or str(source), _read_yaml(source)
+    else:
+        where, data = where or "the configuration", source
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise explain(error, model, where) from None
+
+
+def _read_yaml(path: Path) -> Mapping[str, Any]:
+    import yaml  # not needed by the client and the trainers, which run where only pydantic and aiohttp are
+
+    try:
+        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).", "Check the path.") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML ({error}).", "Check indentation and quotes there.") from None
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path}: expected keys and values, found {type(data).__name__}.")
+    return data  # pyright: ignore[reportUnknownVariableType]
+
+
+def explain(error: ValidationError, model: type[BaseModel], where: str) -> ConfigError:
+    """Turn pydantic's report into one message of at most two lines about the first fault."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    key = ".".join(path) or "(top level)"
+    if first["type"] == "extra_forbidden":
+        return ConfigError(f"{where}: unknown key '{key}'.", _suggestion(model, path))
+    if first["type"] == "missing":
+        return ConfigError(f"{where}: required key '{key}' is missing.", "Add it.")
+    return ConfigError(f"{where}: '{key}' is wrong: {first['msg']}.", f"Found {first.get('input')!r}."[:200])
+
+
+def _suggestion(model: type[BaseModel], path: list[str]) -> str:
+    valid = sorted(_fields_at(model, path[:-1]))
+    close = get_close_matches(path[-1], valid, n=1)
+    return f"Did you mean '{close[0]}'?" if close else f"Valid keys here: {', '.join(valid)}."
+
+
+def _fields_at(model: Any, path: list[str]) -> list[str]:
+    """Names that are valid below ``path``; walks nested models, ignoring list positions and dictionary keys."""
+    for part in path:
+        field = getattr(model, "model_fields", {}).get(part)
+        if field is None:
+            continue
+        model = _model_in(field.annotation) or model
+    return list(getattr(model, "model_fields", {}))
+
+
+def _model_in(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _model_in(argument)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,188 @@
+"""The failure doctrine: every way a rollout can end, and who can have caused it.
+
+A bad rollout is data, not a crash. Each rollout ends in exactly one of four ways:
+
+``completed``  the agent finished by itself; it has a reward.
+``truncated``  a limit chosen before the run (turns, tokens, time) ended it; what it did is graded, so it has a reward.
+``failed``     something broke. Its ``Cause`` decides what the number may be used for:
+
+               * ``policy``          the model could have avoided it (it filled its disk, killed its shell).
+                                     It keeps its real score.
+               * ``task``            the row or its image is bad. No reward; retrying cannot help.
+               * ``infrastructure``  an engine, a sandbox, a grader or this service failed. Retried inside the
+                                     service; if it persists the rollout ends with **no** reward, never with 0.
+``cancelled``  nobody wants it any more. No reward.
+
+The same failure is treated the same way in every environment. Whatever the end, tokens sampled before it are kept.
+
+Exceptions carry a ``FailureKind``; a ``FailureKind`` has exactly one ``Cause``. Code raises the narrowest exception;
+the pipeline turns it into an ``Outcome``. Every message has at most two lines: what is wrong, naming the file, key or
+address, and what to do about it.
+"""
+
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """Who can have caused a failure."""
+
+    POLICY = "policy"
+    TASK = "task"
+    INFRASTRUCTURE = "infrastructure"
+
+
+class Limit(StrEnum):
+    """Which limit truncated a rollout."""
+
+    TURNS = "turns"
+    TOKENS = "tokens"
+    TIME = "time"
+
+
+class CancelReason(StrEnum):
+    """Why a rollout was cancelled."""
+
+    CLIENT = "client"  # asked for by id, group or run
+    DISCONNECTED = "disconnected"  # the caller went away
+    REDUNDANT = "redundant"  # its group or its run no longer needs it
+    STALE = "stale"  # its policy version fell behind the allowed bound
+    SHUTDOWN = "shutdown"  # the service was told to stop without draining
+
+
+class FailureKind(StrEnum):
+    """The closed list of failures. ``cause_of`` gives the cause of each."""
+
+    # policy
+    SANDBOX_LIMIT = "sandbox_limit"  # memory, processes, disk or output beyond the sandbox's limits
+    SANDBOX_BROKEN_BY_AGENT = "sandbox_broken_by_agent"  # the agent destroyed its own working environment
+    # task
+    BAD_ROW = "bad_row"
+    UNKNOWN_ENVIRONMENT = "unknown_environment"
+    IMAGE_MISSING = "image_missing"
+    IMAGE_BROKEN = "image_broken"
+    PROMPT_TOO_LONG = "prompt_too_long"  # the very first prompt does not fit the context
+    # infrastructure
+    ENGINE_UNREACHABLE = "engine_unreachable"  # refused, reset or dropped connection, 5xx
+    ENGINE_TIMEOUT = "engine_timeout"
+    ENGINE_OVERLOADED = "engine_overloaded"  # 429 / 503 beyond the retry budget
+    ENGINE_REFUSED = "engine_refused"  # 4xx: the engine does not accept our request
+    ENGINE_CONTRACT = "engine_contract"  # ids out of range, missing or mis-sized log-probs, another prompt echoed
+    TEMPLATE_UNSAFE = "template_unsafe"  # the chat template cannot be extended token by token
+    SANDBOX_UNAVAILABLE = "sandbox_unavailable"  # no backend, or it failed to start
+    SANDBOX_LOST = "sandbox_lost"  # it died and the agent is not to blame
+    GRADER_FAILED = "grader_failed"
+    STAGE_TIMEOUT = "stage_timeout"  # INIT or EVAL over its deadline (RUN over its deadline is a truncation)
+    SERVICE_RESTARTED = "service_restarted"
+    INTERNAL = "internal"  # a defect of ours
+
+
+_CAUSE = {
+    FailureKind.SANDBOX_LIMIT: Cause.POLICY,
+    FailureKind.SANDBOX_BROKEN_BY_AGENT: Cause.POLICY,
+    FailureKind.BAD_ROW: Cause.TASK,
+    FailureKind.UNKNOWN_ENVIRONMENT: Cause.TASK,
+    FailureKind.IMAGE_MISSING: Cause.TASK,
+    FailureKind.IMAGE_BROKEN: Cause.TASK,
+    FailureKind.PROMPT_TOO_LONG: Cause.TASK,
+}
+
+# NeMo Gym's shared vocabulary, where it has a word; our own kinds travel as `prorl:<kind>`.
+_GYM_KIND = {
+    FailureKind.ENGINE_UNREACHABLE: "provider_unavailable",
+    FailureKind.ENGINE_TIMEOUT: "provider_unavailable",
+    FailureKind.ENGINE_OVERLOADED: "provider_unavailable",
+    FailureKind.SANDBOX_UNAVAILABLE: "provider_unavailable",
+    FailureKind.SANDBOX_LOST: "session_lost",
+    FailureKind.GRADER_FAILED: "verifier_error",
+}
+
+
+def cause_of(kind: FailureKind) -> Cause:
+    """Return the cause of a failure kind: infrastructure unless the table says otherwise."""
+    return _CAUSE.get(kind, Cause.INFRASTRUCTURE)
+
+
+def gym_failure_kind(kind: FailureKind) -> str:
+    """Return NeMo Gym's ``failure_kind`` for one of ours."""
+    return _GYM_KIND.get(kind, f"prorl:{kind.value}")
+
+
+class ProrlError(Exception):
+    """Base of every error of this package.
+
+    Args:
+        what: what is wrong, naming the file, key, id or address. One line.
+        fix: what the reader can do about it. One line, may be empty.
+    """
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        self.what = " ".join(what.split())
+        self.fix = " ".join(fix.split())
+        super().__init__(f"{self.what}\n{self.fix}" if self.fix else self.what)
+
+
+class ConfigError(ProrlError, ValueError):
+    """A configuration file, option or environment variable is wrong."""
+
+
+class ConflictError(ProrlError):
+    """The same id was submitted with another body."""
+
+
+class NotFoundError(ProrlError, LookupError):
+    """No such rollout, group or run."""
+
+
+class ShuttingDownError(ProrlError):
+    """The service no longer accepts work."""
+
+
+class RolloutError(ProrlError):
+    """A failure of one rollout, with its kind.
+
+    Args:
+        kind: which failure; it decides cause and retry.
+        what: see ``ProrlError``.
+        fix: see ``ProrlError``.
+    """
+
+    def __init__(self, kind: FailureKind, what: str, fix: str = "") -> None:
+        super().__init__(what, fix)
+        self.kind = kind
+
+    @property
+    def cause(self) -> Cause:
+        """Who can have caused it."""
+        return cause_of(self.kind)
+
+    @property
+    def retryable(self) -> bool:
+        """Only infrastructure failures are worth another attempt: the others would fail again."""
+        return self.cause is Cause.INFRASTRUCTURE
+
+
+class TaskError(RolloutError):
+    """The row or its image is bad."""
+
+
+class EngineError(RolloutError):
+    """An inference engine failed."""
+
+
+class SandboxError(RolloutError):
+    """A sandbox could not be started or was lost."""
+
+
+class GraderError(RolloutError):
+    """A grader broke. A wrong answer is not an error; it is a score."""
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        super().__init__(FailureKind.GRADER_FAILED, what, fix)
+
+
+class LimitReached(Exception):
+    """A limit of the rollout was reached: the rollout is truncated and graded as it stands."""
+
+    def __init__(self, limit: Limit) -> None:
+        super().__init__(limit.value)
+        self.limit = limit

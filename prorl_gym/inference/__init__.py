@@ -1,0 +1,1 @@
+"""Inference: exact tokens in and out, over many engines."""

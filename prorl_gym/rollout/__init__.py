@@ -1,0 +1,1 @@
+"""The rollout service: a durable ledger, three stage pools, and a facade."""

@@ -1,0 +1,138 @@
+"""What the service is made of: a ledger that forgets nothing, and runners that do the work.
+
+Ledger and groups talk only to runners, with serialisable requests and events, so that a runner may be in this
+process or on another node.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field
+
+from prorl_gym.errors import CancelReason
+from prorl_gym.records import Record, Rollout, RolloutRequest
+
+Stage = Literal["queue", "init", "run", "eval"]
+
+
+class Job(Record):
+    """One attempt at one rollout."""
+
+    request: RolloutRequest
+    attempt: int = 0
+    accepted_at: float
+    """Unix seconds at which the ledger accepted the rollout (not this attempt)."""
+
+
+class StageEntered(Record):
+    """A rollout moved on."""
+
+    type: Literal["stage"] = "stage"
+    rollout_id: str
+    attempt: int
+    stage: Stage
+    at: float
+
+
+class Finished(Record):
+    """An attempt ended; the record says how. Exactly one per accepted job."""
+
+    type: Literal["finished"] = "finished"
+    rollout: Rollout
+
+
+RunnerEvent = Annotated[StageEntered | Finished, Field(discriminator="type")]
+
+
+class Capacity(Record):
+    """How much a runner can take."""
+
+    queued: int
+    init: int
+    run: int
+    eval: int
+    free: int
+    """Jobs it would accept right now."""
+
+
+class Runner(Protocol):
+    """Does rollouts. One event loop; all methods may be called concurrently on it."""
+
+    async def accept(self, job: Job) -> None:
+        """Take a job. Waits while the queue is full: the ledger, not the runner, is where work is kept.
+
+        Raises:
+            ShuttingDownError: it is draining.
+        """
+        ...
+
+    def events(self) -> AsyncIterator[StageEntered | Finished]:
+        """Everything that happens, in order; ends after ``drain`` or ``close``. One reader."""
+        ...
+
+    async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> None:
+        """Stop these: engine call, process tree, sandbox, lease. Each still ends with one ``Finished``.
+
+        Unknown and finished ids are ignored.
+        """
+        ...
+
+    async def capacity(self) -> Capacity:
+        """Report occupancy."""
+        ...
+
+    async def drain(self) -> None:
+        """Accept nothing more, finish everything, then end ``events``."""
+        ...
+
+    async def close(self) -> None:
+        """Stop at once: everything in hand ends as ``cancelled(shutdown)``. Idempotent."""
+        ...
+
+
+class Accepted(Record):
+    """Answer of the ledger to one request."""
+
+    rollout_id: str
+    duplicate: bool
+    """The same body was accepted before; nothing was added."""
+
+
+class Ledger(Protocol):
+    """Durable memory. When ``accept`` returns, a SIGKILL cannot lose the rollout."""
+
+    async def accept(self, requests: Sequence[RolloutRequest]) -> list[Accepted]:
+        """Write a batch in one commit, all or nothing.
+
+        Raises:
+            ConflictError: an id exists with another body (nothing of the batch was written).
+        """
+        ...
+
+    async def pending(self) -> list[Job]:
+        """Every accepted rollout without a terminal record, oldest first, with the attempt to make next."""
+        ...
+
+    async def begin_attempt(self, rollout_id: str, attempt: int) -> None:
+        """Remember that this attempt was started, so that a restart uses a fresh number."""
+        ...
+
+    async def finish(self, rollout: Rollout) -> bool:
+        """Write the terminal record. ``False`` when the id has one already: the first one stands."""
+        ...
+
+    async def get(self, rollout_id: str) -> Rollout | RolloutRequest:
+        """Return the terminal record, or the request while there is none.
+
+        Raises:
+            NotFoundError: never accepted.
+        """
+        ...
+
+    async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> None:
+        """Remember that these are to be cancelled, so that a restart does not run them."""
+        ...
+
+    async def close(self) -> None:
+        """Flush and close. Idempotent."""
+        ...

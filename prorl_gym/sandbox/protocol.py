@@ -1,0 +1,250 @@
+"""What a sandbox is. Nothing here or below ``prorl_gym.sandbox`` knows about rollouts.
+
+Cancelling an ``await`` on any method that runs something kills what it started (the whole process tree) before the
+cancellation propagates. Every method raises ``SandboxError(SANDBOX_LOST)`` once the sandbox is gone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+HOST_USR = "host"
+"""Image name of the host-``/usr`` mode: the host's own programs, nothing else of the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """Bounds of one sandbox. Sizes in bytes, times in seconds."""
+
+    memory: int = 4 << 30
+    """Address space of each process (RLIMIT_AS)."""
+    processes: int = 512
+    """Processes and threads of the whole sandbox (RLIMIT_NPROC counts per user namespace)."""
+    open_files: int = 4096
+    file_size: int = 2 << 30
+    root_size: int = 2 << 30
+    """Bytes that may be written to the whole root file system (a sized tmpfs)."""
+    shm_size: int = 64 << 20
+    cpu_seconds: int = 3600
+    """CPU time of each process."""
+    output: int = 64 << 10
+    """Bytes of output returned by one command: head and tail are kept, a marker says what was left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A read-only view of a host file or directory inside the sandbox."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """Which sandbox is wanted. Equal specs may be served from one warm pool."""
+
+    image: str = HOST_USR
+    """``host``, or the path of an image directory (later also a SIF or a name in the image store)."""
+    workdir: str = "/workspace"
+    """Working directory of everything that runs; created when missing."""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    mounts: tuple[Mount, ...] = ()
+    limits: SandboxLimits = SandboxLimits()
+    network: Literal["none"] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """Result of a one-shot command."""
+
+    exit_code: int
+    """As a shell reports it: 128 + signal number when a signal ended it."""
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool = False
+    truncated: bool = False
+    """Output beyond the limit was left out (head and tail are kept)."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShellResult:
+    """Result of one command in the persistent shell, or a look at one that is still running."""
+
+    output: str
+    """Terminal output, decoded with replacement, ``\\r\\n`` folded to ``\\n``, cut to the limit with a marker."""
+    exit_code: int | None
+    """``None`` while the command is still running."""
+    cwd: str
+    timed_out: bool = False
+    """The command hit its timeout and was interrupted or killed."""
+    restarted: bool = False
+    """The shell died or was tampered with and was started again, in the last known directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """Result of one cell of the python session."""
+
+    output: str
+    """What was printed, then the value's repr or the traceback; cut to the limit with a marker."""
+    ok: bool
+    """Whether the cell ran without raising."""
+    images: tuple[bytes, ...] = ()
+    """PNG files of figures."""
+    timed_out: bool = False
+    restarted: bool = False
+    """The session died (segfault, ``os._exit``, out of memory) and was started again, empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One entry of a directory."""
+
+    name: str
+    kind: Literal["file", "directory", "symlink", "other"]
+    size: int
+    mode: int
+
+
+class Shell(Protocol):
+    """One persistent bash on a pty. Directory, variables, functions and jobs survive between commands."""
+
+    async def run(self, command: str, *, timeout: float) -> ShellResult:
+        """Run a command to its end, or until ``timeout``; then SIGINT, then SIGKILL of its process tree."""
+        ...
+
+    async def start(self, command: str, *, wait: float) -> ShellResult:
+        """Start a command and return after at most ``wait`` seconds, leaving it running when it is not done."""
+        ...
+
+    async def send(self, text: str, *, wait: float) -> ShellResult:
+        """Type ``text`` (no newline is added) into the running command, then look for up to ``wait`` seconds.
+
+        An empty text only looks. ``C-c``, ``C-d`` and ``C-z`` are sent as the control characters they name.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Kill the shell and everything it started. Idempotent."""
+        ...
+
+
+class PythonSession(Protocol):
+    """One persistent Python interpreter in its own killable process."""
+
+    async def run(self, code: str, *, timeout: float) -> CellResult:
+        """Run a cell; at the timeout it is interrupted, then the process is killed and started again."""
+        ...
+
+    async def close(self) -> None:
+        """Kill it. Idempotent."""
+        ...
+
+
+class Sandbox(Protocol):
+    """A running sandbox."""
+
+    @property
+    def id(self) -> str:
+        """Unique on this host."""
+        ...
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """What it was started from."""
+        ...
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        limits: SandboxLimits | None = None,
+    ) -> ExecResult:
+        """Run one program to its end with separate stdout and stderr, never through a shell.
+
+        Args:
+            argv: program and arguments; a program that does not exist gives exit code 127.
+            timeout: seconds; then the whole process tree is killed and ``timed_out`` is set.
+            stdin: given to the program, then closed.
+            cwd: working directory; the spec's by default.
+            env: added to the spec's environment.
+            limits: narrower limits for this command.
+        """
+        ...
+
+    async def shell(self) -> Shell:
+        """Return the sandbox's persistent shell, started at the first call."""
+        ...
+
+    async def python(self) -> PythonSession:
+        """Return the sandbox's python session, started at the first call."""
+        ...
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Write a file, making its directories. The path is resolved inside the sandbox only.
+
+        Raises:
+            OSError: as a program inside would see it (``ENOSPC`` when the disk limit is hit).
+        """
+        ...
+
+    async def read_file(self, path: str, *, limit: int = 16 << 20) -> bytes:
+        """Read a regular file.
+
+        Raises:
+            OSError: as inside; ``EFBIG`` when it is larger than ``limit``, ``EINVAL`` when it is not a regular file.
+        """
+        ...
+
+    async def list_dir(self, path: str) -> list[FileEntry]:
+        """List a directory, sorted by name."""
+        ...
+
+    async def alive(self) -> bool:
+        """Whether the sandbox still answers: asked before anybody blames a command."""
+        ...
+
+    async def close(self) -> None:
+        """Kill everything inside and release it. Idempotent, shielded from cancellation, safe at any time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Whether a backend works here, found by really starting a sandbox."""
+
+    backend: str
+    ok: bool
+    detail: str
+    """Version or, when it does not work, the cause."""
+    fix: str = ""
+
+
+class SandboxBackend(Protocol):
+    """A way of making sandboxes."""
+
+    @property
+    def name(self) -> str:
+        """``userns``, ``apptainer``, ``local``, ..."""
+        ...
+
+    async def probe(self) -> Probe:
+        """Start a sandbox, run ``true``, stop it. The answer is cached."""
+        ...
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        """Start a sandbox. Cancelling it leaves nothing behind.
+
+        Raises:
+            SandboxError: ``IMAGE_MISSING``, ``IMAGE_BROKEN`` or ``SANDBOX_UNAVAILABLE``.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop every sandbox of this backend and its helper processes. Idempotent."""
+        ...

@@ -1,0 +1,84 @@
+"""Sampling and limits: one model, one precedence (request > environment > run > service)."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class RolloutSettings(BaseModel):
+    """What may be set for a rollout, at any level. ``None`` means: left to the next level."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """Sampling temperature, sent to the engine verbatim."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Nucleus mass, sent verbatim."""
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """-1 (or 0) switches it off; then it is not sent at all, since some trainers' engines refuse the key."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """Seed of the rollout. Each turn of each replica derives its own from it; ``None`` leaves it to the engine."""
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """Extra stop ids beside the template's own terminator. Stop strings are not offered: they cut inside tokens."""
+    max_turns: Positive | None = None
+    """Model calls in one rollout."""
+    max_tokens: Positive | None = None
+    """Length of the whole trajectory in tokens, first prompt and observations included."""
+    max_turn_tokens: Positive | None = None
+    """Tokens sampled in one model call."""
+    init_seconds: Seconds | None = None
+    """Deadline of INIT; time in the queue is not counted."""
+    run_seconds: Seconds | None = None
+    """Deadline of RUN; time in the queue is not counted."""
+    eval_seconds: Seconds | None = None
+    """Deadline of EVAL; time in the queue is not counted."""
+    action_seconds: Seconds | None = None
+    """Longest time one tool call may take."""
+
+
+class ResolvedSettings(BaseModel):
+    """Complete settings of one rollout: every field has a value. Same meaning as in ``RolloutSettings``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    stop_token_ids: tuple[int, ...]
+    max_turns: int
+    max_tokens: int
+    max_turn_tokens: int
+    init_seconds: float
+    run_seconds: float
+    eval_seconds: float
+    action_seconds: float
+
+
+SERVICE_DEFAULTS = RolloutSettings(
+    temperature=1.0,
+    top_p=1.0,
+    top_k=-1,
+    stop_token_ids=(),
+    max_turns=16,
+    max_tokens=32768,
+    max_turn_tokens=4096,
+    init_seconds=120.0,
+    run_seconds=1800.0,
+    eval_seconds=300.0,
+    action_seconds=30.0,
+)
+
+
+def resolve(*levels: RolloutSettings) -> ResolvedSettings:
+    """Merge settings, the strongest level first; what no level sets comes from ``SERVICE_DEFAULTS``.
+
+    Callers pass ``request, environment, run, service`` in this order.
+    """
+    merged: dict[str, object] = {"seed": None}
+    for level in reversed((*levels, SERVICE_DEFAULTS)):
+        merged.update(level.model_dump(exclude_none=True))
+    return ResolvedSettings.model_validate(merged)

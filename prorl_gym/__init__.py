@@ -4,8 +4,12 @@ The package root imports nothing: it runs at every interpreter start of an envir
 installed (see ``_bootstrap``). Public names are loaded on first use.
 """
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prorl_gym.client import Client, SyncClient
+    from prorl_gym.records import Outcome, Rollout, RolloutRequest
+    from prorl_gym.settings import RolloutSettings
 
 __version__ = "0.1.0"
 
@@ -15,7 +19,7 @@ _PUBLIC = {
     "Outcome": "prorl_gym.records",
     "Rollout": "prorl_gym.records",
     "RolloutRequest": "prorl_gym.records",
-    "RolloutSettings": "prorl_gym.records",
+    "RolloutSettings": "prorl_gym.settings",
 }
 
 __all__ = ["Client", "Outcome", "Rollout", "RolloutRequest", "RolloutSettings", "SyncClient", "__version__"]
@@ -24,5 +28,7 @@ __all__ = ["Client", "Outcome", "Rollout", "RolloutRequest", "RolloutSettings", 
 def __getattr__(name: str) -> Any:
     """Load a public name on first use."""
     if name in _PUBLIC:
+        from importlib import import_module
+
         return getattr(import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'prorl_gym' has no attribute {name!r}")

@@ -8,14 +8,14 @@ Set ``PRORL_GYM_NO_BOOTSTRAP=1`` to opt out; ``export NEMO_GYM_EXTRA_ROOTS=$(pro
 import os
 
 
-def register(environ: "os._Environ[str] | dict[str, str]" = os.environ) -> None:
+def register() -> None:
     """Append our root to ``NEMO_GYM_EXTRA_ROOTS`` once; appended, so that a user's own roots win by name."""
-    if environ.get("PRORL_GYM_NO_BOOTSTRAP", "") not in ("", "0"):
+    if os.environ.get("PRORL_GYM_NO_BOOTSTRAP", "") not in ("", "0"):
         return
     root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "gym_root")
-    roots = [entry for entry in environ.get("NEMO_GYM_EXTRA_ROOTS", "").split(os.pathsep) if entry]
+    roots = [entry for entry in os.environ.get("NEMO_GYM_EXTRA_ROOTS", "").split(os.pathsep) if entry]
     if root not in roots:
-        environ["NEMO_GYM_EXTRA_ROOTS"] = os.pathsep.join([*roots, root])
+        os.environ["NEMO_GYM_EXTRA_ROOTS"] = os.pathsep.join([*roots, root])
 
 
 register()

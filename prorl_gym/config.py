@@ -79,17 +79,17 @@ def _suggestion(model: type[BaseModel], path: list[str]) -> str:
     return f"Did you mean '{close[0]}'?" if close else f"Valid keys here: {', '.join(valid)}."
 
 
-def _fields_at(model: Any, path: list[str]) -> list[str]:
+def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
     """Names that are valid below ``path``; walks nested models, ignoring list positions and dictionary keys."""
     for part in path:
-        field = getattr(model, "model_fields", {}).get(part)
-        if field is None:
-            continue
-        model = _model_in(field.annotation) or model
-    return list(getattr(model, "model_fields", {}))
+        field = model.model_fields.get(part)
+        if field is not None:
+            model = _model_in(field.annotation) or model
+    return list(model.model_fields)
 
 
-def _model_in(annotation: Any) -> Any:
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Find the model in an annotation such as ``list[Model] | None``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in getattr(annotation, "__args__", ()):

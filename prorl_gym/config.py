@@ -7,7 +7,7 @@ module only knows how to read one and how to complain.
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -92,7 +92,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     """Find the model in an annotation such as ``list[Model] | None``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    for argument in getattr(annotation, "__args__", ()):
+    for argument in get_args(cast(Any, annotation)):
         found = _model_in(argument)
         if found is not None:
             return found

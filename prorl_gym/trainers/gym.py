@@ -1,0 +1,201 @@
+"""A finished rollout as NeMo Gym's ``/run`` answer, which is also what NeMo-RL reads.
+
+Shape: ``response.output`` holds the conversation as Responses items, and the *last* item of every model call carries
+``prompt_token_ids``, ``generation_token_ids`` and ``generation_log_probs``. All three are cut from the flat segment,
+so each prompt is a prefix of the next by construction. Every scalar at the top level is always present: trainers
+average only the keys they saw in the first result of a group.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prorl_gym.errors import CancelReason, gym_failure_kind
+from prorl_gym.records import Generation, Message, Rollout, Segment
+
+_CANCELLED = {CancelReason.SHUTDOWN: "shutdown"}
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """The one-token trajectory of a rollout that never sampled: trainers refuse a row without a generation.
+
+    It is always masked and labelled ``prorl_placeholder``.
+    """
+
+    prompt_token_ids: tuple[int, ...] = (0,)
+    """The first prompt as the policy's own tokenizer renders it: NeMo-RL groups rows by it."""
+    terminator_id: int = 0
+
+
+def to_gym_result(
+    rollout: Rollout,
+    row: Mapping[str, Any],
+    *,
+    placeholder: Placeholder | None = None,
+    mask_truncated: bool = False,
+) -> dict[str, Any]:
+    """Return the JSON answer of ``/run``.
+
+    Args:
+        rollout: the terminal record.
+        row: what was posted; its fields are echoed, as every Gym server does.
+        placeholder: what to show when nothing was sampled; token 0 when nothing better is known.
+        mask_truncated: also mask rollouts that a limit cut short (DAPO's overlong filtering, for agents).
+    """
+    output = _output(rollout)
+    sampled = any(item.get("generation_token_ids") for item in output)
+    if not sampled:
+        output.append(_placeholder_item(rollout, placeholder or Placeholder()))
+    masked = (
+        rollout.reward is None
+        or not sampled
+        or len(rollout.segments) > 1
+        or (mask_truncated and rollout.outcome.status == "truncated")
+    )
+    params = dict(row.get("responses_create_params") or {"input": []})
+    result = {key: value for key, value in row.items() if key not in ("instance_config", "response")}
+    return result | {
+        "responses_create_params": params,
+        "response": _response(rollout, output, params),
+        "reward": 0.0 if rollout.reward is None else rollout.reward,
+        "mask_sample": masked,
+        "instance_config": {**(row.get("instance_config") or {}), "mask_sample": masked},
+        "failure_kind": failure_kind(rollout),
+        "failure_reason": rollout.outcome.message or None,
+        **({"reward_components": dict(rollout.score.components)} if rollout.score and rollout.score.components else {}),
+        **_scalars(rollout, placeholder=not sampled),
+    }
+
+
+def failure_kind(rollout: Rollout) -> str | None:
+    """Return NeMo Gym's word for how a rollout failed; ``None`` when it did not."""
+    outcome = rollout.outcome
+    if outcome.kind is not None:
+        return gym_failure_kind(outcome.kind)
+    if outcome.reason is not None:
+        return _CANCELLED.get(outcome.reason, "cancelled")
+    return None
+
+
+def _scalars(rollout: Rollout, *, placeholder: bool) -> dict[str, Any]:
+    stages = {name: rollout.stages.get(name) for name in ("init", "run", "eval")}
+    return {
+        "prorl_rollout_id": rollout.rollout_id,
+        "prorl_outcome": rollout.outcome.status,
+        "prorl_placeholder": placeholder,
+        "prorl_completed": rollout.outcome.status == "completed",
+        "prorl_truncated": rollout.outcome.status == "truncated",
+        "prorl_turns": rollout.turns,
+        "prorl_sampled_tokens": rollout.sampled_tokens,
+        "prorl_total_tokens": sum(len(segment.token_ids) for segment in rollout.segments),
+        "prorl_segments": len(rollout.segments),
+        "prorl_retries": len(rollout.retries),
+        "prorl_queued_seconds": sum(stage.queued for stage in stages.values() if stage),
+        **{f"prorl_{name}_seconds": stage.seconds if stage else 0.0 for name, stage in stages.items()},
+    }
+
+
+def _output(rollout: Rollout) -> list[dict[str, Any]]:
+    """Return the conversation after the first prompt, with the token triples on it.
+
+    Only the first segment carries tokens: a later one does not extend it, and a trainer that is shown both aborts.
+    """
+    items: list[dict[str, Any]] = []
+    calls = _generations(rollout)
+    started = False
+    for index, message in enumerate(rollout.messages):
+        if message.role == "assistant":
+            started = True
+            call = next(calls, None)
+            items += _attach(_assistant_items(message, f"{rollout.rollout_id}-{index}"), call)
+        elif started:
+            items.append(_observation_item(message))
+    for call in calls:  # sampled, then killed before the turn was complete
+        items += _attach([_message_item("", f"{rollout.rollout_id}-cut-{call[1].turn}")], call)
+    return items
+
+
+def _generations(rollout: Rollout) -> Iterator[tuple[Segment | None, Generation]]:
+    for position, segment in enumerate(rollout.segments):
+        for generation in segment.generations:
+            yield (segment if position == 0 else None), generation
+
+
+def _attach(items: list[dict[str, Any]], call: tuple[Segment | None, Generation] | None) -> list[dict[str, Any]]:
+    """Put the triple on the last item of one model call; nothing when it sampled nothing."""
+    if call is not None and call[0] is not None and call[1].end > call[1].start:
+        segment, generation = call[0], call[1]
+        items[-1] |= {
+            "prompt_token_ids": segment.token_ids[: generation.start],
+            "generation_token_ids": segment.token_ids[generation.start : generation.end],
+            "generation_log_probs": segment.logprobs[generation.start : generation.end],
+        }
+    return items
+
+
+def _assistant_items(message: Message, item_id: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if message.content or not message.tool_calls:
+        items.append(_message_item(message.content, item_id))
+    for call in message.tool_calls:
+        items.append(
+            {
+                "type": "function_call",
+                "id": f"fc-{call.id}",
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": call.arguments,
+                "status": "completed",
+            }
+        )
+    return items
+
+
+def _message_item(text: str, item_id: str) -> dict[str, Any]:
+    return {
+        "type": "message",
+        "id": f"msg-{item_id}",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": text, "annotations": []}],
+    }
+
+
+def _observation_item(message: Message) -> dict[str, Any]:
+    if message.role == "tool" and message.tool_call_id:
+        return {"type": "function_call_output", "call_id": message.tool_call_id, "output": message.content}
+    role = message.role if message.role in ("user", "system") else "user"
+    return {"type": "message", "role": role, "content": message.content}
+
+
+def _placeholder_item(rollout: Rollout, placeholder: Placeholder) -> dict[str, Any]:
+    known = rollout.segments[0].token_ids if rollout.segments else []
+    return _message_item("", f"{rollout.rollout_id}-placeholder") | {
+        "prompt_token_ids": list(known or placeholder.prompt_token_ids),
+        "generation_token_ids": [placeholder.terminator_id],
+        "generation_log_probs": [0.0],
+    }
+
+
+def _response(rollout: Rollout, output: list[dict[str, Any]], params: Mapping[str, Any]) -> dict[str, Any]:
+    prompts = sum(generation.start for segment in rollout.segments for generation in segment.generations)
+    cached = sum(g.cached_tokens or 0 for segment in rollout.segments for g in segment.generations)
+    return {
+        "id": f"resp-{rollout.rollout_id}",
+        "object": "response",
+        "created_at": rollout.accepted_at,
+        "model": str(params.get("model") or "policy"),
+        "output": output,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": list(params.get("tools") or []),
+        "metadata": dict(rollout.metadata),
+        "usage": {
+            "input_tokens": prompts,
+            "output_tokens": rollout.sampled_tokens,
+            "total_tokens": prompts + rollout.sampled_tokens,
+            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens_details": {"reasoning_tokens": 0},
+        },
+    }

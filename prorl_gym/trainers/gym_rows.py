@@ -1,0 +1,156 @@
+"""A NeMo Gym dataset row as a ``RolloutRequest``, and the group it belongs to.
+
+Rows are flat Gym rows: ``responses_create_params``, ``agent_ref``, our ``environment`` and ``task``, optionally a
+``prorl`` block, plus whatever index fields the caller stamped on them (``_ng_task_index`` and ``_ng_rollout_index`` by
+Gym's collector and NeMo-RL's asynchronous trainer, ``_rowidx`` by every NeMo-RL trainer).
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from prorl_gym.errors import FailureKind, TaskError
+from prorl_gym.records import Identifier, RolloutRequest
+from prorl_gym.settings import RolloutSettings
+
+_INDEX_FIELDS = ("_ng_task_index", "_ng_rollout_index", "_ng_attempt_index", "_ng_rollout_id", "_rowidx")
+_NOT_TASK = ("responses_create_params", "agent_ref", "environment", "prorl", "task", *_INDEX_FIELDS)
+
+
+class ProrlBlock(BaseModel):
+    """The optional ``prorl`` block of a row: what the caller knows about the rollout."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run_id: Identifier | None = None
+    group_id: Identifier | None = None
+    group_size: Annotated[int, Field(ge=1)] | None = None
+    replica: Annotated[int, Field(ge=0)] | None = None
+    evaluation: bool | None = None
+    settings: RolloutSettings = RolloutSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class RowDefaults:
+    """What the agent server says about rows that do not say it themselves."""
+
+    environment: str | None = None
+    run_id: str = "gym"
+    settings: RolloutSettings = field(default_factory=RolloutSettings)
+    evaluation: bool = False
+
+
+def row_key(row: Mapping[str, Any]) -> str:
+    """Return a digest of everything in a row: the same row posted again has the same key."""
+    return _digest(row)
+
+
+def to_request(row: Mapping[str, Any], rollout_id: str, defaults: RowDefaults, groups: "Groups") -> RolloutRequest:
+    """Read a row.
+
+    Raises:
+        TaskError: ``BAD_ROW``, naming the key.
+    """
+    try:
+        block = ProrlBlock.model_validate(row.get("prorl") or {})
+        environment = row.get("environment") or defaults.environment
+        if not isinstance(environment, str):
+            raise TaskError(FailureKind.BAD_ROW, "row: 'environment' is missing.", "Name one, for example 'math'.")
+        group_id, group_size, replica = groups.place(row, block)
+        return RolloutRequest(
+            rollout_id=rollout_id,
+            run_id=block.run_id or defaults.run_id,
+            group_id=group_id,
+            group_size=group_size,
+            replica=replica,
+            environment=environment,
+            task=task_of(row),
+            settings=_settings(row.get("responses_create_params"), block.settings, defaults.settings),
+            evaluation=defaults.evaluation if block.evaluation is None else block.evaluation,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise TaskError(FailureKind.BAD_ROW, f"row: '{where}' is wrong: {first['msg']}.") from None
+
+
+def task_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the task: the ``task`` object, or, for rows of other makers, every field that is not plumbing."""
+    task = row.get("task")
+    if task is None:
+        return {key: value for key, value in row.items() if key not in _NOT_TASK}
+    if not isinstance(task, Mapping):
+        raise TaskError(FailureKind.BAD_ROW, f"row: 'task' is {type(task).__name__}, not an object.")
+    return dict(task)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _settings(params: object, block: RolloutSettings, defaults: RolloutSettings) -> RolloutSettings:
+    """Merge: the row's ``prorl.settings`` > what the trainer wrote into ``responses_create_params`` > defaults.
+
+    ``max_output_tokens`` bounds one model call in the Responses API, hence ``max_turn_tokens``.
+    """
+    names = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_turn_tokens"}
+    written: Mapping[str, Any] = cast(Mapping[str, Any], params) if isinstance(params, Mapping) else {}
+    given = {ours: written[theirs] for theirs, ours in names.items() if written.get(theirs) is not None}
+    merged = defaults.model_dump(exclude_none=True) | given | block.model_dump(exclude_none=True)
+    return RolloutSettings.model_validate(merged)
+
+
+@dataclass(slots=True)
+class Groups:
+    """Finds the group of a row; never guesses.
+
+    In this order: the row's own ``prorl.group_id``; ``_ng_task_index`` (one index per group); the task's content, when
+    the number of replicas is known: rows of one task fill a group in the order they come, a new one opens when it is
+    full or already holds that ``_rowidx``. Otherwise the row is not grouped.
+    """
+
+    run_id: str
+    size: int | None = None
+    """How many rollouts the trainer makes of one prompt (``num_generations_per_prompt``)."""
+    _open: dict[str, tuple[str, set[int]]] = field(default_factory=dict[str, tuple[str, set[int]]])
+    _opened: int = 0
+
+    def place(self, row: Mapping[str, Any], block: ProrlBlock) -> tuple[str | None, int, int]:
+        """Return group id, group size and replica of a row."""
+        index = _integer(row, "_ng_rollout_index")
+        row_index = _integer(row, "_rowidx")
+        replica = next((r for r in (block.replica, index, row_index) if r is not None), 0)
+        size = block.group_size or self.size
+        if block.replica is None and size is not None:
+            replica %= size
+        group = block.group_id
+        if group is None and size is not None:
+            task_index = _integer(row, "_ng_task_index")
+            if task_index is not None:
+                group = f"{self.run_id}-{_digest(task_of(row))[:12]}-{task_index}"
+            elif row_index is not None:
+                group = self._by_content(row, row_index, size)
+        return group, max(size or 1, replica + 1), replica
+
+    def _by_content(self, row: Mapping[str, Any], row_index: int, size: int) -> str:
+        task = _digest(task_of(row))[:12]
+        name, members = self._open.get(task, ("", set[int]()))
+        if not name or row_index in members:
+            self._opened += 1
+            name, members = f"{self.run_id}-{task}-g{self._opened}", set[int]()
+        members.add(row_index)
+        if len(members) >= size:
+            self._open.pop(task, None)
+        else:
+            self._open[task] = (name, members)
+        return name
+
+
+def _integer(row: Mapping[str, Any], key: str) -> int | None:
+    value = row.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

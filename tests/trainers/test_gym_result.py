@@ -1,0 +1,134 @@
+import pytest
+from rollout_samples import MESSAGES, PROMPT, ROW, cancelled, failed, rollout, segment, truncated
+
+from prorl_gym.errors import CancelReason, FailureKind
+from prorl_gym.records import Message, Outcome, Score
+from prorl_gym.trainers.gym import Placeholder, to_gym_result
+from prorl_gym.trainers.nemo_rl import check_result, first_prompt
+
+
+def scalar_keys(result: dict[str, object]) -> set[str]:
+    return {key for key, value in result.items() if isinstance(value, int | float)}
+
+
+def test_items_are_interleaved_in_order():
+    output = to_gym_result(rollout(), ROW)["response"]["output"]
+    assert [item["type"] for item in output] == ["function_call", "function_call_output", "message"]
+    assert output[1] == {"type": "function_call_output", "call_id": "c0", "output": "4"}
+    assert output[2]["content"][0]["text"] == "\\boxed{4}"
+
+
+def test_triple_is_cut_from_the_segment():
+    output = to_gym_result(rollout(), ROW)["response"]["output"]
+    assert output[0]["prompt_token_ids"] == PROMPT
+    assert output[0]["generation_token_ids"] == [100, 9]
+    assert output[2]["prompt_token_ids"] == [*PROMPT, 100, 9, 51]
+    assert output[2]["generation_log_probs"] == [-0.5, -0.25]
+
+
+def test_triple_is_on_the_last_item_of_the_call_only():
+    messages = [*MESSAGES[:2], MESSAGES[2].model_copy(update={"content": "Let me compute."}), *MESSAGES[3:]]
+    output = to_gym_result(rollout(messages=messages), ROW)["response"]["output"]
+    assert [item["type"] for item in output[:2]] == ["message", "function_call"]
+    assert "generation_token_ids" not in output[0]
+    assert output[1]["generation_token_ids"] == [100, 9]
+
+
+def test_row_is_echoed():
+    result = to_gym_result(rollout(), ROW)
+    assert result["_ng_task_index"] == 3
+    assert result["responses_create_params"] == ROW["responses_create_params"]
+
+
+def test_completed_rollout_keeps_its_reward_and_is_not_masked():
+    result = to_gym_result(rollout(score=Score(reward=0.5, components={"a": 0.2, "b": 0.3})), ROW)
+    check_result(result)
+    assert (result["reward"], result["mask_sample"], result["failure_kind"]) == (0.5, False, None)
+    assert result["reward_components"] == {"a": 0.2, "b": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        (FailureKind.ENGINE_UNREACHABLE, "provider_unavailable"),
+        (FailureKind.SANDBOX_LOST, "session_lost"),
+        (FailureKind.GRADER_FAILED, "verifier_error"),
+        (FailureKind.BAD_ROW, "prorl:bad_row"),
+    ],
+)
+def test_failure_without_reward_is_masked_in_both_places(kind: FailureKind, word: str):
+    result = to_gym_result(failed(kind), ROW)
+    check_result(result)
+    assert result["reward"] == 0.0
+    assert result["mask_sample"] is True
+    assert result["instance_config"] == {"mask_sample": True}
+    assert (result["failure_kind"], result["failure_reason"]) == (word, "engine e0 is down")
+
+
+def test_policy_failure_keeps_its_real_score():
+    outcome = Outcome(status="failed", kind=FailureKind.SANDBOX_LIMIT)
+    result = to_gym_result(rollout(outcome=outcome, score=Score(reward=0.25)), ROW)
+    assert (result["reward"], result["mask_sample"]) == (0.25, False)
+    assert result["failure_kind"] == "prorl:sandbox_limit"
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"), [(CancelReason.REDUNDANT, "cancelled"), (CancelReason.SHUTDOWN, "shutdown")]
+)
+def test_cancelled_keeps_its_tokens_masked(reason: CancelReason, word: str):
+    result = to_gym_result(cancelled(reason), ROW)
+    check_result(result)
+    assert (result["mask_sample"], result["failure_kind"]) == (True, word)
+    assert first_prompt(result) == PROMPT
+
+
+def test_truncated_is_masked_only_when_asked():
+    assert to_gym_result(truncated(), ROW)["mask_sample"] is False
+    assert to_gym_result(truncated(), ROW, mask_truncated=True)["mask_sample"] is True
+
+
+def test_never_sampled_gets_a_labelled_placeholder():
+    result = to_gym_result(
+        failed(segments=[], messages=[]),
+        ROW,
+        placeholder=Placeholder(prompt_token_ids=(7, 8), terminator_id=9),
+    )
+    check_result(result)
+    assert result["prorl_placeholder"] is True
+    assert result["mask_sample"] is True
+    assert first_prompt(result) == [7, 8]
+    assert result["response"]["output"][-1]["generation_token_ids"] == [9]
+
+
+def test_placeholder_uses_the_recorded_first_prompt():
+    unsampled = segment(turns=0)
+    result = to_gym_result(failed(segments=[unsampled], messages=MESSAGES[:2]), ROW)
+    assert first_prompt(result) == PROMPT
+
+
+def test_generation_that_was_cut_before_its_message_is_kept():
+    result = to_gym_result(failed(messages=MESSAGES[:4]), ROW)
+    check_result(result)
+    assert result["response"]["output"][-1]["generation_token_ids"] == [101, 9]
+
+
+def test_history_that_changed_is_exported_up_to_the_change_and_masked():
+    changed = rollout(
+        segments=[segment(turns=1), segment(turns=1, prompt=[4, 5, 6])],
+        messages=[*MESSAGES, Message(role="assistant", content="later")],
+    )
+    result = to_gym_result(changed, ROW)
+    check_result(result)
+    assert sum("generation_token_ids" in item for item in result["response"]["output"]) == 1
+    assert result["mask_sample"] is True
+
+
+def test_scalar_schema_is_the_same_for_every_ending():
+    endings = [rollout(), failed(), cancelled(), truncated(), failed(segments=[], messages=[], stages={})]
+    keys = [scalar_keys(to_gym_result(ending, ROW)) for ending in endings]
+    assert all(each == keys[0] for each in keys)
+
+
+def test_usage_counts_prompt_and_sampled_tokens():
+    usage = to_gym_result(rollout(), ROW)["response"]["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (3 + 6, 4, 13)

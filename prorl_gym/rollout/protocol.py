@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Protocol
 from pydantic import Field
 
 from prorl_gym.errors import CancelReason
-from prorl_gym.records import Record, Rollout, RolloutRequest
+from prorl_gym.records import Record, Retry, Rollout, RolloutRequest
 
 Stage = Literal["queue", "init", "run", "eval"]
 
@@ -22,6 +22,8 @@ class Job(Record):
     attempt: int = 0
     accepted_at: float
     """Unix seconds at which the ledger accepted the rollout (not this attempt)."""
+    retries: tuple[Retry, ...] = ()
+    """Earlier attempts and why they failed; they travel into the terminal record."""
 
 
 class StageEntered(Record):
@@ -98,6 +100,29 @@ class Accepted(Record):
     """The same body was accepted before; nothing was added."""
 
 
+class Pending(Record):
+    """What the service keeps in memory of a rollout without a terminal record: the body stays in the ledger."""
+
+    rollout_id: str
+    run_id: str
+    group_id: str | None
+    evaluation: bool
+    failures: int = 0
+    """Attempts that ended in an infrastructure failure."""
+    restarts: int = 0
+    """Attempts that were lost with the service."""
+    cancel: CancelReason | None = None
+    """It was asked to be cancelled."""
+
+
+class Delivery(Record):
+    """A terminal record and its place in the stream."""
+
+    cursor: int
+    """Rises with every record that is written; a reader that has seen it resumes after it."""
+    rollout: Rollout
+
+
 class Ledger(Protocol):
     """Durable memory. When ``accept`` returns, a SIGKILL cannot lose the rollout."""
 
@@ -113,8 +138,28 @@ class Ledger(Protocol):
         """Every accepted rollout without a terminal record, oldest first, with the attempt to make next."""
         ...
 
+    async def recover(self) -> list[Pending]:
+        """Close the attempts that a killed service left open, as ``SERVICE_RESTARTED``; list what is pending, by age.
+
+        Called once, before anything else is begun.
+        """
+        ...
+
+    async def jobs(self, rollout_ids: Sequence[str]) -> list[Job]:
+        """Return the next attempt of these, in this order; finished and unknown ids are left out."""
+        ...
+
     async def begin_attempt(self, rollout_id: str, attempt: int) -> None:
-        """Remember that this attempt was started, so that a restart uses a fresh number."""
+        """Remember that this attempt was started, so that a restart uses a fresh number.
+
+        Raises:
+            ConflictError: this attempt was begun before, or the rollout is finished.
+            NotFoundError: never accepted.
+        """
+        ...
+
+    async def fail_attempt(self, rollout_id: str, retry: Retry) -> None:
+        """Remember how an attempt that will be made again ended. The attempt must have begun."""
         ...
 
     async def finish(self, rollout: Rollout) -> bool:
@@ -127,6 +172,10 @@ class Ledger(Protocol):
         Raises:
             NotFoundError: never accepted.
         """
+        ...
+
+    async def finished(self, run_id: str | None, after: int, limit: int) -> list[Delivery]:
+        """Return up to ``limit`` terminal records of a run (``None``: of all) past the cursor ``after``, in order."""
         ...
 
     async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> None:

@@ -1,0 +1,183 @@
+"""What every ledger must keep. Each check takes an empty, open ledger and is named by the promise it tests.
+
+Usage in a test: ``@pytest.mark.parametrize("check", CHECKS)`` and ``await check(ledger)``.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from prorl_gym.errors import CancelReason, ConflictError, FailureKind, NotFoundError, ShuttingDownError, TaskError
+from prorl_gym.records import Outcome, Retry, Rollout, RolloutRequest, Score
+from prorl_gym.rollout.protocol import Accepted, Ledger
+
+Check = Callable[[Ledger], Awaitable[None]]
+
+
+async def accepted_is_pending_and_readable(ledger: Ledger) -> None:
+    """What was accepted is pending, oldest first, and reads back as it was sent."""
+    requests = [_request(f"r{i}", task={"i": i, "text": "naïve \ud800 \u2028"}) for i in range(3)]
+    answers = await ledger.accept(requests)
+    assert answers == [Accepted(rollout_id=r.rollout_id, duplicate=False) for r in requests]
+    jobs = await ledger.pending()
+    assert [job.request for job in jobs] == requests
+    assert all(job.attempt == 0 and abs(job.accepted_at - time.time()) < 60 for job in jobs)
+    assert await ledger.get("r1") == requests[1]
+
+
+async def same_body_is_a_duplicate(ledger: Ledger) -> None:
+    """The same id with the same body is harmless, also twice in one batch and after the end."""
+    request = _request("r0", task={"b": 1, "a": 2})
+    assert [a.duplicate for a in await ledger.accept([request, request])] == [False, True]
+    again = _request("r0", task={"a": 2, "b": 1})
+    assert [a.duplicate for a in await ledger.accept([again])] == [True]
+    await ledger.finish(_record(request))
+    assert [a.duplicate for a in await ledger.accept([request])] == [True]
+    assert await ledger.pending() == []
+
+
+async def other_body_refuses_the_whole_batch(ledger: Ledger) -> None:
+    """An id that stands with another body is refused, and nothing of its batch is written."""
+    await ledger.accept([_request("r0", task={"a": 1})])
+    await _refused(ledger.accept([_request("new"), _request("r0", task={"a": 2})]), ConflictError)
+    await _refused(ledger.accept([_request("twice"), _request("twice", task={"a": 2})]), ConflictError)
+    await _refused(ledger.get("new"), NotFoundError)
+    await _refused(ledger.get("twice"), NotFoundError)
+    assert len(await ledger.pending()) == 1
+
+
+async def a_task_that_is_not_json_is_refused(ledger: Ledger) -> None:
+    """Numbers that JSON does not know are refused with a message about the row."""
+    await _refused(ledger.accept([_request("r0", task={"x": float("nan")})]), TaskError)
+    await _refused(ledger.accept([_request("r0", task={"x": object()})]), TaskError)
+
+
+async def first_terminal_record_stands(ledger: Ledger) -> None:
+    """Only one record is ever written for an id."""
+    request = _request("r0")
+    await ledger.accept([request])
+    first, second = _record(request, reward=1.0), _record(request, reward=0.0)
+    assert await asyncio.gather(ledger.finish(first), ledger.finish(second)) == [True, False]
+    assert await ledger.get("r0") == first
+    await _refused(ledger.finish(_record(_request("stranger"))), NotFoundError)
+
+
+async def attempts_are_unique_and_counted(ledger: Ledger) -> None:
+    """An attempt begins once; the next one has a fresh number and knows why the earlier ones failed."""
+    await ledger.accept([_request("r0")])
+    await ledger.begin_attempt("r0", 0)
+    await _refused(ledger.begin_attempt("r0", 0), ConflictError)
+    await _refused(ledger.begin_attempt("nobody", 0), NotFoundError)
+    retry = Retry(attempt=0, kind=FailureKind.ENGINE_TIMEOUT, stage="run", message="no answer \ud800")
+    await ledger.fail_attempt("r0", retry)
+    await _refused(ledger.fail_attempt("r0", retry.model_copy(update={"attempt": 7})), NotFoundError)
+    (job,) = await ledger.jobs(["r0"])
+    assert job.attempt == 1
+    assert [(r.attempt, r.kind, r.stage) for r in job.retries] == [(0, FailureKind.ENGINE_TIMEOUT, "run")]
+    await ledger.finish(_record(job.request))
+    await _refused(ledger.begin_attempt("r0", 1), ConflictError)
+
+
+async def recover_closes_open_attempts(ledger: Ledger) -> None:
+    """An attempt that was open when the service died becomes a retry; what never began does not."""
+    await ledger.accept([_request("open", group_id="g"), _request("idle", evaluation=True), _request("done")])
+    await ledger.begin_attempt("open", 0)
+    await ledger.begin_attempt("done", 0)
+    await ledger.finish(_record(_request("done")))
+    await ledger.cancel(["idle", "done", "nobody"], CancelReason.STALE)
+    await ledger.cancel(["idle"], CancelReason.CLIENT)
+    found = {pending.rollout_id: pending for pending in await ledger.recover()}
+    assert list(found) == ["open", "idle"]
+    assert (found["open"].restarts, found["open"].failures, found["open"].group_id) == (1, 0, "g")
+    assert (found["idle"].restarts, found["idle"].cancel, found["idle"].evaluation) == (0, CancelReason.STALE, True)
+    (job,) = await ledger.jobs(["open"])
+    assert job.attempt == 1
+    assert [r.kind for r in job.retries] == [FailureKind.SERVICE_RESTARTED]
+
+
+async def jobs_keep_the_order_asked_for(ledger: Ledger) -> None:
+    """Jobs come in the order of the ids, without the unknown and the finished ones."""
+    requests = [_request(f"r{i}") for i in range(4)]
+    await ledger.accept(requests)
+    await ledger.finish(_record(requests[2]))
+    jobs = await ledger.jobs(["r3", "nobody", "r2", "r0"])
+    assert [job.request.rollout_id for job in jobs] == ["r3", "r0"]
+
+
+async def the_stream_resumes_after_its_cursor(ledger: Ledger) -> None:
+    """Records come in the order in which they were written, each exactly once, also page by page."""
+    requests = [_request(f"r{i}", run_id=f"run{i % 2}") for i in range(6)]
+    await ledger.accept(requests)
+    for request in reversed(requests):
+        await ledger.finish(_record(request))
+    everything = await ledger.finished(None, 0, 100)
+    assert [d.rollout.rollout_id for d in everything] == [f"r{i}" for i in reversed(range(6))]
+    assert [d.cursor for d in everything] == sorted({d.cursor for d in everything})
+    seen: list[str] = []
+    cursor = 0
+    while page := await ledger.finished("run1", cursor, 2):
+        seen += [delivery.rollout.rollout_id for delivery in page]
+        cursor = page[-1].cursor
+    assert seen == ["r5", "r3", "r1"]
+
+
+async def records_survive_broken_text(ledger: Ledger) -> None:
+    """Half a surrogate pair in a model's text costs that character, not the record."""
+    request = _request("r0")
+    await ledger.accept([request])
+    broken = Outcome(status="failed", kind=FailureKind.INTERNAL, message="half \ud83d pair")
+    assert await ledger.finish(_record(request, outcome=broken))
+    record = await ledger.get("r0")
+    assert isinstance(record, Rollout)
+    assert record.outcome.message.startswith("half ")
+
+
+async def closed_is_closed(ledger: Ledger) -> None:
+    """After ``close`` every call says so; closing again is harmless."""
+    await ledger.accept([_request("r0")])
+    await ledger.close()
+    await ledger.close()
+    await _refused(ledger.accept([_request("r1")]), ShuttingDownError)
+    await _refused(ledger.get("r0"), ShuttingDownError)
+
+
+CHECKS: list[Check] = [
+    accepted_is_pending_and_readable,
+    same_body_is_a_duplicate,
+    other_body_refuses_the_whole_batch,
+    a_task_that_is_not_json_is_refused,
+    first_terminal_record_stands,
+    attempts_are_unique_and_counted,
+    recover_closes_open_attempts,
+    jobs_keep_the_order_asked_for,
+    the_stream_resumes_after_its_cursor,
+    records_survive_broken_text,
+    closed_is_closed,
+]
+
+
+def _request(rollout_id: str, **fields: object) -> RolloutRequest:
+    return RolloutRequest.model_validate({"rollout_id": rollout_id, "environment": "noop", "task": {}, **fields})
+
+
+def _record(request: RolloutRequest, *, reward: float = 1.0, outcome: Outcome | None = None) -> Rollout:
+    return Rollout(
+        rollout_id=request.rollout_id,
+        run_id=request.run_id,
+        group_id=request.group_id,
+        group_size=request.group_size,
+        replica=request.replica,
+        environment=request.environment,
+        outcome=outcome or Outcome(status="completed"),
+        score=None if outcome else Score(reward=reward),
+        accepted_at=time.time(),
+        finished_at=time.time(),
+    )
+
+
+async def _refused(call: Awaitable[object], kind: type[Exception]) -> None:
+    try:
+        await call
+    except kind:
+        return
+    raise AssertionError(f"expected {kind.__name__}")

@@ -1,5 +1,40 @@
-"""The command line: one small module per command, collected here."""
+"""The ``prorl-gym`` command: one small module per command, collected here.
+
+Every module has ``register(app)`` and imports what is heavy inside its commands, so that ``prorl-gym root`` answers
+at once.
+"""
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 import typer
 
-app = typer.Typer(name="prorl-gym", no_args_is_help=True, add_completion=False, help=__doc__)
+from prorl_gym.errors import ProrlError
+
+_COMMANDS = ("serve", "submit", "engine", "validate", "doctor", "bench", "root", "venvs", "show_html", "demo")
+
+
+class _CommandLine(typer.Typer):
+    """Shows errors of ours as their two lines; anything else is a defect and keeps its traceback."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except ProrlError as error:
+            print(f"prorl-gym: {error}", file=sys.stderr)
+            sys.exit(2)
+
+
+app = _CommandLine(
+    name="prorl-gym",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Rollout-as-a-service for reinforcement learning of multi-turn LLM agents.",
+)
+
+for _command in _COMMANDS:
+    if find_spec(f"prorl_gym.cli.{_command}"):
+        import_module(f"prorl_gym.cli.{_command}").register(app)

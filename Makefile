@@ -1,0 +1,34 @@
+# Everything runs in .venv, which `make setup` makes and keeps up to date.
+VENV ?= .venv
+PYTHON ?= $(firstword $(shell command -v python3 python 2>/dev/null))
+RUN = $(VENV)/bin
+export VENV
+
+.PHONY: help setup demo test test-all lint clean
+
+help:
+	@echo "make demo                             roll out both environments through NeMo Gym (no GPU, no model needed)"
+	@echo "make demo BASE_URL=http://h:8000/v1 MODEL=name [TOKENIZER=dir]    the same against a vLLM server"
+	@echo "make test                             the default test suite (no network, GPU or root needed)"
+	@echo "make test-all                         everything; PRORL_GYM_REQUIRE=apptainer,gym makes a missing one fail"
+	@echo "make lint                             ruff and pyright"
+	@echo "make setup, make clean                make / remove .venv"
+
+setup:
+	@$(PYTHON) scripts/setup.py
+
+demo: setup
+	@$(RUN)/prorl-gym demo $(if $(BASE_URL),--base-url "$(BASE_URL)") $(if $(MODEL),--model "$(MODEL)") \
+		$(if $(TOKENIZER),--tokenizer "$(TOKENIZER)") $(DEMO_FLAGS)
+
+test: setup
+	@$(RUN)/python -m pytest $(PYTEST_FLAGS)
+
+test-all: setup
+	@$(RUN)/python -m pytest --all $(PYTEST_FLAGS)
+
+lint: setup
+	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/pyright
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache

@@ -1,0 +1,64 @@
+"""What a test may need, and what happens when it is not there.
+
+A marker names a need. A need that is missing skips the test with a reason, unless ``PRORL_GYM_REQUIRE`` (a
+comma-separated list) names it: then the test fails, so that a machine that was provisioned for it cannot pass by
+skipping. Tests marked ``slow`` run with ``--all`` only.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import pytest
+
+
+def _importable(name: str) -> Callable[[], bool]:
+    return lambda: find_spec(name) is not None
+
+
+NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
+    "apptainer": (
+        lambda: any(shutil.which(name) for name in ("apptainer", "singularity")),
+        "Apptainer is not installed",
+    ),
+    "gym": (_importable("nemo_gym"), "NeMo Gym is not installed in this environment"),
+    "vllm": (_importable("vllm"), "vLLM is not installed in this environment"),
+    "ray": (_importable("ray"), "Ray is not installed in this environment"),
+    "root": (lambda: os.geteuid() == 0, "not started as root"),
+}
+
+
+def required() -> set[str]:
+    """Return the needs that may not be missing."""
+    names = {name.strip() for name in os.environ.get("PRORL_GYM_REQUIRE", "").split(",") if name.strip()}
+    unknown = names - set(NEEDS)
+    if unknown:
+        raise pytest.UsageError(f"PRORL_GYM_REQUIRE: unknown {sorted(unknown)}. Known: {', '.join(sorted(NEEDS))}.")
+    return names
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_report_header() -> str:
+    return f"needs present: {', '.join(name for name in NEEDS if NEEDS[name][0]()) or 'none'}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all") or "slow" in config.getoption("-m"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for name, (present, reason) in NEEDS.items():
+        if item.get_closest_marker(name) and not present():
+            if name in required():
+                pytest.fail(f"{reason}, but PRORL_GYM_REQUIRE names {name!r}", pytrace=False)
+            pytest.skip(reason)

@@ -1,0 +1,114 @@
+"""Configuration of a pool of engines, and building one from it."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from prorl_gym.config import ConfigModel
+from prorl_gym.errors import ConfigError
+from prorl_gym.inference.pool import EnginePool, Failover
+from prorl_gym.inference.vllm import VllmEngine, VllmOptions
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class InferenceConfig(ConfigModel):
+    """One pool of engines that serve the same model."""
+
+    engines: Annotated[list[str], Field(min_length=1)]
+    """Base URLs of vLLM servers, for example ``http://127.0.0.1:8000/v1``."""
+    model: str
+    """The name that the servers serve it under (``--served-model-name``)."""
+    tokenizer: str
+    """``small`` (ships with prorl-gym, for the demo), a directory with ``tokenizer.json``, or a model name on a hub."""
+    chat_template: Path | None = None
+    """A Jinja file that replaces the tokenizer's own template."""
+    template_options: dict[str, Any] = {}
+    """Passed to the template by name, for example ``enable_thinking: false``."""
+    max_model_len: Annotated[int, Field(gt=0)] | None = None
+    """Context in tokens; asked from the servers when it is left out."""
+    vocab_size: Annotated[int, Field(gt=0)] | None = None
+    """Ids at or above it are refused; the tokenizer's by default. Padded models can sample beyond the tokenizer's."""
+    logprob_kind: Literal["raw", "processed"] = "raw"
+    """What the servers' ``--logprobs-mode`` gives: ``raw`` is vLLM's default."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the servers' key. The key itself is never written down."""
+    connect_seconds: Seconds = 10.0
+    request_seconds: Seconds = 900.0
+    """Longest time one call may take, waiting in the engine's queue included."""
+    attempts: Annotated[int, Field(ge=1, le=16)] = 3
+    """Engines that one call is tried on."""
+    wait_seconds: Annotated[float, Field(ge=0)] = 30.0
+    """Longest wait for an engine to recover when none is well."""
+    max_connections: Annotated[int, Field(gt=0)] = 1024
+    """Of each engine."""
+    priority_scheduling: bool = False
+    """The servers run with ``--scheduling-policy priority``: evaluation then overtakes training."""
+
+    @field_validator("engines")
+    @classmethod
+    def _urls(cls, urls: list[str]) -> list[str]:
+        normal = [normal_url(url) for url in urls]
+        if len(set(normal)) != len(normal):
+            raise ValueError("an engine is named twice")
+        return normal
+
+
+def normal_url(url: str) -> str:
+    """Return a base URL without a final slash and with a path (``/v1`` by default).
+
+    Raises:
+        ValueError: it is no http(s) address, or it carries a password, a query or a fragment.
+    """
+    parts = urlsplit(url.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("an engine's address looks like http://127.0.0.1:8000/v1")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("an engine's address has no user, password, query or fragment; use api_key_env")
+    _ = parts.port  # raises for a port that is no port
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
+
+
+def build_pool(name: str, config: InferenceConfig, *, vocab_size: int, version: int = 0) -> EnginePool:
+    """Make a pool. Nothing is connected yet; ``EnginePool.check`` asks the engines.
+
+    Args:
+        name: of the pool (``policy``, ``judge``).
+        config: see there.
+        vocab_size: of the tokenizer.
+        version: policy version to begin with.
+
+    Raises:
+        ConfigError: the variable named by ``api_key_env`` is not set.
+    """
+    pool = EnginePool(
+        name,
+        failover=Failover(attempts=config.attempts, wait_seconds=config.wait_seconds),
+        max_model_len=config.max_model_len,
+        version=version,
+    )
+    options = VllmOptions(
+        model=config.model,
+        vocab_size=config.vocab_size or vocab_size,
+        logprob_kind=config.logprob_kind,
+        connect_seconds=config.connect_seconds,
+        request_seconds=config.request_seconds,
+        max_connections=config.max_connections,
+        priority_scheduling=config.priority_scheduling,
+        api_key=_api_key(config.api_key_env),
+    )
+    for index, url in enumerate(config.engines):
+        pool.add(VllmEngine(f"{name}-{index}", url, options))
+    return pool
+
+
+def _api_key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "")
+    if not key:
+        raise ConfigError(f"environment variable {variable} (api_key_env) is not set.", "Export it, or drop the key.")
+    return key

@@ -1,0 +1,287 @@
+"""A named pool of engines: balancing, failover, health. What callers see is one engine that rarely fails.
+
+A call that an engine fails is made again on another one, from the same ids, a bounded number of times. The engine
+that failed is left alone until a probe in the background finds it well. When no engine is well, calls wait for the
+first that recovers, up to a bound.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Protocol, Self
+from uuid import uuid4
+
+from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.inference.balance import StickyLeastOutstanding
+from prorl_gym.inference.protocol import BalancePolicy, Engine, EngineHealth, GenerationRequest, GenerationResult
+from prorl_gym.inference.vllm_wire import ContextExceeded, EngineOverloaded
+
+log = logging.getLogger(__name__)
+
+_FAILS_OVER = {
+    FailureKind.ENGINE_UNREACHABLE,
+    FailureKind.ENGINE_TIMEOUT,
+    FailureKind.ENGINE_OVERLOADED,
+    FailureKind.ENGINE_CONTRACT,
+}
+"""A refusal is not among them: every engine of a pool would refuse the same request."""
+
+
+class PoolEngine(Engine, Protocol):
+    """An engine whose tokens are labelled with a policy version that the pool sets."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """How hard a pool tries. Times in seconds."""
+
+    attempts: int = 3
+    """Engines that one call is tried on."""
+    wait_seconds: float = 30.0
+    """Longest wait for an engine to recover when none is well."""
+    first_probe: float = 0.05
+    """Delay before a failed engine is probed; doubled after each failed probe."""
+    slowest_probe: float = 10.0
+
+
+class _Member:
+    """An engine and what the pool knows about it."""
+
+    def __init__(self, engine: PoolEngine) -> None:
+        self.engine = engine
+        self.detail = ""
+        """Why it is out of service; empty while it is well."""
+        self.probe: asyncio.Task[None] | None = None
+
+
+class EnginePool:
+    """Several engines with the same weights, as one.
+
+    Args:
+        name: of the pool, for messages (``policy``, ``judge``).
+        policy: decides which engine serves a call.
+        failover: how hard to try.
+        max_model_len: context in tokens; learnt from the engines when it is not given.
+        version: policy version of tokens sampled from now on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        policy: BalancePolicy | None = None,
+        failover: Failover | None = None,
+        max_model_len: int | None = None,
+        version: int = 0,
+    ) -> None:
+        self.name = name
+        self.max_model_len = max_model_len
+        self.failovers = 0
+        """Calls that were made again on another engine."""
+        self._policy = policy or StickyLeastOutstanding()
+        self._failover = failover or Failover()
+        self._version = version
+        self._members: dict[str, _Member] = {}
+        self._calls: dict[str, tuple[PoolEngine, str]] = {}
+        self._changed = asyncio.Event()
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def engines(self) -> list[str]:
+        """Names of all engines."""
+        return list(self._members)
+
+    @property
+    def healthy(self) -> list[str]:
+        """Names of the engines that take calls."""
+        return [name for name, member in self._members.items() if not member.detail]
+
+    @property
+    def version(self) -> int:
+        """Policy version of tokens sampled from now on."""
+        return self._version
+
+    def set_version(self, version: int) -> None:
+        """Label what is sampled from now on; calls in flight keep the version they began with."""
+        self._version = version
+        for member in self._members.values():
+            member.engine.version = version
+
+    def add(self, engine: PoolEngine) -> None:
+        """Take an engine into service.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        if engine.name in self._members:
+            raise ValueError(f"pool {self.name} already has an engine {engine.name}")
+        engine.version = self._version
+        self._members[engine.name] = _Member(engine)
+        self._announce()
+
+    async def remove(self, name: str) -> None:
+        """Take an engine out of service and close it. Calls in flight on it fail over. Unknown names are ignored."""
+        member = self._members.pop(name, None)
+        if member is None:
+            return
+        if member.probe is not None:
+            member.probe.cancel()
+        await member.engine.close()
+        self._announce()
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Sample on the engine that the policy picks, failing over from the same ids.
+
+        Raises:
+            EngineError: the last engine's, when attempts or patience are used up; ``ENGINE_REFUSED`` at once.
+            ContextExceeded: prompt and answer do not fit into the engine's context.
+        """
+        tried: set[str] = set()
+        last: EngineError | None = None
+        for _ in range(self._failover.attempts):
+            member = await self._pick(request, tried, last)
+            try:
+                return await self._call(member, request)
+            except EngineError as error:
+                if error.kind not in _FAILS_OVER:
+                    raise
+                last = error
+                tried.add(member.engine.name)
+                self.failovers += 1
+        assert last is not None
+        raise last
+
+    async def cancel(self, request_id: str) -> None:
+        """Stop a call; its ``generate`` returns what could be salvaged. Unknown ids are ignored."""
+        if call := self._calls.get(request_id):
+            engine, attempt_id = call
+            await engine.cancel(attempt_id)
+
+    def forget(self, session_id: str) -> None:
+        """The rollout is over: its place near its cached prefix is given up."""
+        self._policy.forget(session_id)
+
+    async def check(self) -> dict[str, EngineHealth]:
+        """Ask every engine how it is; those that are not well are left out until a probe finds them well."""
+        members = list(self._members.items())
+        answers = await asyncio.gather(*(member.engine.health() for _, member in members))
+        for (name, member), health in zip(members, answers, strict=True):
+            if health.ok:
+                self._learn(health.max_model_len)
+            elif self._members.get(name) is member:
+                self._take_out(member, health.detail or "not well", self._failover.first_probe)
+        return {name: health for (name, _), health in zip(members, answers, strict=True)}
+
+    async def close(self) -> None:
+        """Stop probing and close every engine. Idempotent."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        members, self._members = list(self._members.values()), {}
+        await asyncio.gather(*(member.engine.close() for member in members))
+        self._announce()
+
+    async def _pick(self, request: GenerationRequest, tried: set[str], last: EngineError | None) -> _Member:
+        """Reserve a place on an engine, one that this call was not yet tried on if there is any."""
+        if not self.healthy:
+            await self._wait_for_one(last)
+        healthy = self.healthy
+        fresh = [name for name in healthy if name not in tried]
+        return self._members[self._policy.choose(request, fresh or healthy)]
+
+    async def _call(self, member: _Member, request: GenerationRequest) -> GenerationResult:
+        """Make one attempt. The reservation is returned exactly once, however it ends."""
+        name, failed = member.engine.name, False
+        attempt = replace(request, request_id=uuid4().hex)  # an engine may still hold the id of a lost attempt
+        self._calls[request.request_id] = (member.engine, attempt.request_id)
+        try:
+            return await member.engine.generate(attempt)
+        except ContextExceeded as error:
+            self._learn(error.max_model_len)
+            raise
+        except EngineError as error:
+            if error.kind in _FAILS_OVER:
+                failed = True
+                self._failed(member, error)
+            raise
+        finally:
+            del self._calls[request.request_id]
+            self._policy.release(request, name, failed=failed)
+
+    async def _wait_for_one(self, last: EngineError | None) -> None:
+        """Wait until some engine is well.
+
+        Raises:
+            EngineError: none recovered in time.
+        """
+        try:
+            async with asyncio.timeout(self._failover.wait_seconds):
+                while not self.healthy:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise last or self._nobody() from None
+
+    def _nobody(self) -> EngineError:
+        details = [member.detail for member in self._members.values()] or ["it has no engines"]
+        return EngineError(
+            FailureKind.ENGINE_UNREACHABLE,
+            f"pool {self.name}: no engine was well for {self._failover.wait_seconds:g} s ({details[0][:200]}).",
+            "Start the engines, or correct 'engines'.",
+        )
+
+    def _failed(self, member: _Member, error: EngineError) -> None:
+        log.warning("pool %s: engine %s failed: %s", self.name, member.engine.name, error.what)
+        rest = error.retry_after if isinstance(error, EngineOverloaded) else None
+        delay = self._failover.first_probe if rest is None else min(rest, self._failover.slowest_probe)
+        if self._members.get(member.engine.name) is member:
+            self._take_out(member, error.what, delay)
+
+    def _take_out(self, member: _Member, detail: str, delay: float) -> None:
+        member.detail = detail
+        if member.probe is None:
+            member.probe = self._spawn(self._probe(member, delay))
+
+    async def _probe(self, member: _Member, delay: float) -> None:
+        """Ask a failed engine until it is well, ever less often, then take it back into service."""
+        while True:
+            await asyncio.sleep(delay)
+            health = await member.engine.health()
+            if health.ok:
+                break
+            member.detail = health.detail or "not well"
+            delay = min(max(2 * delay, self._failover.first_probe), self._failover.slowest_probe)
+        self._learn(health.max_model_len)
+        member.detail, member.probe = "", None
+        log.info("pool %s: engine %s is well again", self.name, member.engine.name)
+        self._announce()
+
+    def _learn(self, max_model_len: int | None) -> None:
+        if max_model_len is not None:
+            self.max_model_len = min(max_model_len, self.max_model_len or max_model_len)
+
+    def _announce(self) -> None:
+        self._changed.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+
+def describe(health: dict[str, EngineHealth]) -> Sequence[str]:
+    """Return one line per engine that is not well, for start-up messages."""
+    return [f"{name}: {state.detail}" for name, state in health.items() if not state.ok]

@@ -1,0 +1,273 @@
+"""One rollout's talk with the model: messages in, parsed turns out, every token recorded."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Literal, Protocol
+from uuid import uuid4
+
+from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached, TaskError
+from prorl_gym.inference.chat import Codec, Tools
+from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
+from prorl_gym.inference.toolcalls import parse_hermes
+from prorl_gym.inference.trajectory import TokenStream
+from prorl_gym.inference.vllm_wire import ContextExceeded
+from prorl_gym.records import Message, Segment, ToolCall
+from prorl_gym.settings import ResolvedSettings
+
+log = logging.getLogger(__name__)
+
+_SALVAGE_SECONDS = 2.0
+"""How long a cancelled rollout waits for the tokens of the call in flight."""
+
+_MAX_ABORTS = 8
+"""Aborts by the engine (a pause, a weight update) that one turn survives."""
+
+
+class Generator(Protocol):
+    """What a session needs of an ``EnginePool``."""
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Context in tokens, when it is known."""
+        ...
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Sample a continuation. See ``EnginePool``."""
+        ...
+
+    async def cancel(self, request_id: str) -> None:
+        """Stop a call and salvage its tokens. See ``EnginePool``."""
+        ...
+
+    def forget(self, session_id: str) -> None:
+        """The session is over. See ``EnginePool``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantText:
+    """One parsed turn of the model: the fields of ``agents.protocol.AssistantTurn``."""
+
+    text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    malformed: tuple[str, ...] = ()
+    finish_reason: Literal["stop", "length", "abort"] = "stop"
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A turn in the making: an engine may abort it and it then goes on."""
+
+    number: int
+    ids: list[int] = field(default_factory=list[int])
+    aborts: int = 0
+
+
+class ModelSession:
+    """The model, for one rollout. Not to be used by two tasks at once.
+
+    Args:
+        pool: where to sample.
+        codec: tokenizer and chat template.
+        settings: sampling and limits.
+        rollout_id: the session id towards engines; calls of one rollout meet the same one.
+        replica: position in the group, part of the seed.
+        cache_salt: separates prefix caches; ``None`` shares them.
+        priority: higher is served first by engines that can.
+    """
+
+    def __init__(
+        self,
+        pool: Generator,
+        codec: Codec,
+        settings: ResolvedSettings,
+        *,
+        rollout_id: str,
+        replica: int = 0,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> None:
+        self._pool = pool
+        self._codec = codec
+        self._settings = settings
+        self._rollout_id = rollout_id
+        self._replica = replica
+        self._cache_salt = cache_salt
+        self._priority = priority
+        self._stop_token_ids = tuple(dict.fromkeys((codec.terminator_id, *settings.stop_token_ids)))
+        self._stream = TokenStream(
+            terminator_id=codec.terminator_id,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+        )
+        self._tools: Tools = ()
+        self._turns = 0
+
+    @property
+    def turns(self) -> int:
+        """Turns begun so far."""
+        return self._turns
+
+    async def start(self, messages: Sequence[Message], tools: Tools) -> AssistantText:
+        """Render and send the first prompt.
+
+        Args:
+            messages: the conversation so far.
+            tools: function schemas (``ToolSpec.as_function``); they hold for the whole rollout.
+
+        Raises:
+            TaskError: ``PROMPT_TOO_LONG``.
+            LimitReached: turns or tokens.
+            EngineError: no engine could answer, or the template refuses the messages.
+        """
+        if len(self._stream):
+            raise RuntimeError("the session has been started already")
+        self._tools = tools
+        prompt = self._codec.first_prompt(messages, tools)
+        if len(prompt) >= self._context():
+            raise self._prompt_too_long(len(prompt))
+        self._stream.observe(prompt)
+        return await self._take_turn()
+
+    async def respond(self, messages: Sequence[Message]) -> AssistantText:
+        """Append new messages (all tool results of a step at once, a user turn) and sample the next turn.
+
+        Raises:
+            LimitReached: turns, or tokens when the messages and one more token do not fit. Nothing is appended then.
+            EngineError: no engine could answer.
+        """
+        if self._turns >= self._settings.max_turns:
+            raise LimitReached(Limit.TURNS)
+        delta = self._codec.delta(messages, self._tools)
+        if self._stream.cost_of(delta) + 1 > self._room():
+            raise LimitReached(Limit.TOKENS)
+        self._stream.observe(delta)
+        return await self._take_turn()
+
+    def segments(self) -> list[Segment]:
+        """Return the tokens so far. May be called at any time, after failures and cancels too."""
+        return self._stream.export()
+
+    def close(self) -> None:
+        """The rollout is over: give up its place on an engine. Idempotent."""
+        self._pool.forget(self._rollout_id)
+
+    async def _take_turn(self) -> AssistantText:
+        """Sample one whole turn; go on with it from the same ids when an engine aborts it."""
+        turn = _Turn(self._turns)
+        self._turns += 1
+        while True:
+            result = await self._sample(turn)
+            if result.finish_reason != "abort":
+                return self._parsed(turn, result.finish_reason)
+            turn.aborts += 1
+            if turn.aborts > _MAX_ABORTS:
+                raise EngineError(
+                    FailureKind.ENGINE_OVERLOADED,
+                    f"engine {result.engine}: aborted one turn {turn.aborts} times.",
+                    "Pause engines for the whole of a weight update, not call by call.",
+                )
+            if len(turn.ids) >= self._settings.max_turn_tokens or not self._room():
+                return self._parsed(turn, "length")
+
+    async def _sample(self, turn: _Turn) -> GenerationResult:
+        """Make one model call and append its tokens, those of a cancelled call included."""
+        request = self._request(turn)
+        call = asyncio.create_task(self._pool.generate(request), name=f"turn {turn.number} of {self._rollout_id}")
+        try:
+            result = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await self._salvage(call, request, turn)
+            raise
+        except ContextExceeded:
+            if self._room() < 1 or request.max_tokens <= self._room():
+                raise self._does_not_fit(turn) from None
+            return await self._sample(turn)  # the pool has learnt the engine's context: ask for less
+        self._append(turn, request, result)
+        return result
+
+    async def _salvage(self, call: asyncio.Task[GenerationResult], request: GenerationRequest, turn: _Turn) -> None:
+        """Keep what the engine sampled before the rollout was cancelled; bounded, and never in the way of the end."""
+        try:
+            async with asyncio.timeout(_SALVAGE_SECONDS):
+                await self._pool.cancel(request.request_id)
+                result = await asyncio.shield(call)
+        except (TimeoutError, EngineError, LimitReached) as error:
+            log.debug("rollout %s: nothing salvaged of turn %d: %r", self._rollout_id, turn.number, error)
+        else:
+            self._append(turn, request, result)
+        finally:
+            if not call.done():
+                call.cancel()
+                await asyncio.wait({call})
+
+    def _append(self, turn: _Turn, request: GenerationRequest, result: GenerationResult) -> None:
+        turn.ids += self._stream.append(result, turn=turn.number, seed=request.seed)
+
+    def _request(self, turn: _Turn) -> GenerationRequest:
+        settings = self._settings
+        return GenerationRequest(
+            request_id=uuid4().hex,
+            session_id=self._rollout_id,
+            prompt_ids=self._stream.send(),
+            max_tokens=max(1, min(settings.max_turn_tokens - len(turn.ids), self._room())),
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            stop_token_ids=self._stop_token_ids,
+            seed=derive_seed(settings.seed, self._replica, turn.number, len(turn.ids)),
+            cache_salt=self._cache_salt,
+            priority=self._priority,
+        )
+
+    def _parsed(self, turn: _Turn, finish_reason: Literal["stop", "length"]) -> AssistantText:
+        ids = turn.ids
+        while ids and ids[-1] in self._ends():
+            ids = ids[:-1]
+        said = parse_hermes(self._codec.decode(ids))
+        calls = tuple(
+            ToolCall(id=f"call_{turn.number}_{index}", name=call.name, arguments=call.arguments)
+            for index, call in enumerate(said.calls)
+        )
+        return AssistantText(said.text, calls, said.complaints, finish_reason)
+
+    def _ends(self) -> frozenset[int]:
+        return self._codec.tokenizer.eos_ids | {self._codec.terminator_id}
+
+    def _context(self) -> int:
+        """Longest trajectory in tokens: the settings' limit, or the engine's context if that is smaller."""
+        return min(self._settings.max_tokens, self._pool.max_model_len or self._settings.max_tokens)
+
+    def _room(self) -> int:
+        return self._context() - len(self._stream)
+
+    def _does_not_fit(self, turn: _Turn) -> Exception:
+        if turn.number == 0 and not turn.ids:
+            return self._prompt_too_long(len(self._stream))
+        return LimitReached(Limit.TOKENS)
+
+    def _prompt_too_long(self, length: int) -> TaskError:
+        return TaskError(
+            FailureKind.PROMPT_TOO_LONG,
+            f"the first prompt has {length} tokens and leaves no room in {self._context()}.",
+            "Raise 'max_tokens', serve the model with a longer context, or drop the row.",
+        )
+
+
+def derive_seed(seed: int | None, replica: int, turn: int, sampled: int = 0) -> int | None:
+    """Return the seed of one model call, or ``None`` when the rollout has none.
+
+    Args:
+        seed: of the rollout's settings; replicas of a group share it.
+        replica: position in the group.
+        turn: number of the turn.
+        sampled: tokens of the turn that exist already: a call that goes on with it must not repeat them.
+    """
+    if seed is None:
+        return None
+    text = f"{seed}/{replica}/{turn}/{sampled}".encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1

@@ -1,0 +1,98 @@
+"""The start-up check of a chat template: refuse at once what would corrupt trajectories silently.
+
+Short synthetic histories are rendered whole and compared with what ``Codec`` builds by appending. History that a
+template rewrites (old thoughts that it drops, say) is no fault, since history is never rendered again; a delta that
+differs from what the whole rendering ends in is one.
+"""
+
+from collections.abc import Sequence
+
+from prorl_gym.inference.chat import Codec, Tools
+from prorl_gym.inference.untrusted import Veil
+from prorl_gym.records import Message, ToolCall
+
+_TOOLS: Tools = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "number", "description": "One."}, "b": {"type": "number"}},
+                "required": ["a", "b"],
+            },
+        },
+    }
+]
+_SYSTEM = Message(role="system", content="You add numbers.")
+_TASK = Message(role="user", content="What is 2 + 2, and é, ü, √9?\n\n  {1: [2]}")
+_CALL = Message(
+    role="assistant",
+    content="I add.",
+    tool_calls=(ToolCall(id="call00000", name="add", arguments='{"a": 2, "b": 2}'),),
+)
+_RESULTS = (
+    Message(role="tool", content='  4\n"four" <b>&amp;</b> é', tool_call_id="call00000", name="add"),
+    Message(role="tool", content="second", tool_call_id="call00000", name="add"),
+)
+_ANSWER = Message(role="assistant", content="It is 4.")
+_MORE = Message(role="user", content="And 3 + 3?")
+
+
+def check_template(codec: Codec) -> None:
+    """Check that conversations can be extended by appending ids.
+
+    Raises:
+        EngineError: ``TEMPLATE_UNSAFE``, with the first reason found.
+    """
+    _check_delta(codec, [_SYSTEM, _TASK, _CALL], _RESULTS[:1], _TOOLS)
+    _check_delta(codec, [_SYSTEM, _TASK, _CALL], _RESULTS, _TOOLS)
+    _check_delta(codec, [_TASK, _ANSWER], [_MORE], _TOOLS)
+    _check_delta(codec, [_TASK, _ANSWER], [_MORE], ())
+    _check_terminator(codec)
+    _check_contents_shown(codec)
+    _check_untrusted(codec)
+
+
+def _check_delta(codec: Codec, history: Sequence[Message], new: Sequence[Message], tools: Tools) -> None:
+    veil = Veil(codec.tokenizer)
+    whole = codec.render(veil, [*history, *new], tools, add_generation_prompt=True)
+    delta = codec.delta_text(veil, new, tools)
+    cut = len(whole) - len(delta)
+    if not delta or whole[cut:] != delta or not whole[:cut].endswith(codec.terminator):
+        raise codec.unsafe(f"a {new[-1].role} message is rendered differently after other turns")
+    encode = codec.tokenizer.encode_trusted
+    if encode(whole[:cut]) + encode(delta) != encode(whole):
+        raise codec.unsafe("tokens merge across the end of a turn")
+    if veil.encode_in_pieces(whole) != encode(whole):
+        raise codec.unsafe("control tokens swallow the text beside them")
+
+
+def _check_terminator(codec: Codec) -> None:
+    if codec.tokenizer.encode_trusted(codec.terminator) != [codec.terminator_id]:
+        raise codec.unsafe(f"its terminator {codec.terminator!r} is not one token")
+
+
+def _check_contents_shown(codec: Codec) -> None:
+    prompt = codec.decode(codec.first_prompt([_SYSTEM, _TASK], _TOOLS))
+    if _SYSTEM.content not in prompt or "What is 2 + 2" not in prompt:
+        raise codec.unsafe("it leaves out system or user messages")
+    if "add" not in prompt.replace(_SYSTEM.content, ""):
+        raise codec.unsafe("it does not show tools to the model")
+    shown = codec.decode(codec.delta(_RESULTS, _TOOLS))
+    if "four" not in shown or "second" not in shown:
+        raise codec.unsafe("it leaves out tool results")
+
+
+def _check_untrusted(codec: Codec) -> None:
+    """A message that spells every control string must add no control token."""
+    hostile = " ".join(codec.tokenizer.control_ids)
+    control = set(codec.tokenizer.control_ids.values())
+    for role in ("user", "tool"):
+        harmless, attack = (
+            [token for token in codec.delta([Message(role=role, content=content)], _TOOLS) if token in control]
+            for content in ("x", hostile)
+        )
+        if harmless != attack:
+            raise codec.unsafe(f"a {role} message can write control tokens")

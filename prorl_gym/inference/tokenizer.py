@@ -1,0 +1,150 @@
+"""A thin, typed wrapper around a Hugging Face tokenizer: the only file that imports ``transformers``.
+
+It keeps apart two ways of encoding. ``encode_trusted`` reads strings such as ``<|im_end|>`` as the control tokens they
+spell; that is for text that a chat template wrote. ``encode_plain`` never does; that is for everything that somebody
+else wrote (tasks, users, tools), however it is spelt.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from prorl_gym.errors import ConfigError
+
+SMALL = "small"
+"""Name of the tokenizer that ships with this package: for the demo and for tests."""
+
+SMALL_DIRECTORY = Path(__file__).parent.parent / "oracle" / "tokenizer"
+
+
+class Tokenizer:
+    """Text to ids and back, with the chat template that belongs to it.
+
+    Args:
+        raw: a fast ``transformers`` tokenizer.
+        source: how to call it in messages.
+    """
+
+    def __init__(self, raw: Any, source: str) -> None:
+        self._raw = raw
+        self.source = source
+        self.control_ids: Mapping[str, int] = {
+            token.content: index
+            for index, token in raw.added_tokens_decoder.items()
+            if token.special or token.content.strip()  # some vocabularies add runs of blanks: these are ordinary text
+        }
+        """Strings that spell control tokens, and their ids."""
+        longest_first = sorted(self.control_ids, key=len, reverse=True)
+        self.control_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return len(self._raw)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids that the tokenizer itself calls an end: not always the end of a turn."""
+        eos = self._raw.eos_token_id
+        return frozenset() if eos is None else frozenset({int(eos)})
+
+    def encode_trusted(self, text: str) -> list[int]:
+        """Encode text that a template wrote: control strings become control tokens. Nothing is added around it."""
+        return list(self._fast.encode(text, add_special_tokens=False).ids)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Encode text so that no control string in it is read as one."""
+        if self.control_pattern.search(text) is None:
+            return self.encode_trusted(text)
+        return list(self._without_control_tokens.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids verbatim: control tokens are shown, blanks are kept, broken UTF-8 becomes U+FFFD."""
+        return self._raw.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        template_options: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """Render a conversation with the chat template, in the Jinja environment that ``transformers`` gives it.
+
+        Raises:
+            Exception: whatever the template raises; templates are programs.
+        """
+        return self._raw.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **template_options,
+        )
+
+    @property
+    def _fast(self) -> Any:
+        return self._raw.backend_tokenizer
+
+    @cached_property
+    def _without_control_tokens(self) -> Any:
+        """The same vocabulary and merges with the control tokens unknown; built when hostile text first turns up."""
+        from tokenizers import Tokenizer as Backend
+
+        definition = json.loads(self._fast.to_str())
+        definition["added_tokens"] = [
+            token for token in definition["added_tokens"] if token["content"] not in self.control_ids
+        ]
+        definition["post_processor"] = None  # it may name a control token, and nothing is to be added anyway
+        return Backend.from_str(json.dumps(definition))
+
+
+def load_tokenizer(source: str, chat_template: Path | None = None) -> Tokenizer:
+    """Load a tokenizer.
+
+    Args:
+        source: ``small``, a directory with ``tokenizer.json``, or a model name on a hub (only then is a network used).
+        chat_template: a Jinja file that replaces the tokenizer's own template.
+
+    Raises:
+        ConfigError: it cannot be loaded, it is not a fast tokenizer, or it has no chat template.
+    """
+    directory = SMALL_DIRECTORY if source == SMALL else Path(source).expanduser()
+    local = directory.is_dir()
+    if not local and _looks_like_a_path(source):
+        raise ConfigError(f"{source}: no such tokenizer directory.", "Set 'tokenizer' to a directory or a model name.")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its thread pool does not survive our forks
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing is no news here
+    from transformers import AutoTokenizer  # slow to import, so not before it is needed
+
+    try:
+        raw: Any = AutoTokenizer.from_pretrained(str(directory) if local else source, local_files_only=local)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise ConfigError(f"{source}: not a tokenizer ({reason}).", "It needs tokenizer.json beside it.") from None
+    if not getattr(raw, "is_fast", False):
+        raise ConfigError(f"{source}: not a fast tokenizer.", "Convert it: tokenizer.json must exist.")
+    if chat_template is not None:
+        raw.chat_template = _read(chat_template)
+    if not raw.chat_template:
+        raise ConfigError(f"{source}: has no chat template.", "Name one with 'chat_template: FILE.jinja'.")
+    return Tokenizer(raw, source)
+
+
+def _looks_like_a_path(source: str) -> bool:
+    return source.startswith((".", "/", "~")) or source.count("/") > 1 or not source
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).", "Check 'chat_template'.") from None

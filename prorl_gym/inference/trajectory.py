@@ -1,0 +1,168 @@
+"""The tokens of one rollout: appended, never changed.
+
+``TokenStream`` keeps four lists of equal length and the generations inside them. What it sends in one turn is a
+prefix of what it sends in the next, and what it exports is what it sent: both are checked for every rollout, on
+digests that grow with the stream, so the work stays linear in the number of tokens.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal, cast
+
+from prorl_gym.errors import FailureKind, RolloutError
+from prorl_gym.inference.protocol import GenerationResult
+from prorl_gym.records import NOT_SAMPLED, Generation, Segment
+
+
+@dataclass(slots=True)
+class DriftCounter:
+    """How often an exported trajectory was compared with what was sent, and how often they differed."""
+
+    checked: int = 0
+    drifted: int = 0
+
+
+DRIFT = DriftCounter()
+"""Of this process; shown with the metrics. ``drifted`` must stay 0."""
+
+
+class TokenStream:
+    """Token ids of one rollout as the engine sees them.
+
+    Args:
+        terminator_id: the control token that ends an assistant turn.
+        temperature: recorded with the tokens.
+        top_p: recorded with the tokens.
+        top_k: recorded with the tokens.
+        drift: counts the checks of ``export``.
+    """
+
+    def __init__(
+        self, *, terminator_id: int, temperature: float, top_p: float, top_k: int, drift: DriftCounter = DRIFT
+    ) -> None:
+        self._terminator_id = terminator_id
+        self._sampling = (temperature, top_p, top_k)
+        self._drift = drift
+        self._ids: list[int] = []
+        self._mask = bytearray()
+        self._logprobs: list[float] = []
+        self._versions: list[int] = []
+        self._generations: list[Generation] = []
+        self._logprob_kind: Literal["raw", "processed"] = "raw"
+        self._digest = blake2b(digest_size=16)
+        self._digested = 0
+        self._sent: list[tuple[int, bytes]] = []
+        self._open = False
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def open(self) -> bool:
+        """Whether the last assistant turn lacks its terminator (cut by length, by an abort, by another end token)."""
+        return self._open
+
+    def cost_of(self, delta: Sequence[int]) -> int:
+        """Tokens that ``observe(delta)`` would add."""
+        return len(delta) + (1 if self.open else 0)
+
+    def observe(self, ids: Sequence[int]) -> None:
+        """Append ids that the policy did not sample: the first prompt, or a delta.
+
+        An open turn is closed first, with a terminator that carries no loss: the policy did not choose it.
+        """
+        if self._open:
+            ids = [self._terminator_id, *ids]
+            self._open = False
+        self._ids.extend(ids)
+        self._mask.extend(bytes(len(ids)))
+        self._logprobs.extend([0.0] * len(ids))
+        self._versions.extend([NOT_SAMPLED] * len(ids))
+
+    def send(self) -> Sequence[int]:
+        """Return the ids to send now. The list is live: it is only appended to, and only after the answer is in."""
+        self._sent.append((len(self._ids), self._digest_to_here()))
+        return self._ids
+
+    def append(self, result: GenerationResult, *, turn: int, seed: int | None = None) -> list[int]:
+        """Append what an engine sampled, verbatim; return the ids that were kept.
+
+        What an engine sampled beyond the first terminator (told to ignore ends, say) belongs to no turn and is cut.
+
+        Raises:
+            ValueError: the lists of the result differ in length. The adapter has checked them, so this is a defect.
+        """
+        if not len(result.token_ids) == len(result.logprobs) == len(result.versions):
+            raise ValueError("token ids, log-probs and versions of a generation differ in length")
+        start, count = len(self._ids), _count_to_terminator(result.token_ids, self._terminator_id)
+        self._ids.extend(result.token_ids[:count])
+        self._mask.extend(b"\x01" * count)
+        self._logprobs.extend(result.logprobs[:count])
+        self._versions.extend(result.versions[:count])
+        self._logprob_kind = result.logprob_kind
+        self._open = not count or self._ids[-1] != self._terminator_id
+        self._generations.append(
+            Generation(
+                start=start,
+                end=start + count,
+                turn=turn,
+                finish_reason=result.finish_reason,
+                engine=result.engine,
+                seconds=result.seconds,
+                cached_tokens=result.cached_tokens,
+                seed=seed,
+            )
+        )
+        return result.token_ids[:count]
+
+    def export(self) -> list[Segment]:
+        """Return the segments: none before there is a prompt, otherwise one. May be called at any time.
+
+        Raises:
+            RolloutError: ``INTERNAL``, when the ids are not those that were sent. The counter is raised then.
+        """
+        if not self._ids:
+            return []
+        self._drift.checked += 1
+        if not self._is_what_was_sent():
+            self._drift.drifted += 1
+            raise RolloutError(FailureKind.INTERNAL, "the trajectory differs from what the engine was sent.")
+        temperature, top_p, top_k = self._sampling
+        return [
+            Segment(
+                token_ids=list(self._ids),
+                mask=cast("list[Literal[0, 1]]", list(self._mask)),
+                logprobs=list(self._logprobs),
+                policy_versions=list(self._versions),
+                generations=list(self._generations),
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                logprob_kind=self._logprob_kind,
+            )
+        ]
+
+    def _digest_to_here(self) -> bytes:
+        self._digest.update(_as_bytes(self._ids[self._digested :]))
+        self._digested = len(self._ids)
+        return self._digest.digest()
+
+    def _is_what_was_sent(self) -> bool:
+        """Digest the ids once more from the start; at each length that was sent it must be what it was then."""
+        digest, position = blake2b(digest_size=16), 0
+        for length, expected in self._sent:
+            digest.update(_as_bytes(self._ids[position:length]))
+            position = length
+            if length > len(self._ids) or digest.digest() != expected:
+                return False
+        return len(self._ids) == len(self._mask) == len(self._logprobs) == len(self._versions)
+
+
+def _count_to_terminator(ids: Sequence[int], terminator_id: int) -> int:
+    return next((index + 1 for index, token in enumerate(ids) if token == terminator_id), len(ids))
+
+
+def _as_bytes(ids: Sequence[int]) -> bytes:
+    return array("q", ids).tobytes()

@@ -1,0 +1,83 @@
+"""The agent loop: ask the policy, run the tools it calls, tell it what they said, until it finishes.
+
+Everything the model can get wrong is an observation; nothing the model writes raises. Limits (turns, tokens, time)
+come from the policy or from outside and pass through; ``artifacts`` is filled while the agent works, so that a kill at
+any moment leaves what there is.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from prorl_gym.agents.arguments import BadArguments, read_arguments, signature
+from prorl_gym.agents.protocol import Artifacts, AssistantTurn, Observation, Policy, Tool
+from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached
+from prorl_gym.records import Message, ToolCall
+
+
+async def run_agent(messages: Sequence[Message], tools: Sequence[Tool], policy: Policy, artifacts: Artifacts) -> None:
+    """Let the policy work on a task until it finishes.
+
+    It finishes by calling ``finish``, or by a turn without tool calls, whose text then is the answer. At any earlier
+    end (a limit, a kill) the answer is the text of the last turn.
+
+    A turn that was cut by its length limit ends the rollout as truncated: half a call cannot be run, and a model
+    that is asked to go on after a cut learns to rely on it.
+
+    Args:
+        messages: the first prompt.
+        tools: what the agent may call.
+        policy: the model.
+        artifacts: filled with the conversation and the answer.
+
+    Raises:
+        LimitReached: turns or tokens.
+        EngineError: no engine could answer.
+        SandboxError: a tool's sandbox is lost or could not be started.
+    """
+    by_name = {tool.spec.name: tool for tool in tools}
+    artifacts.messages.extend(messages)
+    turn = await policy.start(messages, [tool.spec for tool in tools])
+    while True:
+        _note_turn(turn, artifacts)
+        if not turn.tool_calls and not turn.malformed:
+            return
+        observations: list[Message] = []
+        for call in turn.tool_calls:
+            observation = await _run_call(call, by_name)
+            if observation.answer is not None:
+                artifacts.answer = observation.answer
+                return
+            observations.append(_tool_message(call, observation))
+            artifacts.messages.append(observations[-1])
+        # There is no call that a complaint could answer, hence the user's role.
+        complaints = [Message(role="user", content=complaint) for complaint in turn.malformed]
+        artifacts.messages.extend(complaints)
+        turn = await policy.respond([*observations, *complaints])
+
+
+def _note_turn(turn: AssistantTurn, artifacts: Artifacts) -> None:
+    artifacts.messages.append(Message(role="assistant", content=turn.text, tool_calls=turn.tool_calls))
+    artifacts.answer = turn.text
+    if turn.finish_reason == "length":
+        raise LimitReached(Limit.TOKENS)
+    if turn.finish_reason == "abort":
+        raise EngineError(
+            FailureKind.ENGINE_UNREACHABLE,
+            "The engine aborted a turn that nobody cancelled.",
+            "Look for a restart or a weight update in the engine's log.",
+        )
+
+
+async def _run_call(call: ToolCall, tools: Mapping[str, Tool]) -> Observation:
+    tool = tools.get(call.name)
+    if tool is None:
+        known = ", ".join(signature(known.spec) for known in tools.values()) or "none"
+        return Observation(f"There is no tool '{call.name[:40]}'. Tools: {known}.")
+    try:
+        arguments = read_arguments(tool.spec, call.arguments)
+    except BadArguments as complaint:
+        return Observation(str(complaint))
+    return await tool(arguments)
+
+
+def _tool_message(call: ToolCall, observation: Observation) -> Message:
+    return Message(role="tool", content=observation.text, tool_call_id=call.id, name=call.name)

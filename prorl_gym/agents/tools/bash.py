@@ -1,0 +1,115 @@
+"""The ``bash`` tool: one persistent shell in the agent's sandbox, in the form that SWE agents know.
+
+A command that does not end in time keeps running: the model may look again (empty command), type into it
+(``is_input``) or interrupt it (``C-c``), as it would at a terminal.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from prorl_gym.agents.protocol import Observation, ToolSpec
+from prorl_gym.agents.tools.source import SandboxSource, agent_action
+from prorl_gym.sandbox.protocol import Shell, ShellResult
+
+INPUT_SECONDS = 2.0
+"""How long to look for an answer after typing into a running program, which does not say when it is done."""
+
+_KEYS = ("C-c", "C-d", "C-z")
+
+_SPEC = ToolSpec(
+    name="bash",
+    description=(
+        "Run a command in a persistent bash shell: directory, variables and background jobs are kept between calls. "
+        "A command that is still running when the time is up keeps running: call again with an empty command to see "
+        "more of its output, with is_input=true to type a line into it, or with is_input=true and C-c, C-d or C-z to "
+        "press that key. There is no network."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "command": {
+                "type": "string",
+                "description": "The command; empty to look at the running one; or the text to type with is_input.",
+            },
+            "is_input": {
+                "type": "boolean",
+                "description": "Type the text into the running program instead of starting a command.",
+            },
+        },
+        "required": ["command"],
+    },
+)
+
+
+class BashTool:
+    """Runs commands.
+
+    Args:
+        source: leases the agent's sandbox.
+        seconds: longest time one call waits for its command.
+    """
+
+    def __init__(self, source: SandboxSource, seconds: float) -> None:
+        self._source = source
+        self._seconds = seconds
+        self._running = False
+
+    @property
+    def spec(self) -> ToolSpec:
+        """How the model sees it."""
+        return _SPEC
+
+    async def __call__(self, arguments: Mapping[str, Any]) -> Observation:
+        """Run, poll or type.
+
+        Raises:
+            SandboxError: see ``agent_action``.
+        """
+        command: str = arguments["command"]
+        typed = bool(arguments.get("is_input", False)) or (self._running and command in _KEYS)
+        refusal = self._refusal(command, typed)
+        if refusal:
+            return Observation(refusal)
+        async with agent_action(self._source) as sandbox:
+            result = await self._act(await sandbox.shell(), command, typed)
+        self._running = result.exit_code is None
+        return Observation(_describe(result, self._seconds))
+
+    async def _act(self, shell: Shell, command: str, typed: bool) -> ShellResult:
+        if not typed and command.strip():
+            return await shell.start(command, wait=self._seconds)
+        if not typed:
+            return await shell.send("", wait=self._seconds)
+        text = command if command in _KEYS or command.endswith("\n") else command + "\n"
+        return await shell.send(text, wait=min(INPUT_SECONDS, self._seconds))
+
+    def _refusal(self, command: str, typed: bool) -> str:
+        if "\0" in command:
+            return "The command was not run: it holds a NUL character."
+        if typed and not self._running:
+            return "Nothing is running that could take input. Send the command without is_input."
+        if not typed and not command.strip() and not self._running:
+            return "Nothing is running. Send a command."
+        if not typed and command.strip() and self._running:
+            return (
+                "The previous command is still running, so this one was not started. Send an empty command to see its "
+                "output, text with is_input=true to type into it, or C-c to interrupt it."
+            )
+        return ""
+
+
+def _describe(result: ShellResult, seconds: float) -> str:
+    lines = [result.output.rstrip("\n")] if result.output.strip() else []
+    if result.restarted:
+        lines.append("[The shell ended and was started again: its variables are lost.]")
+    if result.timed_out:
+        lines.append(f"[The command was stopped after {seconds:g} seconds.]")
+    lines.append(f"[Current working directory: {result.cwd}]")
+    if result.exit_code is None:
+        lines.append(
+            "[The command is still running. Send an empty command to see more of its output, text with is_input=true "
+            "to type into it, or C-c to interrupt it.]"
+        )
+    else:
+        lines.append(f"[Command finished with exit code {result.exit_code}]")
+    return "\n".join(lines)

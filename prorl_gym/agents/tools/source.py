@@ -1,0 +1,36 @@
+"""Where a tool gets its sandbox from, and who is to blame when it is gone."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox.protocol import Sandbox
+
+SandboxSource = Callable[[], Awaitable[Sandbox]]
+"""Leases the agent's sandbox; the first call starts it, so that a rollout without tool calls starts none."""
+
+
+@asynccontextmanager
+async def agent_action(source: SandboxSource) -> AsyncGenerator[Sandbox]:
+    """Lend the agent's sandbox for one action, and find the cause if the action ends with a lost sandbox.
+
+    ``SANDBOX_LOST`` only says that no answer came. What serves a sandbox is out of reach of the programs in it (they
+    can neither signal nor trace it, and are killed for memory before it), so:
+
+    * the sandbox still answers: what broke is the agent's own shell or python session, beyond restarting. The
+      agent did that: ``SANDBOX_BROKEN_BY_AGENT`` (cause: policy, keeps its real score).
+    * the sandbox is silent: the host, the service or the backend failed. It stays ``SANDBOX_LOST`` (cause:
+      infrastructure, made again).
+
+    Other kinds (``SANDBOX_LIMIT``, ``IMAGE_BROKEN``, a start that failed) already name their cause and pass through.
+
+    Raises:
+        SandboxError: as above.
+    """
+    sandbox = await source()
+    try:
+        yield sandbox
+    except SandboxError as error:
+        if error.kind is FailureKind.SANDBOX_LOST and await sandbox.alive():
+            raise SandboxError(FailureKind.SANDBOX_BROKEN_BY_AGENT, error.what, error.fix) from error
+        raise

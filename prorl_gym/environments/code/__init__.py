@@ -1,0 +1,1 @@
+"""Programming tasks, graded by running the program on hidden tests in a clean sandbox."""

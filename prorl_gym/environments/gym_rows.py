@@ -1,0 +1,109 @@
+"""Rows on disk: one JSON object per line, in NeMo Gym's flat form or bare.
+
+The flat form is ``{"responses_create_params": {"input", "tools"}, "agent_ref", "environment", "task"}``: the first
+field is what the model sees, ``task`` is our row with the gold answer, which it never sees.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from prorl_gym.environments.protocol import Environment, Episode, Leases
+from prorl_gym.errors import ConfigError
+from prorl_gym.settings import resolve
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRow:
+    """A row and where it comes from."""
+
+    where: str
+    """File and line, for messages."""
+    environment: str | None
+    """As the row says; ``None`` in a bare row."""
+    task: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The row's own id, or its place."""
+        return str(self.task.get("id") or self.where)
+
+
+def read_rows(path: Path) -> list[DiskRow]:
+    """Read a file of rows.
+
+    Raises:
+        ConfigError: the file cannot be read, holds no rows, or a line is not a JSON object.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}).", "Give a JSONL file of rows.") from None
+    rows = [_read_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
+        raise ConfigError(f"{path}: holds no rows.", "Give a JSONL file with one row per line.")
+    return rows
+
+
+def _read_row(line: str, where: str) -> DiskRow:
+    try:
+        value: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not valid JSON ({error}).", "Each line must be one JSON object.") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: expected a JSON object.", "Each line must be one JSON object.")
+    row = cast(dict[str, Any], value)
+    if "responses_create_params" not in row:
+        return DiskRow(where, None, row)
+    if not isinstance(row.get("task"), dict):
+        raise ConfigError(f"{where}: 'task' is missing.", "A NeMo Gym row of ours has its row there.")
+    return DiskRow(where, row.get("environment"), row["task"])
+
+
+class _NoLeases:
+    """For prompts: an environment that starts a sandbox in ``init`` needs a real one."""
+
+    async def agent(self, spec: Any) -> Any:
+        raise ConfigError("This environment's prompt needs a sandbox.", "Make its rows with its own converter.")
+
+    clean = agent
+
+
+async def to_gym_row(environment: Environment[Any], task: Mapping[str, Any], agent: str) -> dict[str, Any]:
+    """Return a task as a flat NeMo Gym row.
+
+    Args:
+        environment: makes the prompt and the tools.
+        task: our row.
+        agent: name of the NeMo Gym agent instance that serves it.
+
+    Raises:
+        TaskError: the row is bad.
+    """
+    settings = resolve(environment.settings)
+    episode = await environment.init(environment.parse(task), cast(Leases, _NoLeases()), settings)
+    return {
+        "responses_create_params": responses_params(episode),
+        "agent_ref": {"type": "responses_api_agents", "name": agent},
+        "environment": environment.name,
+        "task": dict(task),
+    }
+
+
+def responses_params(episode: Episode) -> dict[str, Any]:
+    """Return prompt and tools in the form of the Responses API."""
+    return {
+        "input": [{"role": message.role, "content": message.content} for message in episode.messages],
+        "tools": [
+            {
+                "type": "function",
+                "name": tool.spec.name,
+                "description": tool.spec.description,
+                "parameters": dict(tool.spec.parameters),
+                "strict": False,
+            }
+            for tool in episode.tools
+        ],
+    }

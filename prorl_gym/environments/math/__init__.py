@@ -1,0 +1,1 @@
+r"""Mathematical questions with one checkable answer in ``\boxed{}``."""

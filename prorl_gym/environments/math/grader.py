@@ -1,0 +1,91 @@
+"""Grading a mathematical answer in a worker process, and telling a hostile answer from a broken grader.
+
+An answer on which the grader hangs or dies is a wrong answer: no gold answer does that, and a policy must not be able
+to buy a retry with ``9^{9^{9^9}}``. Only a grader that cannot work at all, or not even on the gold answer alone, is an
+infrastructure failure.
+"""
+
+from prorl_gym.environments.worker import (
+    WorkerDiedError,
+    WorkerFailedError,
+    WorkerPool,
+    WorkerStuckError,
+    WorkerTimeoutError,
+    WorkerUnavailableError,
+)
+from prorl_gym.errors import GraderError
+from prorl_gym.records import Score
+
+MAX_ANSWER = 2000
+"""Longest answer that is looked at, in characters."""
+
+CPU_SECONDS = 5.0
+"""CPU time for one comparison; an ordinary one takes milliseconds."""
+
+
+class MathGrader:
+    """Compares answers with the gold one.
+
+    Args:
+        pool: workers of ``prorl_gym.environments.math.equality:grade``.
+        cpu_seconds: CPU time for one comparison.
+    """
+
+    def __init__(self, pool: WorkerPool, cpu_seconds: float = CPU_SECONDS) -> None:
+        self._pool = pool
+        self._cpu_seconds = cpu_seconds
+
+    async def score(self, gold: str, answer: str) -> Score:
+        """Return 1.0 for an equal answer, otherwise 0.0.
+
+        Raises:
+            GraderError: no worker can be started, or the gold answer alone cannot be graded.
+        """
+        if len(answer) > MAX_ANSWER:
+            return wrong(f"the answer is longer than {MAX_ANSWER} characters")
+        try:
+            return _verdict(await self._equal(gold, answer))
+        except WorkerTimeoutError:
+            complaint = "grading timed out"
+        except (WorkerStuckError, WorkerDiedError):
+            # The machine may have been short of memory: a second try tells.
+            try:
+                return _verdict(await self._equal(gold, answer))
+            except (WorkerTimeoutError, WorkerStuckError):
+                complaint = "grading timed out"
+            except WorkerDiedError:
+                complaint = "grading crashed"
+            except WorkerFailedError:
+                complaint = "the answer could not be read"
+        except WorkerFailedError:
+            complaint = "the answer could not be read"
+        await self._check_gold(gold)
+        return wrong(complaint)
+
+    async def _check_gold(self, gold: str) -> None:
+        try:
+            if await self._equal(gold, gold):
+                return
+            found = "it does not equal itself"
+        except (WorkerTimeoutError, WorkerStuckError, WorkerDiedError, WorkerFailedError) as error:
+            found = str(error)
+        raise GraderError(f"The math grader fails on the gold answer alone: {found}.", "Check the row's 'answer'.")
+
+    async def _equal(self, gold: str, answer: str) -> bool:
+        try:
+            result = await self._pool.call({"gold": gold, "answer": answer}, cpu_seconds=self._cpu_seconds)
+        except WorkerUnavailableError as error:
+            raise GraderError(
+                f"No math grading worker can be started: {error}.",
+                "Check that math-verify imports in this environment.",
+            ) from None
+        return bool(result["equal"])
+
+
+def _verdict(equal: bool) -> Score:
+    return Score(reward=1.0) if equal else wrong("the answer differs")
+
+
+def wrong(why: str) -> Score:
+    """Return the score of an answer that is not right."""
+    return Score(reward=0.0, detail={"why": why})

@@ -1,0 +1,59 @@
+"""Finding environments by name: the built-in ones, and those of other packages.
+
+Another package registers a class or a factory without arguments in the entry-point group ``prorl_gym.environments``.
+Nothing is imported before it is asked for.
+"""
+
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from prorl_gym.environments.protocol import Environment
+from prorl_gym.errors import FailureKind, TaskError
+
+GROUP = "prorl_gym.environments"
+
+# Known without installed metadata, and not to be replaced by another package under the same name.
+_BUILT_IN = {
+    "code": "prorl_gym.environments.code.environment:CodeEnvironment",
+    "math": "prorl_gym.environments.math.environment:MathEnvironment",
+}
+
+
+def names() -> list[str]:
+    """Return the names of all environments, sorted."""
+    return sorted({*_BUILT_IN, *_plugins()})
+
+
+@cache
+def get(name: str) -> Environment[Any]:
+    """Return the environment of this name; one object serves everybody.
+
+    Raises:
+        TaskError: ``UNKNOWN_ENVIRONMENT``, naming the nearest known one, or what keeps a plug-in from loading.
+    """
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        return getattr(import_module(module), attribute)()
+    plugin = _plugins().get(name)
+    if plugin is None:
+        raise TaskError(FailureKind.UNKNOWN_ENVIRONMENT, f"There is no environment '{name[:80]}'.", _hint(name))
+    try:
+        return plugin.load()()
+    except Exception as error:  # foreign code: whatever it raises, the user has to hear where it comes from
+        raise TaskError(
+            FailureKind.UNKNOWN_ENVIRONMENT,
+            f"Environment '{name}' ({plugin.value}) cannot be loaded: {type(error).__name__}: {error}.",
+            "Repair or uninstall the package that provides it.",
+        ) from error
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _hint(name: str) -> str:
+    close = get_close_matches(name, names(), n=1)
+    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(names())}."

@@ -1,0 +1,106 @@
+"""Structured logs: one JSON object per line, carrying which rollout, group, run, attempt and stage it is about.
+
+The identity travels in a context variable, so that every room's ordinary ``logging`` calls carry it without knowing.
+Secrets never reach a line: registered values and everything that looks like a credential are replaced.
+"""
+
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal, TextIO
+
+Field = Literal["rollout_id", "group_id", "run_id", "attempt", "stage"]
+
+_bound: ContextVar[dict[str, str | int] | None] = ContextVar("prorl_log_fields", default=None)
+_secrets: set[str] = set()
+
+_CREDENTIAL = re.compile(
+    r"(?i)(bearer\s+|\b(?:api[_-]?key|authorization|password|secret|token)\b[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&)}\]]{6,}"
+)
+_KEY = re.compile(r"\b(?:sk|hf|nvapi|ghp|glpat)[-_][A-Za-z0-9_\-]{12,}")
+_HIDDEN = "[hidden]"
+_LONGEST = 16_384
+"""Characters of one message: a hostile answer quoted in an error must not fill the disk."""
+
+
+@contextmanager
+def bind(**fields: str | int | None) -> Generator[None, None, None]:
+    """Add identity to every log line of the block, and of tasks that are started in it. ``None`` is left out."""
+    known = {name: value for name, value in fields.items() if value is not None}
+    token = _bound.set({**(_bound.get() or {}), **known})
+    try:
+        yield
+    finally:
+        _bound.reset(token)
+
+
+def bound() -> dict[str, str | int]:
+    """Return the identity that is bound here."""
+    return dict(_bound.get() or {})
+
+
+def register_secret(value: str) -> None:
+    """Hide this text in every later line. Very short texts are ignored: they would hide ordinary words."""
+    if len(value) >= 8:
+        _secrets.add(value)
+
+
+def redact(text: str) -> str:
+    """Return the text without registered secrets and without what looks like a credential."""
+    for secret in _secrets:
+        text = text.replace(secret, _HIDDEN)
+    return _KEY.sub(_HIDDEN, _CREDENTIAL.sub(lambda found: found[1] + _HIDDEN, text))
+
+
+class JsonFormatter(logging.Formatter):
+    """One line of JSON per record: time (Unix seconds), level, logger, message, identity, traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See ``logging.Formatter.format``."""
+        line: dict[str, object] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": redact(_shortened(record.getMessage())),
+            **bound(),
+        }
+        if record.exc_info:
+            line["traceback"] = redact(_shortened(self.formatException(record.exc_info)))
+        return json.dumps(line, ensure_ascii=True, default=str)
+
+
+class PlainFormatter(logging.Formatter):
+    """For people at a terminal: time, level, identity in brackets, message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See ``logging.Formatter.format``."""
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        who = " ".join(f"{name}={value}" for name, value in bound().items())
+        text = f"{clock} {record.levelname.lower():7} {_shortened(record.getMessage())}{f' [{who}]' if who else ''}"
+        if record.exc_info:
+            text += "\n" + _shortened(self.formatException(record.exc_info))
+        return redact(text)
+
+
+def configure(level: str = "info", form: Literal["json", "plain"] = "json", stream: TextIO | None = None) -> None:
+    """Send the process's logs to one stream in one form. Replaces what was configured before.
+
+    Args:
+        level: ``debug``, ``info``, ``warning`` or ``error``.
+        form: ``json`` for machines, ``plain`` for a terminal.
+        stream: standard error by default.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else PlainFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + f"... ({len(text) - _LONGEST} characters left out)"

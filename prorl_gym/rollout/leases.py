@@ -1,0 +1,76 @@
+"""Sandboxes of one rollout: started when asked for, closed when it ends."""
+
+import asyncio
+import logging
+
+from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend, SandboxSpec
+
+_LOG = logging.getLogger(__name__)
+
+
+class SandboxLeases:
+    """Implements ``Leases`` on one backend. Everything handed out is closed by ``close``.
+
+    Args:
+        backend: starts the sandboxes.
+    """
+
+    def __init__(self, backend: SandboxBackend) -> None:
+        self._backend = backend
+        self._agent: dict[str, asyncio.Task[Sandbox]] = {}
+        self._open: list[Sandbox] = []
+        self._starting: set[asyncio.Task[Sandbox]] = set()
+        self._closed = False
+
+    async def agent(self, spec: SandboxSpec) -> Sandbox:
+        """Return the agent's sandbox for this spec; concurrent first calls start one.
+
+        Raises:
+            SandboxError: it could not be started; the next call tries again.
+        """
+        key = repr(spec)  # a spec holds a mapping: it has no hash
+        starting = self._agent.get(key)
+        if starting is None or (starting.done() and _failed(starting)):
+            starting = self._agent[key] = self._start(spec)
+        # Shielded: of two tools that wait for the same sandbox, one may be cancelled.
+        return await asyncio.shield(starting)
+
+    async def clean(self, spec: SandboxSpec) -> Sandbox:
+        """Start a sandbox that the agent has never touched."""
+        starting = self._start(spec)
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.cancel()
+            raise
+
+    async def close(self) -> None:
+        """Stop what is starting, close what is open. Failures are logged: they must not cost the record."""
+        self._closed = True
+        for task in tuple(self._starting):
+            task.cancel()
+        if self._starting:
+            await asyncio.wait(tuple(self._starting))
+        sandboxes, self._open = self._open, []
+        results = await asyncio.gather(*(sandbox.close() for sandbox in sandboxes), return_exceptions=True)
+        for sandbox, result in zip(sandboxes, results, strict=True):
+            if isinstance(result, Exception):
+                _LOG.error("sandbox %s could not be closed", sandbox.id, exc_info=result)
+
+    def _start(self, spec: SandboxSpec) -> asyncio.Task[Sandbox]:
+        if self._closed:
+            raise RuntimeError("the rollout has ended: no sandbox may be started for it")
+        task = asyncio.create_task(self._begin(spec), name="sandbox-start")
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+        task.add_done_callback(_failed)  # seen: who waited for it may be gone
+        return task
+
+    async def _begin(self, spec: SandboxSpec) -> Sandbox:
+        sandbox = await self._backend.start(spec)
+        self._open.append(sandbox)
+        return sandbox
+
+
+def _failed(task: asyncio.Task[Sandbox]) -> bool:
+    return task.cancelled() or task.exception() is not None

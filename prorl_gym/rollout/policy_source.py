@@ -1,0 +1,37 @@
+"""Where a rollout gets its policy from. The runner knows only this; which engines stand behind it is wiring."""
+
+from typing import Protocol
+
+from prorl_gym.agents.protocol import Policy
+from prorl_gym.records import Segment
+from prorl_gym.rollout.protocol import Job
+from prorl_gym.settings import ResolvedSettings
+
+
+class PolicySession(Protocol):
+    """The policy of one attempt, with the tokens behind it."""
+
+    @property
+    def policy(self) -> Policy:
+        """What the agent loop talks to."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel the engine call that is under way, keep what it sampled, forget the session. Idempotent."""
+        ...
+
+    def segments(self) -> list[Segment]:
+        """Return every token so far, complete after ``close``. Also after a failure or a cancel."""
+        ...
+
+
+class PolicySource(Protocol):
+    """Makes sessions."""
+
+    def open(self, job: Job, settings: ResolvedSettings) -> PolicySession:
+        """Return a fresh session for this attempt; nothing is sent yet.
+
+        Raises:
+            RolloutError: the request asks for an engine that it may not use.
+        """
+        ...

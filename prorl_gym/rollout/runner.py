@@ -1,0 +1,171 @@
+"""The runner of this process: takes jobs, walks each through its stages, tells what happened."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from prorl_gym.config import ConfigModel
+from prorl_gym.errors import CancelReason, ConflictError, ShuttingDownError
+from prorl_gym.logs import bind
+from prorl_gym.records import Outcome, Score
+from prorl_gym.rollout.attempt import Environments, Pools, Walk
+from prorl_gym.rollout.leases import SandboxLeases
+from prorl_gym.rollout.policy_source import PolicySource
+from prorl_gym.rollout.protocol import Capacity, Finished, Job, Stage, StageEntered
+from prorl_gym.sandbox.protocol import SandboxBackend
+from prorl_gym.settings import RolloutSettings
+
+_LOG = logging.getLogger(__name__)
+
+
+class RunnerConfig(ConfigModel):
+    """Slots of the three pools. RUN waits mostly for engines, INIT and EVAL mostly use the processor."""
+
+    queue: int = Field(default=64, ge=1)
+    """Jobs that wait for INIT inside the runner; all others wait in the ledger."""
+    init: int = Field(default=8, ge=1)
+    """Rollouts being prepared at once; as many again may be ready and wait for RUN."""
+    run: int = Field(default=64, ge=1)
+    """Agents at work at once."""
+    eval: int = Field(default=16, ge=1)
+    """Rollouts being graded at once."""
+    cleanup_seconds: float = Field(default=30.0, gt=0)
+    """How long a rollout waits for its engine call and its sandboxes to be gone before its record is written."""
+
+
+@dataclass(slots=True)
+class _InHand:
+    walk: Walk
+    work: asyncio.Task[tuple[Outcome, Score]]
+
+
+class InProcessRunner:
+    """Implements ``Runner`` on the running event loop.
+
+    Args:
+        environments: finds an environment by name.
+        policies: makes the policy of each attempt.
+        backend: starts sandboxes; stays open, its owner closes it.
+        config: sizes of the pools.
+        settings: the service's sampling and limits, weakest but for the built-in ones.
+        run_settings: sampling and limits of single runs, by run id.
+    """
+
+    def __init__(
+        self,
+        environments: Environments,
+        policies: PolicySource,
+        backend: SandboxBackend,
+        config: RunnerConfig | None = None,
+        settings: RolloutSettings | None = None,
+        run_settings: Mapping[str, RolloutSettings] | None = None,
+    ) -> None:
+        self._environments = environments
+        self._policies = policies
+        self._backend = backend
+        self._config = config or RunnerConfig()
+        self._settings = settings or RolloutSettings()
+        self._run_settings = run_settings or {}
+        self._pools = Pools(
+            queue=self._config.queue, init=self._config.init, run=self._config.run, evaluate=self._config.eval
+        )
+        self._in_hand: dict[str, _InHand] = {}
+        self._supervisors: set[asyncio.Task[None]] = set()
+        self._events: asyncio.Queue[StageEntered | Finished | None] = asyncio.Queue()
+        self._draining = False
+        self._ended = False
+
+    async def accept(self, job: Job) -> None:
+        """See ``Runner.accept``.
+
+        Raises:
+            ShuttingDownError: it is draining.
+            ConflictError: another attempt at this rollout is in hand.
+        """
+        self._must_accept()
+        await self._pools.hand.take(urgent=job.request.evaluation)
+        try:
+            self._must_accept()
+            if job.request.rollout_id in self._in_hand:
+                raise ConflictError(f"rollout {job.request.rollout_id} is in hand already.")
+        except BaseException:
+            self._pools.hand.give_back()
+            raise
+        self._start(job)
+
+    async def events(self) -> AsyncIterator[StageEntered | Finished]:
+        """See ``Runner.events``."""
+        while (event := await self._events.get()) is not None:
+            yield event
+
+    async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> None:
+        """See ``Runner.cancel``."""
+        for rollout_id in rollout_ids:
+            held = self._in_hand.get(rollout_id)
+            if held is not None and held.walk.cancelled is None and not held.work.done():
+                held.walk.cancelled = reason
+                held.work.cancel()
+
+    async def capacity(self) -> Capacity:
+        """See ``Runner.capacity``."""
+        busy = {stage: pool.busy for stage, pool in self._pools.stages.items()}
+        return Capacity(
+            queued=max(0, len(self._in_hand) - sum(busy.values())),
+            init=busy["init"],
+            run=busy["run"],
+            eval=busy["eval"],
+            free=0 if self._draining else self._pools.hand.free,
+        )
+
+    async def drain(self) -> None:
+        """See ``Runner.drain``."""
+        self._draining = True
+        while self._supervisors:
+            await asyncio.wait(tuple(self._supervisors))
+        if not self._ended:
+            self._ended = True
+            self._events.put_nowait(None)
+
+    async def close(self) -> None:
+        """See ``Runner.close``."""
+        self._draining = True
+        await self.cancel(tuple(self._in_hand), CancelReason.SHUTDOWN)
+        await self.drain()
+
+    def _must_accept(self) -> None:
+        if self._draining:
+            raise ShuttingDownError("The runner is draining and takes no more work.", "Submit to another service.")
+
+    def _start(self, job: Job) -> None:
+        request = job.request
+        with bind(rollout_id=request.rollout_id, group_id=request.group_id, run_id=request.run_id, attempt=job.attempt):
+            walk = Walk(job, self._pools, SandboxLeases(self._backend), self._policies, self._tell)
+            work = asyncio.create_task(walk.go(self._environments, self._levels), name=f"rollout-{request.rollout_id}")
+            self._in_hand[request.rollout_id] = _InHand(walk, work)
+            self._tell(job, "queue")
+            supervisor = asyncio.create_task(self._supervise(walk, work))
+        self._supervisors.add(supervisor)
+        supervisor.add_done_callback(self._supervisors.discard)
+
+    async def _supervise(self, walk: Walk, work: asyncio.Task[tuple[Outcome, Score]]) -> None:
+        """Wait for the work, release what it held, tell the end. Nothing cancels this task, only ``work``."""
+        try:
+            await asyncio.wait({work})
+            rollout = await walk.conclude(work, self._config.cleanup_seconds)
+        finally:
+            work.cancel()  # only when the loop itself is torn down; otherwise it is done
+            del self._in_hand[walk.job.request.rollout_id]
+            self._pools.hand.give_back()
+        self._events.put_nowait(Finished(rollout=rollout))
+
+    def _tell(self, job: Job, stage: Stage) -> None:
+        self._events.put_nowait(
+            StageEntered(rollout_id=job.request.rollout_id, attempt=job.attempt, stage=stage, at=time.time())
+        )
+
+    def _levels(self, job: Job) -> tuple[RolloutSettings, ...]:
+        return self._run_settings.get(job.request.run_id, RolloutSettings()), self._settings

@@ -1,0 +1,207 @@
+"""The service: accepts rollouts durably, and hands their terminal records out.
+
+The ledger keeps the bodies and the truth, a runner does the work, the dispatcher sees each rollout through. This is
+the facade that trainers, NeMo Gym and the HTTP routes talk to.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from prorl_gym.errors import CancelReason, ShuttingDownError
+from prorl_gym.records import Record, Rollout, RolloutRequest
+from prorl_gym.rollout.dispatcher import Dispatcher, RetryConfig
+from prorl_gym.rollout.entries import Entry
+from prorl_gym.rollout.protocol import Accepted, Capacity, Delivery, Ledger, Runner
+
+_PAGE = 32
+"""Records read for a stream at once: they may be large."""
+
+
+class ServiceStatus(Record):
+    """A look at the service."""
+
+    ready: bool
+    problem: str = ""
+    """What keeps it from being ready."""
+    queued: int
+    """Waiting in the ledger, and between attempts."""
+    running: int
+    """With the runner, or being written."""
+    finished: int
+    """Terminal records written since the start."""
+    capacity: Capacity
+
+
+class RolloutService:
+    """All of it lives on one event loop. ``start`` before use, ``stop`` at the end; both once.
+
+    Args:
+        ledger: remembers; the service closes it.
+        runner: works; the service closes it.
+        config: retries.
+    """
+
+    def __init__(self, ledger: Ledger, runner: Runner, config: RetryConfig | None = None) -> None:
+        self._ledger = ledger
+        self._runner = runner
+        self._dispatcher = Dispatcher(ledger, runner, config or RetryConfig(), self._note)
+        self._entries = self._dispatcher.entries
+        self._news = asyncio.Event()
+        self._started = False
+        self._stopped = False
+        self._finished = 0
+        self._observers: list[Callable[[Rollout], None]] = []
+
+    async def start(self) -> None:
+        """Take up what the ledger remembers, then serve.
+
+        Raises:
+            LedgerError: the file cannot be used.
+        """
+        for pending in await self._ledger.recover():
+            self._dispatcher.take_up(Entry.of(pending))
+        self._dispatcher.start()
+        self._started = True
+
+    async def stop(self, *, drain: bool = True) -> None:
+        """End. What waits in the ledger stays there, accepted, for the next start. Idempotent.
+
+        Args:
+            drain: finish what the runner has in hand; otherwise its attempts are cut off and made again by the next
+                start.
+        """
+        if self._stopped:
+            return
+        self.refuse()
+        await self._dispatcher.stop(drain=drain)
+        await self._ledger.close()
+
+    def refuse(self) -> None:
+        """Take no more work, answer who waits, end the streams. The first step of ``stop``; may come long before."""
+        self._stopped = True
+        for entry in self._entries.all():
+            entry.answer(None)
+        self._tell()
+
+    async def submit(self, requests: Sequence[RolloutRequest]) -> list[Accepted]:
+        """Accept a batch, all or nothing. When this returns, a crash cannot lose it.
+
+        Raises:
+            ConflictError: an id was submitted before with another body.
+            TaskError: a task is not JSON.
+            LedgerError: nothing can be remembered now.
+            ShuttingDownError: the service is stopping or was not started.
+        """
+        if not self._started or self._stopped:
+            raise ShuttingDownError("The service takes no more work.", "Submit again when it is back.")
+        # Shielded: a caller that goes away after the commit must not leave a rollout that nobody runs.
+        return await asyncio.shield(self._dispatcher.spawn(self._admit(requests)))
+
+    async def result(self, rollout_id: str, wait: float = 0.0) -> Rollout | None:
+        """Return the terminal record, or ``None`` when there is none after ``wait`` seconds.
+
+        Raises:
+            NotFoundError: never accepted.
+        """
+        entry = self._entries.get(rollout_id)
+        if entry is None:
+            found = await self._ledger.get(rollout_id)
+            entry = self._entries.get(rollout_id)
+            if not isinstance(found, Rollout) and entry is None:
+                found = await self._ledger.get(rollout_id)  # it may have been written between the two looks
+            if isinstance(found, Rollout) or entry is None:
+                return found if isinstance(found, Rollout) else None
+        if wait <= 0 or self._stopped:
+            return None
+        waiter: asyncio.Future[Rollout | None] = asyncio.get_running_loop().create_future()
+        entry.waiters.append(waiter)
+        try:
+            async with asyncio.timeout(wait):
+                return await waiter
+        except TimeoutError:
+            return None
+        finally:
+            if waiter in entry.waiters:
+                entry.waiters.remove(waiter)
+
+    async def cancel(
+        self,
+        rollout_ids: Sequence[str] = (),
+        *,
+        groups: Sequence[str] = (),
+        runs: Sequence[str] = (),
+        reason: CancelReason = CancelReason.CLIENT,
+    ) -> list[str]:
+        """Cancel what is named by id, group or run and has no record yet; return the ids that this stops.
+
+        Each still gets its terminal record. Unknown and finished ones are ignored.
+        """
+        chosen = [entry for entry in self._entries.select(rollout_ids, groups, runs) if entry.cancel is None]
+        for entry in chosen:
+            entry.cancel = reason
+        await asyncio.shield(self._dispatcher.spawn(self._dispatcher.cancel(chosen, reason)))
+        return [entry.rollout_id for entry in chosen]
+
+    async def stream(
+        self, run_id: str | None = None, cursor: int = 0, *, follow: bool = True
+    ) -> AsyncGenerator[Delivery, None]:
+        """Yield terminal records past ``cursor`` in the order in which they were written, each once.
+
+        Args:
+            run_id: only of this run.
+            cursor: that of the last record the reader has seen.
+            follow: wait for more instead of ending; ends when the service stops.
+        """
+        while not self._stopped:
+            news = self._news  # before the look, so that what is written during it is news
+            page = await self._ledger.finished(run_id, cursor, _PAGE)
+            for delivery in page:
+                yield delivery
+                cursor = delivery.cursor
+            if len(page) == _PAGE:
+                continue
+            if not follow:
+                return
+            await news.wait()
+
+    async def status(self) -> ServiceStatus:
+        """Report what is going on."""
+        count = self._entries.count()
+        problem = self._dispatcher.problem
+        if self._stopped or not self._started:
+            problem = "The service is stopping." if self._stopped else "The service was not started."
+        return ServiceStatus(
+            ready=not problem,
+            problem=problem,
+            queued=count["queued"] + count["waiting"],
+            running=count["handing"] + count["running"] + count["ending"],
+            finished=self._finished,
+            capacity=await self._runner.capacity(),
+        )
+
+    @property
+    def pending(self) -> int:
+        """How many rollouts have no terminal record yet."""
+        return len(self._entries)
+
+    def observe(self, observer: Callable[[Rollout], None]) -> None:
+        """Call this with every terminal record after it is written (metrics). It must be quick and not raise."""
+        self._observers.append(observer)
+
+    async def _admit(self, requests: Sequence[RolloutRequest]) -> list[Accepted]:
+        answers = await self._ledger.accept(requests)
+        for request, answer in zip(requests, answers, strict=True):
+            if not answer.duplicate:
+                self._dispatcher.take_up(Entry.of(request))
+        return answers
+
+    def _note(self, rollout: Rollout) -> None:
+        self._finished += 1
+        for observer in self._observers:
+            observer(rollout)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake everybody who waits for news; who looks again waits for the next."""
+        self._news.set()
+        self._news = asyncio.Event()

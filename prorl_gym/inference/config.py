@@ -26,7 +26,7 @@ class InferenceConfig(ConfigModel):
     """``small`` (ships with prorl-gym, for the demo), a directory with ``tokenizer.json``, or a model name on a hub."""
     chat_template: Path | None = None
     """A Jinja file that replaces the tokenizer's own template."""
-    template_options: dict[str, Any] = {}
+    template_options: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Passed to the template by name, for example ``enable_thinking: false``."""
     max_model_len: Annotated[int, Field(gt=0)] | None = None
     """Context in tokens; asked from the servers when it is left out."""

@@ -89,6 +89,7 @@ class EnginePool:
         self._calls: dict[str, tuple[PoolEngine, str]] = {}
         self._changed = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -150,7 +151,8 @@ class EnginePool:
         """
         tried: set[str] = set()
         last: EngineError | None = None
-        for _ in range(self._failover.attempts):
+        for attempt in range(self._failover.attempts):
+            self.failovers += attempt > 0
             member = await self._pick(request, tried, last)
             try:
                 return await self._call(member, request)
@@ -159,15 +161,21 @@ class EnginePool:
                     raise
                 last = error
                 tried.add(member.engine.name)
-                self.failovers += 1
         assert last is not None
         raise last
 
-    async def cancel(self, request_id: str) -> None:
-        """Stop a call; its ``generate`` returns what could be salvaged. Unknown ids are ignored."""
-        if call := self._calls.get(request_id):
-            engine, attempt_id = call
-            await engine.cancel(attempt_id)
+    async def cancel(self, request_id: str) -> bool:
+        """Stop a call; its ``generate`` returns what could be salvaged.
+
+        Returns:
+            Whether an engine was working on it: only then is there anything to wait for.
+        """
+        call = self._calls.get(request_id)
+        if call is None:
+            return False
+        engine, attempt_id = call
+        await engine.cancel(attempt_id)
+        return True
 
     def forget(self, session_id: str) -> None:
         """The rollout is over: its place near its cached prefix is given up."""
@@ -185,7 +193,8 @@ class EnginePool:
         return {name: health for (name, _), health in zip(members, answers, strict=True)}
 
     async def close(self) -> None:
-        """Stop probing and close every engine. Idempotent."""
+        """Stop probing and close every engine; calls that wait for one fail. Idempotent."""
+        self._closed = True
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -209,7 +218,8 @@ class EnginePool:
         try:
             return await member.engine.generate(attempt)
         except ContextExceeded as error:
-            self._learn(error.max_model_len)
+            if self.max_model_len is None:  # never overrule what is configured or what the model list says
+                self.max_model_len = error.max_model_len
             raise
         except EngineError as error:
             if error.kind in _FAILS_OVER:
@@ -229,6 +239,8 @@ class EnginePool:
         try:
             async with asyncio.timeout(self._failover.wait_seconds):
                 while not self.healthy:
+                    if self._closed:
+                        raise self._nobody()
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:

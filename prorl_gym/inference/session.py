@@ -38,7 +38,7 @@ class Generator(Protocol):
         """Sample a continuation. See ``EnginePool``."""
         ...
 
-    async def cancel(self, request_id: str) -> None:
+    async def cancel(self, request_id: str) -> bool:
         """Stop a call and salvage its tokens. See ``EnginePool``."""
         ...
 
@@ -194,16 +194,13 @@ class ModelSession:
         """Keep what the engine sampled before the rollout was cancelled; bounded, and never in the way of the end."""
         try:
             async with asyncio.timeout(_SALVAGE_SECONDS):
-                await self._pool.cancel(request.request_id)
-                result = await asyncio.shield(call)
+                if await self._pool.cancel(request.request_id):
+                    self._append(turn, request, await asyncio.shield(call))
         except (TimeoutError, EngineError, LimitReached) as error:
             log.debug("rollout %s: nothing salvaged of turn %d: %r", self._rollout_id, turn.number, error)
-        else:
-            self._append(turn, request, result)
         finally:
-            if not call.done():
-                call.cancel()
-                await asyncio.wait({call})
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
 
     def _append(self, turn: _Turn, request: GenerationRequest, result: GenerationResult) -> None:
         turn.ids += self._stream.append(result, turn=turn.number, seed=request.seed)

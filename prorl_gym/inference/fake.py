@@ -1,0 +1,112 @@
+"""A scripted engine for tests and for service benches: deterministic, instant, in process."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from prorl_gym.errors import EngineError
+from prorl_gym.inference.protocol import EngineHealth, GenerationRequest, GenerationResult
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the engine answers to one call."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: Literal["stop", "length", "abort"] | None = None
+    """``None``: ``length`` when ``max_tokens`` cuts it, otherwise ``stop``."""
+    hold: asyncio.Event | None = None
+    """Answer only when this is set, or the call is cancelled; a cancel salvages the first half of the tokens."""
+
+
+Script = Callable[[GenerationRequest], Reply | Exception]
+
+
+def replies(script: Iterable[Reply | Exception]) -> Script:
+    """Return a script that gives these answers one after the other."""
+    pending = iter(script)
+    return lambda request: next(pending)
+
+
+class FakeEngine:
+    """An engine that answers what a script says.
+
+    Args:
+        name: for records.
+        script: called once per call; an exception it returns is raised.
+        max_model_len: told by ``health``.
+        version: policy version of its tokens.
+    """
+
+    def __init__(self, name: str, script: Script, *, max_model_len: int | None = None, version: int = 0) -> None:
+        self.version = version
+        self.requests: list[GenerationRequest] = []
+        """Every call as it came in, its ids copied."""
+        self.down: EngineError | None = None
+        """While it is set, calls fail with it and ``health`` says so."""
+        self.closed = False
+        self._name = name
+        self._script = script
+        self._max_model_len = max_model_len
+        self._stops: dict[str, asyncio.Event] = {}
+
+    @property
+    def name(self) -> str:
+        """Short name."""
+        return self._name
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that are being held."""
+        return len(self._stops)
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Answer from the script."""
+        self.requests.append(replace(request, prompt_ids=tuple(request.prompt_ids)))
+        if self.down is not None:
+            raise self.down
+        reply = self._script(request)
+        if isinstance(reply, Exception):
+            raise reply
+        ids, finish = list(reply.token_ids[: request.max_tokens]), reply.finish_reason
+        if finish is None:
+            finish = "length" if len(ids) < len(reply.token_ids) else "stop"
+        if reply.hold is not None and await self._stopped_while_holding(request.request_id, reply.hold):
+            ids, finish = ids[: len(ids) // 2], "abort"
+        return GenerationResult(
+            token_ids=ids,
+            logprobs=[-0.5] * len(ids),
+            finish_reason=finish,
+            logprob_kind="raw",
+            engine=self._name,
+            versions=[self.version] * len(ids),
+            seconds=0.0,
+        )
+
+    async def cancel(self, request_id: str) -> None:
+        """Let a held call end early."""
+        if stop := self._stops.get(request_id):
+            stop.set()
+
+    async def health(self) -> EngineHealth:
+        """Well unless ``down`` is set."""
+        if self.down is not None:
+            return EngineHealth(ok=False, detail=self.down.what)
+        return EngineHealth(ok=True, max_model_len=self._max_model_len)
+
+    async def close(self) -> None:
+        """Remember that it was closed."""
+        self.closed = True
+
+    async def _stopped_while_holding(self, request_id: str, hold: asyncio.Event) -> bool:
+        """Wait for ``hold`` or for a cancel; whether it was the cancel."""
+        stop = self._stops[request_id] = asyncio.Event()
+        waits = [asyncio.create_task(event.wait()) for event in (hold, stop)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            del self._stops[request_id]
+            for wait in waits:
+                wait.cancel()
+        return stop.is_set()

@@ -56,7 +56,7 @@ async def run_agent(messages: Sequence[Message], tools: Sequence[Tool], policy: 
 
 def _note_turn(turn: AssistantTurn, artifacts: Artifacts) -> None:
     artifacts.messages.append(Message(role="assistant", content=turn.text, tool_calls=turn.tool_calls))
-    artifacts.answer = turn.text
+    artifacts.answer = turn.text.rpartition("</think>")[2]  # thoughts are not part of what is handed in
     if turn.finish_reason == "length":
         raise LimitReached(Limit.TOKENS)
     if turn.finish_reason == "abort":

@@ -1,0 +1,37 @@
+"""The bridge from a model session to the loop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prorl_gym.agents.policy import ModelPolicy
+from prorl_gym.agents.protocol import AssistantTurn
+from prorl_gym.agents.tools import FinishTool
+from prorl_gym.inference.session import AssistantText
+from prorl_gym.records import Message, ToolCall
+
+
+@dataclass
+class Session:
+    """Answers and remembers."""
+
+    answer: AssistantText
+    asked: list[Any]
+
+    async def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> AssistantText:
+        self.asked.append((messages, tools))
+        return self.answer
+
+    async def respond(self, messages: Sequence[Message]) -> AssistantText:
+        self.asked.append(messages)
+        return self.answer
+
+
+async def test_tools_travel_as_functions_and_turns_come_back():
+    made = (ToolCall(id="1", name="finish", arguments="{}"),)
+    session = Session(AssistantText("hm", made, ("bad",), "length"), [])
+    policy, prompt = ModelPolicy(session), [Message(role="user", content="hi")]
+    assert await policy.start(prompt, [FinishTool().spec]) == AssistantTurn("hm", made, ("bad",), "length")
+    assert await policy.respond(prompt) == AssistantTurn("hm", made, ("bad",), "length")
+    assert session.asked[0][1][0]["function"]["name"] == "finish"
+    assert session.asked[1] == prompt

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -71,7 +72,7 @@ def _link(link: Path, target: Path) -> None:
     link.symlink_to(target)
 
 
-def venvs(directory: Path = typer.Argument(..., metavar="DIR", help="Where to create the links.")) -> None:
+def venvs(directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to create the links.")]) -> None:
     """Link every Gym server's environment to this one, then print the flags that make Gym use them."""
     tree = directory.resolve()
     count = link_venvs(tree, Path(sys.prefix))

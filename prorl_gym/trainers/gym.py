@@ -8,10 +8,11 @@ average only the keys they saw in the first result of a group.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from prorl_gym.errors import CancelReason, gym_failure_kind
-from prorl_gym.records import Generation, Message, Rollout, Segment
+from prorl_gym.records import Message, Rollout, Segment
 
 _CANCELLED = {CancelReason.SHUTDOWN: "shutdown"}
 
@@ -26,6 +27,16 @@ class Placeholder:
     prompt_token_ids: tuple[int, ...] = (0,)
     """The first prompt as the policy's own tokenizer renders it: NeMo-RL groups rows by it."""
     terminator_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One turn of the model: ``token_ids[start:end]`` of its segment, ``None`` for one that is not exported."""
+
+    segment: Segment | None
+    turn: int
+    start: int
+    end: int
 
 
 def to_gym_result(
@@ -102,7 +113,7 @@ def _output(rollout: Rollout) -> list[dict[str, Any]]:
     Only the first segment carries tokens: a later one does not extend it, and a trainer that is shown both aborts.
     """
     items: list[dict[str, Any]] = []
-    calls = _generations(rollout)
+    calls = _calls(rollout)
     started = False
     for index, message in enumerate(rollout.messages):
         if message.role == "assistant":
@@ -112,24 +123,26 @@ def _output(rollout: Rollout) -> list[dict[str, Any]]:
         elif started:
             items.append(_observation_item(message))
     for call in calls:  # sampled, then killed before the turn was complete
-        items += _attach([_message_item("", f"{rollout.rollout_id}-cut-{call[1].turn}")], call)
+        items += _attach([_message_item("", f"{rollout.rollout_id}-cut-{call.turn}")], call)
     return items
 
 
-def _generations(rollout: Rollout) -> Iterator[tuple[Segment | None, Generation]]:
+def _calls(rollout: Rollout) -> Iterator[_Call]:
+    """Yield the model's turns. An engine may abort a turn that then goes on: its pieces are one call."""
     for position, segment in enumerate(rollout.segments):
-        for generation in segment.generations:
-            yield (segment if position == 0 else None), generation
+        for turn, pieces in groupby(segment.generations, key=lambda generation: generation.turn):
+            first, *rest = pieces
+            end = (rest or [first])[-1].end
+            yield _Call(segment if position == 0 else None, turn, first.start, end)
 
 
-def _attach(items: list[dict[str, Any]], call: tuple[Segment | None, Generation] | None) -> list[dict[str, Any]]:
+def _attach(items: list[dict[str, Any]], call: _Call | None) -> list[dict[str, Any]]:
     """Put the triple on the last item of one model call; nothing when it sampled nothing."""
-    if call is not None and call[0] is not None and call[1].end > call[1].start:
-        segment, generation = call[0], call[1]
+    if call is not None and call.segment is not None and call.end > call.start:
         items[-1] |= {
-            "prompt_token_ids": segment.token_ids[: generation.start],
-            "generation_token_ids": segment.token_ids[generation.start : generation.end],
-            "generation_log_probs": segment.logprobs[generation.start : generation.end],
+            "prompt_token_ids": call.segment.token_ids[: call.start],
+            "generation_token_ids": call.segment.token_ids[call.start : call.end],
+            "generation_log_probs": call.segment.logprobs[call.start : call.end],
         }
     return items
 

@@ -132,3 +132,15 @@ def test_scalar_schema_is_the_same_for_every_ending():
 def test_usage_counts_prompt_and_sampled_tokens():
     usage = to_gym_result(rollout(), ROW)["response"]["usage"]
     assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (3 + 6, 4, 13)
+
+
+def test_turn_that_an_engine_aborted_and_continued_is_one_call():
+    whole = segment(turns=1)
+    call = whole.generations[0]
+    pieces = [
+        call.model_copy(update={"end": 4, "finish_reason": "abort"}),
+        call.model_copy(update={"start": 4}),
+    ]
+    split = whole.model_copy(update={"generations": pieces})
+    result = to_gym_result(rollout(segments=[split], messages=MESSAGES[:3]), ROW)
+    assert [item["generation_token_ids"] for item in result["response"]["output"]] == [[100, 9]]

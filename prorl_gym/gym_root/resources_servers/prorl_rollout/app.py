@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fastapi import Body, FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse, Response
 from nemo_gym.base_resources_server import BaseResourcesServerConfig, BaseVerifyRequest, SimpleResourcesServer
 from nemo_gym.server_utils import SESSION_ID_KEY, is_nemo_gym_fastapi_entrypoint
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from prorl_gym.gym_root.resources_servers.prorl_rollout.hosted import HostedService
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from prorl_gym._gym_compat import REVERIFY_STATELESS, verifier_fixture
 from prorl_gym.errors import (
@@ -26,7 +27,6 @@ from prorl_gym.errors import (
     TaskError,
     gym_failure_kind,
 )
-from prorl_gym.gym_root.resources_servers.prorl_rollout.hosted import HostedService
 from prorl_gym.gym_root.resources_servers.prorl_rollout.sessions import Session, Sessions, grade, open_session
 from prorl_gym.records import Message, RolloutRequest
 from prorl_gym.rollout.leases import SandboxLeases
@@ -41,7 +41,7 @@ class ProrlRolloutConfig(BaseResourcesServerConfig):
     engines: str | list[str]
     model: str
     tokenizer: str | None = None
-    service: dict[str, Any] = {}
+    service: dict[str, Any] = Field(default_factory=dict)
     session_idle_seconds: float = 1800.0
 
 
@@ -88,9 +88,7 @@ class ProrlRolloutServer(SimpleResourcesServer):
     def model_post_init(self, context: Any, /) -> None:
         """Read the service's configuration; nothing is started yet."""
         super().model_post_init(context)
-        self._hosted = HostedService(
-            self.config.engines, self.config.model, self.config.tokenizer, self.config.service
-        )
+        self._hosted = HostedService(self.config.engines, self.config.model, self.config.tokenizer, self.config.service)
         self._sessions = Sessions(lambda: self._hosted.backend, self.config.session_idle_seconds)
 
     def setup_webserver(self) -> FastAPI:
@@ -125,7 +123,7 @@ class ProrlRolloutServer(SimpleResourcesServer):
         await self._hosted.cancel(body.rollout_ids, body.reason)
         return {"cancelled": len(body.rollout_ids)}
 
-    async def prompt_ids(self, body: dict[str, Any] = Body()) -> dict[str, Any]:
+    async def prompt_ids(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the ids of a row's own prompt, for rows whose rollout never had one."""
         params = body.get("responses_create_params") or {}
         messages = messages_of(params.get("input") or []) or [Message(role="user", content="")]
@@ -134,7 +132,7 @@ class ProrlRolloutServer(SimpleResourcesServer):
 
     # -- sessions for other agents ------------------------------------------------------------------------------
 
-    async def seed_session(self, request: Request, body: dict[str, Any] = Body()) -> dict[str, Any]:
+    async def seed_session(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         """Open a session for a row. An environment server names it; otherwise it is the cookie's."""
         named = body.get("resources_session_id")
         row: Mapping[str, Any] = body.get("task_data", {}) if named else body
@@ -176,7 +174,7 @@ class ProrlRolloutServer(SimpleResourcesServer):
         await self._sessions.close(session_id)
         return answer
 
-    async def close_resources_session(self, request: Request, body: dict[str, Any] = Body()) -> dict[str, Any]:
+    async def close_resources_session(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         """Release a session; harmless when it is closed or was never there."""
         session_id = body.get("resources_session_id") or request.session[SESSION_ID_KEY]
         await self._sessions.close(session_id)

@@ -1,7 +1,7 @@
 """Tool sessions: our environments for any Gym agent that brings its own loop.
 
-``open`` prepares a row as INIT would; the tools then work on leased sandboxes; ``grade`` is EVAL. A session is closed by
-its caller, when it is graded, or when nobody touched it for ``idle_seconds``.
+``open`` prepares a row as INIT would; the tools then work on leased sandboxes; ``grade`` is EVAL. A session is closed
+by its caller, when it is graded, or when nobody touched it for ``idle_seconds``.
 """
 
 import asyncio
@@ -68,9 +68,7 @@ async def grade(session: Session, answer: str | None) -> Score:
         session.artifacts.answer = answer
     try:
         async with asyncio.timeout(session.settings.eval_seconds):
-            return await session.environment.evaluate(
-                session.task, session.artifacts, session.leases, session.settings
-            )
+            return await session.environment.evaluate(session.task, session.artifacts, session.leases, session.settings)
     except TimeoutError:
         limit = session.settings.eval_seconds
         raise RolloutError(FailureKind.STAGE_TIMEOUT, f"grading took longer than {limit:g} s") from None

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 import orjson
-from fastapi import Body, HTTPException, Request, Response
+from fastapi import HTTPException, Request, Response
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.config_types import ResourcesServerRef
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
@@ -69,7 +69,7 @@ class ProrlAgent(SimpleResponsesAPIAgent):
             on_abandoned=self._cancel_later,
         )
 
-    async def run(self, request: Request, body: dict[str, Any] = Body()) -> Response:
+    async def run(self, request: Request, body: dict[str, Any]) -> Response:
         """Make one rollout of the row in the body and answer with its Gym result."""
         try:
             posted = self._posts.claim(body)
@@ -85,7 +85,7 @@ class ProrlAgent(SimpleResponsesAPIAgent):
             self._posts.caller_vanished(body, posted)
         return self._answer(rollout, body, placeholder)
 
-    async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
+    async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:
         """Not offered: a rollout needs a task, and only a row posted to ``/run`` has one."""
         raise NotImplementedError(
             "prorl_agent makes whole rollouts: post the row to /run. For single model calls use the prorl_model server."

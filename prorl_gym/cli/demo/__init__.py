@@ -1,0 +1,46 @@
+"""``prorl-gym demo``: both environments rolled out through NeMo Gym, from nothing to a page, in one command."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def demo(
+    base_url: Annotated[str, typer.Option(help="A vLLM server's /v1 address; oracle engines when left out.")] = "",
+    model: Annotated[str, typer.Option(help="Name under which that server serves its model.")] = "",
+    tokenizer: Annotated[
+        str, typer.Option(help="That model's tokenizer: a directory or a hub name. Default: the model's name.")
+    ] = "",
+    repeats: Annotated[int, typer.Option(min=1, help="Rollouts of each row.")] = 4,
+    output: Annotated[Path, typer.Option(help="Where results, logs and the page are kept.")] = Path("outputs"),
+) -> None:
+    """Roll out the example rows of both environments through NeMo Gym and show what came of it."""
+    from prorl_gym.cli.demo.run import Options, run
+
+    if bool(base_url) != bool(model):
+        raise typer.BadParameter("--base-url and --model (make: BASE_URL and MODEL) come together")
+    options = Options(base_url, model, tokenizer or model, repeats, output)
+    raise typer.Exit(asyncio.run(_interruptible(run(options))))
+
+
+async def _interruptible(work: Coroutine[Any, Any, int]) -> int:
+    """Run to the end; SIGINT and SIGTERM cancel it, so that clean-up runs."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        print("demo: interrupted", file=sys.stderr)
+        return 130
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("demo")(demo)

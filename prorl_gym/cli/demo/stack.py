@@ -1,0 +1,175 @@
+"""The programs of the demo: oracle engines, ``gym env start``, ``gym eval run``. All of it on loopback."""
+
+import asyncio
+import os
+import socket
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from prorl_gym.cli.demo.processes import Child, Family
+from prorl_gym.cli.root import gym_root
+from prorl_gym.cli.venvs import link_venvs
+from prorl_gym.errors import ProrlError
+
+HOST = "127.0.0.1"
+ENVIRONMENTS = ("math", "code")
+
+
+class DemoFailed(ProrlError):
+    """A part of the demo did not do its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Where the policy is served."""
+
+    urls: tuple[str, ...]
+    model: str
+    tokenizer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where a run keeps things."""
+
+    output: Path
+    """Kept: results, logs, the page."""
+    scratch: Path
+    """Removed at the end: Ray's session (whose socket paths must be short), links, the ledger."""
+
+    @property
+    def results(self) -> Path:
+        """The results file."""
+        return self.output / "results.jsonl"
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody uses, each found by binding it; all differ."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def program(name: str) -> str:
+    """Return the path of a command of this environment.
+
+    Raises:
+        DemoFailed: it is not installed there.
+    """
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise DemoFailed(f"{path} does not exist.", "Run `make setup`, or install nemo-gym into this environment.")
+    return str(path)
+
+
+class Stack:
+    """Starts the programs one after the other and waits until each is ready.
+
+    Args:
+        family: starts and ends processes.
+        folders: where to keep things.
+    """
+
+    def __init__(self, family: Family, folders: Folders) -> None:
+        self._family = family
+        self._folders = folders
+        self._config = folders.output / "demo.yaml"
+        self._head = ""
+
+    async def start_oracles(self, count: int) -> Engines:
+        """Start oracle engines, which play the example rows' gold answers, or wrong ones by seed."""
+        ports = free_ports(count)
+        children = [
+            await self._start(f"engine-{index}", "prorl-gym", "engine", "oracle", "--port", str(port), "--seed", "7")
+            for index, port in enumerate(ports)
+        ]
+        async with asyncio.TaskGroup() as waits:
+            for child, port in zip(children, ports, strict=True):
+                waits.create_task(self._ready(child, f"http://{HOST}:{port}/health", seconds=60))
+        return Engines(tuple(f"http://{HOST}:{port}/v1" for port in ports), "oracle", "small")
+
+    async def start_gym(self, engines: Engines) -> None:
+        """Start Gym with both environments on these engines."""
+        link_venvs(self._folders.scratch / "venvs", Path(sys.prefix))
+        self._write_config(engines)
+        child = await self._start("gym-servers", "gym", "env", "start", "--config", str(self._config))
+        await self._ready(child, f"{self._head}/readyz", seconds=180)
+
+    async def start_eval(self, rows: Path, repeats: int) -> Child:
+        """Start the collection of every row, ``repeats`` times."""
+        return await self._start(
+            "gym-eval",
+            *("gym", "eval", "run", "--no-serve", "--config", str(self._config)),
+            *("--input", str(rows), "--output", str(self._folders.results), "--num-repeats", str(repeats)),
+        )
+
+    def _write_config(self, engines: Engines) -> None:
+        """Write the one file that both Gym commands read. Every port is fixed: two demos must not meet."""
+        servers = [("resources_servers", "prorl_rollout", "prorl_rollout")]
+        servers += [("responses_api_agents", "prorl_agent", f"prorl_{name}_agent") for name in ENVIRONMENTS]
+        servers += [
+            ("environment_servers", "legacy_agent", f"prorl_{name}_environment_server") for name in ENVIRONMENTS
+        ]
+        head, *ports = free_ports(1 + len(servers))
+        self._head = f"http://{HOST}:{head}"
+        config: dict[str, Any] = {
+            "config_paths": [f"environments/prorl_{name}/config.yaml" for name in ENVIRONMENTS],
+            "head_server": {"host": HOST, "port": head},
+            "default_host": HOST,
+            "skip_venv_if_present": True,
+            "uv_venv_dir": str(self._folders.scratch / "venvs"),
+            "policy_base_url": list(engines.urls),
+            "policy_model_name": engines.model,
+            "policy_api_key": "unused",
+            "prorl_tokenizer": engines.tokenizer,
+            "prorl_service": {"ledger": {"path": str(self._folders.scratch / "ledger.sqlite")}},
+        }
+        for (kind, implementation, instance), port in zip(servers, ports, strict=True):
+            config[instance] = {kind: {implementation: {"host": HOST, "port": port}}}
+        self._config.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+
+    async def _start(self, name: str, command: str, *arguments: str) -> Child:
+        roots = [str(gym_root()), *filter(None, os.environ.get("NEMO_GYM_EXTRA_ROOTS", "").split(os.pathsep))]
+        env = {
+            **os.environ,
+            "NEMO_GYM_EXTRA_ROOTS": os.pathsep.join(dict.fromkeys(roots)),
+            "RAY_TMPDIR": str(self._folders.scratch),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_enable_worker_prestart": "0",  # idle workers cost seconds on two cores
+            "PYTHONUNBUFFERED": "1",
+        }
+        return await self._family.start(name, [program(command), *arguments], env, self._folders.scratch)
+
+    async def _ready(self, child: Child, url: str, seconds: float) -> None:
+        """Wait until the address answers 200.
+
+        Raises:
+            DemoFailed: the program ended, or the time is up; with the end of its log.
+        """
+        timeout = aiohttp.ClientTimeout(total=5)
+        try:
+            async with asyncio.timeout(seconds), aiohttp.ClientSession(timeout=timeout) as session:
+                while child.process.returncode is None:
+                    try:
+                        async with session.get(url) as response:
+                            if response.status == 200:
+                                return
+                    except (aiohttp.ClientError, TimeoutError):
+                        pass  # not listening yet
+                    await asyncio.sleep(0.25)
+        except TimeoutError:
+            raise self.failed(child, f"was not ready after {seconds:g} s") from None
+        raise self.failed(child, f"ended with code {child.process.returncode}")
+
+    def failed(self, child: Child, what: str) -> DemoFailed:
+        """Return the error for a program, after showing the end of its log."""
+        print(f"--- end of {child.log} ---\n{child.tail()}\n---", file=sys.stderr)
+        return DemoFailed(f"{child.name} {what}.", f"Its log: {child.log}")

@@ -1,0 +1,55 @@
+"""``prorl-gym show-html RESULTS``: a page of the rollouts in a Gym results file."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from prorl_gym.errors import ConfigError
+
+
+def read_results(path: Path) -> list[Mapping[str, Any]]:
+    """Read a results file, one JSON object per line.
+
+    Raises:
+        ConfigError: it is missing, or a line is not a JSON object.
+    """
+    results: list[Mapping[str, Any]] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).", "Check the path.") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            row: Any = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}, line {number}: not a JSON object.", "Give a results file of `gym eval run`.")
+        results.append(row)  # pyright: ignore[reportUnknownArgumentType]
+    return results
+
+
+def write_page(results: Path, tokenizer: str, page: Path) -> None:
+    """Write the page of a results file."""
+    from prorl_gym.inference.chat import load_codec
+    from prorl_gym.pages.trajectory import render
+
+    page.write_text(render(read_results(results), load_codec(tokenizer).decode), encoding="utf-8")
+
+
+def show_html(
+    results: Annotated[Path, typer.Argument(help="Results file of `gym eval run`.")],
+    tokenizer: Annotated[str, typer.Option(help="`small`, a tokenizer directory, or a model name.")] = "small",
+    output: Annotated[Path, typer.Option(help="The page to write.")] = Path("rollouts.html"),
+) -> None:
+    """Write one self-contained HTML page with every rollout, token by token."""
+    write_page(results, tokenizer, output)
+    typer.echo(str(output))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("show-html")(show_html)

@@ -1,0 +1,116 @@
+"""A started sandbox, whatever backend started it: everything goes through its guest."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from prorl_gym.errors import SandboxError
+from prorl_gym.sandbox import files
+from prorl_gym.sandbox.channel import Channel
+from prorl_gym.sandbox.execute import execute
+from prorl_gym.sandbox.protocol import ExecResult, FileEntry, SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.python_session import IsolatedPython
+from prorl_gym.sandbox.shell import PersistentShell
+from prorl_gym.sandbox.shielding import finish
+
+_PING_SECONDS = 10.0
+
+
+class Box:
+    """A ``Sandbox``.
+
+    Args:
+        id: unique on this host.
+        spec: what it was started from.
+        channel: the connection to its guest, ready.
+        on_close: releases what the backend holds; called once.
+    """
+
+    def __init__(self, id: str, spec: SandboxSpec, channel: Channel, on_close: Callable[[], Awaitable[None]]) -> None:
+        self._id = id
+        self._spec = spec
+        self._channel = channel
+        self._on_close = on_close
+        self._shell = PersistentShell(channel, spec)
+        self._python = IsolatedPython(channel, spec)
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        """Unique on this host."""
+        return self._id
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """What it was started from."""
+        return self._spec
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        limits: SandboxLimits | None = None,
+    ) -> ExecResult:
+        """See ``Sandbox.exec``. Arguments and environment beyond ~100 kB give exit code 126."""
+        output = (limits or self._spec.limits).output
+        return await execute(
+            self._channel, argv, timeout=timeout, output=output, stdin=stdin, cwd=cwd, env=env, limits=limits
+        )
+
+    async def shell(self) -> PersistentShell:
+        """Return the persistent shell, started at the first call.
+
+        Raises:
+            SandboxError: ``IMAGE_BROKEN`` when the image has no bash.
+        """
+        await self._shell.open()
+        return self._shell
+
+    async def python(self) -> IsolatedPython:
+        """Return the python session, started at the first call.
+
+        Raises:
+            SandboxError: ``IMAGE_BROKEN`` when the image has no working python3.
+        """
+        await self._python.open()
+        return self._python
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """See ``Sandbox.write_file``. An existing file keeps its permissions and gains those of ``mode``."""
+        await files.write_file(self._channel, path, data, mode)
+
+    async def read_file(self, path: str, *, limit: int = 16 << 20) -> bytes:
+        """See ``Sandbox.read_file``. Files of /proc are not regular files here."""
+        return await files.read_file(self._channel, path, limit)
+
+    async def list_dir(self, path: str) -> list[FileEntry]:
+        """See ``Sandbox.list_dir``."""
+        return await files.list_dir(self._channel, path)
+
+    async def alive(self) -> bool:
+        """Whether the guest still answers."""
+        try:
+            async with asyncio.timeout(_PING_SECONDS):
+                await self._channel.request("ping")
+        except (SandboxError, TimeoutError):
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Kill everything inside and release it. Idempotent; every caller returns when it is done."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await finish(self._closed(self._closing))
+
+    @staticmethod
+    async def _closed(closing: "asyncio.Task[None]") -> None:
+        await asyncio.shield(closing)
+
+    async def _close(self) -> None:
+        self._channel.close()  # the guest ends at once, and everything inside with it
+        await self._shell.close()
+        await self._python.close()
+        await self._on_close()

@@ -1,0 +1,187 @@
+"""The service's end of the connection to one guest: requests, replies with descriptors, ends of children."""
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from errno import E2BIG
+from typing import Any
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox.guest import wire
+from prorl_gym.sandbox.shielding import finish
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the guest answered. The receiver owns the descriptors."""
+
+    fields: dict[str, Any]
+    descriptors: list[int]
+
+
+class StartFailure(OSError):
+    """The guest could not start a child. ``stage``: ``cwd``, ``confine`` or ``exec``."""
+
+    def __init__(self, code: int, stage: str) -> None:
+        super().__init__(code, os.strerror(code))
+        self.stage = stage
+
+
+class Channel:
+    """One connection, on one event loop. A channel that closes is a sandbox that is lost."""
+
+    @classmethod
+    def attach(cls, sock: socket.socket) -> "Channel":
+        """Take over the service's end of the socket pair, on the running loop."""
+        return cls(sock, asyncio.get_running_loop())
+
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._loop = loop
+        self._number = 0
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._exits: dict[int, asyncio.Future[int]] = {}
+        self._outbox: deque[bytes] = deque()
+        self._hello: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self._lost: SandboxError | None = None
+        loop.add_reader(sock.fileno(), self._readable)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the guest is gone, or ``close`` was called."""
+        return self._lost is not None
+
+    async def ready(self) -> dict[str, Any]:
+        """Wait for the guest's first message and return it.
+
+        Raises:
+            SandboxError: the sandbox failed to start; the error is the guest's own where it could tell.
+        """
+        return await asyncio.shield(self._hello)
+
+    async def request(self, op: str, **fields: Any) -> Reply:
+        """Ask the guest. It answers promptly, so this is carried through even when the caller is cancelled.
+
+        A cancelled caller gets no reply; a child that was started by it is killed, and descriptors are closed.
+
+        Raises:
+            OSError: the guest's, as seen inside; ``E2BIG`` when the request is too long.
+            StartFailure: of a child.
+            SandboxError: ``SANDBOX_LOST``.
+        """
+        answer = self._ask(op, fields)
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            await finish(self._discard(answer))
+            raise
+
+    def exit_of(self, pid: int) -> "asyncio.Future[int]":
+        """Return the future end of a child: its exit code, or minus the signal that ended it."""
+        return self._exits[pid]
+
+    def close(self, reason: str = "was closed") -> None:
+        """Let go of the guest, which ends it; everything that still waits hears ``SANDBOX_LOST``."""
+        if self._lost is not None:
+            return
+        self._lost = SandboxError(FailureKind.SANDBOX_LOST, f"the sandbox {reason}.")
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        self._fail_all(self._lost)
+
+    def _ask(self, op: str, fields: dict[str, Any]) -> "asyncio.Future[Reply]":
+        if self._lost is not None:
+            raise self._lost
+        self._number += 1
+        packet = wire.encode({"id": self._number, "op": op, **fields})
+        if len(packet) > wire.MAX_REQUEST:
+            raise OSError(E2BIG, f"arguments and environment exceed {wire.MAX_REQUEST} bytes; use stdin or a file")
+        answer: asyncio.Future[Reply] = self._loop.create_future()
+        self._waiting[self._number] = answer
+        self._outbox.append(packet)
+        self._flush()
+        return answer
+
+    async def _discard(self, answer: "asyncio.Future[Reply]") -> None:
+        try:
+            reply = await answer
+        except (OSError, SandboxError):
+            return
+        for descriptor in reply.descriptors:
+            os.close(descriptor)
+        if "pid" in reply.fields and not self.closed:
+            await self._ask("kill_tree", {"pid": reply.fields["pid"]})
+
+    def _flush(self) -> None:
+        while self._outbox:
+            try:
+                wire.send(self._socket, self._outbox[0])
+            except BlockingIOError:
+                self._loop.add_writer(self._socket.fileno(), self._flush)
+                return
+            except OSError:  # the guest is gone; the reader finds out and tells everybody
+                self._outbox.clear()
+                break
+            self._outbox.popleft()
+        self._loop.remove_writer(self._socket.fileno())
+
+    def _readable(self) -> None:
+        while self._lost is None:
+            try:
+                received = wire.receive(self._socket)
+            except BlockingIOError:
+                return
+            except (OSError, wire.PacketError) as error:
+                return self.close(f"broke its connection ({error})")
+            if received is None:
+                return self.close("died")
+            self._handle(*received)
+
+    def _handle(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        match message.get("type"):
+            case "reply":
+                self._on_reply(message, descriptors)
+            case "exit":
+                exited = self._exits.pop(int(message["pid"]), None)
+                if exited is not None and not exited.done():
+                    exited.set_result(int(message["status"]))
+            case "hello":
+                if not self._hello.done():
+                    self._hello.set_result(message)
+            case "failed":
+                self._on_failed(message)
+            case other:
+                self.close(f"sent an unknown message ({other!r})")
+
+    def _on_reply(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
+        answer = self._waiting.pop(int(message["id"]))
+        if "stage" in message:
+            answer.set_exception(StartFailure(message["errno"], message["stage"]))
+        elif "errno" in message:
+            answer.set_exception(OSError(message["errno"], message["text"]))
+        else:
+            if "pid" in message:  # before any later packet can bring its end
+                self._exits[message["pid"]] = self._loop.create_future()
+            answer.set_result(Reply(message, list(descriptors)))
+
+    def _on_failed(self, message: dict[str, Any]) -> None:
+        kind = message.get("kind")
+        known = FailureKind(kind) if kind in list(FailureKind) else FailureKind.SANDBOX_UNAVAILABLE
+        error = SandboxError(known, str(message.get("what", ""))[:2000], str(message.get("fix", ""))[:2000])
+        if not self._hello.done():
+            self._hello.set_exception(error)
+            self._hello.exception()  # a start that was cancelled does not ask
+
+    def _fail_all(self, error: SandboxError) -> None:
+        pending = [*self._waiting.values(), *self._exits.values(), self._hello]
+        self._waiting.clear()
+        self._exits.clear()
+        for future in pending:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # not everybody who waited is still there

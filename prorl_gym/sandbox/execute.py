@@ -1,0 +1,159 @@
+"""One-shot commands and, beneath them, one child on pipes."""
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from errno import E2BIG, EACCES, EINVAL, ENOENT, ENOTDIR
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox.channel import Channel, StartFailure
+from prorl_gym.sandbox.output import Capture
+from prorl_gym.sandbox.protocol import ExecResult, SandboxLimits
+from prorl_gym.sandbox.shielding import finish
+from prorl_gym.sandbox.streams import Reader, Writer
+
+_KILL_SECONDS = 10.0
+"""How long the guest may take to report a child that it killed; then it is the sandbox that is broken."""
+
+
+class Child:
+    """A running child. ``descriptors``: [stdin], stdout, [stderr], [channel], as they were asked for."""
+
+    def __init__(self, channel: Channel, pid: int, descriptors: list[int]) -> None:
+        self._channel = channel
+        self.pid = pid
+        self.descriptors = descriptors
+        self.exited = channel.exit_of(pid)
+
+    @classmethod
+    async def start(
+        cls,
+        channel: Channel,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str | None = None,
+        limits: SandboxLimits | None = None,
+        stdin: bool,
+        merge: bool,
+        pipe: bool,
+    ) -> "Child":
+        """Start a program.
+
+        Args:
+            channel: the guest.
+            argv: program and arguments.
+            env: added to the sandbox's environment.
+            cwd: working directory.
+            limits: narrower limits.
+            stdin: a pipe for stdin; /dev/null otherwise.
+            merge: stderr goes where stdout goes.
+            pipe: a stream socket as the child's descriptor 3.
+
+        Raises:
+            StartFailure: it could not be started.
+            OSError: ``E2BIG``.
+            SandboxError: the sandbox is lost.
+        """
+        reply = await channel.request(
+            "spawn",
+            argv=list(argv),
+            env=dict(env),
+            cwd=cwd,
+            limits=None if limits is None else asdict(limits),
+            stdin=stdin,
+            merge=merge,
+            channel=pipe,
+        )
+        return cls(channel, reply.fields["pid"], reply.descriptors)
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the child itself."""
+        await self._channel.request("signal", pid=self.pid, signal=number)
+
+    async def kill(self) -> None:
+        """Kill it with everything below it and wait for its end.
+
+        Raises:
+            SandboxError: the sandbox is lost, or the tree did not die.
+        """
+        if self.exited.done():
+            return
+        reply = await self._channel.request("kill_tree", pid=self.pid)
+        try:
+            async with asyncio.timeout(_KILL_SECONDS):
+                await asyncio.shield(self.exited)
+        except TimeoutError:
+            reply.fields["gone"] = False
+        if not reply.fields["gone"]:
+            raise SandboxError(FailureKind.SANDBOX_LOST, "a process tree in the sandbox could not be killed.")
+
+
+async def execute(
+    channel: Channel,
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    output: int,
+    stdin: bytes = b"",
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    limits: SandboxLimits | None = None,
+) -> ExecResult:
+    """Run one program to its end; see ``Sandbox.exec``. ``output``: bytes kept of stdout and of stderr, each."""
+    if not argv:
+        raise ValueError("exec needs a program")
+    started = time.monotonic()
+    try:
+        child = await Child.start(
+            channel, argv, env=env or {}, cwd=cwd, limits=limits, stdin=True, merge=False, pipe=False
+        )
+    except StartFailure as failure:
+        return _not_started(failure, argv[0], cwd)
+    except OSError as error:
+        if error.errno != E2BIG:
+            raise
+        return ExecResult(126, b"", f"{argv[0]}: {error.strerror}\n".encode())
+    captures = Capture(output), Capture(output)
+    feeder = Writer(child.descriptors[0], stdin, own=True)
+    readers = [Reader(fd, capture.feed) for fd, capture in zip(child.descriptors[1:], captures, strict=True)]
+    timed_out = False
+    try:
+        async with asyncio.timeout(timeout):
+            await asyncio.shield(child.exited)
+    except TimeoutError:
+        timed_out = True
+    finally:
+        try:
+            if not child.exited.done():
+                await finish(child.kill())
+        finally:
+            for reader in readers:  # what it wrote is in the pipes by now; background jobs may hold them open for ever
+                reader.drain()
+                reader.close()
+            feeder.close()
+    truncated = any(capture.left_out for capture in captures)
+    stdout, stderr = (capture.take() for capture in captures)
+    code = exit_code(child.exited.result())
+    return ExecResult(code, stdout, stderr, timed_out, truncated, time.monotonic() - started)
+
+
+def exit_code(status: int) -> int:
+    """Turn the guest's status (minus the signal) into a shell's exit code (128 + signal)."""
+    return status if status >= 0 else 128 - status
+
+
+def _not_started(failure: StartFailure, program: str, cwd: str | None) -> ExecResult:
+    code = failure.errno or EINVAL
+    if failure.stage == "exec":
+        missing = code in (ENOENT, ENOTDIR)
+        return ExecResult(127 if missing else 126, b"", f"{program}: {os.strerror(code)}\n".encode())
+    if failure.stage == "cwd" and code in (ENOENT, ENOTDIR, EACCES, EINVAL):
+        return ExecResult(126, b"", f"{cwd or 'working directory'}: {os.strerror(code)}\n".encode())
+    raise SandboxError(
+        FailureKind.SANDBOX_UNAVAILABLE,
+        f"a child could not be confined: {failure.strerror}.",
+        "See `prorl-gym doctor`.",
+    )

@@ -1,0 +1,191 @@
+"""The python session's worker: runs inside the sandbox, on the sandbox's own python3 (3.6 or newer), as text.
+
+Requests come and answers go as one JSON line each over descriptor 3; what a cell prints goes to the worker's own
+stdout and stderr, one pipe that the service reads, so that subprocesses and C code are heard as well.
+"""
+
+import ast
+import base64
+import io
+import json
+import linecache
+import os
+import signal
+import socket
+import sys
+import traceback
+
+PACKAGES = "/opt/prorl/python"
+MAX_IMAGES = 8
+MAX_IMAGE_BYTES = 8 << 20
+
+
+class Console:
+    """Cells with the standard library alone: the value of a last expression is shown, tracebacks are the user's."""
+
+    kind = "console"
+
+    def __init__(self) -> None:
+        import types
+
+        module = types.ModuleType("__main__")
+        module.__dict__["__builtins__"] = __builtins__
+        sys.modules["__main__"] = module  # classes of cells can be pickled; nothing of ours is in reach by name
+        self.names = module.__dict__
+        self.count = 0
+
+    def run(self, code: str) -> bool:
+        """Run a cell; whether it ended without raising."""
+        self.count += 1
+        name = f"<cell {self.count}>"
+        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        try:
+            tree = ast.parse(code, name)
+            last = tree.body[-1] if tree.body else None
+            if isinstance(last, ast.Expr):
+                del tree.body[-1]
+            exec(compile(tree, name, "exec"), self.names)
+            if isinstance(last, ast.Expr):
+                value = eval(compile(ast.Expression(last.value), name, "eval"), self.names)
+                if value is not None:
+                    self.names["_"] = value
+                    print(repr(value))
+            return True
+        except BaseException as error:
+            self.show(error)
+            return False
+
+    def show(self, error: BaseException) -> None:
+        """Write a traceback without our own frames."""
+        frames = traceback.extract_tb(error.__traceback__)
+        while frames and not frames[0].filename.startswith("<cell"):
+            frames.pop(0)
+        lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
+        sys.stdout.flush()
+        sys.stderr.write("".join(lines + traceback.format_exception_only(type(error), error)))
+
+
+class IPythonConsole:
+    """Cells with IPython: magics, ``!commands``, top-level await."""
+
+    kind = "ipython"
+
+    def __init__(self) -> None:
+        import tempfile
+
+        os.environ["IPYTHONDIR"] = tempfile.mkdtemp(prefix=".ipython-")
+        from IPython.core.interactiveshell import InteractiveShell
+        from traitlets.config import Config
+
+        config = Config()
+        config.HistoryManager.enabled = False
+        config.InteractiveShell.xmode = "Plain"
+        config.InteractiveShell.colors = "NoColor"
+        config.InteractiveShell.cache_size = 0
+        self.shell = InteractiveShell.instance(config=config)
+        self.shell.displayhook.write_output_prompt = lambda: None
+
+    def run(self, code: str) -> bool:
+        """Run a cell; whether it ended without raising."""
+        result = self.shell.run_cell(code, store_history=False)  # pyright: ignore[reportUnknownMemberType]
+        return bool(result.success)
+
+
+def make_console() -> "Console | IPythonConsole":
+    """Prefer the image's IPython, then the mounted one when this python is new enough, then our own."""
+    try:
+        return IPythonConsole()
+    except Exception:  # not there or broken in this image: try the next one
+        pass
+    try:
+        with open(os.path.join(PACKAGES, "REQUIRES")) as file:
+            needed = tuple(int(part) for part in file.read().split("."))
+        if sys.version_info[:2] >= needed:
+            sys.path.append(PACKAGES)
+            return IPythonConsole()
+    except Exception:  # not mounted, or the same
+        pass
+    return Console()
+
+
+def figures() -> "list[str]":
+    """Return open matplotlib figures as PNG, and close them."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is None:
+        return []
+    images: list[str] = []
+    total = 0
+    for number in pyplot.get_fignums()[:MAX_IMAGES]:
+        data = io.BytesIO()
+        pyplot.figure(number).savefig(data, format="png", bbox_inches="tight")
+        total += data.tell()
+        if total > MAX_IMAGE_BYTES:
+            break
+        images.append(base64.b64encode(data.getvalue()).decode("ascii"))
+    pyplot.close("all")
+    return images
+
+
+def ignore(number: int, frame: object) -> None:
+    """Between cells there is nothing to interrupt. Not SIG_IGN: children would inherit that."""
+
+
+class Worker:
+    """Reads cells, runs them, answers."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.lines = channel.makefile("rb")
+        signal.signal(signal.SIGINT, ignore)
+
+    def send(self, message: "dict[str, object]") -> None:
+        """Answer the service."""
+        self.channel.sendall(json.dumps(message).encode("ascii") + b"\n")
+
+    def serve(self, console: "Console | IPythonConsole") -> None:
+        """Say hello, then run what comes."""
+        self.send({"ready": console.kind, "version": f"{sys.version_info[0]}.{sys.version_info[1]}"})
+        for line in self.lines:
+            request = json.loads(line.decode("ascii"))
+            ok, images = self.cell(console, request["code"])
+            self.send({"cell": request["cell"], "ok": ok, "images": images})
+
+    def cell(self, console: "Console | IPythonConsole", code: str) -> "tuple[bool, list[str]]":
+        """Run one cell; never raises."""
+        ok, images = False, []
+        try:
+            try:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                ok = console.run(code)
+                images = figures()
+            finally:
+                signal.signal(signal.SIGINT, ignore)
+        except KeyboardInterrupt:  # it came when the cell was all but done
+            ok = False
+        except Exception as error:  # a figure that cannot be drawn
+            ok = False
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            try:
+                if stream is not None:
+                    stream.flush()
+            except Exception:  # the cell closed or replaced it: then there is nothing to flush
+                continue
+        return ok, images
+
+
+def main() -> None:
+    """Serve cells until the service closes the channel."""
+    channel = socket.socket(fileno=3)
+    os.set_inheritable(3, False)
+    sys.argv = [""]
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and sys.version_info >= (3, 7):
+            stream.reconfigure(line_buffering=True, errors="replace")
+    worker = Worker(channel)
+    worker.serve(make_console())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""The guest: a single-threaded server inside the sandbox that starts, kills and opens things for the service.
+
+Single-threaded so that forking is safe; nothing is imported after ``serve`` begins, since by then the root directory
+may be an image without Python.
+"""
+
+import errno
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prorl_gym.sandbox.guest import wire
+from prorl_gym.sandbox.guest.child import StartError, fork_exec
+from prorl_gym.sandbox.guest.files import Files
+from prorl_gym.sandbox.guest.kernel import become_subreaper
+from prorl_gym.sandbox.guest.terminal import Terminal
+from prorl_gym.sandbox.guest.tree import ProcessTable
+from prorl_gym.sandbox.protocol import SandboxLimits
+
+CHANNEL_FD = 3
+"""Number at which a child that asked for a channel finds it."""
+
+
+@dataclass(frozen=True)
+class GuestOptions:
+    """What the guest has to know about its sandbox."""
+
+    limits: SandboxLimits
+    workdir: str
+    env: dict[str, str]
+    """Complete, clean base environment of everything that runs."""
+    proc_fd: int
+    """Descriptor of a procfs that shows this process's own pid namespace."""
+    is_init: bool
+    """This process is pid 1; otherwise it adopts orphans as a subreaper."""
+    confine: Callable[[SandboxLimits], None]
+    """Run in every child after fork, before exec: limits, capabilities, privileges."""
+
+
+def serve(control: socket.socket, options: GuestOptions) -> None:
+    """Answer requests until the service is gone (end of file on ``control``); then the caller exits."""
+    _Guest(control, options).run()
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A reply: fields, descriptors to send, and what to do once they are sent (or could not be)."""
+
+    fields: dict[str, Any]
+    descriptors: list[int]
+    release: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        if self.release is not None:
+            return self.release()
+        for fd in self.descriptors:
+            os.close(fd)
+
+
+class _Guest:
+    def __init__(self, control: socket.socket, options: GuestOptions) -> None:
+        control.setblocking(True)
+        self._control = control
+        self._options = options
+        self._table = ProcessTable(options.proc_fd)
+        self._files = Files(options.workdir, options.proc_fd)
+        self._children: set[int] = set()
+        self._operations: dict[str, Callable[[Mapping[str, Any]], _Answer]] = {
+            "ping": lambda _: _Answer({}, []),
+            "spawn": self._spawn,
+            "shell": self._shell,
+            "signal": self._signal,
+            "kill_tree": self._kill_tree,
+            "read": lambda request: _Answer({}, [self._files.open_read(request["path"])]),
+            "write": lambda request: _Answer({}, [self._files.open_write(request["path"], request["mode"])]),
+            "list": lambda request: _Answer({}, [self._files.list_dir(request["path"])]),
+        }
+
+    def run(self) -> None:
+        if not self._options.is_init:
+            become_subreaper()
+        woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _note)  # a handler, not SIG_IGN: exec puts handlers back to the default
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(woken, select.POLLIN)
+        try:
+            self._send({"type": "hello"})
+            while True:
+                ready = {fd for fd, _ in poll.poll()}
+                if woken in ready:
+                    _drain(woken)
+                    self._reap()
+                if self._control.fileno() in ready and not self._serve_one():
+                    return
+        except (BrokenPipeError, ConnectionResetError):  # the service is gone: the same as end of file
+            return
+
+    def _serve_one(self) -> bool:
+        """Answer one request; ``False`` at end of file."""
+        received = wire.receive(self._control)
+        if received is None:
+            return False
+        request, descriptors = received
+        for fd in descriptors:  # no request carries any
+            os.close(fd)
+        try:
+            answer = self._operations[request["op"]](request)
+        except StartError as error:
+            self._reply(request, {"errno": error.errno, "stage": error.stage})
+            return True
+        except OSError as error:
+            self._reply(request, {"errno": error.errno or errno.EIO, "text": error.strerror or str(error)})
+            return True
+        try:
+            self._reply(request, answer.fields, answer.descriptors)
+        finally:
+            answer.close()
+        return True
+
+    def _reply(
+        self, request: Mapping[str, Any], fields: Mapping[str, Any], descriptors: list[int] | None = None
+    ) -> None:
+        self._send({"type": "reply", "id": request["id"], **fields}, descriptors)
+
+    def _send(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
+        wire.send(self._control, wire.encode(message), descriptors or ())
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._children:  # everything else is an orphan that nobody asked about
+                self._children.discard(pid)
+                self._send({"type": "exit", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
+
+    def _spawn(self, request: Mapping[str, Any]) -> _Answer:
+        """Start a program on pipes. They are made here, so that the payload may reopen /dev/stdout."""
+        limits = SandboxLimits(**request["limits"]) if request.get("limits") else self._options.limits
+        theirs: list[int] = []
+        child: dict[int, int] = {}
+        try:
+            if request["stdin"]:
+                child[0], fd = os.pipe2(os.O_CLOEXEC)
+                theirs.append(fd)
+            else:
+                child[0] = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            fd, child[1] = os.pipe2(os.O_CLOEXEC)
+            theirs.append(fd)
+            if request["merge"]:
+                child[2] = os.dup(child[1])
+            else:
+                fd, child[2] = os.pipe2(os.O_CLOEXEC)
+                theirs.append(fd)
+            if request["channel"]:
+                ours, inside = socket.socketpair()
+                theirs.append(ours.detach())
+                child[CHANNEL_FD] = inside.detach()
+            pid = fork_exec(
+                request["argv"],
+                {**self._options.env, **request["env"]},
+                os.path.join(self._options.workdir, request["cwd"] or ""),
+                child,
+                lambda: self._options.confine(limits),
+            )
+        except BaseException:
+            for fd in theirs:
+                os.close(fd)
+            raise
+        finally:
+            for fd in child.values():
+                os.close(fd)
+        self._children.add(pid)
+        return _Answer({"pid": pid}, theirs)
+
+    def _shell(self, request: Mapping[str, Any]) -> _Answer:
+        limits = self._options.limits
+        terminal = Terminal(
+            {**self._options.env, **request["env"]},
+            request["cwd"] or self._options.workdir,
+            limits.open_files,
+            lambda: self._options.confine(limits),
+        )
+        self._children.add(terminal.pid)
+        return _Answer({"pid": terminal.pid}, terminal.descriptors, terminal.release)
+
+    def _signal(self, request: Mapping[str, Any]) -> _Answer:
+        if request["pid"] in self._children:  # not reaped yet: the number cannot belong to anything else
+            os.kill(request["pid"], request["signal"])
+        return _Answer({}, [])
+
+    def _kill_tree(self, request: Mapping[str, Any]) -> _Answer:
+        """Kill the descendants of a child; without ``since``, the child too, last."""
+        pid = request["pid"]
+        if pid not in self._children:
+            return _Answer({"gone": True}, [])
+        since = request.get("since")
+        if since is not None:
+            return _Answer({"gone": self._table.kill_descendants(pid, since)}, [])
+        os.kill(pid, signal.SIGSTOP)  # it can start nothing new while its descendants die
+        gone = self._table.kill_descendants(pid)
+        os.kill(pid, signal.SIGKILL)
+        return _Answer({"gone": gone}, [])
+
+
+def _note(number: int, frame: object) -> None:
+    """The wake-up descriptor carries the news; there is nothing to do here."""
+
+
+def _drain(fd: int) -> None:
+    try:
+        while os.read(fd, 4096):
+            continue
+    except BlockingIOError:
+        return

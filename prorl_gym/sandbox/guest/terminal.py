@@ -1,0 +1,89 @@
+"""ptyprocess, wrapped: one bash on a pty of the sandbox's own devpts."""
+
+import fcntl
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from ptyprocess import PtyProcess  # pyright: ignore[reportMissingTypeStubs]
+
+from prorl_gym.sandbox.guest.child import StartError, prepare
+from prorl_gym.sandbox.guest.driver import driver
+
+_BASH = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
+_ROWS, _COLUMNS = 50, 200
+
+
+class Terminal:
+    """A started shell: ``pid`` and the service's ends. ``release`` them once they are sent."""
+
+    def __init__(self, env: Mapping[str, str], cwd: str, open_files: int, confine: Callable[[], None]) -> None:
+        nonce_out, nonce_in = os.pipe()
+        report_out, report_in = os.pipe()
+        text = os.memfd_create("command")
+        own = [nonce_out, report_in]
+        self._theirs = [nonce_in, report_out, text]
+        try:
+            # High numbers: scripts like to use 3 to 9, and bash itself takes from 10.
+            base = max(32, min(200, open_files - 16))
+            numbers = [_inheritable(fd, base) for fd in (nonce_out, report_in, text)]
+            own += numbers
+            self._process = _spawn(
+                [_find_bash(), "--noprofile", "--norc", "--noediting", "-i"],
+                {**env, "PROMPT_COMMAND": driver(*numbers), "PS1": "", "PS2": ""},
+                lambda: _enter(cwd, confine),
+                sorted(numbers),
+            )
+        except BaseException:
+            self._close(self._theirs)
+            raise
+        finally:
+            self._close(own)
+        self.pid: int = self._process.pid
+        self.descriptors = [self._process.fd, *self._theirs]
+        """Terminal master, nonces (write), reports (read), command text (memory file)."""
+
+    def release(self) -> None:
+        """Close our copies. The object must not be collected before: ptyprocess would then kill the shell."""
+        self._process.fileobj.close()
+        self._process.closed = True
+        self._close(self._theirs)
+
+    @staticmethod
+    def _close(descriptors: list[int]) -> None:
+        for fd in descriptors:
+            os.close(fd)
+
+
+def _inheritable(fd: int, least: int) -> int:
+    number = fcntl.fcntl(fd, fcntl.F_DUPFD, least)
+    os.set_inheritable(number, True)
+    return number
+
+
+def _find_bash() -> str:
+    for path in _BASH:
+        if os.access(path, os.X_OK):
+            return path
+    raise StartError(2, "exec")
+
+
+def _enter(cwd: str, confine: Callable[[], None]) -> None:
+    try:
+        os.chdir(cwd)
+    except OSError:  # it was deleted: a shell without its directory is still a shell
+        os.chdir("/")
+    prepare(confine)
+
+
+def _spawn(argv: list[str], env: Mapping[str, str], enter: Callable[[], None], keep: Sequence[int]) -> PtyProcess:
+    guest = os.getpid()
+    try:
+        return PtyProcess.spawn(  # pyright: ignore[reportUnknownMemberType]
+            argv, env=dict(env), echo=False, dimensions=(_ROWS, _COLUMNS), preexec_fn=enter, pass_fds=keep
+        )
+    except BaseException as error:
+        if os.getpid() != guest:  # ptyprocess failed in the child: it must not come back as a second guest
+            os._exit(127)
+        if isinstance(error, OSError):
+            raise StartError(error.errno or 5, "exec") from None
+        raise StartError(5, "confine") from error

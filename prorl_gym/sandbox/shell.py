@@ -1,0 +1,200 @@
+"""The persistent shell of a sandbox: what a command does to it, and how it survives commands that break it."""
+
+import asyncio
+import shlex
+from errno import EACCES, ENOENT
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox.bash import MAX_COMMAND, Bash
+from prorl_gym.sandbox.channel import Channel, StartFailure
+from prorl_gym.sandbox.output import Capture
+from prorl_gym.sandbox.protocol import SandboxSpec, ShellResult
+from prorl_gym.sandbox.reports import Completion
+from prorl_gym.sandbox.shielding import finish
+
+_ENV = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "LESS": "-FRX", "DEBIAN_FRONTEND": "noninteractive"}
+_KEYS = {"C-c": b"\x03", "C-d": b"\x04", "C-z": b"\x1a"}
+_INTERRUPT_SECONDS = 0.5
+"""How long a command has to end itself after SIGINT."""
+_SETTLE_SECONDS = 2.0
+"""How long bash has to report after the processes of its command were killed."""
+_RESTORE_SECONDS = 5.0
+
+
+class PersistentShell:
+    """A ``Shell``: one bash at a time, started when it is needed.
+
+    Args:
+        channel: the guest.
+        spec: working directory and output limit.
+    """
+
+    def __init__(self, channel: Channel, spec: SandboxSpec) -> None:
+        self._channel = channel
+        self._image = spec.image
+        self._capture = Capture(spec.limits.output)
+        self._workdir = self._cwd = spec.workdir
+        self._environment = b""
+        self._bash: Bash | None = None
+        self._running: asyncio.Future[Completion] | None = None
+        self._last_code = 0
+        self._was_started = False
+        self._revived = False
+
+    async def run(self, command: str, *, timeout: float) -> ShellResult:
+        """See ``Shell.run``. While a started command runs, nothing is run and the result says so."""
+        return await self._command(command, timeout, keep=False)
+
+    async def start(self, command: str, *, wait: float) -> ShellResult:
+        """See ``Shell.start``. While a started command runs, nothing is started and the result says so."""
+        return await self._command(command, wait, keep=True)
+
+    async def send(self, text: str, *, wait: float) -> ShellResult:
+        """See ``Shell.send``. With no command running, nothing is typed and the result says so."""
+        if self._running is None:
+            note = "[no command is running: nothing was typed]\n" if text else ""
+            if self._bash is not None and not self._bash.dead:
+                self._bash.drain()
+            return ShellResult(self._capture.take_text() + note, self._last_code, self._cwd)
+        bash = self._current()
+        if text:
+            bash.type(_KEYS.get(text) or text.encode("utf-8", "replace"))
+        return await self._look(self._running, wait)
+
+    async def close(self) -> None:
+        """Kill the shell and everything it started. Idempotent."""
+        bash, self._bash, self._running = self._bash, None, None
+        if bash is not None:
+            try:
+                await finish(bash.kill())
+            except SandboxError:  # the sandbox is gone, and the shell with it
+                return
+
+    async def open(self) -> None:
+        """Start bash unless one lives.
+
+        Raises:
+            SandboxError: ``IMAGE_BROKEN`` when there never was a bash, ``SANDBOX_BROKEN_BY_AGENT`` when it is gone.
+        """
+        if self._bash is not None and not self._bash.dead and not self._bash.tampered:
+            return
+        if self._bash is not None:
+            self._revived = True  # it ended while nobody looked; the next result says so
+            await self._put_away(self._bash)
+        try:
+            reply = await self._channel.request("shell", env=_ENV, cwd=self._workdir)
+        except StartFailure as failure:
+            raise self._no_bash(failure) from None
+        self._bash = Bash(self._channel, reply.fields["pid"], reply.descriptors, self._capture)
+        if self._was_started:
+            await self._restore(self._bash)
+        self._was_started = True
+
+    async def _command(self, command: str, seconds: float, *, keep: bool) -> ShellResult:
+        if self._running is not None:
+            note = "[the previous command is still running: answer it, or send C-c, before the next one]\n"
+            return ShellResult(self._capture.take_text(final=False) + note, None, self._cwd)
+        encoded = command.encode("utf-8", "replace")
+        if b"\0" in encoded or len(encoded) > MAX_COMMAND:
+            what = (
+                "contains a NUL byte" if b"\0" in encoded else f"is longer than {MAX_COMMAND} bytes; write it to a file"
+            )
+            return ShellResult(f"bash: the command {what}\n", 126, self._cwd)
+        await self.open()
+        self._running = running = self._current().begin(encoded)
+        if keep:
+            return await self._look(running, seconds)
+        timed_out = False
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(running)
+        except TimeoutError:
+            timed_out = True
+            await finish(self._stop(running))
+        except asyncio.CancelledError:
+            await finish(self._stop(running))
+            self._running = None
+            raise
+        return await self._result(running, timed_out=timed_out)
+
+    async def _look(self, running: "asyncio.Future[Completion]", wait: float) -> ShellResult:
+        """Wait for the end of a command, but not for long."""
+        try:
+            await asyncio.wait([running], timeout=wait)
+        except asyncio.CancelledError:
+            await finish(self._stop(running))
+            self._running = None
+            raise
+        if running.done():
+            return await self._result(running, timed_out=False)
+        self._current().drain()
+        return ShellResult(self._capture.take_text(final=False), None, self._cwd, restarted=self._take_revived())
+
+    async def _stop(self, running: "asyncio.Future[Completion]") -> None:
+        """End a command: SIGINT, then SIGKILL of what it started, then of bash with everything."""
+        bash = self._current()
+        if self._channel.closed:
+            return
+        bash.interrupt()
+        await asyncio.wait([running], timeout=_INTERRUPT_SECONDS)
+        if self._channel.closed:
+            return
+        await bash.kill_command()  # also when bash answered: what it started may have survived the interrupt
+        if not running.done():
+            await asyncio.wait([running], timeout=_SETTLE_SECONDS)
+        if not running.done():
+            await bash.kill()
+
+    async def _result(self, running: "asyncio.Future[Completion]", *, timed_out: bool) -> ShellResult:
+        self._running = None
+        completion = running.result()
+        bash = self._current()
+        if completion.cwd.startswith("/"):
+            self._cwd = completion.cwd
+        self._last_code = completion.exit_code
+        output = self._capture.take_text()
+        restarted = self._take_revived()
+        if bash.dead or bash.tampered:
+            restarted = True
+            await self._put_away(bash)
+        return ShellResult(output, completion.exit_code, self._cwd, timed_out, restarted)
+
+    def _take_revived(self) -> bool:
+        revived, self._revived = self._revived, False
+        return revived
+
+    async def _put_away(self, bash: Bash) -> None:
+        self._environment = bash.environment or self._environment
+        self._bash = None
+        if bash.dead:
+            bash.release()
+        else:
+            await finish(bash.kill())
+
+    async def _restore(self, bash: Bash) -> None:
+        """Bring a new bash to the last known directory and environment; what cannot be restored is let go."""
+        # The text comes from the sandbox and goes back into it; nothing on our side reads it.
+        text = self._environment + f"\nbuiltin cd -- {shlex.quote(self._cwd)}\n".encode("utf-8", "surrogateescape")
+        running = bash.begin(b"{ " + text + b"} >/dev/null 2>&1\n")
+        await asyncio.wait([running], timeout=_RESTORE_SECONDS)
+        if running.done() and not running.exception() and running.result().cwd.startswith("/"):
+            self._cwd = running.result().cwd
+            return
+        await finish(bash.kill())
+        self._environment, self._cwd = b"", self._workdir
+        self._was_started = False
+        await self.open()
+
+    def _current(self) -> Bash:
+        if self._bash is None:
+            raise SandboxError(FailureKind.SANDBOX_LOST, "the shell of this sandbox was closed.")
+        return self._bash
+
+    def _no_bash(self, failure: StartFailure) -> SandboxError:
+        if failure.errno not in (ENOENT, EACCES):
+            return SandboxError(FailureKind.SANDBOX_UNAVAILABLE, f"bash could not be started: {failure.strerror}.")
+        if self._was_started:
+            return SandboxError(FailureKind.SANDBOX_BROKEN_BY_AGENT, "bash is gone from the sandbox.")
+        return SandboxError(
+            FailureKind.IMAGE_BROKEN, f"image {self._image!r} has no bash.", "Install bash in the image."
+        )

@@ -1,0 +1,283 @@
+"""Sandboxes that run nothing: for tests of the rooms above. Files live in memory, answers come from a script."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from errno import EFBIG, EISDIR, ENOENT, ENOTDIR
+from posixpath import basename, dirname, join, normpath
+from typing import Any, TypeVar
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox.protocol import (
+    CellResult,
+    ExecResult,
+    FileEntry,
+    Probe,
+    SandboxLimits,
+    SandboxSpec,
+    ShellResult,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a method, as tests look at it: ``Call("exec", (["true"],), {"timeout": 5})``."""
+
+    method: str
+    args: tuple[Any, ...]
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(slots=True)
+class Script:
+    """What fake sandboxes answer. Each function gets the input; an exception that it raises is raised to the caller.
+
+    ``delay`` is waited for before every answer, so that tests can cancel or time out: an ``asyncio.Event`` to set.
+    """
+
+    exec: Callable[[Sequence[str], bytes], ExecResult] = lambda argv, stdin: ExecResult(0, b"", b"")
+    shell: Callable[[str], ShellResult] = lambda command: ShellResult("", 0, "/workspace")
+    python: Callable[[str], CellResult] = lambda code: CellResult("", True)
+    start: Callable[[SandboxSpec], None] = lambda spec: None
+    """May raise ``SandboxError`` to make ``FakeBackend.start`` fail."""
+    delay: asyncio.Event | None = None
+
+
+class FakeSandbox:
+    """A ``Sandbox`` in memory.
+
+    Args:
+        spec: what it claims to be.
+        script: its answers.
+        id: its id.
+    """
+
+    def __init__(self, spec: SandboxSpec | None = None, script: Script | None = None, id: str = "fake") -> None:
+        self._spec = spec or SandboxSpec()
+        self._id = id
+        self.script = script or Script()
+        self.files: dict[str, bytes] = {}
+        """Absolute path -> content."""
+        self.modes: dict[str, int] = {}
+        self.calls: list[Call] = []
+        """Everything that was called, in order."""
+        self.cancelled: list[Call] = []
+        """Calls whose await was cancelled."""
+        self.closed = False
+        self.lost: SandboxError | None = None
+        """Set it (or call ``lose``) and every method raises it from then on."""
+        self._broken = asyncio.Event()
+
+    @property
+    def id(self) -> str:
+        """As given."""
+        return self._id
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """As given."""
+        return self._spec
+
+    def lose(self, what: str = "the fake sandbox was lost.") -> None:
+        """Behave as if the sandbox had died: calls in flight and later ones raise ``SANDBOX_LOST``."""
+        self.lost = SandboxError(FailureKind.SANDBOX_LOST, what)
+        self._broken.set()
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        limits: SandboxLimits | None = None,
+    ) -> ExecResult:
+        """Answer from the script."""
+        options = {"timeout": timeout, "stdin": stdin, "cwd": cwd, "env": env, "limits": limits}
+        return await self.answer(Call("exec", (list(argv),), options), lambda: self.script.exec(argv, stdin))
+
+    async def shell(self) -> "FakeShell":
+        """Return a shell that answers from the script."""
+        self._check()
+        return FakeShell(self)
+
+    async def python(self) -> "FakePython":
+        """Return a session that answers from the script."""
+        self._check()
+        return FakePython(self)
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Keep a file."""
+        path = self._absolute(path)
+
+        def write() -> None:
+            if path in self._directories():
+                raise IsADirectoryError(EISDIR, "Is a directory", path)
+            self.files[path] = data
+            self.modes[path] = mode
+
+        await self.answer(Call("write_file", (path, data), {"mode": mode}), write)
+
+    async def read_file(self, path: str, *, limit: int = 16 << 20) -> bytes:
+        """Return a file that was written, or put into ``files``."""
+        path = self._absolute(path)
+
+        def read() -> bytes:
+            if path in self._directories():
+                raise IsADirectoryError(EISDIR, "Is a directory", path)
+            if path not in self.files:
+                raise FileNotFoundError(ENOENT, "No such file or directory", path)
+            if len(self.files[path]) > limit:
+                raise OSError(EFBIG, f"larger than {limit} bytes", path)
+            return self.files[path]
+
+        return await self.answer(Call("read_file", (path,), {"limit": limit}), read)
+
+    async def list_dir(self, path: str) -> list[FileEntry]:
+        """List what the files imply."""
+        path = self._absolute(path)
+
+        def entries() -> list[FileEntry]:
+            directories = self._directories()
+            if path in self.files:
+                raise NotADirectoryError(ENOTDIR, "Not a directory", path)
+            if path not in directories:
+                raise FileNotFoundError(ENOENT, "No such file or directory", path)
+            found = [FileEntry(basename(name), "directory", 0, 0o755) for name in directories if _below(name, path)]
+            for name, data in self.files.items():
+                if _below(name, path):
+                    found.append(FileEntry(basename(name), "file", len(data), self.modes.get(name, 0o644)))
+            return sorted(found, key=lambda entry: entry.name)
+
+        return await self.answer(Call("list_dir", (path,)), entries)
+
+    async def alive(self) -> bool:
+        """Whether it was neither lost nor closed."""
+        return self.lost is None and not self.closed
+
+    async def close(self) -> None:
+        """Close it. Idempotent."""
+        self.closed = True
+        self._broken.set()
+
+    async def answer(self, call: Call, answer: Callable[[], T]) -> T:
+        """Record a call, wait for ``script.delay``, answer."""
+        self._check()
+        self.calls.append(call)
+        try:
+            if self.script.delay is not None:
+                await self._wait(self.script.delay)
+        except asyncio.CancelledError:
+            self.cancelled.append(call)
+            raise
+        self._check()
+        return answer()
+
+    async def _wait(self, delay: asyncio.Event) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in (delay, self._broken)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _check(self) -> None:
+        if self.lost is not None:
+            raise self.lost
+        if self.closed:
+            raise SandboxError(FailureKind.SANDBOX_LOST, "the sandbox was closed.")
+
+    def _absolute(self, path: str) -> str:
+        return normpath(join(self._spec.workdir, path))
+
+    def _directories(self) -> set[str]:
+        found = {"/", normpath(self._spec.workdir)}
+        for name in self.files:
+            while (name := dirname(name)) not in found:
+                found.add(name)
+        return found
+
+
+class FakeShell:
+    """A ``Shell`` that answers from the script; commands always end at once."""
+
+    def __init__(self, sandbox: FakeSandbox) -> None:
+        self._sandbox = sandbox
+
+    async def run(self, command: str, *, timeout: float) -> ShellResult:
+        """Answer from ``script.shell``."""
+        call = Call("shell.run", (command,), {"timeout": timeout})
+        return await self._sandbox.answer(call, lambda: self._sandbox.script.shell(command))
+
+    async def start(self, command: str, *, wait: float) -> ShellResult:
+        """Answer from ``script.shell``."""
+        call = Call("shell.start", (command,), {"wait": wait})
+        return await self._sandbox.answer(call, lambda: self._sandbox.script.shell(command))
+
+    async def send(self, text: str, *, wait: float) -> ShellResult:
+        """Answer from ``script.shell``."""
+        call = Call("shell.send", (text,), {"wait": wait})
+        return await self._sandbox.answer(call, lambda: self._sandbox.script.shell(text))
+
+    async def close(self) -> None:
+        """Record it."""
+        self._sandbox.calls.append(Call("shell.close", ()))
+
+
+class FakePython:
+    """A ``PythonSession`` that answers from the script."""
+
+    def __init__(self, sandbox: FakeSandbox) -> None:
+        self._sandbox = sandbox
+
+    async def run(self, code: str, *, timeout: float) -> CellResult:
+        """Answer from ``script.python``."""
+        call = Call("python.run", (code,), {"timeout": timeout})
+        return await self._sandbox.answer(call, lambda: self._sandbox.script.python(code))
+
+    async def close(self) -> None:
+        """Record it."""
+        self._sandbox.calls.append(Call("python.close", ()))
+
+
+class FakeBackend:
+    """A ``SandboxBackend`` that makes ``FakeSandbox``es and remembers them.
+
+    Args:
+        script: answers of all its sandboxes.
+    """
+
+    def __init__(self, script: Script | None = None) -> None:
+        self.script = script or Script()
+        self.started: list[FakeSandbox] = []
+        """Every sandbox that was ever started; ``closed`` tells which are gone."""
+        self.closed = False
+
+    @property
+    def name(self) -> str:
+        """Always ``fake``."""
+        return "fake"
+
+    async def probe(self) -> Probe:
+        """Always well."""
+        return Probe(self.name, True, "in memory")
+
+    async def start(self, spec: SandboxSpec) -> FakeSandbox:
+        """Start one, unless ``script.start`` raises."""
+        self.script.start(spec)
+        sandbox = FakeSandbox(spec, self.script, f"fake-{len(self.started)}")
+        self.started.append(sandbox)
+        return sandbox
+
+    async def close(self) -> None:
+        """Close every sandbox. Idempotent."""
+        self.closed = True
+        for sandbox in self.started:
+            await sandbox.close()
+
+
+def _below(name: str, directory: str) -> bool:
+    return name != directory and dirname(name) == directory

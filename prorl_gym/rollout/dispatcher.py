@@ -158,7 +158,15 @@ class Dispatcher:
         if handing.cancelled() and entry.cancel is not None:
             self._end_unstarted(entry, _cancelled(entry.cancel))
             return
-        handing.result()
+        try:
+            handing.result()
+        except ShuttingDownError:
+            raise
+        except Exception as error:
+            _LOG.exception("the runner refused a job")
+            broken = Outcome(status="failed", kind=FailureKind.INTERNAL, stage="queue", message=str(error)[:500])
+            self.spawn(self._settle(entry, terminal_record(job, broken)))
+            return
         if entry.state == "handing":  # otherwise it has ended already
             entry.state = "running"
         if entry.cancel is not None:

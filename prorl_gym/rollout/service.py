@@ -48,7 +48,8 @@ class RolloutService:
         self._entries = self._dispatcher.entries
         self._news = asyncio.Event()
         self._started = False
-        self._stopped = False
+        self._refusing = False
+        self._ended = False
         self._finished = 0
         self._observers: list[Callable[[Rollout], None]] = []
 
@@ -70,15 +71,16 @@ class RolloutService:
             drain: finish what the runner has in hand; otherwise its attempts are cut off and made again by the next
                 start.
         """
-        if self._stopped:
+        if self._ended:
             return
+        self._ended = True
         self.refuse()
         await self._dispatcher.stop(drain=drain)
         await self._ledger.close()
 
     def refuse(self) -> None:
         """Take no more work, answer who waits, end the streams. The first step of ``stop``; may come long before."""
-        self._stopped = True
+        self._refusing = True
         for entry in self._entries.all():
             entry.answer(None)
         self._tell()
@@ -92,7 +94,7 @@ class RolloutService:
             LedgerError: nothing can be remembered now.
             ShuttingDownError: the service is stopping or was not started.
         """
-        if not self._started or self._stopped:
+        if not self._started or self._refusing:
             raise ShuttingDownError("The service takes no more work.", "Submit again when it is back.")
         # Shielded: a caller that goes away after the commit must not leave a rollout that nobody runs.
         return await asyncio.shield(self._dispatcher.spawn(self._admit(requests)))
@@ -111,7 +113,7 @@ class RolloutService:
                 found = await self._ledger.get(rollout_id)  # it may have been written between the two looks
             if isinstance(found, Rollout) or entry is None:
                 return found if isinstance(found, Rollout) else None
-        if wait <= 0 or self._stopped:
+        if wait <= 0 or self._refusing:
             return None
         waiter: asyncio.Future[Rollout | None] = asyncio.get_running_loop().create_future()
         entry.waiters.append(waiter)
@@ -152,7 +154,7 @@ class RolloutService:
             cursor: that of the last record the reader has seen.
             follow: wait for more instead of ending; ends when the service stops.
         """
-        while not self._stopped:
+        while not self._refusing:
             news = self._news  # before the look, so that what is written during it is news
             page = await self._ledger.finished(run_id, cursor, _PAGE)
             for delivery in page:
@@ -168,8 +170,8 @@ class RolloutService:
         """Report what is going on."""
         count = self._entries.count()
         problem = self._dispatcher.problem
-        if self._stopped or not self._started:
-            problem = "The service is stopping." if self._stopped else "The service was not started."
+        if self._refusing or not self._started:
+            problem = "The service is stopping." if self._refusing else "The service was not started."
         return ServiceStatus(
             ready=not problem,
             problem=problem,

@@ -1,0 +1,446 @@
+"""The service: nothing accepted is lost, every id gets one record, infrastructure failures are made again."""
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prorl_gym.errors import CancelReason, ConflictError, FailureKind, NotFoundError, ShuttingDownError, TaskError
+from prorl_gym.records import Rollout, RolloutRequest
+from prorl_gym.rollout.dispatcher import RetryConfig
+from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
+from prorl_gym.rollout.ledger import SqliteLedger
+from prorl_gym.rollout.ledger_file import LedgerConfig, LedgerError
+from prorl_gym.rollout.memory_ledger import MemoryLedger
+from prorl_gym.rollout.protocol import Ledger
+from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
+from prorl_gym.rollout.service import RolloutService
+
+QUICK = RetryConfig(pause_seconds=0.001, ledger_pause_seconds=0.01)
+SMALL = RunnerConfig(queue=2, init=2, run=2, eval=2, cleanup_seconds=1)
+
+
+def ask(rollout_id: str, run_id: str = "default", group_id: str | None = None, **task: Any) -> RolloutRequest:
+    return RolloutRequest(
+        rollout_id=rollout_id,
+        run_id=run_id,
+        group_id=group_id,
+        environment="scripted",
+        task={"id": rollout_id, **task},
+    )
+
+
+class Bench:
+    """A service on counting fakes."""
+
+    def __init__(self, ledger: Ledger | None = None, config: RetryConfig = QUICK, runner: RunnerConfig = SMALL) -> None:
+        self.ledger = ledger or MemoryLedger()
+        self.backend = EmptyBackend()
+        self.policies = FakePolicySource()
+        self.runner = InProcessRunner(lookup(ScriptedEnvironment()), self.policies, self.backend, runner)
+        self.service = RolloutService(self.ledger, self.runner, config)
+
+    async def __aenter__(self) -> RolloutService:
+        await self.service.start()
+        return self.service
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.wait_for(self.service.stop(drain=False), 10)
+        assert (self.backend.live, self.policies.open_sessions) == (0, 0)
+        assert self.service._dispatcher._tasks == set()  # type: ignore[attr-defined]
+
+
+async def settled(service: RolloutService, rollout_id: str) -> Rollout:
+    rollout = await service.result(rollout_id, wait=10)
+    assert rollout is not None
+    return rollout
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    for _ in range(5000):
+        if await condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it did not happen")
+
+
+async def test_submit_and_result() -> None:
+    async with Bench() as service:
+        answers = await service.submit([ask("a", reward=0.25), ask("b")])
+        assert [answer.duplicate for answer in answers] == [False, False]
+        assert (await settled(service, "a")).reward == 0.25
+        assert (await settled(service, "b")).outcome.status == "completed"
+        assert [answer.duplicate for answer in await service.submit([ask("a", reward=0.25)])] == [True]
+        assert (await service.status()).finished == 2
+
+
+async def test_refusals() -> None:
+    bench = Bench()
+    with pytest.raises(ShuttingDownError):
+        await bench.service.submit([ask("early")])
+    async with bench as service:
+        await service.submit([ask("a", run="hang")])
+        with pytest.raises(ConflictError) as caught:
+            await service.submit([ask("new"), ask("a", run="ok")])
+        assert str(caught.value) == (
+            "rollout a was submitted before with another body.\nSend the same body again, or use a fresh rollout_id."
+        )
+        with pytest.raises(NotFoundError, match="rollout new was never accepted"):
+            await service.result("new")
+        with pytest.raises(TaskError, match="its task is not JSON"):
+            await service.submit([ask("nan", reward=float("nan"))])
+
+
+async def test_result_waits_no_longer_than_asked() -> None:
+    async with Bench() as service:
+        await service.submit([ask("a", run="hang")])
+        assert await service.result("a") is None
+        assert await service.result("a", wait=0.02) is None
+
+
+async def test_infrastructure_failures_are_made_again_and_told() -> None:
+    async with Bench() as service:
+        await service.submit([ask("a", run="engine_timeout", flaky=2, turns=2)])
+        rollout = await settled(service, "a")
+        assert (rollout.outcome.status, rollout.attempt, rollout.sampled_tokens) == ("completed", 2, 6)
+        assert [(r.attempt, r.kind, r.stage) for r in rollout.retries] == [
+            (0, FailureKind.ENGINE_TIMEOUT, "run"),
+            (1, FailureKind.ENGINE_TIMEOUT, "run"),
+        ]
+
+
+async def test_retries_are_bounded_and_end_without_a_reward() -> None:
+    async with Bench() as service:
+        await service.submit([ask("a", eval="grader_failed")])
+        rollout = await settled(service, "a")
+        assert (rollout.outcome.kind, rollout.attempt, rollout.reward) == (FailureKind.GRADER_FAILED, 2, None)
+        assert [retry.attempt for retry in rollout.retries] == [0, 1]
+
+
+@pytest.mark.parametrize("script", [{"run": "sandbox_limit"}, {"init": "image_missing"}, {"run": "limit:turns"}])
+async def test_other_ends_are_not_made_again(script: dict[str, str]) -> None:
+    async with Bench() as service:
+        await service.submit([ask("a", **script)])
+        assert (await settled(service, "a")).attempt == 0
+
+
+async def test_a_pause_between_attempts_holds_no_slot() -> None:
+    config = QUICK.model_copy(update={"pause_seconds": 60.0})
+    async with Bench(config=config, runner=RunnerConfig(queue=1, init=1, run=1, eval=1)) as service:
+        await service.submit([ask(f"bad{i}", init="sandbox_unavailable") for i in range(10)])
+        await service.submit([ask("good")])
+        assert (await settled(service, "good")).outcome.status == "completed"
+
+        async def all_pause() -> bool:
+            status = await service.status()
+            return (status.queued, status.running) == (10, 0)
+
+        await until(all_pause)
+        assert len(await service.cancel([f"bad{i}" for i in range(10)])) == 10
+        assert (await settled(service, "bad3")).outcome.reason is CancelReason.CLIENT
+
+
+async def test_cancel_by_id_group_and_run() -> None:
+    async with Bench() as service:
+        await service.submit([ask(f"r{i}", run_id=f"run{i % 2}", group_id=f"g{i // 4}", run="hang") for i in range(12)])
+        assert set(await service.cancel(["r0", "stranger"])) == {"r0"}
+        assert set(await service.cancel(groups=["g0"])) == {"r1", "r2", "r3"}
+        assert set(await service.cancel(runs=["run1"], reason=CancelReason.STALE)) == {"r5", "r7", "r9", "r11"}
+        assert await service.cancel(["r0"]) == []
+        reasons = {i: (await settled(service, f"r{i}")).outcome.reason for i in (0, 1, 2, 3, 5, 7, 9, 11)}
+        assert {i for i, reason in reasons.items() if reason is CancelReason.STALE} == {5, 7, 9, 11}
+        assert service.pending == 4
+
+
+async def test_cancel_takes_back_what_is_offered_to_a_full_runner() -> None:
+    async with Bench(runner=RunnerConfig(queue=1, init=1, run=1, eval=1)) as service:
+        await service.submit([ask(f"r{i}", run="hang") for i in range(20)])
+
+        async def one_is_offered() -> bool:
+            return (await service.status()).capacity.free == 0
+
+        await until(one_is_offered)
+        assert len(await service.cancel(runs=["default"])) == 20
+        for number in range(20):
+            assert (await settled(service, f"r{number}")).outcome.status == "cancelled"
+
+
+async def test_evaluation_overtakes_training() -> None:
+    async with Bench(runner=RunnerConfig(queue=1, init=1, run=1, eval=1)) as service:
+        await service.submit([ask(f"t{i}") for i in range(60)])
+        await service.submit([ask("e").model_copy(update={"evaluation": True})])
+        await settled(service, "e")
+        assert service.pending > 20
+
+
+async def test_stream_resumes_and_ends() -> None:
+    async with Bench() as service:
+        await service.submit([ask(f"r{i}", run_id=f"run{i % 2}") for i in range(80)])
+        seen: list[str] = []
+        cursor = 0
+        async for delivery in service.stream("run1"):
+            seen.append(delivery.rollout.rollout_id)
+            cursor = delivery.cursor
+            if len(seen) == 35:
+                break
+        async for delivery in service.stream("run1", cursor):
+            seen.append(delivery.rollout.rollout_id)
+            if len(seen) == 40:
+                break
+        assert sorted(seen) == sorted(f"r{i}" for i in range(80) if i % 2)
+        assert [d.cursor async for d in service.stream(follow=False)] == list(range(1, 81))
+
+
+async def test_stop_ends_streams_and_waiters() -> None:
+    async with Bench() as service:
+        await service.submit([ask("a", run="hang")])
+
+        async def read() -> list[Any]:
+            return [delivery async for delivery in service.stream()]
+
+        stream, waiter = asyncio.create_task(read()), asyncio.create_task(service.result("a", wait=60))
+        await asyncio.sleep(0.01)
+        service.refuse()
+        assert await asyncio.wait_for(stream, 1) == []
+        assert await asyncio.wait_for(waiter, 1) is None
+
+
+async def test_submit_whose_caller_goes_away_is_still_run() -> None:
+    async with Bench() as service:
+        gone = asyncio.create_task(service.submit([ask("a")]))
+        await asyncio.sleep(0)
+        gone.cancel()
+
+        async def known() -> bool:
+            try:
+                return await service.result("a") is not None
+            except NotFoundError:
+                return False
+
+        await until(known)
+
+
+async def test_drain_finishes_what_is_in_hand_and_keeps_the_rest(tmp_path: Path) -> None:
+    config = LedgerConfig(path=tmp_path / "l.db")
+    tiny = RunnerConfig(queue=1, init=1, run=1, eval=1)
+    bench = Bench(await SqliteLedger.open(config), runner=tiny)
+    await bench.service.start()
+    await bench.service.submit([ask(f"r{i}") for i in range(30)])
+    await asyncio.wait_for(bench.service.stop(drain=True), 10)
+    async with Bench(await SqliteLedger.open(config)) as service:
+        for number in range(30):
+            assert (await settled(service, f"r{number}")).outcome.status == "completed"
+
+
+async def test_stop_without_drain_leaves_attempts_to_the_next_start(tmp_path: Path) -> None:
+    config = LedgerConfig(path=tmp_path / "l.db")
+    bench = Bench(await SqliteLedger.open(config))
+    await bench.service.start()
+    await bench.service.submit([ask("a", run="hang"), ask("b")])
+    await settled(bench.service, "b")
+    await bench.service.cancel(["a"])
+    await settled(bench.service, "a")
+    await bench.service.submit([ask("c", init="hang", flaky=1), ask("d", run="hang")])
+
+    async def at_work() -> bool:
+        return (await bench.service.status()).capacity.init == 1
+
+    await until(at_work)
+    await bench.service.stop(drain=False)
+    async with Bench(await SqliteLedger.open(config)) as service:
+        assert service.pending == 2
+        assert (await settled(service, "a")).outcome.status == "cancelled"
+        await service.cancel(["c", "d"])
+        rollout = await settled(service, "c")
+        assert [retry.kind for retry in rollout.retries] == [FailureKind.SERVICE_RESTARTED]
+        assert rollout.attempt >= 1
+
+
+async def test_restart_ends_what_was_cancelled_or_lost_too_often(tmp_path: Path) -> None:
+    ledger = MemoryLedger()
+    await ledger.accept([ask("cancelled"), ask("cursed"), ask("fine")])
+    await ledger.cancel(["cancelled"], CancelReason.STALE)
+    for attempt in range(3):
+        await ledger.begin_attempt("cursed", attempt)
+        await ledger.recover()
+    async with Bench(ledger, QUICK.model_copy(update={"restarts": 2})) as service:
+        assert (await settled(service, "cancelled")).outcome.reason is CancelReason.STALE
+        cursed = await settled(service, "cursed")
+        assert (cursed.outcome.kind, len(cursed.retries)) == (FailureKind.SERVICE_RESTARTED, 3)
+        assert (await settled(service, "fine")).outcome.status == "completed"
+
+
+class FullDisk(MemoryLedger):
+    """Refuses to write while it is full."""
+
+    full = False
+
+    async def finish(self, rollout: Rollout) -> bool:
+        self._check()
+        return await super().finish(rollout)
+
+    async def begin_attempt(self, rollout_id: str, attempt: int) -> None:
+        self._check()
+        await super().begin_attempt(rollout_id, attempt)
+
+    async def accept(self, requests: Any) -> Any:
+        self._check()
+        return await super().accept(requests)
+
+    def _check(self) -> None:
+        if self.full:
+            raise LedgerError("/l.db: the disk is full.", "Free space there.")
+
+
+async def test_a_full_disk_stops_the_service_until_there_is_room() -> None:
+    ledger = FullDisk()
+    async with Bench(ledger) as service:
+        await service.submit([ask("a", run="ok")])
+        ledger.full = True
+
+        async def stuck() -> bool:
+            return not (await service.status()).ready
+
+        await until(stuck)
+        assert (await service.status()).problem == "/l.db: the disk is full.\nFree space there."
+        with pytest.raises(LedgerError):
+            await service.submit([ask("b")])
+        ledger.full = False
+        assert (await settled(service, "a")).outcome.status == "completed"
+        assert (await service.status()).ready
+
+
+async def test_stop_with_a_full_disk_ends_and_loses_nothing() -> None:
+    ledger = FullDisk()
+    bench = Bench(ledger)
+    await bench.service.start()
+    await bench.service.submit([ask("a"), ask("b", run="hang")])
+    ledger.full = True
+    await asyncio.sleep(0.02)
+    await asyncio.wait_for(bench.service.stop(drain=False), 5)
+    ledger.full = ledger._closed = False  # type: ignore[attr-defined]
+    assert [job.request.rollout_id for job in await ledger.pending()] == ["a", "b"]
+
+
+# --- model-based: random submits, cancels, failures and restarts ----------------------------------------------------
+
+ACTIONS = ["ok", "ok", "ok", "hang", "crash", "limit:tokens", "sandbox_limit", "engine_timeout", "image_missing"]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32))
+def test_every_accepted_id_gets_exactly_one_record(seed: int) -> None:
+    asyncio.run(_random_life(random.Random(seed)))
+
+
+async def _random_life(dice: random.Random) -> None:
+    ledger = MemoryLedger()
+    accepted: set[str] = set()
+    first_records: dict[str, Rollout] = {}
+    for _ in range(dice.randint(1, 3)):  # lives of the service
+        bench = Bench(ledger, runner=RunnerConfig(queue=dice.randint(1, 3), init=1, run=dice.randint(1, 2), eval=1))
+        await bench.service.start()
+        await _random_calls(dice, bench.service, accepted)
+        await asyncio.wait_for(bench.service.stop(drain=False), 10)
+        assert (bench.backend.live, bench.policies.open_sessions) == (0, 0)
+        ledger._closed = False  # type: ignore[attr-defined]  # the disk outlives the service
+        for delivery in await ledger.finished(None, 0, 1000):
+            first_records.setdefault(delivery.rollout.rollout_id, delivery.rollout)
+    bench = Bench(ledger)
+    async with bench as service:
+        await service.cancel(runs=["default"])
+        for rollout_id in accepted:
+            await settled(service, rollout_id)
+        written = [delivery.rollout async for delivery in service.stream(follow=False)]
+    assert sorted(rollout.rollout_id for rollout in written) == sorted(accepted)
+    assert all(first_records[r.rollout_id] == r for r in written if r.rollout_id in first_records)
+    for rollout in written:
+        assert [retry.attempt for retry in rollout.retries] == sorted({retry.attempt for retry in rollout.retries})
+        assert all(retry.attempt < rollout.attempt for retry in rollout.retries)
+
+
+async def _random_calls(dice: random.Random, service: RolloutService, accepted: set[str]) -> None:
+    for _ in range(dice.randrange(80)):
+        match dice.randrange(8):
+            case 0 | 1:
+                scripts = {stage: dice.choice(ACTIONS) for stage in ("init", "run", "eval")}
+                request = ask(f"r{len(accepted)}", flaky=dice.randrange(3), sandboxes=dice.random() < 0.5, **scripts)
+                await service.submit([request])
+                accepted.add(request.rollout_id)
+            case 2 if accepted:
+                await service.cancel([f"r{dice.randrange(len(accepted))}"])
+            case 3:
+                await asyncio.sleep(0.001)
+            case _:
+                await asyncio.sleep(0)
+
+
+# --- a real process, really killed ----------------------------------------------------------------------------------
+
+_SERVE = """
+import asyncio, random, sys
+from pathlib import Path
+from prorl_gym.records import RolloutRequest
+from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
+from prorl_gym.rollout.ledger import SqliteLedger
+from prorl_gym.rollout.ledger_file import LedgerConfig
+from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
+from prorl_gym.rollout.service import RolloutService
+
+async def main():
+    ledger = await SqliteLedger.open(LedgerConfig(path=Path(sys.argv[1])))
+    runner = InProcessRunner(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend(), RunnerConfig(run=4))
+    service = RolloutService(ledger, runner)
+    await service.start()
+    for i in range(100_000):
+        request = RolloutRequest(environment="scripted", task={"run": "hang" if i % 7 == 0 else "ok"})
+        await service.submit([request])
+        print("accepted", request.rollout_id, flush=True)
+        if i % 3 == 0:
+            done = await service.result(request.rollout_id, wait=0.005)
+            if done:
+                print("finished", request.rollout_id, done.attempt, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_sigkill_between_accept_and_finish_loses_nothing(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "l.db"
+    accepted: set[str] = set()
+    finished: set[str] = set()
+    for life in range(2):
+        child = subprocess.Popen([sys.executable, "-c", _SERVE, str(path)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        lines = [child.stdout.readline() for _ in range(random.Random(seed + life).randrange(20, 120))]
+        child.send_signal(signal.SIGKILL)
+        lines += child.stdout.readlines()
+        child.wait()
+        for line in lines:
+            if line.endswith("\n"):
+                (accepted if line.startswith("accepted") else finished).add(line.split()[1])
+    assert accepted and finished
+    asyncio.run(_all_are_there(path, accepted, finished))
+
+
+async def _all_are_there(path: Path, accepted: set[str], finished: set[str]) -> None:
+    ledger = await SqliteLedger.open(LedgerConfig(path=path))
+    for rollout_id in finished:
+        assert isinstance(await ledger.get(rollout_id), Rollout)
+    async with Bench(ledger, runner=RunnerConfig()) as service:
+        hanging = [job.request.rollout_id for job in await ledger.pending() if job.request.task["run"] == "hang"]
+        await service.cancel(hanging)
+        for rollout_id in accepted:
+            await settled(service, rollout_id)
+        records = [delivery.rollout.rollout_id async for delivery in service.stream(follow=False)]
+        assert len(records) == len(set(records))
+        assert accepted <= set(records)

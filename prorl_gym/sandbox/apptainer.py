@@ -1,0 +1,213 @@
+"""Pid 1 of an ``apptainer`` sandbox: builds the root, has Apptainer enter it, serves from beside the container.
+
+    init (pid 1 of our namespaces: reaps, and takes everything down with it)
+     |- apptainer exec ... bash      the container; bash is pid 1 of its inner pid namespace and does nothing
+     '- guest                        in the container's namespaces, except that its own pid is in ours
+
+The guest's children are born inside the container; the guest itself is outside its pid namespace, so the payload can
+neither see nor kill it. Apptainer's own writable modes are not used: they mount the overlay without ``userxattr`` and
+leave ``/tmp`` and ``/dev/shm`` without a size.
+"""
+
+import os
+import re
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox import init, kernel_files, setup_error, syscalls
+from prorl_gym.sandbox.guest.server import serve
+from prorl_gym.sandbox.launch import Launch
+from prorl_gym.sandbox.mounts import attach_mounts, take_mounts
+from prorl_gym.sandbox.protocol import HOST_USR, Mount, SandboxSpec
+from prorl_gym.sandbox.rootfs import Root, build_root
+
+_LEADER = 'echo ready; while read -r _; do :; done'
+"""Keeps the container open until its standard input ends."""
+
+_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C"}
+"""Apptainer's own; built from nothing, since APPTAINERENV_* variables pass through --cleanenv."""
+
+@dataclass(frozen=True, slots=True)
+class _Container:
+    """A running container."""
+
+    process: int
+    """Pid of Apptainer, which ends with the container."""
+    leader: int
+    """Pid, as this pid namespace sees it, of the process in the container's namespaces."""
+    line: socket.socket
+    """Its standard input: the container ends with it."""
+
+
+def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str], None]) -> None:
+    """Build and serve an ``apptainer`` sandbox. See ``init.run``.
+
+    Raises:
+        SandboxError: the image cannot be used, or Apptainer refuses it.
+        OSError: the kernel refused a step.
+    """
+    init.isolate_process()
+    kernel_files.mount_proc()  # Apptainer reads its own entry in /proc by the pid it has here
+    devices = kernel_files.take_devices()
+    mounts = take_mounts(launch.spec.mounts)
+    root = build_root(launch.spec, base)
+    note(root.detail)
+    container = _start_container(launch, root)
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def guest() -> None:
+        surplus = _surplus_mounts(container.leader, root)
+        _enter(container.leader)
+        container.line.close()
+        _finish_root(launch.spec, surplus, devices, mounts)
+        serve(control, init.guest_options(launch.spec, proc, is_init=False))
+
+    pid = _fork(guest, control)
+    control.close()  # the guest's copy is the only one: when it ends, the service sees it
+    _reap_until({pid, container.process})
+
+
+def _fork(body: Callable[[], None], control: socket.socket) -> int:
+    """Run ``body`` in a child, which ends with it; its errors are reported to the service."""
+    pid = os.fork()
+    if pid != 0:
+        return pid
+    status = 1
+    try:
+        body()
+        status = 0
+    except BaseException as error:
+        setup_error.report(control, error)
+    finally:
+        os._exit(status)
+
+
+def _start_container(launch: Launch, root: Root) -> _Container:
+    """Run Apptainer over a finished root and wait until its leader says that it is inside."""
+    ours, theirs = socket.socketpair()
+    # The kernel adds the sender's pid to what the leader writes, translated into our pid namespace.
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    complaints = os.memfd_create("apptainer")
+    has_bash = launch.spec.image == HOST_USR or os.path.lexists(f"{root.path}/bin/bash")
+    shell = "/bin/bash" if has_bash else "/bin/sh"
+    arguments = [
+        launch.apptainer,
+        "-q",
+        "exec",
+        "--userns",
+        "--containall",
+        "--no-home",
+        "--cleanenv",
+        "--net",
+        "--network=none",
+        "--no-init",
+        "--no-mount=bind-paths,sys,tmp,hostfs,cwd",
+        "--pwd=/",
+        *(f"--bind={graft.source}:{graft.target}{':ro' if graft.read_only else ''}" for graft in root.grafts),
+        "--writable",
+        root.path,
+        shell,
+        "-c",
+        _LEADER,
+    ]
+    process = os.fork()
+    if process == 0:
+        _exec_apptainer(arguments, theirs, complaints)
+    theirs.close()
+    data, ancillary, _, _ = ours.recvmsg(64, socket.CMSG_SPACE(struct.calcsize("3i")))
+    if data != b"ready\n" or not ancillary:
+        raise _refusal(launch, os.pread(complaints, 4000, 0).decode(errors="replace"))
+    os.close(complaints)
+    leader: int = struct.unpack("3i", ancillary[0][2])[0]
+    return _Container(process, leader, ours)
+
+
+def _exec_apptainer(arguments: list[str], line: socket.socket, complaints: int) -> None:
+    """In the child: become Apptainer. Never returns."""
+    try:
+        os.dup2(line.fileno(), 0)
+        os.dup2(line.fileno(), 1)
+        os.dup2(complaints, 2)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.execve(arguments[0], arguments, _ENVIRONMENT)
+    except OSError as error:
+        os.write(2, f"FATAL: {arguments[0]}: {error.strerror}".encode())
+    finally:
+        os._exit(127)
+
+
+def _refusal(launch: Launch, complaint: str) -> SandboxError:
+    lines = [line.partition("FATAL:")[2].strip() or line.strip() for line in complaint.splitlines() if line.strip()]
+    reason = lines[-1] if lines else "it ended without a word"
+    return SandboxError(
+        FailureKind.SANDBOX_UNAVAILABLE,
+        f"apptainer cannot run {launch.spec.image}: {reason[:300]}",
+        "Run `prorl-gym doctor`, or choose the backend 'userns', which needs no Apptainer.",
+    )
+
+
+def _enter(leader: int) -> None:
+    """Enter the container's namespaces; only children will be in its pid namespace."""
+    own, theirs = "/proc/self/ns", f"/proc/{leader}/ns"
+    root = os.open(f"/proc/{leader}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    wanted: list[tuple[int, int]] = []
+    for name, flag in (
+        ("user", syscalls.CLONE_NEWUSER),
+        ("ipc", syscalls.CLONE_NEWIPC),
+        ("uts", syscalls.CLONE_NEWUTS),
+        ("net", syscalls.CLONE_NEWNET),
+        ("pid", syscalls.CLONE_NEWPID),
+        ("mnt", syscalls.CLONE_NEWNS),
+    ):
+        if os.stat(f"{own}/{name}").st_ino != os.stat(f"{theirs}/{name}").st_ino:
+            wanted.append((os.open(f"{theirs}/{name}", os.O_RDONLY | os.O_CLOEXEC), flag))
+    for descriptor, flag in wanted:
+        syscalls.setns(descriptor, flag)
+        os.close(descriptor)
+    os.fchdir(root)
+    os.chroot(".")
+    os.chdir("/")
+    os.close(root)
+
+
+def _surplus_mounts(leader: int, root: Root) -> list[str]:
+    """Return the mount points that the container has beyond the root, ``/proc`` and our grafts, in mount order.
+
+    Among them are tmpfs without a size (``/dev``, ``/etc/resolv.conf``) that would let a payload fill the memory.
+    """
+    wanted = {"/", "/proc", *(graft.target for graft in root.grafts)}
+    with open(f"/proc/{leader}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        points = [_unescape(line.split(" ")[4]) for line in file]
+    return [point for point in points if point not in wanted]
+
+
+def _unescape(field: str) -> str:
+    """Undo the kernel's octal escapes of blanks, tabs, newlines and backslashes."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+
+
+def _finish_root(
+    spec: SandboxSpec, surplus: list[str], devices: dict[str, int], mounts: list[tuple[int, Mount, bool]]
+) -> None:
+    """Bring what Apptainer mounted to the same state as in a ``userns`` sandbox."""
+    for point in reversed(surplus):
+        syscalls.unmount(point)
+    with init.blaming_image(spec):
+        kernel_files.mount_dev(devices)
+        kernel_files.mount_shm(spec.limits.shm_size)
+        kernel_files.hide_sys()
+        kernel_files.forbid_user_namespaces()
+        kernel_files.mask_proc()
+        init.prepare_files(spec)
+        attach_mounts(mounts)
+
+
+def _reap_until(processes: set[int]) -> None:
+    """Reap everything; return when one of ``processes`` has ended: the sandbox ends with it."""
+    while os.waitpid(-1, 0)[0] not in processes:
+        continue

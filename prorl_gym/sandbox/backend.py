@@ -1,0 +1,186 @@
+"""The real backends: sandboxes in user namespaces, with or without Apptainer, started through the spawner."""
+
+import asyncio
+import logging
+import os
+import platform
+import shutil
+import socket
+from pathlib import Path
+from uuid import uuid4
+
+from prorl_gym.errors import FailureKind, RolloutError, SandboxError
+from prorl_gym.sandbox.box import Box
+from prorl_gym.sandbox.channel import Channel
+from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.launch import BackendName, Launch
+from prorl_gym.sandbox.protocol import Probe, SandboxSpec
+from prorl_gym.sandbox.reaper import Reaped
+from prorl_gym.sandbox.scratch import default_scratch
+from prorl_gym.sandbox.shielding import finish
+from prorl_gym.sandbox.spawner_client import SpawnerClient
+
+log = logging.getLogger(__name__)
+
+_PROBE_SECONDS = 20.0
+_PROGRAMS = ("apptainer", "singularity")
+
+
+class NamespaceBackend:
+    """A ``SandboxBackend`` on one spawner, which is started with the first sandbox and again should it die.
+
+    Args:
+        name: ``userns`` needs nothing but the kernel; ``apptainer`` has Apptainer enter the root.
+        config: the sandbox room's configuration.
+    """
+
+    def __init__(self, name: BackendName, config: SandboxConfig) -> None:
+        self._name: BackendName = name
+        self._config = config
+        self._scratch = config.scratch or default_scratch()
+        self._spawner: asyncio.Task[SpawnerClient] | None = None
+        self._boxes: dict[str, Box] = {}
+        self._notes: set[str] = set()
+        self._probe: Probe | None = None
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """The word in configurations."""
+        return self._name
+
+    @property
+    def scratch(self) -> Path:
+        """Where the sandboxes' directories are."""
+        return self._scratch
+
+    @property
+    def uid(self) -> int:
+        """The host's uid that sandboxes have: this process's own, or the configured one when that is root."""
+        return os.geteuid() or self._config.uid
+
+    async def probe(self) -> Probe:
+        """Start a host-``/usr`` sandbox, run ``true``, stop it. The answer is cached."""
+        if self._probe is None:
+            self._probe = await self._try()
+        return self._probe
+
+    async def _try(self) -> Probe:
+        try:
+            box = await self.start(SandboxSpec())
+            try:
+                code = (await box.exec(["true"], timeout=_PROBE_SECONDS)).exit_code
+            finally:
+                await box.close()
+        except RolloutError as error:
+            return Probe(self._name, False, error.what, error.fix)
+        if code != 0:
+            return Probe(self._name, False, f"a sandbox started, but `true` in it gave exit code {code}.")
+        detail = "; ".join([f"Linux {platform.release()}, sandboxes run as uid {self.uid}", *sorted(self._notes)])
+        return Probe(self._name, True, detail)
+
+    async def start(self, spec: SandboxSpec) -> Box:
+        """Start a sandbox. Cancelling it leaves nothing behind.
+
+        Raises:
+            SandboxError: ``IMAGE_MISSING``, ``IMAGE_BROKEN`` or ``SANDBOX_UNAVAILABLE``.
+        """
+        launch = Launch(uuid4().hex, self._name, spec, self._program())
+        spawner = await self._ensure_spawner()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel = Channel.attach(ours)
+        try:
+            with theirs:
+                spawner.launch(launch, theirs)
+            async with asyncio.timeout(self._config.start_seconds):
+                await channel.ready()
+        except BaseException as error:
+            channel.close()
+            spawner.stop(launch.id)
+            if isinstance(error, TimeoutError):
+                raise SandboxError(
+                    FailureKind.SANDBOX_UNAVAILABLE,
+                    f"a sandbox over {spec.image} was not ready after {self._config.start_seconds:g} s.",
+                    "Raise sandbox.start_seconds if the machine or the image's disk is that slow.",
+                ) from None
+            raise _as_start_failure(error)
+
+        async def release() -> None:
+            self._boxes.pop(launch.id, None)
+            spawner.stop(launch.id)
+
+        box = self._boxes[launch.id] = Box(launch.id, spec, channel, release)
+        return box
+
+    async def gone(self, box: Box) -> None:
+        """Wait until a closed sandbox has left no process and no directory. Nothing but tests needs to wait."""
+        await (await self._ensure_spawner()).gone(box.id)
+
+    async def reap(self) -> Reaped:
+        """Clean up after services that were killed. It is also done whenever a spawner starts."""
+        return await (await self._ensure_spawner()).reap()
+
+    async def close(self) -> None:
+        """Stop every sandbox of this backend and its spawner. Idempotent."""
+        self._closed = True
+        await finish(self._close())
+
+    async def _close(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for box in list(self._boxes.values()):
+                group.create_task(box.close())
+        if self._spawner is not None:
+            try:
+                spawner = await self._spawner
+            except SandboxError:
+                return  # it never came up
+            await spawner.close()
+
+    async def _ensure_spawner(self) -> SpawnerClient:
+        """Return the living spawner; concurrent callers wait for the same start."""
+        if self._closed:
+            raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, f"the {self._name} sandbox backend is closed.")
+        task = self._spawner
+        if task is None or (task.done() and (task.exception() is not None or task.result().lost)):
+            task = self._spawner = asyncio.create_task(self._start_spawner(task))
+        return await asyncio.shield(task)
+
+    async def _start_spawner(self, previous: "asyncio.Task[SpawnerClient] | None") -> SpawnerClient:
+        if previous is not None and previous.exception() is None:
+            log.warning("the sandbox spawner (pid %d) died with its sandboxes; starting another", previous.result().pid)
+            await previous.result().close()
+        return await SpawnerClient.start(self._scratch, self._config.uid, self._on_note)
+
+    def _on_note(self, sandbox_id: str, text: str) -> None:
+        if text not in self._notes:
+            self._notes.add(text)
+            log.warning("%s sandboxes: %s", self._name, text)
+
+    def _program(self) -> str:
+        if self._name == "userns":
+            return ""
+        wanted = self._config.apptainer
+        found = str(wanted) if wanted is not None else find_apptainer()
+        if found is None or not os.access(found, os.X_OK):
+            raise SandboxError(
+                FailureKind.SANDBOX_UNAVAILABLE,
+                f"{found or 'Apptainer'} is not installed." if wanted is None else f"sandbox.apptainer: no {found}.",
+                "Install apptainer or singularity-ce, or choose the backend 'userns', which needs neither.",
+            )
+        return found
+
+
+def find_apptainer() -> str | None:
+    """Return the path of Apptainer, or Singularity, from PATH."""
+    return next((found for name in _PROGRAMS if (found := shutil.which(name))), None)
+
+
+def _as_start_failure(error: BaseException) -> BaseException:
+    """A guest that vanishes before its first word did not start; nobody has lost a sandbox yet."""
+    if isinstance(error, SandboxError) and error.kind is FailureKind.SANDBOX_LOST:
+        return SandboxError(
+            FailureKind.SANDBOX_UNAVAILABLE,
+            "a sandbox died while it was being built, without a word.",
+            "The kernel's log may tell (out of memory?); `prorl-gym doctor` tries again.",
+        )
+    return error

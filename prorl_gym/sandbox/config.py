@@ -1,0 +1,59 @@
+"""Configuration of the sandbox room."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from prorl_gym.config import ConfigModel
+from prorl_gym.sandbox.protocol import HOST_USR, SandboxLimits
+
+_DEFAULT = SandboxLimits()
+
+Count = Annotated[int, Field(gt=0)]
+
+
+class LimitsConfig(ConfigModel):
+    """Bounds of one sandbox; see ``SandboxLimits``. Sizes in bytes, times in seconds."""
+
+    memory: Count = _DEFAULT.memory
+    """Address space of each process."""
+    processes: Count = _DEFAULT.processes
+    """Processes and threads of the whole sandbox."""
+    open_files: Count = _DEFAULT.open_files
+    """Open files of each process."""
+    file_size: Count = _DEFAULT.file_size
+    """Largest file."""
+    root_size: Count = _DEFAULT.root_size
+    """Bytes that may be written to the whole root file system; they are kept in memory."""
+    shm_size: Count = _DEFAULT.shm_size
+    """Size of /dev/shm."""
+    cpu_seconds: Count = _DEFAULT.cpu_seconds
+    """CPU time of each process."""
+    output: Count = _DEFAULT.output
+    """Bytes of output that one command returns."""
+
+    def to_limits(self) -> SandboxLimits:
+        """Return the record that backends take."""
+        return SandboxLimits(**self.model_dump())
+
+
+class SandboxConfig(ConfigModel):
+    """Which sandboxes there are and where they keep their things."""
+
+    backend: Literal["auto", "apptainer", "userns", "local"] = "auto"
+    """``auto``: Apptainer when it is installed and ``image`` is set to a directory, else user namespaces."""
+    allow_unsafe_local: bool = False
+    """Allow the ``local`` backend, which isolates nothing."""
+    image: str = HOST_USR
+    """Image of sandboxes whose environment asks for none: ``host``, or the path of an unpacked image directory."""
+    scratch: Path | None = None
+    """Directory of the sandboxes' small files, on a local disk; /var/tmp/prorl-gym-<uid> by default."""
+    uid: Annotated[int, Field(gt=0, lt=2**32 - 1)] = 61099
+    """Unprivileged uid (and gid) that sandboxes get when the service runs as root. Images must be owned by it."""
+    apptainer: Path | None = None
+    """The Apptainer or Singularity program; searched in PATH by default."""
+    start_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """Longest time a sandbox may take to start."""
+    limits: LimitsConfig = LimitsConfig()
+    """Bounds of sandboxes whose environment sets none."""

@@ -1,0 +1,63 @@
+"""What every payload process gives up between fork and exec."""
+
+import resource
+import signal
+
+from prorl_gym.sandbox import syscalls
+from prorl_gym.sandbox.protocol import SandboxLimits
+
+# Docker's default set without MKNOD, NET_RAW, SETPCAP, AUDIT_WRITE and SETFCAP. They hold in the sandbox's own user
+# namespace only: enough for chown, package installers and servers on low ports; nothing that mounts or traces.
+PAYLOAD_CAPABILITIES = {
+    "CHOWN": 0,
+    "DAC_OVERRIDE": 1,
+    "FOWNER": 3,
+    "FSETID": 4,
+    "KILL": 5,
+    "SETGID": 6,
+    "SETUID": 7,
+    "NET_BIND_SERVICE": 10,
+    "SYS_CHROOT": 18,
+}
+"""Capabilities of payload processes, by name, with the kernel's numbers."""
+
+
+def confine(limits: SandboxLimits) -> None:
+    """Give up everything a payload must not have. Runs in the child, after fork and before exec.
+
+    The process's memory is still a copy of the init's here, so it stays undumpable until exec: another payload must
+    not be able to trace it in between.
+
+    Args:
+        limits: resource limits; they become both the soft and the hard limit.
+
+    Raises:
+        OSError: the kernel refused one of the steps; the child must not exec then.
+    """
+    syscalls.set_no_new_privileges()
+    syscalls.keep_capabilities(PAYLOAD_CAPABILITIES.values())
+    _reset_signals()
+    _limit_resources(limits)  # last: a small memory limit must not hit the steps above
+
+
+def _limit_resources(limits: SandboxLimits) -> None:
+    for kind, wanted in (
+        (resource.RLIMIT_AS, limits.memory),
+        (resource.RLIMIT_NPROC, limits.processes),
+        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_FSIZE, limits.file_size),
+        (resource.RLIMIT_CPU, limits.cpu_seconds),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        # Raising a hard limit needs a capability of the host, which nothing here has.
+        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def _reset_signals() -> None:
+    """Undo what Python and the service's parents changed; ignored signals would survive exec (a deaf SIGPIPE)."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,0 +1,141 @@
+"""Pid 1 of a ``userns`` sandbox: builds the root, enters it, serves until the service is gone."""
+
+import os
+import socket
+from collections.abc import Callable
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox import kernel_files, syscalls
+from prorl_gym.sandbox.confine import confine
+from prorl_gym.sandbox.guest.server import GuestOptions, serve
+from prorl_gym.sandbox.launch import Launch
+from prorl_gym.sandbox.mounts import attach_mounts, mount_grafts, take_mounts
+from prorl_gym.sandbox.protocol import HOST_USR, SandboxSpec
+from prorl_gym.sandbox.rootfs import build_root
+
+BASE_ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "USER": "root",
+    "LOGNAME": "root",
+    "SHELL": "/bin/bash",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+}
+"""What every payload finds in its environment; nothing comes from the host's. The spec's variables win."""
+
+_OOM_SCORE = 800
+"""The kernel shall pick a sandbox before the service when memory runs out (range -1000 to 1000)."""
+
+
+def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str], None]) -> None:
+    """Build and serve a ``userns`` sandbox.
+
+    Args:
+        launch: what to build.
+        base: empty directory of this sandbox, used as mount point.
+        control: the guest's end of the channel.
+        note: called once with what is weaker than usual, or "".
+
+    Raises:
+        SandboxError: the image or a mount cannot be used.
+        OSError: the kernel refused a step.
+    """
+    isolate_process()
+    devices = kernel_files.take_devices()
+    mounts = take_mounts(launch.spec.mounts)
+    root = build_root(launch.spec, base)
+    note(root.detail)
+    mount_grafts(root.path, root.grafts)
+    host = change_root(root.path)
+    with blaming_image(launch.spec):
+        kernel_files.mount_proc()
+        kernel_files.mount_dev(devices)
+        kernel_files.mount_shm(launch.spec.limits.shm_size)
+        kernel_files.hide_sys()
+        kernel_files.forbid_user_namespaces()
+        kernel_files.mask_proc()
+        prepare_files(launch.spec)
+        attach_mounts(mounts)
+    leave_host(host)
+    serve(control, guest_options(launch.spec, os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), is_init=True))
+
+
+def isolate_process() -> None:
+    """Cut pid 1 off from the host before it touches anything."""
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(str(_OOM_SCORE))
+    # From here on neither a payload nor another process of this uid can trace it or read its memory and descriptors.
+    syscalls.set_dumpable(False)
+    syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    syscalls.raise_loopback()
+
+
+def change_root(path: str) -> int:
+    """Make ``path`` the root and return a descriptor of the host's, which stays mounted out of reach of any path."""
+    host = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    os.chdir(path)
+    syscalls.pivot_root(".", ".")
+    os.chdir("/")
+    return host
+
+
+def leave_host(host: int) -> None:
+    """Detach the host's root for good."""
+    os.fchdir(host)
+    syscalls.unmount(".")
+    os.close(host)
+    os.chdir("/")
+
+
+def prepare_files(spec: SandboxSpec) -> None:
+    """Make what every root must have, whatever its image brings."""
+    for name, mode in (("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/run", 0o755), ("/root", 0o700)):
+        if not os.path.isdir(name):
+            os.makedirs(name)
+            os.chmod(name, mode)
+    os.makedirs(os.path.join("/", spec.workdir), exist_ok=True)
+    if spec.image != HOST_USR:
+        _replace("/etc/resolv.conf", "")
+        _replace("/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n")
+
+
+def _replace(path: str, text: str) -> None:
+    """Write a file anew; an image may have a symbolic link there."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if os.path.lexists(path):
+        os.unlink(path)
+    with open(path, "x", encoding="ascii") as file:
+        file.write(text)
+
+
+class blaming_image:  # noqa: N801 - reads as a statement
+    """Turn an image's impossible paths (a file where a directory must be, a link in a circle) into ``IMAGE_BROKEN``."""
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        self._spec = spec
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Translate."""
+        paths = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
+        if self._spec.image != HOST_USR and isinstance(error, paths):
+            raise SandboxError(
+                FailureKind.IMAGE_BROKEN,
+                f"image {self._spec.image}: {error.filename}: {error.strerror}.",
+                "It must hold an ordinary Linux root: directories /etc, /tmp, /proc, /dev as such.",
+            ) from None
+
+
+def guest_options(spec: SandboxSpec, proc_fd: int, *, is_init: bool) -> GuestOptions:
+    """Return the guest's options for a spec."""
+    return GuestOptions(
+        limits=spec.limits,
+        workdir=os.path.join("/", spec.workdir),
+        env={**BASE_ENVIRONMENT, **spec.env},
+        proc_fd=proc_fd,
+        is_init=is_init,
+        confine=confine,
+    )

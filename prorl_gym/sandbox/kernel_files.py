@@ -1,0 +1,96 @@
+"""What the kernel shows inside: ``/proc`` with masks, a small ``/dev``, an empty ``/sys``.
+
+Runs in a process whose root is the sandbox's already, so an image's symbolic links cannot lead out of it.
+"""
+
+import os
+
+from prorl_gym.sandbox import syscalls
+
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
+
+# What a container runtime hides: kernel memory, keys, timers, and everything whose writing changes the host.
+_READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
+_HIDDEN_FILES = (
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/key-users",
+    "/proc/timer_list",
+    "/proc/sched_debug",
+    "/proc/latency_stats",
+    "/proc/kallsyms",
+    "/proc/kmsg",
+    "/proc/1/cmdline",  # the spawner's: it shows where the host keeps its interpreter
+)
+_HIDDEN_DIRECTORIES = ("/proc/acpi", "/proc/scsi")
+_SAFE = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+
+
+def take_devices() -> dict[str, int]:
+    """Return detached mounts of the host's harmless devices; call before the root is changed."""
+    taken = {name: syscalls.clone_mount(f"/dev/{name}") for name in _DEVICES}
+    for descriptor in taken.values():
+        syscalls.restrict_mount(descriptor, syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC)
+    return taken
+
+
+def mount_proc() -> None:
+    """Mount this pid namespace's ``/proc``; the host's must still be mounted somewhere in this mount namespace."""
+    os.makedirs("/proc", exist_ok=True)
+    syscalls.mount("proc", "/proc", "proc", _SAFE)
+
+
+def forbid_user_namespaces() -> None:
+    """Let nobody make a user namespace below the current one: the payload must not gain capabilities in a new one."""
+    with open("/proc/sys/user/max_user_namespaces", "w", encoding="ascii") as file:
+        file.write("0")
+
+
+def mask_proc() -> None:
+    """Make the dangerous parts of ``/proc`` read-only and hide the telling ones."""
+    for path in filter(os.path.exists, _READ_ONLY):
+        syscalls.mount(path, path, None, syscalls.MS_BIND | syscalls.MS_REC)
+        syscalls.restrict_mount(path, syscalls.MOUNT_ATTR_RDONLY, recursive=True)
+    for path in filter(os.path.exists, _HIDDEN_FILES):
+        syscalls.mount("/dev/null", path, None, syscalls.MS_BIND)
+    for path in filter(os.path.exists, _HIDDEN_DIRECTORIES):
+        _mount_nothing(path)
+
+
+def mount_dev(devices: dict[str, int]) -> None:
+    """Make a small ``/dev`` with the given devices, and terminals of its own."""
+    os.makedirs("/dev", exist_ok=True)
+    syscalls.mount("dev", "/dev", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "mode=0755,size=256k,nr_inodes=256")
+    for name, descriptor in devices.items():
+        with open(f"/dev/{name}", "xb"):
+            pass
+        syscalls.attach_mount(descriptor, f"/dev/{name}")
+        os.close(descriptor)
+    for name, target in _DEVICE_LINKS.items():
+        os.symlink(target, f"/dev/{name}")
+    os.mkdir("/dev/pts")
+    terminals = "newinstance,ptmxmode=0666,mode=0620"
+    syscalls.mount("devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, terminals)
+
+
+def mount_shm(size: int) -> None:
+    """Mount ``/dev/shm`` with a size in bytes."""
+    os.makedirs("/dev/shm", exist_ok=True)
+    syscalls.mount("shm", "/dev/shm", "tmpfs", _SAFE, f"mode=1777,size={size},nr_inodes={size // 4096 + 256}")
+
+
+def hide_sys() -> None:
+    """Leave ``/sys`` empty and read-only."""
+    os.makedirs("/sys", exist_ok=True)
+    _mount_nothing("/sys")
+
+
+def _mount_nothing(path: str) -> None:
+    syscalls.mount("nothing", path, "tmpfs", _SAFE | syscalls.MS_RDONLY, "size=4k,nr_inodes=2,mode=0555")

@@ -1,0 +1,101 @@
+"""The two kinds of mount that put files of the host into a sandbox: a writable overlay and a read-only bind.
+
+The overlay is mounted with ``userxattr``: without it a user namespace cannot mark directories opaque, and ``rm -rf``
+of an image directory or a rename of a new one fails (EIO, EXDEV).
+"""
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox import syscalls
+from prorl_gym.sandbox.protocol import Mount
+
+OVERLAY_REFUSED = (errno.EINVAL, errno.EPERM, errno.ENODEV)
+"""How a kernel says that it has no userxattr overlay, or not over this directory (something is mounted below it)."""
+
+_HARMLESS = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
+_READ_ONLY = syscalls.MOUNT_ATTR_RDONLY | _HARMLESS
+
+
+@dataclass(frozen=True, slots=True)
+class Graft:
+    """A directory that is still to be mounted onto a root. It is not done at once, since who mounts it differs:
+    Apptainer cannot start from a root with mounts below it.
+    """
+
+    source: str
+    target: str
+    read_only: bool
+
+
+def mount_overlay(base: str, name: str, lower: str) -> str:
+    """Mount a writable overlay over ``lower`` with its changes kept in ``base/name``; return where it is mounted.
+
+    The options name nothing but fixed words relative to there (a link stands for ``lower``): colons, commas and
+    backslashes in a path would otherwise be read as syntax.
+    """
+    storage = f"{base}/{name}"
+    os.makedirs(f"{storage}/upper", exist_ok=True)
+    os.mkdir(f"{storage}/work")
+    os.mkdir(f"{storage}/merged")
+    os.symlink(lower, f"{storage}/lower")
+    os.chdir(storage)
+    try:
+        syscalls.mount(
+            "overlay",
+            f"{storage}/merged",
+            "overlay",
+            syscalls.MS_NOSUID | syscalls.MS_NODEV,
+            "lowerdir=lower,upperdir=upper,workdir=work,userxattr",
+        )
+    finally:
+        os.chdir("/")
+    return f"{storage}/merged"
+
+
+def mount_grafts(root: str, grafts: tuple[Graft, ...]) -> None:
+    """Mount grafts onto a root of our own making, with everything mounted below them, without setuid and devices."""
+    for graft in grafts:
+        target = root + graft.target
+        syscalls.mount(graft.source, target, None, syscalls.MS_BIND | syscalls.MS_REC)
+        syscalls.restrict_mount(target, _READ_ONLY if graft.read_only else _HARMLESS, recursive=True)
+
+
+def take_mounts(wanted: tuple[Mount, ...]) -> list[tuple[int, Mount, bool]]:
+    """Return detached, read-only mounts of host paths (descriptor, mount, is a directory).
+
+    Taken while the host's paths can still be resolved, attached when the image's can.
+
+    Raises:
+        SandboxError: a source does not exist or cannot be reached by the sandbox's uid.
+    """
+    taken: list[tuple[int, Mount, bool]] = []
+    for mount in wanted:
+        try:
+            is_directory = stat.S_ISDIR(os.stat(mount.source).st_mode)
+            descriptor = syscalls.clone_mount(mount.source, recursive=is_directory)
+        except OSError as error:
+            raise SandboxError(
+                FailureKind.SANDBOX_UNAVAILABLE,
+                f"mount source {mount.source}: {error.strerror}.",
+                "It must exist where the sandbox's uid may go; a directory below a 0700 home is out of its reach.",
+            ) from None
+        syscalls.restrict_mount(descriptor, _READ_ONLY, recursive=is_directory)
+        taken.append((descriptor, mount, is_directory))
+    return taken
+
+
+def attach_mounts(taken: list[tuple[int, Mount, bool]]) -> None:
+    """Attach detached mounts at their targets, making these. The process's root is the sandbox's already."""
+    for descriptor, mount, is_directory in taken:
+        target = os.path.join("/", mount.target)
+        if is_directory:
+            os.makedirs(target, exist_ok=True)
+        elif not os.path.exists(target):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+        syscalls.attach_mount(descriptor, target)
+        os.close(descriptor)

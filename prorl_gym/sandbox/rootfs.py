@@ -1,0 +1,108 @@
+"""The writable root of a sandbox: a sized tmpfs, and on it a kernel overlay over an image directory or the host's /usr.
+
+Everything but ``check_image`` runs in pid 1, before its root is changed. An image is hostile: nothing is created or written through
+its paths until the root has been changed to it, so that its symbolic links can only point into itself.
+"""
+
+import os
+import stat
+from dataclasses import dataclass
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox import host_root, syscalls
+from prorl_gym.sandbox.mounts import OVERLAY_REFUSED, Graft, mount_overlay
+from prorl_gym.sandbox.protocol import HOST_USR, SandboxSpec
+
+_NODE_BYTES = 4096
+"""One inode is allowed for so many bytes of the root's size: tmpfs inodes are kernel memory too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A root that is built but not entered."""
+
+    path: str
+    grafts: tuple[Graft, ...]
+    """What is still to be mounted onto it."""
+    detail: str
+    """What is weaker than usual, for people; empty when nothing is."""
+
+
+def build_root(spec: SandboxSpec, base: str) -> Root:
+    """Build the root of a sandbox.
+
+    Args:
+        spec: image and size.
+        base: an empty directory, used as mount point.
+
+    Raises:
+        SandboxError: the kernel is too old.
+        OSError: a mount was refused.
+    """
+    _mount_storage(spec, base)
+    if spec.image == HOST_USR:
+        os.mkdir(f"{base}/root", 0o755)
+        syscalls.mount(f"{base}/root", f"{base}/root", None, syscalls.MS_BIND)  # a root must be a mount
+        grafts, detail = host_root.furnish(base)
+        return Root(f"{base}/root", tuple(grafts), detail)
+    try:
+        return Root(mount_overlay(base, "image", spec.image), (), "")
+    except OSError as error:
+        if error.errno not in OVERLAY_REFUSED:
+            raise
+        raise SandboxError(
+            FailureKind.SANDBOX_UNAVAILABLE,
+            f"the kernel refuses an overlay over {spec.image} ({error.strerror}).",
+            "It needs Linux 5.11 or newer, and an image directory on a local disk with nothing mounted below it.",
+        ) from None
+
+
+def _mount_storage(spec: SandboxSpec, base: str) -> None:
+    size = spec.limits.root_size
+    syscalls.mount(
+        "sandbox",
+        base,
+        "tmpfs",
+        syscalls.MS_NOSUID | syscalls.MS_NODEV,
+        f"mode=0755,size={size},nr_inodes={size // _NODE_BYTES + 4096}",
+    )
+
+
+def check_image(path: str) -> None:
+    """Refuse an image that cannot work. Call before the namespaces are made: inside, every foreign uid reads alike.
+
+    Args:
+        path: what the spec calls its image; ``host`` is always right.
+
+    Raises:
+        SandboxError: ``IMAGE_MISSING`` or ``IMAGE_BROKEN``.
+    """
+    if path == HOST_USR:
+        return
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise SandboxError(
+            FailureKind.IMAGE_MISSING,
+            f"image {path}: {error.strerror}.",
+            f"Give the absolute path of an unpacked image that uid {os.geteuid()} may read, or 'host'.",
+        ) from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise SandboxError(
+            FailureKind.IMAGE_BROKEN,
+            f"image {path} is a file; only unpacked image directories are supported.",
+            f"Unpack it: apptainer build --sandbox {path}.d {path}",
+        )
+    uid = os.geteuid()
+    if found.st_uid != uid:
+        raise SandboxError(
+            FailureKind.IMAGE_BROKEN,
+            f"image {path} is owned by uid {found.st_uid}, sandboxes run as uid {uid}: its files are nobody's inside.",
+            f"Run: chown -hR {uid}:{os.getegid()} {path}  (or unpack it as that user).",
+        )
+    if not any(os.path.lexists(f"{path}/{shell}") for shell in ("bin/bash", "usr/bin/bash", "bin/sh", "usr/bin/sh")):
+        raise SandboxError(
+            FailureKind.IMAGE_BROKEN,
+            f"image {path} has no bin/bash and no bin/sh.",
+            "It is not the root of a Linux system, or it was not unpacked to the end.",
+        )

@@ -1,0 +1,246 @@
+"""The spawner: one small, single-threaded process that forks every sandbox of a service.
+
+``python -m prorl_gym.sandbox.spawner SOCKET SCRATCH UID GID``
+
+It exists because a parent-death signal is bound to the *thread* that forked, because forking a large, threaded service
+is slow and unsafe, and because a service that is root must not map its uid into a sandbox: the spawner gives root up
+before anything else, for ever. Everything is imported before that, since afterwards neither the interpreter nor the
+checkout may be within reach.
+
+From the service: ``{"op": "start", ...launch}`` with the guest's socket, ``{"op": "stop", "id"}``, ``{"op": "reap"}``.
+To the service: ``ready`` or ``failed`` once, then ``note``, ``gone`` (reaped, directory removed) and ``reaped``.
+"""
+
+import codecs
+import gc
+import os
+import resource
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from prorl_gym.sandbox import apptainer, host_root, init, setup_error, syscalls
+from prorl_gym.sandbox.launch import Launch, receive, send
+from prorl_gym.sandbox.namespaces import Birth, give_birth
+from prorl_gym.sandbox.processes import ProcessIdentity, boot_id
+from prorl_gym.sandbox.reaper import reap
+from prorl_gym.sandbox.rootfs import check_image
+from prorl_gym.sandbox.scratch import State, make_directory, make_scratch, remove_directory, update_state
+
+_MAIN = {"userns": init.run, "apptainer": apptainer.run}
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One sandbox: first its middle process is our child, then its init."""
+
+    id: str
+    birth: Birth
+    directory: Path
+    pidfd: int
+    pid: int
+    born: bool = False
+    stopped: bool = False
+
+
+class Spawner:
+    """The loop. Every wait is for a descriptor: the service's socket, the service itself, a child.
+
+    Args:
+        connection: the service's socket.
+        scratch: directory of the sandboxes' directories.
+    """
+
+    def __init__(self, connection: socket.socket, scratch: Path) -> None:
+        self._connection = connection
+        self._scratch = scratch
+        self._owner = ProcessIdentity.of(os.getpid())
+        self._boot = boot_id()
+        self._entries: dict[str, _Entry] = {}
+        self._selector = selectors.DefaultSelector()
+        self._service_lives = True
+
+    def run(self) -> None:
+        """Serve until the service is gone, then leave nothing behind."""
+        self._watch(self._connection.fileno(), self._on_request)
+        service = _service_handle()
+        if service is not None:
+            self._watch(service, self._on_service_death)
+        self._tell({"event": "ready", "scratch": str(self._scratch), "uid": os.geteuid(), **asdict(reap(self._scratch))})
+        while self._service_lives:
+            for key, _ in self._selector.select():
+                key.data()
+        self._clear()
+
+    def _watch(self, descriptor: int, callback: Callable[[], None]) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, callback)
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        try:
+            send(self._connection, message)
+        except OSError:
+            self._service_lives = False
+
+    def _on_service_death(self) -> None:
+        self._service_lives = False
+
+    def _on_request(self) -> None:
+        try:
+            request, descriptors = receive(self._connection)
+        except OSError:
+            request, descriptors = None, []
+        if request is None:
+            self._service_lives = False
+        elif request["op"] == "start":
+            self._start(Launch.from_json(request), socket.socket(fileno=descriptors[0]))
+        elif request["op"] == "stop":
+            self._stop(request["id"])
+        elif request["op"] == "reap":
+            self._tell({"event": "reaped", **asdict(reap(self._scratch))})
+
+    def _start(self, launch: Launch, control: socket.socket) -> None:
+        directory = self._scratch / launch.id
+        try:
+            make_directory(self._scratch, launch.id, State(self._boot, self._owner, None))
+            main = _MAIN[launch.backend]
+            birth = give_birth(
+                control,
+                lambda: check_image(launch.spec.image),
+                lambda note: main(launch, f"{directory}/root", control, note),
+            )
+        except OSError as error:
+            setup_error.report(control, error)
+            remove_directory(directory)
+            self._tell({"event": "gone", "id": launch.id})
+        else:
+            entry = _Entry(launch.id, birth, directory, os.pidfd_open(birth.middle), birth.middle)
+            self._entries[launch.id] = entry
+            self._watch(entry.pidfd, lambda: self._on_exit(entry))
+        finally:
+            control.close()
+
+    def _stop(self, sandbox_id: str) -> None:
+        """Kill a sandbox and forget its directory at once; its namespaces end in their own time (up to seconds)."""
+        entry = self._entries.get(sandbox_id)
+        if entry is None:
+            return
+        entry.stopped = True
+        if entry.born:
+            self._kill(entry)
+
+    def _kill(self, entry: _Entry) -> None:
+        signal.pidfd_send_signal(entry.pidfd, signal.SIGKILL)  # our child and not waited for: it exists
+        remove_directory(entry.directory)
+
+    def _on_exit(self, entry: _Entry) -> None:
+        """The watched child of a sandbox ended: the middle (then init is ours now) or init."""
+        os.waitpid(entry.pid, 0)
+        self._selector.unregister(entry.pidfd)
+        os.close(entry.pidfd)
+        pid = None if entry.born else entry.birth.init_pid()
+        if pid is None:
+            self._forget(entry)
+            return
+        entry.born, entry.pid, entry.pidfd = True, pid, os.pidfd_open(pid)
+        self._watch(entry.pidfd, lambda: self._on_exit(entry))
+        if entry.stopped:
+            self._kill(entry)
+            return
+        try:
+            update_state(entry.directory, State(self._boot, self._owner, ProcessIdentity.of(pid)))
+        except ProcessLookupError:
+            return  # it died before it began; its pidfd says so next
+        self._watch(entry.birth.line.fileno(), lambda: self._on_note(entry))
+        entry.birth.go()
+
+    def _on_note(self, entry: _Entry) -> None:
+        if entry.birth.line.fileno() < 0:
+            return  # forgotten in the same round of events
+        try:
+            text = entry.birth.line.recv(4096)
+        except OSError:
+            text = b""
+        if not text:
+            self._selector.unregister(entry.birth.line.fileno())
+        elif text != b"armed":
+            self._tell({"event": "note", "id": entry.id, "text": text.decode(errors="replace")})
+
+    def _forget(self, entry: _Entry) -> None:
+        if entry.birth.line.fileno() in self._selector.get_map():
+            self._selector.unregister(entry.birth.line.fileno())
+        entry.birth.line.close()
+        remove_directory(entry.directory)
+        del self._entries[entry.id]
+        self._tell({"event": "gone", "id": entry.id})
+
+    def _clear(self) -> None:
+        """The service is gone: kill everything. A sandbox that is only half born sees its line close and gives up."""
+        for entry in self._entries.values():
+            entry.birth.line.close()
+            if entry.born:
+                signal.pidfd_send_signal(entry.pidfd, signal.SIGKILL)
+        for entry in self._entries.values():
+            remove_directory(entry.directory)
+        for entry in self._entries.values():  # so that whoever waits for us finds their processes gone, too
+            os.waitpid(entry.pid, 0)
+
+
+def _service_handle() -> int | None:
+    """Return a descriptor that becomes readable when the service dies; its socket's end says the same, normally."""
+    try:
+        return os.pidfd_open(os.getppid())
+    except OSError:
+        return None
+
+
+def _become(uid: int, gid: int) -> None:
+    """Give up root irrevocably. A service that is not root keeps its own uid."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    if 0 in os.getresuid():
+        raise PermissionError("root could not be given up")
+    syscalls.set_dumpable(False)
+
+
+def _prepare_process() -> None:
+    for encoding in ("ascii", "utf-8", "latin-1"):
+        codecs.lookup(encoding)  # codecs are modules too, loaded at first use
+    os.chdir("/")
+    os.umask(0o077)
+    syscalls.set_child_subreaper()
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the terminal's; the service decides when to stop
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def main(arguments: list[str]) -> None:
+    """Run a spawner. Arguments: descriptor of the service's socket, scratch directory, uid and gid for sandboxes."""
+    connection = socket.socket(fileno=int(arguments[0]))
+    scratch, uid, gid = Path(arguments[1]), int(arguments[2]), int(arguments[3])
+    if os.geteuid() != 0:
+        uid, gid = os.geteuid(), os.getegid()
+    try:
+        _prepare_process()
+        make_scratch(scratch, uid, gid)
+        _become(uid, gid)
+        host_root.owned_directories()
+        spawner = Spawner(connection, scratch)
+    except Exception as error:
+        send(connection, {"event": "failed", **setup_error.describe(error)})
+        return
+    gc.collect()
+    gc.freeze()  # forked children then share the heap's pages instead of copying them at the first collection
+    spawner.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,234 @@
+"""The system calls that Python does not offer on every supported version: one thin, typed wrapper over libc.
+
+Every function raises ``OSError`` with the call's name and arguments. Nothing here knows what a sandbox is.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import socket
+import struct
+from collections.abc import Iterable
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REMOUNT = 32
+MS_NOATIME = 1024
+MS_NODIRATIME = 2048
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MS_RELATIME = 1 << 21
+MNT_DETACH = 2
+
+MOUNT_ATTR_RDONLY = 1
+MOUNT_ATTR_NOSUID = 2
+MOUNT_ATTR_NODEV = 4
+MOUNT_ATTR_NOEXEC = 8
+
+_AT_FDCWD = -100
+_AT_EMPTY_PATH = 0x1000
+_AT_RECURSIVE = 0x8000
+_OPEN_TREE_CLONE = 1
+_OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_CAPBSET_READ = 23
+_PR_CAPBSET_DROP = 24
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_CAPABILITY_VERSION_3 = 0x20080522
+_KEYCTL_JOIN_SESSION_KEYRING = 1
+
+# Calls added since Linux 5.1 have one number on every architecture; older ones do not.
+_NR_OPEN_TREE = 428
+_NR_MOVE_MOUNT = 429
+_NR_MOUNT_SETATTR = 442
+_NR_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _checked(result: int, name: str, *arguments: object) -> int:
+    """Turn libc's -1 into an ``OSError`` that names the call."""
+    if result != -1:
+        return result
+    number = ctypes.get_errno()
+    shown = ", ".join(str(argument) for argument in arguments)
+    raise OSError(number, os.strerror(number), f"{name}({shown})")
+
+
+def _path(path: str | None) -> bytes | None:
+    return None if path is None else os.fsencode(path)
+
+
+def unshare(flags: int) -> None:
+    """Leave the given namespaces for new ones."""
+    _checked(_libc.unshare(flags), "unshare", hex(flags))
+
+
+def setns(descriptor: int, flags: int) -> None:
+    """Enter the namespace behind a descriptor; ``flags`` says which kind it must be."""
+    _checked(_libc.setns(descriptor, flags), "setns", hex(flags))
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """Mount, bind or remount. See mount(2)."""
+    result = _libc.mount(_path(source), _path(target), _path(kind), ctypes.c_ulong(flags), _path(data))
+    _checked(result, "mount", source, target, kind, hex(flags), data)
+
+
+def unmount(target: str, flags: int = MNT_DETACH) -> None:
+    """Detach a mount."""
+    _checked(_libc.umount2(_path(target), flags), "umount2", target)
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    """Make ``new_root`` the root of the calling process's mount namespace."""
+    _checked(_libc.pivot_root(_path(new_root), _path(put_old)), "pivot_root", new_root, put_old)
+
+
+def clone_mount(path: str, *, recursive: bool = False) -> int:
+    """Return a descriptor of a detached bind mount of ``path``; ``attach_mount`` puts it somewhere."""
+    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
+    return _checked(
+        _libc.syscall(_NR_OPEN_TREE, _AT_FDCWD, ctypes.c_char_p(_path(path)), ctypes.c_uint(flags)), "open_tree", path
+    )
+
+
+def attach_mount(descriptor: int, target: str) -> None:
+    """Attach a detached mount to ``target``, which must exist."""
+    result = _libc.syscall(
+        _NR_MOVE_MOUNT,
+        descriptor,
+        ctypes.c_char_p(b""),
+        _AT_FDCWD,
+        ctypes.c_char_p(_path(target)),
+        ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
+    )
+    _checked(result, "move_mount", target)
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+def restrict_mount(target: str | int, attributes: int, *, recursive: bool = False) -> None:
+    """Add ``MOUNT_ATTR_*`` to a mount, given by its path or by the descriptor of a detached one.
+
+    Only adds: flags that the host locked on the mount stay as they are. Falls back to a remount on kernels before
+    5.12, where only a path works.
+    """
+    wanted = _MountAttributes(attr_set=attributes)
+    directory, path = (target, b"") if isinstance(target, int) else (_AT_FDCWD, os.fsencode(target))
+    flags = (_AT_EMPTY_PATH if isinstance(target, int) else 0) | (_AT_RECURSIVE if recursive else 0)
+    result = _libc.syscall(
+        _NR_MOUNT_SETATTR,
+        directory,
+        ctypes.c_char_p(path),
+        ctypes.c_uint(flags),
+        ctypes.byref(wanted),
+        ctypes.c_size_t(ctypes.sizeof(wanted)),
+    )
+    if result == -1 and ctypes.get_errno() == errno.ENOSYS and isinstance(target, str):
+        _remount_with(target, attributes)
+        return
+    _checked(result, "mount_setattr", target, hex(attributes))
+
+
+def _remount_with(target: str, attributes: int) -> None:
+    """Remount with more flags: those the mount has must be named again, since the host may have locked them."""
+    held = os.statvfs(target).f_flag
+    kept = held & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME)
+    relative = MS_RELATIME if held & os.ST_RELATIME else 0
+    mount(None, target, None, MS_REMOUNT | MS_BIND | kept | relative | attributes)
+
+
+def _prctl(name: str, option: int, *arguments: int) -> int:
+    padded = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
+    return _checked(_libc.prctl(option, *padded), f"prctl {name}", *arguments)
+
+
+def set_parent_death_signal(number: int) -> None:
+    """Ask for this signal when the thread that forked us ends. Any later change of credentials clears it."""
+    _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, number)
+
+
+def set_child_subreaper() -> None:
+    """Become the parent of every orphaned descendant."""
+    _prctl("PR_SET_CHILD_SUBREAPER", _PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_dumpable(dumpable: bool) -> None:
+    """Say whether others of the same uid may trace this process and read its ``/proc`` files."""
+    _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, int(dumpable))
+
+
+def set_no_new_privileges() -> None:
+    """Make setuid bits and file capabilities ineffective for this process and its children, for ever."""
+    _prctl("PR_SET_NO_NEW_PRIVS", _PR_SET_NO_NEW_PRIVS, 1)
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _CapabilityData(ctypes.Structure):
+    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+
+def keep_capabilities(kept: Iterable[int]) -> None:
+    """Reduce the bounding, permitted and effective sets to ``kept``; empty the inheritable and ambient sets."""
+    kept = frozenset(kept)
+    _prctl("PR_CAP_AMBIENT", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    for capability in range(64):
+        if _libc.prctl(_PR_CAPBSET_READ, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+            break  # beyond the last one that this kernel knows
+        if capability not in kept:
+            _prctl("PR_CAPBSET_DROP", _PR_CAPBSET_DROP, capability)
+    mask = sum(1 << capability for capability in kept)
+    halves = (_CapabilityData * 2)(*((mask >> shift & 0xFFFFFFFF,) * 2 + (0,) for shift in (0, 32)))
+    header = _CapabilityHeader(version=_CAPABILITY_VERSION_3, pid=0)
+    _checked(_libc.capset(ctypes.byref(header), halves), "capset", hex(mask))
+
+
+def leave_session_keyring() -> None:
+    """Join a new, empty session keyring: the service's own (tickets, tokens) is otherwise inherited and readable.
+
+    Kernels without keyrings, and machines whose call number is not known here, have nothing to leave.
+    """
+    number = _NR_KEYCTL.get(platform.machine())
+    if number is None:
+        return
+    if _libc.syscall(number, _KEYCTL_JOIN_SESSION_KEYRING, None) == -1 and ctypes.get_errno() != errno.ENOSYS:
+        _checked(-1, "keyctl", "KEYCTL_JOIN_SESSION_KEYRING")
+
+
+def raise_loopback() -> None:
+    """Set the loopback interface of the current network namespace up."""
+    get_flags, set_flags, up = 0x8913, 0x8914, 0x1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        answer = fcntl.ioctl(handle, get_flags, struct.pack("16sh22x", b"lo", 0))
+        flags: int = struct.unpack("16sh22x", answer)[1]
+        fcntl.ioctl(handle, set_flags, struct.pack("16sh22x", b"lo", flags | up))

@@ -25,11 +25,12 @@ from prorl_gym.sandbox.mounts import attach_mounts, take_mounts
 from prorl_gym.sandbox.protocol import HOST_USR, Mount, SandboxSpec
 from prorl_gym.sandbox.rootfs import Root, build_root
 
-_LEADER = 'echo ready; while read -r _; do :; done'
+_LEADER = "echo ready; while read -r _; do :; done"
 """Keeps the container open until its standard input ends."""
 
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C"}
 """Apptainer's own; built from nothing, since APPTAINERENV_* variables pass through --cleanenv."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Container:

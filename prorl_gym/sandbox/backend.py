@@ -103,7 +103,7 @@ class NamespaceBackend:
                     f"a sandbox over {spec.image} was not ready after {self._config.start_seconds:g} s.",
                     "Raise sandbox.start_seconds if the machine or the image's disk is that slow.",
                 ) from None
-            raise _as_start_failure(error)
+            raise _as_start_failure(error) from None
 
         async def release() -> None:
             self._boxes.pop(launch.id, None)

@@ -81,8 +81,10 @@ class Channel:
             raise
 
     def exit_of(self, pid: int) -> "asyncio.Future[int]":
-        """Return the future end of a child: its exit code, or minus the signal that ended it."""
-        return self._exits[pid]
+        """Return the future end of a child: its exit code, or minus the signal that ended it. Ask once."""
+        exited = self._exits[pid]  # often done already: reply and end may come in one go
+        exited.add_done_callback(lambda done: self._exits.pop(pid) if self._exits.get(pid) is done else None)
+        return exited
 
     def close(self, reason: str = "was closed") -> None:
         """Let go of the guest, which ends it; everything that still waits hears ``SANDBOX_LOST``."""
@@ -147,7 +149,7 @@ class Channel:
             case "reply":
                 self._on_reply(message, descriptors)
             case "exit":
-                exited = self._exits.pop(int(message["pid"]), None)
+                exited = self._exits.get(int(message["pid"]))  # kept: its starter may not have asked for it yet
                 if exited is not None and not exited.done():
                     exited.set_result(int(message["status"]))
             case "hello":

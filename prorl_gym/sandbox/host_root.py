@@ -48,7 +48,15 @@ _COPIED_FILES = (
     "login.defs",
 )
 
-_BOUND_DIRECTORIES = ("alternatives", "ld.so.conf.d", "ssl/certs", "ca-certificates", "pki/tls/certs", "terminfo", "perl")
+_BOUND_DIRECTORIES = (
+    "alternatives",
+    "ld.so.conf.d",
+    "ssl/certs",
+    "ca-certificates",
+    "pki/tls/certs",
+    "terminfo",
+    "perl",
+)
 
 _SYNTHETIC_FILES = {
     "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",

@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import kernel_files, syscalls
@@ -58,7 +59,8 @@ def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str],
         prepare_files(launch.spec)
         attach_mounts(mounts)
     leave_host(host)
-    serve(control, guest_options(launch.spec, os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), is_init=True))
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    serve(control, guest_options(launch.spec, proc, is_init=True))
 
 
 def isolate_process() -> None:
@@ -109,24 +111,19 @@ def _replace(path: str, text: str) -> None:
         file.write(text)
 
 
-class blaming_image:  # noqa: N801 - reads as a statement
+@contextmanager
+def blaming_image(spec: SandboxSpec) -> Iterator[None]:
     """Turn an image's impossible paths (a file where a directory must be, a link in a circle) into ``IMAGE_BROKEN``."""
-
-    def __init__(self, spec: SandboxSpec) -> None:
-        self._spec = spec
-
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Translate."""
-        paths = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
-        if self._spec.image != HOST_USR and isinstance(error, paths):
-            raise SandboxError(
-                FailureKind.IMAGE_BROKEN,
-                f"image {self._spec.image}: {error.filename}: {error.strerror}.",
-                "It must hold an ordinary Linux root: directories /etc, /tmp, /proc, /dev as such.",
-            ) from None
+    try:
+        yield
+    except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        if spec.image == HOST_USR:
+            raise
+        raise SandboxError(
+            FailureKind.IMAGE_BROKEN,
+            f"image {spec.image}: {error.filename}: {error.strerror}.",
+            "It must hold an ordinary Linux root: directories /etc, /tmp, /proc, /dev as such.",
+        ) from None
 
 
 def guest_options(spec: SandboxSpec, proc_fd: int, *, is_init: bool) -> GuestOptions:

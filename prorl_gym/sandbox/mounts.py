@@ -22,8 +22,9 @@ _READ_ONLY = syscalls.MOUNT_ATTR_RDONLY | _HARMLESS
 
 @dataclass(frozen=True, slots=True)
 class Graft:
-    """A directory that is still to be mounted onto a root. It is not done at once, since who mounts it differs:
-    Apptainer cannot start from a root with mounts below it.
+    """A directory that is still to be mounted onto a root.
+
+    Not done at once, since who does it differs: Apptainer cannot start from a root with mounts below it.
     """
 
     source: str

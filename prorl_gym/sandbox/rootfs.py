@@ -1,7 +1,7 @@
 """The writable root of a sandbox: a sized tmpfs, and on it a kernel overlay over an image directory or the host's /usr.
 
-Everything but ``check_image`` runs in pid 1, before its root is changed. An image is hostile: nothing is created or written through
-its paths until the root has been changed to it, so that its symbolic links can only point into itself.
+Everything but ``check_image`` runs in pid 1, before its root is changed. An image is hostile: nothing is created or
+written through its paths until the root has been changed to it, so that its symbolic links can only point into itself.
 """
 
 import os

@@ -71,7 +71,8 @@ class Spawner:
         service = _service_handle()
         if service is not None:
             self._watch(service, self._on_service_death)
-        self._tell({"event": "ready", "scratch": str(self._scratch), "uid": os.geteuid(), **asdict(reap(self._scratch))})
+        reaped = asdict(reap(self._scratch))
+        self._tell({"event": "ready", "scratch": str(self._scratch), "uid": os.geteuid(), **reaped})
         while self._service_lives:
             for key, _ in self._selector.select():
                 key.data()

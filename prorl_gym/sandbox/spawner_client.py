@@ -187,9 +187,7 @@ class SpawnerClient:
             case "ready":
                 self._ready.set_result(message)
             case "failed":
-                self._ready.set_exception(
-                    SandboxError(FailureKind(message["kind"]), message["what"], message["fix"])
-                )
+                self._ready.set_exception(SandboxError(FailureKind(message["kind"]), message["what"], message["fix"]))
             case "note":
                 self._on_note(message["id"], message["text"])
             case "gone":

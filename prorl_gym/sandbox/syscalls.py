@@ -89,7 +89,7 @@ def setns(descriptor: int, flags: int) -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """Mount, bind or remount. See mount(2)."""
+    """Mount, bind or remount something; the arguments are those of the system call."""
     result = _libc.mount(_path(source), _path(target), _path(kind), ctypes.c_ulong(flags), _path(data))
     _checked(result, "mount", source, target, kind, hex(flags), data)
 

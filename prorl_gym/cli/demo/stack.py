@@ -19,6 +19,7 @@ from prorl_gym.errors import ProrlError
 
 HOST = "127.0.0.1"
 ENVIRONMENTS = ("math", "code")
+_ORACLE = ("--solve-rate", "0.7", "--seed", "7")  # some rollouts fail, so that there is something to see
 
 
 class DemoFailed(ProrlError):
@@ -88,7 +89,7 @@ class Stack:
         """Start oracle engines, which play the example rows' gold answers, or wrong ones by seed."""
         ports = free_ports(count)
         children = [
-            await self._start(f"engine-{index}", "prorl-gym", "engine", "oracle", "--port", str(port), "--seed", "7")
+            await self._start(f"engine-{index}", "prorl-gym", "engine", "oracle", "--port", str(port), *_ORACLE)
             for index, port in enumerate(ports)
         ]
         async with asyncio.TaskGroup() as waits:

@@ -1,0 +1,134 @@
+"""The model server over a scripted engine."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gym_needed  # noqa: F401
+import pytest
+
+pytestmark = pytest.mark.gym
+
+from fastapi.testclient import TestClient  # noqa: E402
+from nemo_gym.openai_utils import NeMoGymResponse  # noqa: E402
+
+import prorl_gym.gym_root.responses_api_models.prorl_model.app as model_app  # noqa: E402
+from prorl_gym.errors import EngineError, FailureKind  # noqa: E402
+from prorl_gym.inference.chat import load_codec  # noqa: E402
+from prorl_gym.inference.fake import FakeEngine, Reply  # noqa: E402
+from prorl_gym.inference.pool import EnginePool  # noqa: E402
+
+CODEC = load_codec("small")
+CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "2+2"}}\n</tool_call>'
+ASK = {"input": [{"role": "user", "content": "2+2?"}], "temperature": 0.7, "top_p": 0.9}
+
+
+def said(text: str) -> Reply:
+    return Reply((*CODEC.tokenizer.encode_trusted(text), CODEC.terminator_id))
+
+
+class Client:
+    """NeMo Gym's server client, as far as building the app needs it."""
+
+    global_config_dict: dict[str, Any] = {}  # noqa: RUF012
+
+
+@contextmanager
+def served(monkeypatch: pytest.MonkeyPatch, *replies: Reply | Exception, engines: int = 1) -> Iterator[tuple[Any, Any]]:
+    script = iter(replies)
+    fakes = [FakeEngine(f"e{i}", lambda request: next(script)) for i in range(engines)]
+
+    def build(name: str, config: Any, *, vocab_size: int) -> EnginePool:
+        pool = EnginePool(name)
+        for fake in fakes:
+            pool.add(fake)
+        return pool
+
+    monkeypatch.setattr(model_app, "build_pool", build)
+    config = model_app.ProrlModelConfig(
+        name="policy_model",
+        host="127.0.0.1",
+        port=1,
+        entrypoint="app.py",
+        base_url=["http://127.0.0.1:1/v1"],
+        model="m",
+        tokenizer="small",
+    )
+    server = model_app.ProrlModel.model_construct(config=config, server_client=Client())
+    server.model_post_init(None)
+    with TestClient(server.setup_webserver()) as client:
+        yield client, fakes
+
+
+def test_tokens_are_on_the_last_item_of_the_call(monkeypatch: pytest.MonkeyPatch):
+    with served(monkeypatch, said(f"Let me see.\n{CALL}")) as (client, _):
+        response = client.post("/v1/responses", json=ASK).json()
+    NeMoGymResponse.model_validate(response)
+    message, call = response["output"]
+    assert "generation_token_ids" not in message
+    assert json.loads(call["arguments"]) == {"code": "2+2"}
+    assert call["generation_token_ids"][-1] == CODEC.terminator_id
+    assert len(call["generation_log_probs"]) == len(call["generation_token_ids"])
+
+
+def test_second_call_sends_the_ids_of_the_first(monkeypatch: pytest.MonkeyPatch):
+    with served(monkeypatch, said(CALL), said("4")) as (client, (engine,)):
+        first = client.post("/v1/responses", json=ASK).json()["output"]
+        result = {"type": "function_call_output", "call_id": first[0]["call_id"], "output": "4"}
+        second = client.post("/v1/responses", json=ASK | {"input": [*ASK["input"], *first, result]})
+    assert second.status_code == 200
+    seen = (*first[0]["prompt_token_ids"], *first[0]["generation_token_ids"])
+    assert engine.requests[1].prompt_ids[: len(seen)] == seen
+
+
+def test_sampling_is_passed_verbatim(monkeypatch: pytest.MonkeyPatch):
+    with served(monkeypatch, said("4")) as (client, (engine,)):
+        client.post("/v1/responses", json=ASK | {"max_output_tokens": 17})
+    request = engine.requests[0]
+    assert (request.temperature, request.top_p, request.top_k, request.max_tokens) == (0.7, 0.9, -1, 17)
+
+
+def test_cookie_keeps_a_conversation_on_one_engine(monkeypatch: pytest.MonkeyPatch):
+    with served(monkeypatch, *[said("4")] * 4, engines=2) as (client, engines):
+        for _ in range(4):
+            client.post("/v1/responses", json=ASK)
+    assert sorted(len(engine.requests) for engine in engines) == [0, 4]
+
+
+def test_chat_completion_carries_calls_and_tokens(monkeypatch: pytest.MonkeyPatch):
+    with served(monkeypatch, said(CALL)) as (client, _):
+        body = {"messages": [{"role": "user", "content": "2+2?"}]}
+        choice = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "python"
+    assert choice["message"]["generation_token_ids"][-1] == CODEC.terminator_id
+
+
+def test_call_that_cannot_be_read_stays_visible(monkeypatch: pytest.MonkeyPatch):
+    broken = '<tool_call>{"name": "python", oops}</tool_call>'
+    with served(monkeypatch, said(broken)) as (client, _):
+        item = client.post("/v1/responses", json=ASK).json()["output"][0]
+    assert broken in item["content"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (FailureKind.ENGINE_REFUSED, 502),
+        (FailureKind.TEMPLATE_UNSAFE, 502),
+    ],
+)
+def test_failure_of_an_engine_is_a_status(monkeypatch: pytest.MonkeyPatch, kind: FailureKind, status: int):
+    with served(monkeypatch, EngineError(kind, "engine e0 refuses.")) as (client, _):
+        answer = client.post("/v1/responses", json=ASK)
+    assert (answer.status_code, "engine e0 refuses." in answer.text) == (status, True)
+
+
+def test_full_context_is_an_empty_incomplete_answer(monkeypatch: pytest.MonkeyPatch):
+    from prorl_gym.errors import Limit, LimitReached
+
+    with served(monkeypatch, LimitReached(Limit.TOKENS)) as (client, _):
+        response = client.post("/v1/responses", json=ASK).json()
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert "generation_token_ids" not in response["output"][0]

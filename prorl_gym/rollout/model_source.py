@@ -1,0 +1,75 @@
+"""Policies that are real models: a session on a pool of engines for each attempt."""
+
+from collections.abc import Mapping
+
+from prorl_gym.agents.policy import ModelPolicy
+from prorl_gym.errors import FailureKind, TaskError
+from prorl_gym.inference.chat import Codec
+from prorl_gym.inference.pool import EnginePool
+from prorl_gym.inference.session import ModelSession
+from prorl_gym.records import Segment
+from prorl_gym.rollout.protocol import Job
+from prorl_gym.settings import ResolvedSettings
+
+
+class _Session:
+    """Implements ``PolicySession``."""
+
+    def __init__(self, session: ModelSession) -> None:
+        self._session = session
+        self._policy = ModelPolicy(session)
+
+    @property
+    def policy(self) -> ModelPolicy:
+        return self._policy
+
+    async def close(self) -> None:
+        self._session.close()
+
+    def segments(self) -> list[Segment]:
+        return self._session.segments()
+
+
+class ModelPolicySource:
+    """Implements ``PolicySource``.
+
+    Args:
+        pool: engines of the policy.
+        codec: tokenizer and chat template that these engines serve.
+        allowed: pools for requests that name their own engine, by address. No other address is ever called.
+    """
+
+    def __init__(self, pool: EnginePool, codec: Codec, allowed: Mapping[str, EnginePool] | None = None) -> None:
+        self._pool = pool
+        self._codec = codec
+        self._allowed = allowed or {}
+
+    def open(self, job: Job, settings: ResolvedSettings) -> _Session:
+        """See ``PolicySource.open``.
+
+        Raises:
+            TaskError: ``BAD_ROW``, the request names an engine that is not on the allow-list.
+        """
+        request = job.request
+        return _Session(
+            ModelSession(
+                self._pool_for(request.inference_url),
+                self._codec,
+                settings,
+                rollout_id=request.rollout_id,
+                replica=request.replica,
+                priority=int(request.evaluation),
+            )
+        )
+
+    def _pool_for(self, url: str | None) -> EnginePool:
+        if url is None:
+            return self._pool
+        pool = self._allowed.get(url.rstrip("/"))
+        if pool is None:
+            raise TaskError(
+                FailureKind.BAD_ROW,
+                f"inference_url {url[:200]!r} is not on the service's allow-list.",
+                "Add it to inference_urls in the service's configuration, or leave it out.",
+            )
+        return pool

@@ -1,0 +1,74 @@
+"""What the service answers when something is wrong: ``{"error": {"what", "fix"}}`` and a status, never a traceback."""
+
+import logging
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from prorl_gym.errors import ConfigError, ConflictError, NotFoundError, ProrlError, RolloutError, ShuttingDownError
+from prorl_gym.logs import redact
+from prorl_gym.rollout.ledger_file import LedgerError
+
+_LOG = logging.getLogger(__name__)
+
+_STATUS: tuple[tuple[type[ProrlError], int], ...] = (
+    (NotFoundError, 404),
+    (ConflictError, 409),
+    (ShuttingDownError, 503),
+    (LedgerError, 503),
+    (ConfigError, 400),
+    (RolloutError, 422),
+)
+
+
+class Refusal(ProrlError):
+    """The request itself is at fault, or comes too early.
+
+    Args:
+        status: HTTP status.
+        what: see ``ProrlError``.
+        fix: see ``ProrlError``.
+        retry_after: seconds after which it may be sent again.
+    """
+
+    def __init__(self, status: int, what: str, fix: str = "", retry_after: int | None = None) -> None:
+        super().__init__(what, fix)
+        self.status = status
+        self.retry_after = retry_after
+
+
+def error_answer(status: int, what: str, fix: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return the one form that errors have."""
+    return JSONResponse({"error": {"what": redact(what), "fix": redact(fix)}}, status, dict(headers or {}))
+
+
+def install(app: FastAPI) -> None:
+    """Answer every exception in that form."""
+    app.add_exception_handler(ProrlError, _ours)
+    app.add_exception_handler(HTTPException, _of_the_framework)
+    app.add_exception_handler(Exception, _defect)
+
+
+async def _ours(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProrlError)
+    if isinstance(error, Refusal):
+        headers = None if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+        return error_answer(error.status, error.what, error.fix, headers)
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    if status >= 500:
+        _LOG.error("%s: %s", request.url.path, error)
+    return error_answer(status, error.what, error.fix)
+
+
+async def _of_the_framework(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    fix = "See /docs for the routes." if error.status_code in (404, 405) else ""
+    what = f"{request.method} {request.url.path[:200]}: {error.detail}."
+    return error_answer(error.status_code, what, fix, error.headers)
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    _LOG.error("%s %s broke", request.method, request.url.path, exc_info=error)
+    return error_answer(500, "The service is at fault.", "Its log has the traceback; please report it.")

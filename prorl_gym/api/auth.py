@@ -1,0 +1,69 @@
+"""The bearer token: made once, readable by its owner only, asked for by every route but the two health checks.
+
+Loopback is no protection on a cluster node, where every user reaches 127.0.0.1.
+"""
+
+import hmac
+import os
+import secrets
+from pathlib import Path
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from prorl_gym.api.answers import error_answer
+from prorl_gym.client import read_token
+from prorl_gym.errors import ConfigError
+
+OPEN_PATHS = frozenset({"/livez", "/readyz"})
+"""Say nothing but yes or no, so that a supervisor can ask."""
+
+
+def load_or_make_token(path: Path) -> str:
+    """Return the token in this file; make both at the first start.
+
+    Raises:
+        ConfigError: the file cannot be made, or others may read it.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        return read_token(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: the token file cannot be made ({error.strerror}).", "Set 'state' to a writable directory."
+        ) from None
+    token = secrets.token_urlsafe(32)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(token + "\n")
+    return token
+
+
+class BearerAuth:
+    """ASGI middleware that lets nobody pass without the token.
+
+    Args:
+        app: what is protected.
+        token: the secret.
+    """
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode("ascii")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "lifespan" and scope["path"] not in OPEN_PATHS and not self._allowed(scope):
+            answer = error_answer(
+                401,
+                "The bearer token is missing or wrong.",
+                "Send 'Authorization: Bearer <content of the service's token file>'.",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            await answer(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _allowed(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        return len(given) == 1 and hmac.compare_digest(given[0], self._expected)

@@ -1,0 +1,41 @@
+"""Reading request bodies: bounded before they are parsed, strict afterwards."""
+
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import TypeAdapter, ValidationError
+
+from prorl_gym.api.answers import Refusal
+
+ModelT = TypeVar("ModelT")
+
+
+async def read_body(request: Request, adapter: TypeAdapter[ModelT], limit: int) -> ModelT:
+    """Read and validate a JSON body.
+
+    Args:
+        request: the HTTP request.
+        adapter: the expected type.
+        limit: bytes; more is refused before it is held in memory.
+
+    Raises:
+        Refusal: 413 or 422, naming the first field that is wrong.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise Refusal(
+                413, f"The body is larger than {limit} bytes.", "Send fewer rollouts at once, or raise max_body_bytes."
+            )
+    try:
+        return adapter.validate_json(bytes(body))
+    except ValidationError as error:
+        raise _wrong(error) from None
+
+
+def _wrong(error: ValidationError) -> Refusal:
+    first: Any = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join(str(part) for part in first["loc"][:8])[:200]
+    where = f"The field '{place}' of the body" if place else "The body"
+    return Refusal(422, f"{where} is wrong: {first['msg'][:300]}.", "See /docs for the form.")

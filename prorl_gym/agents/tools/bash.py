@@ -11,7 +11,7 @@ from prorl_gym.agents.protocol import Observation, ToolSpec
 from prorl_gym.agents.tools.source import SandboxSource, agent_action
 from prorl_gym.sandbox.protocol import Shell, ShellResult
 
-INPUT_SECONDS = 2.0
+INPUT_SECONDS = 1.0
 """How long to look for an answer after typing into a running program, which does not say when it is done."""
 
 _KEYS = ("C-c", "C-d", "C-z")

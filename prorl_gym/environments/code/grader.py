@@ -5,10 +5,12 @@ Expected results stay here: there is nothing in the sandbox to read, patch or fo
 itself is a failed test; a sandbox that cannot run Python at all, or is lost, raises and gives no reward.
 """
 
-from prorl_gym.environments.code.rows import CodeRow, FunctionTests
-from prorl_gym.environments.code.runs import PROGRAM, ProgramRunner, TestRun
+from contextlib import AsyncExitStack
+
+from prorl_gym.environments.code.rows import CodeRow
+from prorl_gym.environments.code.runs import ProgramRunner
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.errors import GraderError
+from prorl_gym.errors import GraderError, SandboxError
 from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
 
@@ -29,13 +31,35 @@ async def grade(task: CodeRow, program: str, leases: Leases, seconds: float) -> 
         SandboxError: the sandbox could not be started or was lost.
         GraderError: it does not run Python.
     """
+    total = len(task.tests.cases)
+    async with AsyncExitStack() as sandboxes:
+        runner = await _prepare(task, program, leases, sandboxes)
+        for index in range(total):
+            if seconds <= 0:
+                return failed("time limit", index, total)
+            try:
+                run = await runner.run(index, seconds)
+            except SandboxError:
+                if index == 0:
+                    raise
+                # What the program left running after an earlier test may choke this sandbox: that is no reason to
+                # call the machine broken. A fresh one tells.
+                runner = await _prepare(task, program, leases, sandboxes)
+                run = await runner.run(index, seconds)
+            if run.failure is not None:
+                return failed(run.failure, index, total)
+            seconds -= run.seconds
+    return Score(reward=1.0, detail={"passed": total, "tests": total})
+
+
+async def _prepare(task: CodeRow, program: str, leases: Leases, sandboxes: AsyncExitStack) -> ProgramRunner:
+    """Start a clean sandbox with the program in it."""
     sandbox = await leases.clean(SANDBOX)
-    try:
-        await _check_python(sandbox)
-        await sandbox.write_file(PROGRAM, program.encode(errors="replace"), mode=0o444)
-        return await _run_tests(task, ProgramRunner(sandbox, task), seconds)
-    finally:
-        await sandbox.close()
+    sandboxes.push_async_callback(sandbox.close)
+    await _check_python(sandbox)
+    runner = ProgramRunner(sandbox, task)
+    await runner.write(program)
+    return runner
 
 
 async def _check_python(sandbox: Sandbox) -> None:
@@ -46,25 +70,6 @@ async def _check_python(sandbox: Sandbox) -> None:
             f"python3 does not run in the grading sandbox: exit code {result.exit_code}.",
             f"Use an image with a working python3 instead of '{sandbox.spec.image}'.",
         )
-
-
-async def _run_tests(task: CodeRow, runner: ProgramRunner, seconds: float) -> Score:
-    total = len(task.tests.cases)
-    left = seconds
-    for passed in range(total):
-        wall_seconds = min(runner.wall_seconds, left)
-        run = await _run_one(task, runner, passed, wall_seconds) if left > 0 else TestRun("time limit", 0.0)
-        if run.failure is not None:
-            return failed(run.failure, passed, total)
-        left -= run.seconds
-    return Score(reward=1.0, detail={"passed": total, "tests": total})
-
-
-async def _run_one(task: CodeRow, runner: ProgramRunner, index: int, wall_seconds: float) -> TestRun:
-    tests = task.tests
-    if isinstance(tests, FunctionTests):
-        return await runner.function(tests.entry, tests.cases[index], wall_seconds)
-    return await runner.stdio(tests.cases[index], wall_seconds)
 
 
 def failed(why: str, passed: int, total: int) -> Score:

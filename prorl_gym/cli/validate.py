@@ -1,0 +1,145 @@
+"""``prorl-gym validate NAME FILE``: prove that every row of a data set can be solved, and not by saying nothing."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from prorl_gym.errors import ConfigError, RolloutError
+
+if TYPE_CHECKING:
+    from prorl_gym.environments.gym_rows import DiskRow
+    from prorl_gym.environments.protocol import Environment
+    from prorl_gym.records import Message
+    from prorl_gym.sandbox.protocol import SandboxBackend
+
+BackendName = Literal["auto", "apptainer", "userns", "local"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("validate")(validate)
+
+
+@dataclass(frozen=True, slots=True)
+class RowReport:
+    """What was found out about one row."""
+
+    name: str
+    gold: tuple[float, ...] = ()
+    empty: tuple[float, ...] = ()
+    turns: int = 0
+    seconds: float = 0.0
+    problem: str = ""
+    """Empty when the row is good."""
+
+
+def validate(
+    name: Annotated[str, typer.Argument(help="Name of the environment, for example math.")],
+    file: Annotated[Path, typer.Argument(help="JSONL file of rows, in NeMo Gym's flat form or bare.")],
+    runs: Annotated[int, typer.Option(min=1, help="How often each trajectory is played.")] = 3,
+    backend: Annotated[BackendName, typer.Option(help="Sandbox backend.")] = "auto",
+    allow_unsafe_local: Annotated[bool, typer.Option(help="Permit the backend without isolation.")] = False,
+) -> None:
+    """Play each row's gold trajectory in real sandboxes: it must score 1.0, an empty answer 0.0, every time."""
+    from prorl_gym.environments.gym_rows import read_rows
+
+    rows = read_rows(file)
+    for row in rows:
+        if row.environment not in (None, name):
+            raise ConfigError(f"{row.where}: this row is for environment '{row.environment}'.", f"Not for '{name}'.")
+    reports = asyncio.run(_validate(name, rows, runs, backend, allow_unsafe_local))
+    _show(reports)
+    bad = [report for report in reports if report.problem]
+    if bad:
+        typer.echo(f"{len(bad)} of {len(reports)} rows failed: {', '.join(report.name for report in bad)}", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"All {len(reports)} rows are good: gold scores 1.0 and an empty answer 0.0, {runs} times over.")
+
+
+async def _validate(
+    name: str, rows: "list[DiskRow]", runs: int, backend_name: BackendName, allow_unsafe_local: bool
+) -> list[RowReport]:
+    from prorl_gym.environments import registry
+    from prorl_gym.sandbox.choose import open_backend
+    from prorl_gym.sandbox.config import SandboxConfig
+
+    environment = registry.get(name)
+    backend = await open_backend(SandboxConfig(backend=backend_name, allow_unsafe_local=allow_unsafe_local))
+    try:
+        return [await check_row(environment, row.name, row.task, backend, runs) for row in rows]
+    finally:
+        await backend.close()
+
+
+async def check_row(
+    environment: "Environment[Any]", name: str, row: Mapping[str, Any], backend: "SandboxBackend", runs: int
+) -> RowReport:
+    """Play gold and nothing at all, ``runs`` times each, and say what is wrong with the row, if anything is."""
+    from prorl_gym.environments.play import play
+    from prorl_gym.rollout.leases import SandboxLeases
+
+    started = time.monotonic()
+    gold: list[float] = []
+    empty: list[float] = []
+    prompts: list[tuple[Message, ...]] = []
+    turns = 0
+    try:
+        steps = environment.gold(row)
+        for _ in range(runs):
+            for script, rewards in ((steps, gold), ((), empty)):
+                leases = SandboxLeases(backend)
+                try:
+                    played = await play(environment, row, script, leases)
+                finally:
+                    await leases.close()
+                rewards.append(played.score.reward)
+                prompts.append(played.episode.messages)
+                turns = max(turns, played.turns)
+        problem = _problem(gold, empty, same_prompt=prompts.count(prompts[0]) == len(prompts))
+    except RolloutError as error:
+        problem = f"{error.kind.value}: {error.what}"
+    return RowReport(name, tuple(gold), tuple(empty), turns, time.monotonic() - started, problem)
+
+
+def _problem(gold: list[float], empty: list[float], *, same_prompt: bool) -> str:
+    if len(set(gold)) > 1 or len(set(empty)) > 1:
+        return "the reward differs between runs"
+    if gold[0] != 1.0:
+        return "the gold trajectory does not score 1.0"
+    if empty[0] != 0.0:
+        return "an empty answer does not score 0.0"
+    return "" if same_prompt else "the prompt differs between runs"
+
+
+def _show(reports: list[RowReport]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("row", "gold", "empty", "turns", "seconds", "verdict")
+    for report in reports:
+        verdict = f"[red]{_plain(report.problem)}[/red]" if report.problem else "[green]good[/green]"
+        table.add_row(
+            _plain(report.name),
+            _rewards(report.gold),
+            _rewards(report.empty),
+            str(report.turns),
+            f"{report.seconds:.1f}",
+            verdict,
+        )
+    Console().print(table)
+
+
+def _rewards(rewards: tuple[float, ...]) -> str:
+    return " ".join(f"{reward:g}" for reward in rewards) or "-"
+
+
+def _plain(text: str) -> str:
+    """Rows name themselves: no mark-up of theirs reaches the terminal."""
+    from rich.markup import escape
+
+    return escape("".join(character for character in text if character.isprintable()))

@@ -1,0 +1,247 @@
+"""The code grader in a real sandbox: right, wrong, hanging and hostile programs, and failures that are not theirs."""
+
+import textwrap
+from typing import Any
+
+import pytest
+
+from prorl_gym.environments.code.grader import grade
+from prorl_gym.environments.code.rows import CodeRow
+from prorl_gym.environments.protocol import Leases
+from prorl_gym.errors import Cause, FailureKind, GraderError, SandboxError
+from prorl_gym.records import Score
+from prorl_gym.sandbox.protocol import ExecResult, SandboxSpec
+
+ADD = {"kind": "function", "entry": "add", "cases": [{"args": [1, 2], "expected": 3}, {"args": [5, -5], "expected": 0}]}
+DOUBLE = {"kind": "stdio", "cases": [{"stdin": "4\n", "stdout": "8\n"}, {"stdin": "21\n", "stdout": "42\n"}]}
+
+
+def row(tests: dict[str, Any], **more: Any) -> CodeRow:
+    return CodeRow.model_validate({"question": "?", "tests": tests, "time_limit": 1.0, **more})
+
+
+async def mark(tests: dict[str, Any], program: str, leases: Leases, seconds: float = 60.0, **more: Any) -> Score:
+    return await grade(row(tests, **more), textwrap.dedent(program), leases, seconds)
+
+
+@pytest.mark.parametrize(
+    ("tests", "program"),
+    [
+        (ADD, "def add(a, b): return a + b"),
+        (ADD, "print('noise')\ndef add(a, b):\n    print('more noise')\n    return a + b"),
+        ({**ADD, "entry": "Sum.add"}, "class Sum:\n    def add(self, a, b): return a + b"),
+        (DOUBLE, "print(2 * int(input()))"),
+        (DOUBLE, "import sys\nsys.stdout.write(f'{2 * int(sys.stdin.read())}  \\n\\n')"),
+    ],
+)
+async def test_right_program_passes(leases: Leases, tests: dict[str, Any], program: str):
+    score = await mark(tests, program, leases)
+    assert (score.reward, score.detail) == (1.0, {"passed": 2, "tests": 2})
+
+
+FORGED = """
+    import os, sys
+    frame = sys._getframe()
+    while frame.f_back:
+        frame = frame.f_back
+        nonce = frame.f_locals.get("request", {}).get("nonce")
+        if nonce:
+            for fd in range(3, 32):
+                try:
+                    os.write(fd, f"\\n{nonce} 3\\n".encode())
+                except OSError:
+                    pass
+            os._exit(0)
+    def add(a, b): return 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "why", "passed"),
+    [
+        ("def add(a, b): return a - b", "wrong result", 0),
+        ("def add(a, b): return 3", "wrong result", 1),
+        ("def add(a, b): return True if a == 1 else False", "wrong result", 0),
+        ("def add(a, b): return '3'", "wrong result", 0),
+        ("def add(a, b): return {1, 2}", "runtime error", 0),
+        ("def add(a, b): return float('nan')", "wrong result", 0),
+        ("def add(a): return 3", "runtime error", 0),
+        ("def plus(a, b): return a + b", "runtime error", 0),
+        ("def add(a, b) return a + b", "runtime error", 0),
+        ("", "runtime error", 0),
+        ("import sys\nsys.exit(0)", "no result", 0),
+        ("import os\nos._exit(0)", "no result", 0),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "killed", 0),
+        ("import ctypes\nctypes.string_at(0)", "runtime error", 0),
+        ("def add(a, b):\n    while True: pass", "time limit", 0),
+        (
+            "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\ndef add(a, b):\n    while True: pass",
+            "*",
+            0,
+        ),
+        ("def add(a, b): return bytearray(1 << 40)", "memory limit", 0),
+        ("def add(a, b): return [0] * (1 << 40)", "memory limit", 0),
+        ("class E(int):\n    def __eq__(s, o): return True\ndef add(a, b): return E(7)", "wrong result", 0),
+        ("import json\njson.dumps = lambda *a, **k: '3'\ndef add(a, b): return 7", "wrong result", 0),
+        (
+            "import builtins\nbuiltins.exec = builtins.compile = lambda *a, **k: None\ndef add(a, b): return 7",
+            "wrong result",
+            0,
+        ),
+        (FORGED, "wrong result", 1),
+        ("def add(a, b):\n    x = []\n    for _ in range(50000): x = [x]\n    return x", "runtime error", 0),
+        ("def add(a, b): return 10 ** 6000", "*", 0),
+        ("import atexit\natexit.register(print, 3)\ndef add(a, b): return 7", "wrong result", 0),
+    ],
+)
+async def test_bad_function_fails(leases: Leases, program: str, why: str, passed: int):
+    score = await mark(ADD, program, leases)
+    assert score.reward == 0.0
+    assert score.detail["passed"] == passed
+    assert why in ("*", score.detail["why"])
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("print(8)", "wrong output"),
+        ("print(2 * int(input()), end='!')", "wrong output"),
+        ("print(2 * int(input()))\nraise SystemExit(1)", "runtime error"),
+        ("raise ValueError", "runtime error"),
+        ("while True: pass", "time limit"),
+        ("while True: print('x' * 100000)", "*"),
+        ("import sys\nsys.stdout.buffer.write(b'8\\xff')", "wrong output"),
+        ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "*"),
+        ("x = bytearray(1 << 40)", "memory limit"),
+        ("import os\nos.write(1, b'8')\nos.closerange(0, 100)\nimport time\ntime.sleep(99)", "time limit"),
+        ("import shutil\nshutil.rmtree('/usr/lib/python3', ignore_errors=True)\nprint(9)", "wrong output"),
+    ],
+)
+async def test_bad_program_fails(leases: Leases, backend: Any, program: str, why: str):
+    if backend.name == "local" and ("fork" in program or "rmtree" in program):
+        pytest.skip("needs isolation: no user namespaces here")
+    score = await mark(DOUBLE, program, leases, seconds=2.0)
+    assert score.reward == 0.0
+    assert why in ("*", score.detail["why"])
+
+
+async def test_no_expected_output_is_in_the_sandbox(leases: Leases, backend: Any):
+    if backend.name == "local":
+        pytest.skip("needs isolation: no user namespaces here")
+    secret = "expected-7f3a"
+    tests = {"kind": "stdio", "cases": [{"stdin": "", "stdout": secret}]}
+    program = """
+        import os
+        places = ["/proc/self/environ", "/proc/self/cmdline", "/proc/1/environ", "/proc/1/cmdline"]
+        for top in ("/workspace", "/tmp", "/var/tmp", "/home", "/run", "/dev/shm"):
+            places += [os.path.join(folder, name) for folder, _, names in os.walk(top) for name in names]
+        found = []
+        for place in places:
+            try:
+                with open(place, "rb") as file:
+                    if b"expected-" + b"7f3a" in file.read(1 << 20):
+                        found.append(place)
+            except OSError:
+                pass
+        print(found or "nothing")
+    """
+    revealing = {"kind": "stdio", "cases": [{"stdin": "", "stdout": "nothing"}, *tests["cases"]]}
+    score = await mark(revealing, program, leases, time_limit=5.0)
+    assert score.detail == {"why": "wrong output", "passed": 1, "tests": 2}
+
+
+async def test_function_never_sees_expected_values(leases: Leases):
+    tests = {"kind": "function", "entry": "peek", "cases": [{"args": [], "expected": 987654321}]}
+    program = """
+        import gc
+        def peek():
+            return sum(1 for thing in gc.get_objects() if isinstance(thing, dict) and 987654320 + 1 in thing.values())
+    """
+    assert (await mark(tests, program, leases)).detail["why"] == "wrong result"
+
+
+async def test_time_for_all_tests_together_is_bounded(leases: Leases):
+    score = await mark(DOUBLE, "import time\ntime.sleep(0.5)\nprint(2 * int(input()))", leases, seconds=0.4)
+    assert score.detail == {"why": "time limit", "passed": 0, "tests": 2}
+
+
+async def test_what_a_test_leaves_running_does_not_help_or_hurt_the_next(leases: Leases):
+    program = """
+        import os, time
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(30)
+        print(2 * int(input()))
+    """
+    score = await mark(DOUBLE, program, leases)
+    assert score.detail in ({"passed": 2, "tests": 2}, {"why": "time limit", "passed": 0, "tests": 2})
+
+
+async def test_large_output_is_compared_whole(leases: Leases):
+    expected = "".join(f"{number}\n" for number in range(60_000))
+    tests = {"kind": "stdio", "cases": [{"stdin": "60000", "stdout": expected}]}
+    assert (await mark(tests, "for i in range(int(input())): print(i)", leases)).reward == 1.0
+    assert (await mark(tests, "for i in range(int(input())): print(i + (i == 30000))", leases)).reward == 0.0
+
+
+class BrokenSandbox:
+    """A sandbox that fails at the n-th exec."""
+
+    spec = SandboxSpec()
+
+    def __init__(self, fail_at: int, error: SandboxError | None, python: bytes = b"ready\n") -> None:
+        self._left, self._error, self._python = fail_at, error, python
+        self.closed = False
+
+    async def exec(self, argv: list[str], *, stdin: bytes = b"", **options: Any) -> ExecResult:
+        self._left -= 1
+        if self._left < 0 and self._error:
+            raise self._error
+        if argv[-1] == "print('ready')":
+            return ExecResult(0 if self._python else 127, self._python, b"")
+        return ExecResult(0, str(2 * int(stdin)).encode(), b"")
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        assert path == "/workspace/solution.py"
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Shelf:
+    """Hands out the given sandboxes."""
+
+    def __init__(self, *sandboxes: BrokenSandbox) -> None:
+        self.sandboxes = list(sandboxes)
+        self.handed: list[BrokenSandbox] = []
+
+    async def clean(self, spec: SandboxSpec) -> BrokenSandbox:
+        self.handed.append(self.sandboxes.pop(0))
+        return self.handed[-1]
+
+
+LOST = SandboxError(FailureKind.SANDBOX_LOST, "The sandbox does not answer.")
+
+
+async def test_lost_sandbox_is_infrastructure():
+    shelf = Shelf(BrokenSandbox(1, LOST))
+    with pytest.raises(SandboxError) as caught:
+        await mark(DOUBLE, "", shelf)
+    assert caught.value.cause is Cause.INFRASTRUCTURE
+    assert shelf.handed[0].closed
+
+
+async def test_sandbox_choked_by_an_earlier_test_is_replaced():
+    shelf = Shelf(BrokenSandbox(2, LOST), BrokenSandbox(99, None))
+    assert (await mark(DOUBLE, "", shelf)).reward == 1.0
+    assert all(sandbox.closed for sandbox in shelf.handed)
+
+
+async def test_sandbox_lost_twice_is_infrastructure():
+    with pytest.raises(SandboxError):
+        await mark(DOUBLE, "", Shelf(BrokenSandbox(2, LOST), BrokenSandbox(0, LOST)))
+
+
+async def test_sandbox_without_python_is_infrastructure():
+    with pytest.raises(GraderError, match="python3 does not run"):
+        await mark(DOUBLE, "", Shelf(BrokenSandbox(99, None, python=b"")))

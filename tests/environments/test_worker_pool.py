@@ -1,0 +1,127 @@
+"""The pool of grader processes: what each misbehaviour costs, and that nothing is left behind."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from prorl_gym.environments.worker import (
+    WorkerDiedError,
+    WorkerFailedError,
+    WorkerPool,
+    WorkerStuckError,
+    WorkerTimeoutError,
+    WorkerUnavailableError,
+)
+
+TARGET = "broken_workers:obey"
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch):
+    """Workers that find this directory's module beside the package."""
+    monkeypatch.setattr("prorl_gym.environments.worker._START", _START)
+    workers = WorkerPool(TARGET, size=2, memory=1 << 30)
+    yield workers
+    workers.close()
+
+
+_START = (
+    f"import sys; sys.path.append({str(Path(__file__).parent)!r}); sys.path.append(sys.argv.pop(1)); "
+    "from prorl_gym.environments.worker_main import main; "
+)
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+async def test_worker_is_reused(pool: WorkerPool):
+    assert await pool.call("pid", cpu_seconds=5) == await pool.call("pid", cpu_seconds=5)
+
+
+async def test_values_travel(pool: WorkerPool):
+    text = "π" * 100_000
+    assert (await pool.call(text, cpu_seconds=5))["echo"] == text
+
+
+async def test_loop_is_killed_by_its_cpu_time_and_replaced(pool: WorkerPool):
+    first = await pool.call("pid", cpu_seconds=5)
+    with pytest.raises(WorkerTimeoutError):
+        await pool.call("loop", cpu_seconds=0.2)
+    assert gone(first)
+    assert await pool.call("pid", cpu_seconds=5) != first
+
+
+async def test_cpu_time_is_counted_for_each_request(pool: WorkerPool):
+    first = await pool.call("pid", cpu_seconds=5)
+    for _ in range(50):
+        await pool.call("x" * 100_000, cpu_seconds=0.2)
+    assert await pool.call("pid", cpu_seconds=5) == first
+
+
+async def test_stuck_worker_is_killed(pool: WorkerPool):
+    first = await pool.call("pid", cpu_seconds=5)
+    with pytest.raises(WorkerStuckError):
+        await pool.call("sleep", cpu_seconds=0.05)
+    assert gone(first)
+
+
+async def test_crash_is_told_apart(pool: WorkerPool):
+    with pytest.raises(WorkerDiedError):
+        await pool.call("die", cpu_seconds=5)
+
+
+async def test_memory_is_bounded(pool: WorkerPool):
+    with pytest.raises(WorkerFailedError, match="MemoryError"):
+        await pool.call("eat", cpu_seconds=30)
+
+
+async def test_exception_keeps_the_worker(pool: WorkerPool):
+    first = await pool.call("pid", cpu_seconds=5)
+    with pytest.raises(WorkerFailedError, match="ValueError: no"):
+        await pool.call("raise", cpu_seconds=5)
+    assert await pool.call("pid", cpu_seconds=5) == first
+
+
+async def test_cancelled_call_kills_its_worker(pool: WorkerPool):
+    first = await pool.call("pid", cpu_seconds=5)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await pool.call("loop", cpu_seconds=60)
+    assert gone(first)
+
+
+async def test_secrets_of_the_service_are_not_inherited(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("API_KEY", "secret")
+    assert "API_KEY" not in await pool.call("environment", cpu_seconds=5)
+
+
+async def test_calls_wait_for_their_turn(pool: WorkerPool):
+    pids = await asyncio.gather(*(pool.call("pid", cpu_seconds=5) for _ in range(6)))
+    assert len(set(pids)) <= 2
+
+
+def test_one_pool_serves_several_loops(pool: WorkerPool):
+    async def burst() -> list[int]:
+        return await asyncio.gather(*(pool.call("pid", cpu_seconds=5) for _ in range(4)))
+
+    assert set(asyncio.run(burst())) & set(asyncio.run(burst()))
+
+
+async def test_missing_target_is_unavailable():
+    with pytest.raises(WorkerUnavailableError, match="no_such_module"):
+        await WorkerPool("no_such_module:f").call(1, cpu_seconds=1)
+
+
+async def test_missing_interpreter_is_unavailable(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(WorkerUnavailableError, match="/nowhere/python"):
+        await WorkerPool(TARGET).call(1, cpu_seconds=1)
+
+
+async def test_close_ends_idle_workers(pool: WorkerPool):
+    pid = await pool.call("pid", cpu_seconds=5)
+    pool.close()
+    assert gone(pid)

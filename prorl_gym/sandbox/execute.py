@@ -70,7 +70,7 @@ class Child:
         return cls(channel, reply.fields["pid"], reply.descriptors)
 
     async def signal(self, number: int) -> None:
-        """Send a signal to the child itself."""
+        """Send a signal to the child and the processes of its group, as C-c on a terminal would."""
         await self._channel.request("signal", pid=self.pid, signal=number)
 
     async def kill(self) -> None:

@@ -123,6 +123,7 @@ class IsolatedPython:
             await finish(self._stop(worker, answer))
         except asyncio.CancelledError:
             await finish(self._stop(worker, answer))
+            self._capture.take()  # nobody wants its output, the next cell least of all
             raise
         return await self._result(worker, answer.result() if answer.done() else None, timed_out)
 
@@ -188,7 +189,9 @@ class IsolatedPython:
             raise SandboxError(FailureKind.SANDBOX_LOST, "the sandbox was lost while it ran python.")
         restarted, self._revived = self._revived, False
         if answer is not None:
-            return CellResult(self._capture.take_text(), answer.ok, answer.images, timed_out, restarted)
+            return CellResult(
+                self._capture.take_text(), answer.ok and not timed_out, answer.images, timed_out, restarted
+            )
         await finish(worker.kill())
         self._worker = None
         code = exit_code(worker.child.exited.result())

@@ -16,7 +16,7 @@ _ENV = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "LESS": "-FRX", "DEB
 _KEYS = {"C-c": b"\x03", "C-d": b"\x04", "C-z": b"\x1a"}
 _INTERRUPT_SECONDS = 0.5
 """How long a command has to end itself after SIGINT."""
-_SETTLE_SECONDS = 2.0
+_SETTLE_SECONDS = 1.0
 """How long bash has to report after the processes of its command were killed."""
 _RESTORE_SECONDS = 5.0
 
@@ -112,8 +112,7 @@ class PersistentShell:
             timed_out = True
             await finish(self._stop(running))
         except asyncio.CancelledError:
-            await finish(self._stop(running))
-            self._running = None
+            await finish(self._abandon(running))
             raise
         return await self._result(running, timed_out=timed_out)
 
@@ -122,8 +121,7 @@ class PersistentShell:
         try:
             await asyncio.wait([running], timeout=wait)
         except asyncio.CancelledError:
-            await finish(self._stop(running))
-            self._running = None
+            await finish(self._abandon(running))
             raise
         if running.done():
             return await self._result(running, timed_out=False)
@@ -144,6 +142,12 @@ class PersistentShell:
             await asyncio.wait([running], timeout=_SETTLE_SECONDS)
         if not running.done():
             await bash.kill()
+
+    async def _abandon(self, running: "asyncio.Future[Completion]") -> None:
+        """End a command whose result nobody waits for; its output must not show up in the next one's."""
+        await self._stop(running)
+        self._running = None
+        self._capture.take()
 
     async def _result(self, running: "asyncio.Future[Completion]", *, timed_out: bool) -> ShellResult:
         self._running = None

@@ -195,8 +195,9 @@ class _Guest:
         return _Answer({"pid": terminal.pid}, terminal.descriptors, terminal.release)
 
     def _signal(self, request: Mapping[str, Any]) -> _Answer:
+        """Signal the process group that a child leads, as a terminal's C-c does."""
         if request["pid"] in self._children:  # not reaped yet: the number cannot belong to anything else
-            os.kill(request["pid"], request["signal"])
+            os.killpg(request["pid"], request["signal"])
         return _Answer({}, [])
 
     def _kill_tree(self, request: Mapping[str, Any]) -> _Answer:

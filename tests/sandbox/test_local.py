@@ -1,0 +1,41 @@
+"""The local backend runs the whole conformance kit: everything above the namespaces is tested through it."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox.conformance import CHECKS, SPEC, Check
+from prorl_gym.sandbox.local import LocalBackend
+from prorl_gym.sandbox.protocol import Mount, SandboxSpec
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[LocalBackend]:
+    backend = LocalBackend(allow_unsafe_local=True)
+    yield backend
+    await backend.close()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_conformance(check: Check, backend: LocalBackend) -> None:
+    await check(await backend.start(SPEC))
+
+
+async def test_probe_starts_one(backend: LocalBackend) -> None:
+    probe = await backend.probe()
+    assert probe.ok and probe.backend == "local"
+
+
+def test_refused_unless_asked_for() -> None:
+    with pytest.raises(SandboxError) as refused:
+        LocalBackend()
+    assert refused.value.kind is FailureKind.SANDBOX_UNAVAILABLE
+    assert str(refused.value).count("\n") == 1
+
+
+@pytest.mark.parametrize("spec", [SandboxSpec(image="/some/image"), SandboxSpec(mounts=(Mount("/a", "/b"),))])
+async def test_images_and_mounts_are_refused(spec: SandboxSpec, backend: LocalBackend) -> None:
+    with pytest.raises(SandboxError) as refused:
+        await backend.start(spec)
+    assert refused.value.kind is FailureKind.SANDBOX_UNAVAILABLE

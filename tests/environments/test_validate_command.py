@@ -1,0 +1,105 @@
+"""``prorl-gym validate``: good rows pass, and every way a row can be bad is found and named."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from prorl_gym.cli import validate
+from prorl_gym.environments import registry
+from prorl_gym.environments.math.environment import MathEnvironment
+from prorl_gym.errors import ConfigError
+from prorl_gym.records import Score
+from prorl_gym.sandbox.protocol import SandboxBackend
+
+Command = Callable[..., Result]
+GOOD = {"id": "good", "question": "1+1?", "answer": "2"}
+
+
+@pytest.fixture
+def command(backend: SandboxBackend):
+    """The command line, on whichever backend works here."""
+    choice = ["--backend", "local", "--allow-unsafe-local"] if backend.name == "local" else []
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    validate.register(app)
+    return lambda *arguments: CliRunner(env={"COLUMNS": "200"}).invoke(app, ["validate", *arguments, *choice])
+
+
+def rows_file(folder: Path, *rows: Mapping[str, Any]) -> str:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+async def check(environment: Any, row: Mapping[str, Any], backend: SandboxBackend, runs: int = 2) -> str:
+    return (await validate.check_row(environment, "row", row, backend, runs)).problem
+
+
+async def test_good_row_has_no_problem(backend: SandboxBackend):
+    report = await validate.check_row(registry.get("math"), "row", GOOD, backend, 2)
+    assert (report.problem, report.gold, report.empty, report.turns) == ("", (1.0, 1.0), (0.0, 0.0), 1)
+
+
+async def test_gold_that_does_not_score_is_found(backend: SandboxBackend):
+    row = {**GOOD, "gold_steps": [{"text": "\\boxed{3}"}]}
+    assert await check(registry.get("math"), row, backend) == "the gold trajectory does not score 1.0"
+
+
+async def test_bad_row_is_found(backend: SandboxBackend):
+    problem = await check(registry.get("math"), {"id": "x", "question": "?"}, backend)
+    assert problem == "bad_row: math row x: required key 'answer' is missing."
+
+
+async def test_generous_grader_is_found(backend: SandboxBackend):
+    class Generous(MathEnvironment):
+        async def evaluate(self, *_: Any) -> Score:
+            return Score(reward=1.0)
+
+    assert await check(Generous(), GOOD, backend) == "an empty answer does not score 0.0"
+
+
+async def test_moody_grader_is_found(backend: SandboxBackend):
+    rewards = iter([1.0, 0.0, 0.5, 0.0])
+
+    class Moody(MathEnvironment):
+        async def evaluate(self, *_: Any) -> Score:
+            return Score(reward=next(rewards))
+
+    assert await check(Moody(), GOOD, backend) == "the reward differs between runs"
+
+
+async def test_changing_prompt_is_found(backend: SandboxBackend):
+    class Restless(MathEnvironment):
+        count = 0
+
+        def parse(self, row: Mapping[str, Any]):
+            self.count += 1
+            return super().parse({**row, "question": f"{row['question']} {self.count}"})
+
+    assert await check(Restless(), GOOD, backend) == "the prompt differs between runs"
+
+
+def test_command_shows_a_table_and_fails_naming_the_rows(tmp_path: Path, command: Command):
+    result = command("math", rows_file(tmp_path, GOOD, {**GOOD, "id": "[red]bad", "answer": ""}), "--runs", "1")
+    assert result.exit_code == 1
+    assert "[red]bad" in result.output
+    assert "1 of 2 rows failed" in result.output
+    assert "bad_row" in result.output
+
+
+def test_command_passes_good_rows(tmp_path: Path, command: Command):
+    result = command("math", rows_file(tmp_path, GOOD), "--runs", "1")
+    assert (result.exit_code, result.exception) == (0, None)
+    assert "All 1 rows are good" in result.output
+
+
+def test_row_of_another_environment_is_refused(tmp_path: Path, command: Command):
+    row = {"responses_create_params": {}, "environment": "code", "task": GOOD}
+    result = command("math", rows_file(tmp_path, row))
+    assert isinstance(result.exception, ConfigError)
+    assert "this row is for environment 'code'" in str(result.exception)

@@ -102,10 +102,9 @@ class Dispatcher:
     async def stop(self, *, drain: bool) -> None:
         """Finish what the runner has (``drain``), or leave it to the next start; then end."""
         self._stopping.set()
-        self._abandon = not drain
         if self._loops:
             self._loops[1].cancel()
-        await (self._runner.drain() if drain else self._runner.close())
+        await (self._runner.drain() if drain else self.cut_off())
         for entry in self.entries.all():
             if entry.timer is not None:
                 entry.timer.cancel()
@@ -113,6 +112,11 @@ class Dispatcher:
             await asyncio.wait(tuple(self._tasks))
         for entry in self.entries.all():
             entry.answer(None)
+
+    async def cut_off(self) -> None:
+        """Leave what the runner has to the next start; also while ``stop`` is draining."""
+        self._abandon = True
+        await self._runner.close()
 
     def spawn(self, work: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
         """Run something that ``stop`` waits for; what it raises is logged."""

@@ -78,6 +78,10 @@ class RolloutService:
         await self._dispatcher.stop(drain=drain)
         await self._ledger.close()
 
+    async def cut_off(self) -> None:
+        """Turn a ``stop`` that is draining into one that is not."""
+        await self._dispatcher.cut_off()
+
     def refuse(self) -> None:
         """Take no more work, answer who waits, end the streams. The first step of ``stop``; may come long before."""
         self._refusing = True

@@ -1,0 +1,125 @@
+"""Building a service from its configuration: the one place where the rooms are wired together."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prorl_gym.api.config import ServiceConfig
+from prorl_gym.environments import registry
+from prorl_gym.environments.protocol import Environment
+from prorl_gym.errors import ConfigError, FailureKind, TaskError
+from prorl_gym.inference.chat import Codec, load_codec
+from prorl_gym.inference.config import build_pool
+from prorl_gym.inference.pool import EnginePool
+from prorl_gym.rollout.attempt import Environments
+from prorl_gym.rollout.ledger import SqliteLedger
+from prorl_gym.rollout.model_source import ModelPolicySource
+from prorl_gym.rollout.runner import InProcessRunner
+from prorl_gym.rollout.service import RolloutService
+from prorl_gym.sandbox.choose import open_backend
+from prorl_gym.sandbox.protocol import SandboxBackend
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A service that runs, and what it stands on."""
+
+    service: RolloutService
+    backend: SandboxBackend
+    pool: EnginePool
+    codec: Codec
+    environments: Environments
+    owned: AsyncExitStack
+
+    async def close(self, *, drain: bool = True) -> None:
+        """Stop the service (see ``RolloutService.stop``), then what it stands on. Idempotent."""
+        try:
+            await self.service.stop(drain=drain)
+        finally:
+            await self.owned.aclose()
+
+
+async def build_service(config: ServiceConfig) -> Built:
+    """Build and start a service.
+
+    An engine that does not answer is no reason not to start: it may come up later, and the log tells.
+
+    Raises:
+        ConfigError: an unknown environment, a tokenizer that cannot be loaded, a missing variable.
+        EngineError: ``TEMPLATE_UNSAFE``.
+        SandboxError: no sandbox backend works here.
+        LedgerError: the ledger's file cannot be used.
+    """
+    environments = offered(config.environments)
+    # Loading a tokenizer takes seconds of pure computation: the loop may have other tenants.
+    codec = await asyncio.to_thread(
+        load_codec, config.inference.tokenizer, config.inference.chat_template, config.inference.template_options
+    )
+    async with AsyncExitStack() as owned:
+        pool = build_pool("policy", config.inference, vocab_size=codec.vocab_size)
+        owned.push_async_callback(pool.close)
+        allowed = {url: _pool_of(url, config, codec) for url in config.inference_urls}
+        for other in allowed.values():
+            owned.push_async_callback(other.close)
+        for name, health in (await pool.check()).items():
+            if not health.ok:
+                _LOG.warning("engine %s is not well yet: %s", name, health.detail)
+        backend = await open_backend(config.sandbox)
+        owned.push_async_callback(backend.close)
+        ledger = await _open_ledger(config)
+        owned.push_async_callback(ledger.close)
+        policies = ModelPolicySource(pool, codec, allowed)
+        runner = InProcessRunner(environments, policies, backend, config.runner, config.settings, config.runs)
+        service = RolloutService(ledger, runner, config.retry)
+        await service.start()
+        return Built(service, backend, pool, codec, environments, owned.pop_all())
+
+
+def offered(names: Sequence[str]) -> Environments:
+    """Return a finder of environments that knows only these names (all that are installed, when there are none).
+
+    Raises:
+        ConfigError: a name is not installed.
+    """
+    for name in names:
+        try:
+            registry.get(name)
+        except TaskError as error:
+            raise ConfigError(f"environments: {error.what}", error.fix) from None
+
+    def find(name: str) -> Environment[Any]:
+        if names and name not in names:
+            raise TaskError(
+                FailureKind.UNKNOWN_ENVIRONMENT,
+                f"This service does not offer environment '{name[:80]}'.",
+                f"It offers: {', '.join(names)}.",
+            )
+        return registry.get(name)
+
+    return find
+
+
+async def _open_ledger(config: ServiceConfig) -> SqliteLedger:
+    if config.ledger is None:
+        await asyncio.to_thread(_make_state, config.state)
+    return await SqliteLedger.open(config.ledger_file)
+
+
+def _make_state(state: Path) -> None:
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"state: {state} cannot be made ({error.strerror}).", "Set 'state' to a writable directory."
+        ) from None
+
+
+def _pool_of(url: str, config: ServiceConfig, codec: Codec) -> EnginePool:
+    """Return a pool of one engine, for requests that name it."""
+    return build_pool("named", config.inference.model_copy(update={"engines": [url]}), vocab_size=codec.vocab_size)

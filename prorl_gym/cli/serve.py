@@ -1,0 +1,29 @@
+"""``prorl-gym serve``: run the rollout service behind HTTP."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    config: Annotated[Path, typer.Option("--config", "-c", help="YAML file; see prorl_gym/api/config.py.")],
+    port: Annotated[int | None, typer.Option(help="Port, instead of the file's; 0 takes a free one.")] = None,
+) -> None:
+    """Serve rollouts until a signal. The first one finishes what is in hand, a second one stops at once."""
+    from prorl_gym.api.config import ServiceConfig
+    from prorl_gym.api.server import serve as serve_until_signal
+    from prorl_gym.config import load_config
+    from prorl_gym.logs import configure
+
+    loaded = load_config(ServiceConfig, config)
+    if port is not None:
+        loaded = loaded.model_copy(update={"http": loaded.http.model_copy(update={"port": port})})
+    configure(loaded.log.level, loaded.log.form)
+    asyncio.run(serve_until_signal(loaded))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("serve")(serve)

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from prorl_gym.errors import FailureKind, SandboxError
@@ -112,7 +112,7 @@ def _replace(path: str, text: str) -> None:
 
 
 @contextmanager
-def blaming_image(spec: SandboxSpec) -> Iterator[None]:
+def blaming_image(spec: SandboxSpec) -> Generator[None, None, None]:
     """Turn an image's impossible paths (a file where a directory must be, a link in a circle) into ``IMAGE_BROKEN``."""
     try:
         yield

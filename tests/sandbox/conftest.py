@@ -1,0 +1,73 @@
+"""Backends for the sandbox tests: each test that asks for ``backend`` runs on every real one."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from sandbox_support import SECRET, give_to_sandboxes, kernel_has_user_namespaces, make_tiny_image
+
+from prorl_gym.sandbox.backend import NamespaceBackend
+from prorl_gym.sandbox.box import Box
+from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
+
+BACKENDS = ["userns", pytest.param("apptainer", marks=pytest.mark.apptainer)]
+
+
+@pytest.fixture(scope="session")
+def ground() -> Iterator[Path]:
+    """A directory on a local disk that every uid may traverse."""
+    path = Path(tempfile.mkdtemp(prefix="prorl-gym-test-", dir="/var/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def tiny_image(ground: Path) -> Path:
+    return make_tiny_image(ground / "tiny")
+
+
+@pytest.fixture(scope="session")
+def scratch(ground: Path) -> Path:
+    path = ground / "scratch"
+    path.mkdir(mode=0o700)
+    give_to_sandboxes(path)
+    path.chmod(0o700)
+    return path
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend_name(request: pytest.FixtureRequest) -> str:
+    if not kernel_has_user_namespaces():
+        pytest.skip("this kernel refuses user namespaces to ordinary users")
+    return request.param
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(backend_name: str, scratch: Path) -> AsyncIterator[NamespaceBackend]:
+    os.environ["PRORL_GYM_TEST_SECRET"] = SECRET
+    backend = NamespaceBackend("apptainer" if backend_name == "apptainer" else "userns", SandboxConfig(scratch=scratch))
+    yield backend
+    await backend.close()
+    del os.environ["PRORL_GYM_TEST_SECRET"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def box(backend: NamespaceBackend) -> AsyncIterator[Box]:
+    """One host-``/usr`` sandbox for all tests of a module that only look."""
+    box = await backend.start(SandboxSpec())
+    yield box
+    await box.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def small_box(backend: NamespaceBackend) -> AsyncIterator[Box]:
+    """A sandbox with little room."""
+    box = await backend.start(SandboxSpec(limits=SandboxLimits(root_size=8 << 20, shm_size=1 << 20)))
+    yield box
+    await box.close()

@@ -17,4 +17,10 @@ def verifier_fixture(server: type[Any], request_model: type[Any], cases: Path) -
         from nemo_gym.verifier_fixture import VerifierFixture
     except ImportError:
         return None
-    return VerifierFixture(server_factory=server, request_model=request_model, cases_path=cases)
+    return VerifierFixture(
+        server_factory=server, request_model=request_model, cases_path=cases, reseed=_nothing_to_reseed
+    )
+
+
+def _nothing_to_reseed(server: Any, request: Any) -> None:
+    """Grading draws no random numbers."""

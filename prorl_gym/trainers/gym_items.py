@@ -30,6 +30,14 @@ def messages_of(items: str | Sequence[Mapping[str, Any]]) -> list[Message]:
     return messages
 
 
+def function_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool of the Responses API (flat) or of chat completions (nested) as templates expect it."""
+    if "function" in tool:
+        return {"type": "function", "function": dict(tool["function"])}
+    fields = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+    return {"type": "function", "function": fields}
+
+
 def text_of(content: object) -> str:
     """Return the text of a content field: a string, or the texts of its parts joined."""
     if isinstance(content, str):

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from prorl_gym.errors import ConfigError
-from prorl_gym.gym_root.responses_api_models.prorl_model.continuity import chat_items, function_schema, next_prompt
+from prorl_gym.gym_root.responses_api_models.prorl_model.continuity import chat_items, next_prompt
 from prorl_gym.inference.chat import Codec, load_codec
+from prorl_gym.trainers.gym_items import function_schema
 
 TOOL = {"type": "function", "name": "python", "description": "Run.", "parameters": {"type": "object"}, "strict": True}
 ASK = [{"role": "system", "content": "Solve."}, {"role": "user", "content": "2+2?"}]

@@ -14,22 +14,25 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse, Response
 from nemo_gym.base_resources_server import BaseResourcesServerConfig, BaseVerifyRequest, SimpleResourcesServer
 from nemo_gym.server_utils import SESSION_ID_KEY, is_nemo_gym_fastapi_entrypoint
-from prorl_gym.gym_root.resources_servers.prorl_rollout.hosted import HostedService
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from prorl_gym._gym_compat import REVERIFY_STATELESS, verifier_fixture
 from prorl_gym.errors import (
     CancelReason,
+    ConflictError,
     FailureKind,
     NotFoundError,
     RolloutError,
     SandboxError,
+    ShuttingDownError,
     TaskError,
     gym_failure_kind,
 )
+from prorl_gym.gym_root.resources_servers.prorl_rollout.hosted import HostedService
 from prorl_gym.gym_root.resources_servers.prorl_rollout.sessions import Session, Sessions, grade, open_session
 from prorl_gym.records import Message, RolloutRequest
 from prorl_gym.rollout.leases import SandboxLeases
+from prorl_gym.rollout.ledger_file import LedgerError
 from prorl_gym.sandbox.protocol import Probe, Sandbox, SandboxSpec
 from prorl_gym.trainers.gym_items import last_answer, messages_of
 
@@ -115,7 +118,12 @@ class ProrlRolloutServer(SimpleResourcesServer):
 
     async def roll_out(self, body: RolloutRequest) -> Response:
         """Accept a rollout and answer with its terminal record. The same id again waits for the same rollout."""
-        rollout = await self._hosted.roll_out(body)
+        try:
+            rollout = await self._hosted.roll_out(body)
+        except ConflictError as error:
+            raise HTTPException(409, str(error)) from None
+        except (ShuttingDownError, LedgerError) as error:
+            raise HTTPException(503, str(error)) from None
         return Response(rollout.model_dump_json(), media_type="application/json")
 
     async def cancel_rollouts(self, body: CancelCall) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.inference.chat import Codec
-from prorl_gym.trainers.gym_items import messages_of, text_of
+from prorl_gym.trainers.gym_items import function_schema, messages_of, text_of
 
 Item = Mapping[str, Any]
 
@@ -34,14 +34,6 @@ def next_prompt(codec: Codec, items: Sequence[Item], tools: Sequence[Item]) -> l
     if seen[-1] != codec.terminator_id:  # cut by its length limit
         seen.append(codec.terminator_id)
     return seen + codec.delta(news, functions)
-
-
-def function_schema(tool: Item) -> dict[str, Any]:
-    """Return a tool of the Responses API (flat) or of chat completions (nested) as templates expect it."""
-    if "function" in tool:
-        return {"type": "function", "function": dict(tool["function"])}
-    fields = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
-    return {"type": "function", "function": fields}
 
 
 def chat_items(messages: Sequence[Item]) -> list[dict[str, Any]]:

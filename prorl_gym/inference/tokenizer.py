@@ -118,9 +118,11 @@ def load_tokenizer(source: str, chat_template: Path | None = None) -> Tokenizer:
         ConfigError: it cannot be loaded, it is not a fast tokenizer, or it has no chat template.
     """
     directory = SMALL_DIRECTORY if source == SMALL else Path(source).expanduser()
-    local = directory.is_dir()
+    local = bool(source) and directory.is_dir()
     if not local and _looks_like_a_path(source):
-        raise ConfigError(f"{source}: no such tokenizer directory.", "Set 'tokenizer' to a directory or a model name.")
+        raise ConfigError(
+            f"tokenizer '{source}': no such directory.", "Set 'tokenizer' to a directory or a model name."
+        )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its thread pool does not survive our forks
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing is no news here
     from transformers import AutoTokenizer  # slow to import, so not before it is needed

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -213,7 +214,7 @@ class VllmEngine:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
-        return f"cannot connect ({error.os_error.strerror or type(error.os_error).__name__})"
+        return f"cannot connect ({os.strerror(error.errno) if error.errno else type(error.os_error).__name__})"
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "dropped the connection"
     return f"the connection broke ({type(error).__name__})"

@@ -120,7 +120,7 @@ class AnswerReader:
         choice = self._mapping(cast("list[object]", choices)[0], "its choice")
         finish = choice.get("finish_reason")
         if not isinstance(finish, str) or finish not in _FINISH:
-            raise self.contract(f"ended with finish_reason {str(finish)[:40]!r}, which is not known")
+            raise self.contract(f"ended with finish_reason {_shown(finish)}, which is not known")
         ids = self._sampled_ids(choice, request)
         if not ids and finish != "abort":
             raise self.contract("sampled no token at all")
@@ -195,10 +195,10 @@ class AnswerReader:
         ids = cast("list[object]", value)
         for token in ids:
             if type(token) is not int:  # a bool is an int, and True is not the token 1
-                raise self.contract(f"{where} has {str(token)[:20]!r}, which is no token id")
+                raise self.contract(f"{where} has {_shown(token)}, which is no token id")
             if not 0 <= token < self._vocab_size:
                 raise self.contract(
-                    f"{where} has the id {str(token)[:20]}, outside of 0..{self._vocab_size - 1}",
+                    f"{where} has the id {_shown(token)}, outside of 0..{self._vocab_size - 1}",
                     "Check that 'tokenizer' belongs to the model; 'vocab_size' widens the range for padded models.",
                 )
         return cast("list[int]", ids)
@@ -226,8 +226,9 @@ class AnswerReader:
     def _logprob(self, value: object) -> float:
         if value is None:
             raise self._no_logprobs()
-        if type(value) not in (int, float) or not math.isfinite(number := float(cast("float", value))):
-            raise self.contract(f"returned {str(value)[:20]!r} as a log-prob")
+        number = _as_float(value)
+        if number is None or not math.isfinite(number):
+            raise self.contract(f"returned {_shown(value)} as a log-prob")
         if number > _HIGHEST_LOGPROB:
             raise self.contract(f"returned a positive log-prob ({number:.4g})")
         return min(number, 0.0)
@@ -243,6 +244,21 @@ class AnswerReader:
             "does not return log-probs of the sampled tokens",
             "Do not start it with --max-logprobs 0; NeMo-RL and others: ask for the completions route of vLLM.",
         )
+
+
+def _as_float(value: object) -> float | None:
+    if type(value) is float:
+        return value
+    try:
+        return float(value) if type(value) is int else None
+    except OverflowError:
+        return None
+
+
+def _shown(value: object) -> str:
+    """Return a short form for messages. Containers are only named: they may be nested too deeply to print."""
+    plain = value is None or isinstance(value, str | int | float)
+    return repr(value)[:40] if plain else f"a {type(value).__name__}"
 
 
 def _error_text(payload: bytes) -> str:

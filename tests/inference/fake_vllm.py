@@ -65,7 +65,7 @@ class FakeVllm:
     async def _completions(self, request: web.Request):
         body = await request.json()
         self.bodies.append(body)
-        self.headers.append(dict(request.headers))
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         request_id = request.headers["X-Request-Id"]
         if isinstance(self.mode, int):
             headers = {"Retry-After": self.retry_after} if self.retry_after else {}

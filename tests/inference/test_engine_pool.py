@@ -1,0 +1,255 @@
+import asyncio
+
+import pytest
+from fake_vllm import FakeVllm
+from hypothesis import given
+from hypothesis import strategies as st
+from token_codecs import BOUNDED
+
+from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.inference.balance import StickyLeastOutstanding
+from prorl_gym.inference.conformance import request
+from prorl_gym.inference.fake import FakeEngine, Reply, replies
+from prorl_gym.inference.pool import EnginePool, Failover, describe
+from prorl_gym.inference.protocol import EngineHealth
+from prorl_gym.inference.vllm import VllmEngine, VllmOptions
+from prorl_gym.inference.vllm_wire import ContextExceeded, EngineOverloaded
+
+QUICK = Failover(attempts=3, wait_seconds=2.0, first_probe=0.001, slowest_probe=0.01)
+ANSWER = Reply((10, 2))
+
+
+def fine(request):
+    return ANSWER
+
+
+def down(kind=FailureKind.ENGINE_UNREACHABLE):
+    return EngineError(kind, f"engine is down ({kind.value})")
+
+
+async def pool_of(*engines, failover=QUICK, **options):
+    pool = EnginePool("policy", failover=failover, **options)
+    for engine in engines:
+        pool.add(engine)
+    return pool
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        FailureKind.ENGINE_UNREACHABLE,
+        FailureKind.ENGINE_TIMEOUT,
+        FailureKind.ENGINE_OVERLOADED,
+        FailureKind.ENGINE_CONTRACT,
+    ],
+)
+async def test_a_failed_call_is_made_again_elsewhere_from_the_same_ids(kind):
+    bad, good = FakeEngine("bad", lambda _: down(kind)), FakeEngine("good", fine)
+    async with await pool_of(bad, good) as pool:
+        result = await pool.generate(request())
+    assert result.engine == "good"
+    assert bad.requests[0].prompt_ids == good.requests[0].prompt_ids == (5, 6, 7)
+    assert bad.requests[0].request_id != good.requests[0].request_id
+    assert pool.failovers == 1
+
+
+async def test_a_refusal_is_not_tried_elsewhere():
+    refusing, other = FakeEngine("a", lambda _: down(FailureKind.ENGINE_REFUSED)), FakeEngine("b", fine)
+    async with await pool_of(refusing, other) as pool:
+        with pytest.raises(EngineError) as caught:
+            await pool.generate(request())
+        assert pool.healthy == ["a", "b"]
+    assert caught.value.kind is FailureKind.ENGINE_REFUSED
+    assert other.requests == []
+
+
+async def test_attempts_are_bounded_and_the_last_error_comes_out():
+    engines = [FakeEngine(f"e{n}", lambda _: down(FailureKind.ENGINE_CONTRACT)) for n in range(5)]
+    async with await pool_of(*engines) as pool:
+        with pytest.raises(EngineError) as caught:
+            await pool.generate(request())
+    assert caught.value.kind is FailureKind.ENGINE_CONTRACT
+    assert sum(len(engine.requests) for engine in engines) == QUICK.attempts
+
+
+async def test_calls_wait_for_an_engine_that_comes_back():
+    engine = FakeEngine("e", fine)
+    engine.down = down()
+    async with await pool_of(engine) as pool:
+        assert not (await pool.check())["e"].ok
+        call = asyncio.create_task(pool.generate(request()))
+        await asyncio.sleep(0)
+        engine.down = None
+        assert (await call).token_ids == [10, 2]
+        assert pool.healthy == ["e"]
+
+
+async def test_patience_ends_with_a_message_that_names_the_pool():
+    engine = FakeEngine("e", fine)
+    engine.down = down()
+    failover = Failover(attempts=3, wait_seconds=0.02, first_probe=0.001, slowest_probe=0.01)
+    async with await pool_of(engine, failover=failover) as pool:
+        health = await pool.check()
+        assert describe(health) == ["e: engine is down (engine_unreachable)"]
+        with pytest.raises(EngineError) as caught:
+            await pool.generate(request())
+    assert str(caught.value) == (
+        "pool policy: no engine was well for 0.02 s (engine is down (engine_unreachable)).\n"
+        "Start the engines, or correct 'engines'."
+    )
+
+
+async def test_retry_after_keeps_the_engine_alone():
+    busy = FakeEngine("e", replies([EngineOverloaded("e", 503, 0.05), ANSWER]))
+    failover = Failover(attempts=2, wait_seconds=2.0, first_probe=0.001, slowest_probe=1.0)
+    async with await pool_of(busy, failover=failover) as pool:
+        started = asyncio.get_running_loop().time()
+        await pool.generate(request())
+        assert asyncio.get_running_loop().time() - started >= 0.05
+
+
+async def test_the_context_is_learnt_and_never_overruled():
+    engine = FakeEngine("e", lambda _: ContextExceeded(64), max_model_len=128)
+    async with await pool_of(engine) as pool:
+        for _ in range(2):
+            with pytest.raises(ContextExceeded):
+                await pool.generate(request())
+        assert pool.max_model_len == 64
+        assert pool.healthy == ["e"]
+    async with await pool_of(FakeEngine("e", lambda _: ContextExceeded(1), max_model_len=128)) as pool:
+        await pool.check()
+        with pytest.raises(ContextExceeded):
+            await pool.generate(request())
+        assert pool.max_model_len == 128
+
+
+async def test_versions_label_tokens():
+    engine, late = FakeEngine("e", fine), FakeEngine("late", fine)
+    async with await pool_of(engine, version=4) as pool:
+        assert (await pool.generate(request())).versions == [4, 4]
+        pool.set_version(5)
+        pool.add(late)
+        assert (await pool.generate(request())).versions == [5, 5]
+        assert late.version == 5
+
+
+async def test_removal_of_an_engine_moves_its_calls():
+    async with FakeVllm(mode="hang") as server:
+        leaving = VllmEngine("leaving", server.url, VllmOptions(model="m", vocab_size=100))
+        async with await pool_of(leaving, failover=QUICK) as pool:
+            call = asyncio.create_task(pool.generate(request()))
+            await server.running_is(1)
+            pool.add(FakeEngine("staying", fine))
+            await pool.remove("leaving")
+            assert (await call).engine == "staying"
+            assert pool.engines == ["staying"]
+
+
+async def test_cancel_by_id_reaches_the_engine_of_the_moment():
+    hold = asyncio.Event()
+    engine = FakeEngine("e", lambda _: Reply((10, 11, 12, 2), hold=hold))
+    async with await pool_of(engine) as pool:
+        one = request()
+        call = asyncio.create_task(pool.generate(one))
+        await asyncio.sleep(0)
+        assert await pool.cancel(one.request_id)
+        result = await call
+        assert (result.token_ids, result.finish_reason) == ([10, 11], "abort")
+        assert not await pool.cancel(one.request_id)
+
+
+async def test_closing_ends_calls_that_wait():
+    engine = FakeEngine("e", fine)
+    engine.down = down()
+    pool = await pool_of(engine, failover=Failover(wait_seconds=60))
+    await pool.check()
+    call = asyncio.create_task(pool.generate(request()))
+    await asyncio.sleep(0)
+    await pool.close()
+    with pytest.raises(EngineError):
+        await asyncio.wait_for(call, 5)
+    assert engine.closed
+
+
+async def test_a_name_is_taken_once():
+    async with await pool_of(FakeEngine("e", fine)) as pool:
+        with pytest.raises(ValueError, match="already has an engine e"):
+            pool.add(FakeEngine("e", fine))
+
+
+def test_nothing_to_describe_when_all_is_well():
+    assert describe({"e": EngineHealth(ok=True)}) == []
+
+
+class TestSticky:
+    def test_a_session_stays_and_new_ones_spread(self):
+        policy, names = StickyLeastOutstanding(), ["a", "b", "c"]
+        homes = [policy.choose(request(session_id=f"s{n}"), names) for n in range(6)]
+        assert sorted(homes) == ["a", "a", "b", "b", "c", "c"]
+        assert [policy.choose(request(session_id=f"s{n}"), names) for n in range(6)] == homes
+
+    def test_idle_sessions_count_among_equals(self):
+        policy, names = StickyLeastOutstanding(), ["a", "b"]
+        one = request(session_id="s1")
+        policy.release(one, policy.choose(one, names), failed=False)
+        assert policy.choose(request(session_id="s2"), names) == "b"
+
+    def test_a_failure_ends_stickiness(self):
+        policy = StickyLeastOutstanding()
+        one = request()
+        assert policy.choose(one, ["a", "b"]) == "a"
+        policy.release(one, "a", failed=True)
+        assert policy.choose(one, ["b"]) == "b"
+        policy.release(one, "b", failed=False)
+        assert policy.choose(one, ["a", "b"]) == "b"
+
+    def test_what_was_not_reserved_cannot_be_returned(self):
+        with pytest.raises(ValueError, match="no reservation on engine a"):
+            StickyLeastOutstanding().release(request(), "a", failed=False)
+
+
+@BOUNDED
+@given(data=st.data())
+def test_reservations_return_to_zero_under_any_interleaving(data):
+    """Random calls, failures, cancels, removals and arrivals; then nothing is outstanding and nobody is forgotten."""
+    policy = StickyLeastOutstanding()
+
+    def script(request):
+        kind = data.draw(st.sampled_from(["ok", "fail", "refuse", "hold"]))
+        if kind == "fail":
+            return down()
+        if kind == "refuse":
+            return down(FailureKind.ENGINE_REFUSED)
+        return Reply((10, 2), hold=asyncio.Event()) if kind == "hold" else ANSWER
+
+    async def scenario():
+        pool = await pool_of(*(FakeEngine(f"e{n}", script) for n in range(3)), policy=policy, failover=QUICK)
+        calls, ids = [], []
+        for step in range(data.draw(st.integers(1, 12))):
+            one = request(session_id=f"s{data.draw(st.integers(0, 3))}")
+            ids.append(one.request_id)
+            calls.append(asyncio.create_task(pool.generate(one)))
+            for _ in range(data.draw(st.integers(0, 3))):
+                await asyncio.sleep(0)
+            action = data.draw(st.sampled_from(["none", "cancel", "abort", "remove", "add", "forget"]))
+            if action == "cancel":
+                calls[data.draw(st.integers(0, step))].cancel()
+            elif action == "abort":
+                await pool.cancel(ids[data.draw(st.integers(0, step))])
+            elif action == "remove" and len(pool.engines) > 1:
+                await pool.remove(pool.engines[0])
+            elif action == "add":
+                pool.add(FakeEngine(f"new{step}", script))
+            elif action == "forget":
+                pool.forget("s0")
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await pool.close()
+        for session in range(4):
+            pool.forget(f"s{session}")
+
+    asyncio.run(scenario())
+    names = [f"e{n}" for n in range(3)] + [f"new{n}" for n in range(12)]
+    assert [policy.outstanding(name) for name in names] == [0] * len(names)
+    assert [policy.live(name) for name in names] == [0] * len(names)

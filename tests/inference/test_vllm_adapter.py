@@ -1,0 +1,308 @@
+"""The vLLM adapter against a server that is right, and against every way of being wrong."""
+
+import asyncio
+import logging
+
+import pytest
+from fake_vllm import FakeVllm
+
+from prorl_gym.errors import EngineError, FailureKind, Limit
+from prorl_gym.inference.conformance import request
+from prorl_gym.inference.vllm import VllmEngine, VllmOptions
+from prorl_gym.inference.vllm_wire import ContextExceeded, EngineOverloaded, request_body
+
+OPTIONS = {"model": "m", "vocab_size": 100, "request_seconds": 5.0}
+
+
+async def call(server, changes=None, **options):
+    engine = VllmEngine("e", server.url, VllmOptions(**{**OPTIONS, **options}))
+    try:
+        return await engine.generate(request(**(changes or {})))
+    finally:
+        await engine.close()
+
+
+async def failure(server, changes=None, **options):
+    with pytest.raises(EngineError) as caught:
+        await call(server, changes, **options)
+    return caught.value
+
+
+async def test_the_request_is_what_vllm_needs():
+    async with FakeVllm() as server:
+        await call(server, {"top_k": 20, "seed": 3, "cache_salt": "v1", "request_id": "a" * 32, "session_id": "s"})
+    assert server.bodies == [
+        {
+            "model": "m",
+            "prompt": [5, 6, 7],
+            "max_tokens": 8,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": 20,
+            "seed": 3,
+            "cache_salt": "v1",
+            "logprobs": 0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "stop_token_ids": [2],
+        }
+    ]
+    assert server.headers[0]["x-request-id"] == "a" * 32
+    assert server.headers[0]["x-session-id"] == "s"
+
+
+def test_keys_that_are_off_are_not_sent():
+    body = request_body(request(top_k=-1), "m")
+    assert not {"top_k", "seed", "cache_salt", "priority"} & set(body)
+    assert "priority" not in request_body(request(priority=1), "m")
+    assert request_body(request(priority=1), "m", send_priority=True)["priority"] == -1
+
+
+async def test_the_answer_is_read():
+    async with FakeVllm() as server:
+        result = await call(server)
+    assert (result.token_ids, result.logprobs) == ([10, 11, 2], [-0.25, -0.5, -0.75])
+    assert (result.cached_tokens, result.logprob_kind, result.engine) == (1, "raw", "e")
+
+
+async def test_the_key_travels_and_is_never_shown(caplog):
+    caplog.set_level(logging.DEBUG)
+    async with FakeVllm() as server:
+        await call(server, api_key="hush-hush")
+        server.mode, server.error = 401, "wrong key"
+        refused = await failure(server, api_key="hush-hush")
+    assert server.headers[0]["authorization"] == "Bearer hush-hush"
+    assert "hush" not in str(refused) + caplog.text
+
+
+def first(answer):
+    return answer["choices"][0]
+
+
+def set_in(place, key, value):
+    return lambda answer: place(answer).__setitem__(key, value)
+
+
+def nested():
+    value = []
+    for _ in range(900):
+        value = [value]
+    return value
+
+
+def logprobs_of(answer):
+    return first(answer)["logprobs"]
+
+
+TOKENIZER_FIX = "Check that 'tokenizer' belongs to the model; 'vocab_size' widens the range for padded models."
+VLLM_FIX = "Serve the model with vLLM 0.10.2 or newer, unmodified."
+LOGPROB_FIX = "Do not start it with --max-logprobs 0; NeMo-RL and others: ask for the completions route of vLLM."
+NO_LOGPROBS = f"does not return log-probs of the sampled tokens.\n{LOGPROB_FIX}"
+
+CONTRACT = {
+    "id out of range": (
+        set_in(first, "token_ids", [10, 100, 2]),
+        f"token_ids has the id 100, outside of 0..99.\n{TOKENIZER_FIX}",
+    ),
+    "negative id": (
+        set_in(first, "token_ids", [-1, 11, 2]),
+        f"token_ids has the id -1, outside of 0..99.\n{TOKENIZER_FIX}",
+    ),
+    "bool id": (set_in(first, "token_ids", [True, 11, 2]), f"token_ids has True, which is no token id.\n{VLLM_FIX}"),
+    "float id": (set_in(first, "token_ids", [1.0, 11, 2]), f"token_ids has 1.0, which is no token id.\n{VLLM_FIX}"),
+    "text id": (set_in(first, "token_ids", ["1", 11, 2]), f"token_ids has '1', which is no token id.\n{VLLM_FIX}"),
+    "nested id": (
+        set_in(first, "token_ids", [nested(), 11, 2]),
+        f"token_ids has a list, which is no token id.\n{VLLM_FIX}",
+    ),
+    "ids are no list": (set_in(first, "token_ids", "abc"), f"token_ids is not a list.\n{VLLM_FIX}"),
+    "no ids": (
+        set_in(first, "token_ids", None),
+        "does not return token ids.\nServe the model with vLLM 0.10.2 or newer (return_token_ids).",
+    ),
+    "no tokens": (set_in(first, "token_ids", []), f"sampled no token at all.\n{VLLM_FIX}"),
+    "too many": (
+        set_in(first, "token_ids", [9] * 9),
+        f"sampled 9 tokens, 8 were asked for.\n{VLLM_FIX}",
+    ),
+    "no log-probs": (set_in(first, "logprobs", None), NO_LOGPROBS),
+    "no token log-probs": (set_in(logprobs_of, "token_logprobs", None), NO_LOGPROBS),
+    "a missing log-prob": (set_in(logprobs_of, "token_logprobs", [-1.0, None, -1.0]), NO_LOGPROBS),
+    "too few log-probs": (
+        set_in(logprobs_of, "token_logprobs", [-1.0]),
+        f"returned 1 log-probs for 3 tokens.\n{VLLM_FIX}",
+    ),
+    "text log-prob": (
+        set_in(logprobs_of, "token_logprobs", ["-1", -1.0, -1.0]),
+        f"returned '-1' as a log-prob.\n{VLLM_FIX}",
+    ),
+    "bool log-prob": (
+        set_in(logprobs_of, "token_logprobs", [False, -1.0, -1.0]),
+        f"returned False as a log-prob.\n{VLLM_FIX}",
+    ),
+    "huge log-prob": (
+        set_in(logprobs_of, "token_logprobs", [-(10**400), -1.0, -1.0]),
+        f"returned {str(-(10**400))[:40]} as a log-prob.\n{VLLM_FIX}",
+    ),
+    "positive log-prob": (
+        set_in(logprobs_of, "token_logprobs", [0.5, -1.0, -1.0]),
+        f"returned a positive log-prob (0.5).\n{VLLM_FIX}",
+    ),
+    "NaN": (
+        set_in(logprobs_of, "token_logprobs", [float("nan"), -1.0, -1.0]),
+        "the answer is not JSON.\nCheck that 'engines' names a vLLM server and not something before it.",
+    ),
+    "other tokens": (
+        set_in(logprobs_of, "tokens", ["token_id:1", "token_id:11", "token_id:2"]),
+        f"returned log-probs of other tokens than it sampled.\n{VLLM_FIX}",
+    ),
+    "another prompt": (
+        set_in(first, "prompt_token_ids", [5, 6]),
+        "worked on other prompt ids than it was sent.\nSwitch off prompt truncation and rewriting before it.",
+    ),
+    "unknown end": (
+        set_in(first, "finish_reason", "bored"),
+        f"ended with finish_reason 'bored', which is not known.\n{VLLM_FIX}",
+    ),
+    "end is no text": (
+        set_in(first, "finish_reason", {"a": 1}),
+        f"ended with finish_reason a dict, which is not known.\n{VLLM_FIX}",
+    ),
+    "no choice": (lambda answer: answer.update(choices=[]), f"did not answer with exactly one choice.\n{VLLM_FIX}"),
+    "two choices": (
+        lambda answer: answer["choices"].append(first(answer)),
+        f"did not answer with exactly one choice.\n{VLLM_FIX}",
+    ),
+    "choice is no object": (lambda answer: answer.update(choices=[7]), f"its choice is not an object.\n{VLLM_FIX}"),
+    "a list": (lambda answer: [answer], f"the answer is not an object.\n{VLLM_FIX}"),
+}
+
+
+@pytest.mark.parametrize("case", CONTRACT)
+async def test_a_broken_answer_is_refused(case):
+    mutate, message = CONTRACT[case]
+    async with FakeVllm(mutate=mutate) as server:
+        error = await failure(server)
+    assert error.kind is FailureKind.ENGINE_CONTRACT
+    assert str(error) == f"engine {server.url}: {message}"
+
+
+async def test_an_abort_may_come_without_tokens():
+    async with FakeVllm(ids=[], mutate=set_in(first, "finish_reason", "abort")) as server:
+        result = await call(server)
+    assert (result.token_ids, result.finish_reason) == ([], "abort")
+
+
+SETTINGS_FIX = "Check 'model' and the sampling settings against the server's."
+LOAD_FIX = "Add engines, or lower the number of rollouts in RUN."
+KEY_FIX = "Name the variable with its key in 'api_key_env'."
+NAME_FIX = "Check 'engines' (it ends in /v1) and 'model' (the server's --served-model-name)."
+ADDRESS_FIX = "Check that it runs and that 'engines' names it."
+PROXY_FIX = "Check that 'engines' names a vLLM server and not something before it."
+UNREACHABLE, REFUSED = FailureKind.ENGINE_UNREACHABLE, FailureKind.ENGINE_REFUSED
+
+STATUS = {
+    429: (FailureKind.ENGINE_OVERLOADED, f"overloaded or paused (HTTP 429).\n{LOAD_FIX}"),
+    503: (FailureKind.ENGINE_OVERLOADED, f"overloaded or paused (HTTP 503).\n{LOAD_FIX}"),
+    500: (UNREACHABLE, "broke on our request (HTTP 500: it broke).\nLook into the engine's log."),
+    400: (REFUSED, f"refused our request (HTTP 400: it broke).\n{SETTINGS_FIX}"),
+    401: (REFUSED, f"refused our request (HTTP 401: it broke).\n{KEY_FIX}"),
+    404: (REFUSED, f"refused our request (HTTP 404: it broke).\n{NAME_FIX}"),
+    302: (REFUSED, f"refused our request (HTTP 302: it broke).\n{SETTINGS_FIX}"),
+    "drop": (UNREACHABLE, f"dropped the connection.\n{ADDRESS_FIX}"),
+    "half": (UNREACHABLE, f"the connection broke (ClientPayloadError).\n{ADDRESS_FIX}"),
+    "garbage": (FailureKind.ENGINE_CONTRACT, f"the answer is not JSON.\n{PROXY_FIX}"),
+    "huge": (FailureKind.ENGINE_CONTRACT, f"the answer is larger than 1056816 bytes.\n{VLLM_FIX}"),
+}
+
+
+@pytest.mark.parametrize("mode", STATUS)
+async def test_a_failing_server_has_its_kind_and_message(mode):
+    kind, message = STATUS[mode]
+    async with FakeVllm(mode=mode) as server:
+        error = await failure(server)
+    assert error.kind is kind
+    assert str(error) == f"engine {server.url}: {message}"
+
+
+async def test_a_server_that_is_not_there():
+    engine = VllmEngine("e", "http://127.0.0.1:1/v1", VllmOptions(**OPTIONS))
+    with pytest.raises(EngineError) as caught:
+        await engine.generate(request())
+    await engine.close()
+    assert caught.value.kind is FailureKind.ENGINE_UNREACHABLE
+    assert str(caught.value) == (
+        "engine http://127.0.0.1:1/v1: cannot connect (Connection refused).\n"
+        "Check that it runs and that 'engines' names it."
+    )
+
+
+async def test_a_server_that_hangs():
+    async with FakeVllm(mode="hang") as server:
+        error = await failure(server, request_seconds=0.1)
+        await server.running_is(0)  # the connection was closed
+    assert error.kind is FailureKind.ENGINE_TIMEOUT
+    assert str(error) == (
+        f"engine {server.url}: no answer within 0.1 s.\n"
+        "Raise 'request_seconds', or lower 'max_turn_tokens' or the load."
+    )
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0.5", 0.5), (None, None), ("soon", None), ("-1", None)])
+async def test_retry_after_is_read(header, seconds):
+    async with FakeVllm(mode=429, retry_after=header) as server:
+        error = await failure(server)
+    assert isinstance(error, EngineOverloaded)
+    assert error.retry_after == seconds
+
+
+async def test_a_prompt_beyond_the_context_is_a_limit():
+    async with FakeVllm(mode=400, error="This model's maximum context length is 64 tokens. However, ...") as server:
+        with pytest.raises(ContextExceeded) as caught:
+            await call(server)
+    assert (caught.value.limit, caught.value.max_model_len) == (Limit.TOKENS, 64)
+
+
+async def test_the_engines_words_are_cut_and_cleaned():
+    async with FakeVllm(mode=400, error="bad\x1b[31m\r\n" + "x" * 5000) as server:
+        error = await failure(server)
+    assert len(str(error).splitlines()) == 2
+    assert "\x1b" not in str(error)
+    assert len(error.what) < 320
+
+
+async def test_an_abort_returns_what_was_sampled():
+    async with FakeVllm(mode="hang", ids=[10, 11, 12, 2]) as server:
+        engine = VllmEngine("e", server.url, VllmOptions(**OPTIONS))
+        one = request()
+        running = asyncio.create_task(engine.generate(one))
+        await server.running_is(1)
+        await engine.cancel(one.request_id)
+        result = await running
+        await engine.close()
+    assert (result.token_ids, result.finish_reason) == ([10, 11], "abort")
+    assert server.aborts == [f"cmpl-{one.request_id}-0"]
+
+
+@pytest.mark.parametrize("models", [[], {"data": 5}, {"data": [5]}, {"data": [{"id": "m", "max_model_len": "x"}]}])
+async def test_a_strange_model_list_is_only_a_missing_hint(models):
+    async with FakeVllm(models=models) as server:
+        engine = VllmEngine("e", server.url, VllmOptions(**OPTIONS))
+        health = await engine.health()
+        await engine.close()
+    assert (health.ok, health.max_model_len) == (True, None)
+
+
+async def test_health_tells_the_context():
+    async with FakeVllm() as server:
+        engine = VllmEngine("e", server.url, VllmOptions(**OPTIONS))
+        assert (await engine.health()).max_model_len == 4096
+        await engine.close()
+
+
+async def test_a_closed_engine_is_out_of_service():
+    async with FakeVllm() as server:
+        engine = VllmEngine("e", server.url, VllmOptions(**OPTIONS))
+        await engine.close()
+        with pytest.raises(EngineError, match="taken out of service"):
+            await engine.generate(request())

@@ -19,6 +19,9 @@ from prorl_gym.environments.code.solution import MAX_PROGRAM, NoProgramError, fi
         ("```python\nprint(1)\n```\nRun it:\n```bash\npython3 x.py\n```", "print(1)\n"),
         ("x = '```'", "x = '```'"),
         ("```python\nprint(1)", "```python\nprint(1)"),
+        ("```python\nprint(1)\n```\n```python\nprint(2)", "print(1)\n"),
+        ("Use ```x``` here.\n```x``` too\n```python title=a\nprint(1)\n```", "print(1)\n"),
+        ("  ```Python\n  x = 1\n  ```", "  x = 1\n"),
     ],
 )
 def test_program_is_found(answer: str, program: str):
@@ -40,6 +43,16 @@ def test_program_is_found(answer: str, program: str):
 def test_missing_program_says_why(answer: str, why: str):
     with pytest.raises(NoProgramError, match=why):
         find_program(answer)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("line", ["```a\n", "```\n", "`\n", "```a```\n"])
+def test_hostile_fences_cost_one_pass(line: str):
+    answer = line * (MAX_PROGRAM // len(line))
+    try:
+        assert len(find_program(answer)) <= len(answer)
+    except NoProgramError as complaint:
+        assert "no program" in str(complaint) or "no block" in str(complaint)
 
 
 @pytest.mark.parametrize(

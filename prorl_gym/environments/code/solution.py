@@ -1,11 +1,12 @@
 """Finding the program in what the agent handed in."""
 
-import re
+from collections.abc import Iterator
 
 MAX_PROGRAM = 256 << 10
 """Longest program that is run, in bytes."""
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = "```"
+_PYTHON = ("python", "py", "python3", "")
 
 
 class NoProgramError(ValueError):
@@ -20,8 +21,8 @@ def find_program(answer: str) -> str:
     """
     if len(answer) > 4 * MAX_PROGRAM:
         raise NoProgramError(f"the answer is longer than {4 * MAX_PROGRAM} characters")
-    blocks = [(match[1].lower(), match[2]) for match in _FENCE.finditer(answer)]
-    programs = [body for language, body in blocks if language in ("python", "py", "python3", "")]
+    blocks = list(_blocks(answer))
+    programs = [body for language, body in blocks if language in _PYTHON]
     if blocks and not programs:
         raise NoProgramError("no block of Python in the answer")
     program = programs[-1] if programs else answer
@@ -30,3 +31,18 @@ def find_program(answer: str) -> str:
     if len(program.encode(errors="replace")) > MAX_PROGRAM:
         raise NoProgramError(f"the program is longer than {MAX_PROGRAM} bytes")
     return program
+
+
+def _blocks(answer: str) -> Iterator[tuple[str, str]]:
+    """Yield language and body of each closed block. One pass: a pattern would be quadratic on unclosed fences."""
+    language: str | None = None
+    body: list[str] = []
+    for line in answer.split("\n"):
+        text = line.strip()
+        if language is None and text.startswith(_FENCE) and _FENCE not in text[3:]:
+            language, body = text[3:].strip().partition(" ")[0].lower(), []
+        elif language is not None and text == _FENCE:
+            yield language, "".join(f"{line}\n" for line in body)
+            language = None
+        elif language is not None:
+            body.append(line)

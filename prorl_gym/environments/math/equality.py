@@ -36,9 +36,10 @@ def equal(one: str, other: str) -> bool:
     first_words, second_words = spelling.words(first), spelling.words(second)
     if first_words is not None or second_words is not None:
         return first_words == second_words
-    bases = spelling.base(first), spelling.base(second)
-    if None not in bases and bases[0] != bases[1]:
-        return False
+    for form in (spelling.base, spelling.enclosure):  # told apart here, since the library does not
+        forms = form(first), form(second)
+        if None not in forms and forms[0] != forms[1]:
+            return False
     return any(_same_value(left, right) for left, right in _percent_readings(first, second))
 
 

@@ -25,6 +25,8 @@ _PLAIN_DIGITS = str.maketrans(_SUPERSCRIPTS, "0123456789-")
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|\w))")
 _SCIENTIFIC = re.compile(r"(?<![\w.\\])([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d+)(?!\w)")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|operatorname)\s*\{([^{}]*)\}")
+_SET = re.compile(r"\\\{.*\\\}", re.DOTALL)
+_ORDERED = re.compile(r"[(\[].*,.*[)\]]", re.DOTALL)
 _SPACING = re.compile(r"\\[,;:!]|\\(?:quad|qquad|displaystyle|left|right)(?![a-zA-Z])")
 _BASE = re.compile(r"_\{?(\d+)\}?$")
 _DOLLAR = re.compile(r"\\?\$")
@@ -38,12 +40,12 @@ def plain(answer: str) -> str:
     text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_PLAIN_DIGITS)}}}", text).translate(_SYMBOLS)
     text = unicodedata.normalize("NFKC", text)
     text = _SCIENTIFIC.sub(r"\1\\times 10^{\2}", text)
-    return text.strip().rstrip(".").rstrip()
+    return _SPACING.sub("", text.replace("~", " ")).strip().rstrip(".").rstrip()
 
 
 def key(answer: str) -> str:
     """Return what is left of a plain answer when spacing does not count: equal keys are equal answers."""
-    return re.sub(r"\s+", "", _SPACING.sub("", _TEXT.sub(r"\1", answer)))
+    return re.sub(r"\s+", "", _TEXT.sub(r"\1", answer))
 
 
 def words(answer: str) -> str | None:
@@ -53,6 +55,13 @@ def words(answer: str) -> str | None:
     """
     text = _TEXT.sub(r"\1", answer).strip()
     return " ".join(text.casefold().split()) if _WORDS.fullmatch(text) else None
+
+
+def enclosure(answer: str) -> str | None:
+    """Return ``set`` for ``{1,2}``, ``ordered`` for a tuple or an interval, ``None`` for anything else."""
+    if _SET.fullmatch(answer):
+        return "set"
+    return "ordered" if _ORDERED.fullmatch(answer) else None
 
 
 def base(answer: str) -> str | None:

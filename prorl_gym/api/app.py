@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from prorl_gym import __version__
 from prorl_gym.api.answers import Refusal, error_answer, install
 from prorl_gym.api.auth import BearerAuth
-from prorl_gym.api.body import read_body
+from prorl_gym.api.body import parse_body, read_body
 from prorl_gym.api.metrics import Metrics
 from prorl_gym.records import RolloutRequest
 from prorl_gym.rollout.encoding import encode_rollout
@@ -25,9 +25,8 @@ LONGEST_WAIT = 60.0
 HEARTBEAT = 15.0
 """Seconds without a record after which a stream sends an empty line, so that both ends notice a dead connection."""
 
-_BATCH = TypeAdapter[list[RolloutRequest] | RolloutRequest](
-    Annotated[list[RolloutRequest], Field(max_length=4096)] | RolloutRequest
-)
+_ONE = TypeAdapter(RolloutRequest)
+_MANY = TypeAdapter[list[RolloutRequest]](Annotated[list[RolloutRequest], Field(max_length=4096)])
 
 
 class CancelRequest(BaseModel):
@@ -63,10 +62,11 @@ def create_app(
     @app.post("/v1/rollouts")
     async def submit(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Accept one rollout, or a list, all or nothing. The answer means: it is on the disk."""
-        batch = await read_body(request, _BATCH, max_body_bytes)
+        body = await read_body(request, max_body_bytes)
+        batch = parse_body(body, _MANY) if body.lstrip().startswith(b"[") else [parse_body(body, _ONE)]
         if service.pending >= max_pending:
             raise Refusal(429, f"{service.pending} rollouts are pending already.", "Send it again later.", 5)
-        accepted = await service.submit([batch] if isinstance(batch, RolloutRequest) else batch)
+        accepted = await service.submit(batch)
         return JSONResponse({"accepted": [answer.model_dump() for answer in accepted]})
 
     @app.get("/v1/rollouts/{rollout_id}")
@@ -89,7 +89,7 @@ def create_app(
     @app.post("/v1/cancel")
     async def cancel(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Cancel by id, group or run; return the ids that this stopped."""
-        body = await read_body(request, _CANCEL, max_body_bytes)
+        body = parse_body(await read_body(request, max_body_bytes), _CANCEL)
         cancelled = await service.cancel(body.rollouts, groups=body.groups, runs=body.runs)
         return JSONResponse({"cancelled": cancelled})
 

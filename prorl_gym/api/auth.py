@@ -57,7 +57,7 @@ class BearerAuth:
             answer = error_answer(
                 401,
                 "The bearer token is missing or wrong.",
-                "Send 'Authorization: Bearer <content of the service's token file>'.",
+                "Send the content of the service's token file in the Authorization header, after 'Bearer'.",
                 headers={"WWW-Authenticate": "Bearer"},
             )
             await answer(scope, receive, send)

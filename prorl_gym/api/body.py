@@ -10,16 +10,15 @@ from prorl_gym.api.answers import Refusal
 ModelT = TypeVar("ModelT")
 
 
-async def read_body(request: Request, adapter: TypeAdapter[ModelT], limit: int) -> ModelT:
-    """Read and validate a JSON body.
+async def read_body(request: Request, limit: int) -> bytes:
+    """Read a body.
 
     Args:
         request: the HTTP request.
-        adapter: the expected type.
         limit: bytes; more is refused before it is held in memory.
 
     Raises:
-        Refusal: 413 or 422, naming the first field that is wrong.
+        Refusal: 413.
     """
     body = bytearray()
     async for chunk in request.stream():
@@ -28,8 +27,17 @@ async def read_body(request: Request, adapter: TypeAdapter[ModelT], limit: int) 
             raise Refusal(
                 413, f"The body is larger than {limit} bytes.", "Send fewer rollouts at once, or raise max_body_bytes."
             )
+    return bytes(body)
+
+
+def parse_body(body: bytes, adapter: TypeAdapter[ModelT]) -> ModelT:
+    """Validate a JSON body.
+
+    Raises:
+        Refusal: 422, naming the first field that is wrong.
+    """
     try:
-        return adapter.validate_json(bytes(body))
+        return adapter.validate_json(body)
     except ValidationError as error:
         raise _wrong(error) from None
 

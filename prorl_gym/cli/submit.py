@@ -1,12 +1,12 @@
 """``prorl-gym submit``, ``show``, ``watch``, ``cancel``: talk to a running service."""
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from prorl_gym.client import DEFAULT_URL
 from prorl_gym.errors import ConfigError
@@ -135,10 +135,11 @@ def _objects(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _object(line: str, where: str) -> dict[str, Any]:
     try:
-        found: Any = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{where}: not JSON ({error}).", "Each line is one JSON object.") from None
-    missing = [name for name in ("environment", "task") if not isinstance(found, dict) or name not in found]
-    if missing:
-        raise ConfigError(f"{where}: '{missing[0]}' is missing.", "Each line needs 'environment' and 'task'.")
-    return dict(found)
+        found = TypeAdapter(dict[str, Any]).validate_json(line)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise ConfigError(f"{where}: no JSON object ({reason}).", "Each line is one JSON object.") from None
+    for name in ("environment", "task"):
+        if name not in found:
+            raise ConfigError(f"{where}: '{name}' is missing.", "Each line needs 'environment' and 'task'.")
+    return found

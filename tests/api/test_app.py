@@ -1,0 +1,239 @@
+"""The HTTP routes, over a real socket and a service on fakes."""
+
+import asyncio
+import json
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+
+from prorl_gym.api.app import create_app
+from prorl_gym.api.auth import load_or_make_token
+from prorl_gym.errors import ConfigError
+from prorl_gym.rollout.dispatcher import RetryConfig
+from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
+from prorl_gym.rollout.memory_ledger import MemoryLedger
+from prorl_gym.rollout.runner import InProcessRunner
+from prorl_gym.rollout.service import RolloutService
+
+TOKEN = "test-token-of-no-worth"
+
+
+@dataclass
+class Served:
+    url: str
+    service: RolloutService
+    http: aiohttp.ClientSession
+
+    async def ask(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body)
+        async with self.http.request(method, self.url + path, data=data, **options) as response:
+            return response.status, json.loads(await response.read())
+
+
+@asynccontextmanager
+async def serving(**limits: Any) -> AsyncIterator[Served]:
+    runner = InProcessRunner(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
+    service = RolloutService(MemoryLedger(), runner, RetryConfig(pause_seconds=0.001))
+    await service.start()
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(service, TOKEN, **limits), log_config=None, lifespan="off", access_log=False)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+            yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", service, http)
+        service.refuse()
+        server.should_exit = True
+        await asyncio.wait_for(task, 10)
+        await service.stop(drain=False)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    async with serving(max_body_bytes=20_000, max_pending=5) as made:
+        yield made
+
+
+def ask(rollout_id: str, **task: Any) -> dict[str, Any]:
+    return {"rollout_id": rollout_id, "environment": "scripted", "task": task}
+
+
+async def test_one_or_many_are_accepted_and_scored(served: Served) -> None:
+    assert await served.ask("POST", "/v1/rollouts", ask("a")) == (
+        200,
+        {"accepted": [{"rollout_id": "a", "duplicate": False}]},
+    )
+    _, answer = await served.ask("POST", "/v1/rollouts", [ask("a"), ask("b", reward=0.5)])
+    assert [one["duplicate"] for one in answer["accepted"]] == [True, False]
+    status, answer = await served.ask("GET", "/v1/rollouts/b?wait=10")
+    assert (status, answer["rollout"]["score"]["reward"]) == (200, 0.5)
+
+
+async def test_an_unfinished_rollout_is_null(served: Served) -> None:
+    await served.ask("POST", "/v1/rollouts", ask("a", run="hang"))
+    assert await served.ask("GET", "/v1/rollouts/a?wait=0.01") == (200, {"rollout": None})
+
+
+async def test_cancel(served: Served) -> None:
+    await served.ask("POST", "/v1/rollouts", [ask("a", run="hang"), ask("b", run="hang")])
+    assert await served.ask("POST", "/v1/cancel", {"rollouts": ["a"]}) == (200, {"cancelled": ["a"]})
+    _, answer = await served.ask("GET", "/v1/rollouts/a?wait=10")
+    assert answer["rollout"]["outcome"]["reason"] == "client"
+    assert await served.ask("POST", "/v1/cancel", {"runs": ["default"]}) == (200, {"cancelled": ["b"]})
+
+
+async def test_stream_resumes_at_a_cursor(served: Served) -> None:
+    await served.ask("POST", "/v1/rollouts", [ask(f"r{i}") for i in range(4)])
+    async with served.http.get(served.url + "/v1/stream?cursor=0") as response:
+        lines = [json.loads(await response.content.readline()) for _ in range(4)]
+    assert [line["cursor"] for line in lines] == [1, 2, 3, 4]
+    async with served.http.get(served.url + "/v1/stream?cursor=2&follow=false&run=default") as response:
+        rest = [json.loads(line) for line in (await response.read()).splitlines()]
+    assert [line["rollout"] for line in rest] == [line["rollout"] for line in lines[2:]]
+
+
+async def test_a_silent_stream_beats(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl_gym.api.app.HEARTBEAT", 0.01)
+    async with served.http.get(served.url + "/v1/stream") as response:
+        assert await response.content.readline() == b"\n"
+        await served.ask("POST", "/v1/rollouts", ask("a"))
+        while (line := await response.content.readline()) == b"\n":
+            pass
+        assert json.loads(line)["rollout"]["rollout_id"] == "a"
+
+
+@pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}])
+async def test_the_token_is_always_required(served: Served, header: dict[str, str]) -> None:
+    async with aiohttp.ClientSession(headers=header) as stranger:
+        for path in ("/v1/status", "/metrics", "/docs", "/openapi.json", "/v1/rollouts/a", "/no", "/livez/../metrics"):
+            async with stranger.get(served.url + path) as response:
+                assert response.status == 401
+                assert (await response.json())["error"]["what"] == "The bearer token is missing or wrong."
+
+
+async def test_health_needs_no_token_and_tells_nothing(served: Served) -> None:
+    async with aiohttp.ClientSession() as stranger:
+        for path, expected in (("/livez", {"live": True}), ("/readyz", {"ready": True})):
+            async with stranger.get(served.url + path) as response:
+                assert (response.status, await response.json()) == (200, expected)
+        served.service.refuse()
+        async with stranger.get(served.url + "/readyz") as response:
+            assert (response.status, await response.json()) == (503, {"ready": False})
+
+
+async def test_metrics(served: Served) -> None:
+    await served.ask("POST", "/v1/rollouts", [ask("a"), {**ask("b"), "environment": "made-up"}])
+    for rollout_id in "ab":
+        await served.ask("GET", f"/v1/rollouts/{rollout_id}?wait=10")
+    async with served.http.get(served.url + "/metrics") as response:
+        page = await response.text()
+    assert 'prorl_rollouts_finished_total{cause="",environment="scripted",kind="",status="completed"} 1.0' in page
+    assert 'cause="task",environment="",kind="unknown_environment",status="failed"} 1.0' in page
+    assert 'prorl_stage_seconds_count{environment="scripted",stage="eval"} 1.0' in page
+    assert "made-up" not in page
+
+
+BAD = [
+    (
+        "POST",
+        "/v1/rollouts",
+        b"{",
+        422,
+        "The body is wrong: Invalid JSON: EOF while parsing an object at line 1 column 1.",
+    ),
+    ("POST", "/v1/rollouts", {"environment": "x"}, 422, "The field 'task' of the body is wrong: Field required."),
+    (
+        "POST",
+        "/v1/rollouts",
+        [ask("../etc")],
+        422,
+        "The field '0.rollout_id' of the body is wrong: String should match pattern",
+    ),
+    ("POST", "/v1/rollouts", b"x" * 30_000, 413, "The body is larger than 20000 bytes."),
+    ("POST", "/v1/rollouts", b"[" * 10_000, 422, "recursion limit exceeded"),
+    ("POST", "/v1/rollouts", b'{"environment":"e","task":{"x":NaN}}', 422, "its task is not JSON"),
+    ("POST", "/v1/cancel", {"rollout": ["a"]}, 422, "The field 'rollout' of the body is wrong: Extra inputs"),
+    ("GET", "/v1/rollouts/stranger", None, 404, "rollout stranger was never accepted."),
+    ("GET", "/v1/rollouts/a?wait=99", None, 422, "The parameter 'wait' is wrong"),
+    ("GET", "/v1/stream?cursor=-1", None, 422, "The parameter 'cursor' is wrong"),
+    ("GET", "/v2/rollouts", None, 404, "GET /v2/rollouts: Not Found."),
+    ("DELETE", "/v1/rollouts", None, 405, "DELETE /v1/rollouts: Method Not Allowed."),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status", "what"), BAD, ids=lambda value: str(value)[:30])
+async def test_bad_requests(served: Served, method: str, path: str, body: Any, status: int, what: str) -> None:
+    answered, answer = await served.ask(method, path, body)
+    assert answered == status
+    assert set(answer["error"]) == {"what", "fix"}
+    assert what in answer["error"]["what"]
+    assert "Traceback" not in json.dumps(answer)
+
+
+async def test_another_body_for_an_id_is_a_conflict(served: Served) -> None:
+    await served.ask("POST", "/v1/rollouts", ask("a"))
+    assert await served.ask("POST", "/v1/rollouts", ask("a", reward=0.0)) == (
+        409,
+        {
+            "error": {
+                "what": "rollout a was submitted before with another body.",
+                "fix": "Send the same body again, or use a fresh rollout_id.",
+            }
+        },
+    )
+
+
+async def test_a_full_service_says_when_to_come_again(served: Served) -> None:
+    await served.ask("POST", "/v1/rollouts", [ask(f"r{i}", run="hang") for i in range(5)])
+    async with served.http.post(served.url + "/v1/rollouts", data=json.dumps(ask("more"))) as response:
+        assert (response.status, response.headers["Retry-After"]) == (429, "5")
+        assert (await response.json())["error"]["what"] == "5 rollouts are pending already."
+
+
+async def test_a_stopping_service_refuses(served: Served) -> None:
+    served.service.refuse()
+    status, answer = await served.ask("POST", "/v1/rollouts", ask("a"))
+    assert (status, answer["error"]["what"]) == (503, "The service takes no more work.")
+
+
+async def test_a_defect_shows_no_traceback(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken() -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(served.service, "status", broken)
+    status, answer = await served.ask("GET", "/v1/status")
+    assert (status, answer["error"]["what"]) == (500, "The service is at fault.")
+
+
+def test_token_is_made_once_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "token"
+    token = load_or_make_token(path)
+    assert len(token) >= 40
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert load_or_make_token(path) == token
+
+
+def test_token_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    load_or_make_token(path)
+    os.chmod(path, 0o644)
+    with pytest.raises(ConfigError) as caught:
+        load_or_make_token(path)
+    assert str(caught.value) == (f"{path}: other users may read the token.\nchmod 600 {path}, and make a new token.")
+
+
+def test_token_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "token").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_or_make_token(tmp_path / "token")
+    assert not (tmp_path / "elsewhere").exists()

@@ -1,0 +1,229 @@
+"""The clients: against the real routes, and against a server that misbehaves."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from aiohttp import web
+
+from prorl_gym.api.app import create_app
+from prorl_gym.api.server import listen
+from prorl_gym.client import Client, ServiceError, Submission, SyncClient, read_token
+from prorl_gym.errors import ConfigError, ConflictError, NotFoundError
+from prorl_gym.records import RolloutRequest
+from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
+from prorl_gym.rollout.memory_ledger import MemoryLedger
+from prorl_gym.rollout.runner import InProcessRunner
+from prorl_gym.rollout.service import RolloutService
+
+TOKEN = "test-token-of-no-worth"
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    runner = InProcessRunner(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
+    service = RolloutService(MemoryLedger(), runner)
+    await service.start()
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(service, TOKEN), log_config=None, lifespan="off", access_log=False)
+    )
+    with listen("127.0.0.1", 0) as listener:
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        service.refuse()
+        server.should_exit = True
+        await asyncio.wait_for(task, 10)
+        await service.stop(drain=False)
+
+
+def ask(rollout_id: str, **task: Any) -> RolloutRequest:
+    return RolloutRequest(rollout_id=rollout_id, environment="scripted", task=task)
+
+
+async def test_the_whole_conversation(url: str) -> None:
+    async with Client(url, token=TOKEN) as client:
+        assert await client.submit(ask("a")) == [Submission("a", False)]
+        assert await client.submit([ask("a"), ask("b", run="hang")]) == [Submission("a", True), Submission("b", False)]
+        assert (await client.result("a", timeout=10)).reward == 1.0
+        assert await client.look("b") is None
+        with pytest.raises(TimeoutError):
+            await client.result("b", timeout=0.05)
+        assert await client.cancel(["b", "a"]) == ["b"]
+        assert (await client.result("b")).outcome.status == "cancelled"
+        assert [(c, r.rollout_id) async for c, r in client.stream(follow=False)] == [(1, "a"), (2, "b")]
+        assert (await client.status())["finished"] == 2
+        with pytest.raises(ConflictError, match="rollout a was submitted before with another body"):
+            await client.submit(ask("a", reward=0.0))
+        with pytest.raises(NotFoundError):
+            await client.look("stranger")
+
+
+async def test_the_same_without_an_event_loop_of_ones_own(url: str) -> None:
+    def talk() -> tuple[Any, ...]:
+        with SyncClient(url, token=TOKEN) as client:
+            client.submit([ask("a"), ask("b")])
+            reward = client.result("a", timeout=10).reward
+            client.result("b", timeout=10)
+            names = []
+            for _, rollout in client.stream():
+                names.append(rollout.rollout_id)
+                if len(names) == 2:
+                    break
+            return reward, sorted(names), client.cancel(["a"]), client.status()["finished"]
+
+    assert await asyncio.to_thread(talk) == (1.0, ["a", "b"], [], 2)
+
+
+async def test_a_wrong_token_is_said_at_once(url: str) -> None:
+    async with Client(url, token="wrong") as client:
+        with pytest.raises(ServiceError, match="The bearer token is missing or wrong"):
+            await client.status()
+
+
+async def test_nobody_there() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+    async with Client(f"http://127.0.0.1:{port}", token=TOKEN, retries=1, pause=0.001) as client:
+        with pytest.raises(ServiceError) as caught:
+            await client.status()
+    assert f"http://127.0.0.1:{port}: the service cannot be reached (" in str(caught.value)
+    assert str(caught.value).endswith("\nStart it: prorl-gym serve.")
+
+
+# --- a server that misbehaves ---------------------------------------------------------------------------------------
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def misbehaving(handler: Handler) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    with listen("127.0.0.1", 0) as listener:
+        await web.SockSite(runner, listener).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        await runner.cleanup()
+
+
+async def test_a_broken_submit_is_sent_again_with_the_same_ids() -> None:
+    bodies: list[Any] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.json())
+        if len(bodies) == 1:
+            assert request.transport is not None
+            request.transport.close()
+        if len(bodies) == 2:
+            return web.json_response({"error": {"what": "busy", "fix": ""}}, status=503)
+        return web.json_response({"accepted": [{"rollout_id": bodies[0][0]["rollout_id"], "duplicate": True}]})
+
+    request = RolloutRequest(environment="scripted", task={})
+    async with misbehaving(handler) as url, Client(url, token=TOKEN, pause=0.001) as client:
+        assert await client.submit(request) == [Submission(request.rollout_id, True)]
+    assert bodies[0] == bodies[1] == bodies[2]
+
+
+async def test_retries_are_bounded() -> None:
+    calls = 0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal calls
+        calls += 1
+        return web.json_response({"error": {"what": "The disk is full.", "fix": "Free space."}}, status=503)
+
+    async with misbehaving(handler) as url, Client(url, token=TOKEN, retries=2, pause=0.001) as client:
+        with pytest.raises(ServiceError, match="The disk is full"):
+            await client.status()
+    assert calls == 3
+
+
+async def test_another_kind_of_server_is_recognised() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response(text="<html>nginx</html>", status=403)
+
+    async with misbehaving(handler) as url, Client(url, token=TOKEN) as client:
+        with pytest.raises(ServiceError) as caught:
+            await client.status()
+    assert str(caught.value) == ("/v1/status: the service answered 403.\nIs that address a prorl-gym service?")
+
+
+def record(number: int) -> dict[str, Any]:
+    return {
+        "cursor": number,
+        "rollout": {
+            "rollout_id": f"r{number}",
+            "run_id": "default",
+            "group_id": None,
+            "group_size": 1,
+            "replica": 0,
+            "environment": "scripted",
+            "outcome": {"status": "completed"},
+            "messages": [{"role": "user", "content": "x" * 300_000}],
+            "accepted_at": 0.0,
+            "finished_at": 1.0,
+        },
+    }
+
+
+async def test_a_broken_stream_is_resumed_after_the_last_whole_line() -> None:
+    asked: list[str] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        asked.append(request.query["cursor"])
+        response = web.StreamResponse()
+        await response.prepare(request)
+        first = int(request.query["cursor"]) + 1
+        line = json.dumps(record(first)).encode()
+        await response.write(b"\n" + line + b"\n\n")
+        await response.write(json.dumps(record(first + 1)).encode()[:1000])  # cut off in the middle
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async with misbehaving(handler) as url, Client(url, token=TOKEN, pause=0.001) as client:
+        stream = client.stream("default")
+        seen = [await anext(stream) for _ in range(3)]
+        await stream.aclose()
+    assert [(cursor, rollout.rollout_id) for cursor, rollout in seen] == [(1, "r1"), (2, "r2"), (3, "r3")]
+    assert asked == ["0", "1", "2"]
+
+
+# --- the token ------------------------------------------------------------------------------------------------------
+
+
+def test_token_sources_and_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PRORL_GYM_TOKEN", "PRORL_GYM_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        read_token()
+    assert str(caught.value).splitlines()[1] == (
+        "Start the service once as this user, or set PRORL_GYM_TOKEN or PRORL_GYM_TOKEN_FILE."
+    )
+    _write(tmp_path / "prorl-gym" / "token", "by-default")
+    assert read_token() == "by-default"
+    monkeypatch.setenv("PRORL_GYM_TOKEN_FILE", str(_write(tmp_path / "mine", "of-the-file")))
+    assert read_token() == "of-the-file"
+    monkeypatch.setenv("PRORL_GYM_TOKEN", "of-the-environment")
+    assert read_token() == "of-the-environment"
+    assert read_token(tmp_path / "mine") == "of-the-file"
+
+
+def test_an_empty_token_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the token is empty"):
+        read_token(_write(tmp_path / "token", ""))
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text + "\n")
+    os.chmod(path, 0o600)
+    return path

@@ -46,6 +46,8 @@ class FakeEngine:
         self.down: EngineError | None = None
         """While it is set, calls fail with it and ``health`` says so."""
         self.closed = False
+        self.holding = asyncio.Event()
+        """Set once a call is held."""
         self._name = name
         self._script = script
         self._max_model_len = max_model_len
@@ -102,6 +104,7 @@ class FakeEngine:
     async def _stopped_while_holding(self, request_id: str, hold: asyncio.Event) -> bool:
         """Wait for ``hold`` or for a cancel; whether it was the cancel."""
         stop = self._stops[request_id] = asyncio.Event()
+        self.holding.set()
         waits = [asyncio.create_task(event.wait()) for event in (hold, stop)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -1,12 +1,15 @@
 """The tokenizers and templates of these tests, loaded once."""
 
+from copy import copy
 from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from prorl_gym.inference.chat import load_codec
+from prorl_gym.inference.chat import Codec, load_codec
+from prorl_gym.inference.template_check import check_template
+from prorl_gym.inference.tokenizer import Tokenizer, load_tokenizer
 
 QWEN = Path(__file__).parents[2].parent / "shared" / "tokenizers" / "qwen"
 TEMPLATES = {
@@ -38,4 +41,20 @@ def codec(name, thinking=None):
     options = {} if thinking is None else {"enable_thinking": thinking}
     if name == "small":
         return load_codec("small", template_options=options)
-    return load_codec(str(QWEN), QWEN / TEMPLATES[name], options)
+    chat = Codec(_with_template((QWEN / TEMPLATES[name]).read_text()), options)
+    check_template(chat)
+    return chat
+
+
+@cache
+def _qwen():
+    return load_tokenizer(str(QWEN))
+
+
+def _with_template(template):
+    """The Qwen tokenizer with another template; its 11 MB are read once."""
+    raw = copy(_qwen()._raw)
+    raw.chat_template = template
+    tokenizer = Tokenizer(raw, "qwen")
+    tokenizer.__dict__["_without_control_tokens"] = _qwen()._without_control_tokens
+    return tokenizer

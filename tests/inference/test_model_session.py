@@ -1,0 +1,250 @@
+import asyncio
+from dataclasses import fields
+
+import pytest
+from token_codecs import BOTH, TOOLS, codec
+
+from prorl_gym.agents.protocol import AssistantTurn
+from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached, TaskError
+from prorl_gym.inference.fake import FakeEngine, Reply, replies
+from prorl_gym.inference.pool import EnginePool, Failover
+from prorl_gym.inference.session import AssistantText, ModelSession, derive_seed
+from prorl_gym.inference.vllm_wire import ContextExceeded
+from prorl_gym.records import Message
+from prorl_gym.settings import RolloutSettings, resolve
+
+TASK = [Message(role="user", content="What is 2 + 2?")]
+RESULT = [Message(role="tool", content="4", tool_call_id="c", name="calc")]
+CALL = '<tool_call>\n{"name": "calc", "arguments": {"term": "2 + 2"}}\n</tool_call>'
+
+
+class Talk:
+    """A session over one scripted engine."""
+
+    def __init__(self, script, name="small", max_model_len=None, **settings):
+        self.codec = codec(name)
+        self.engine = FakeEngine("e", script if callable(script) else replies(script))
+        self.pool = EnginePool("policy", failover=Failover(wait_seconds=0.1), max_model_len=max_model_len)
+        self.pool.add(self.engine)
+        self.session = ModelSession(
+            self.pool, self.codec, resolve(RolloutSettings(**settings)), rollout_id="r", replica=1
+        )
+
+    @property
+    def segment(self):
+        (segment,) = self.session.segments()
+        return segment
+
+
+def said(text, name="small", end=True):
+    ids = codec(name).tokenizer.encode_trusted(text)
+    return Reply((*ids, codec(name).terminator_id) if end else tuple(ids))
+
+
+def test_the_answer_has_the_fields_of_the_loops_turn():
+    assert [field.name for field in fields(AssistantText)] == [field.name for field in fields(AssistantTurn)]
+
+
+@pytest.mark.parametrize("name", BOTH)
+async def test_a_rollout_of_two_turns(name):
+    talk = Talk([said(f"I calculate.\n{CALL}", name), said("It is 4.", name)], name)
+    first = await talk.session.start(TASK, TOOLS)
+    assert (first.text, first.finish_reason, first.malformed) == ("I calculate.", "stop", ())
+    (call,) = first.tool_calls
+    assert (call.id, call.name, call.arguments) == ("call_0_0", "calc", '{"term": "2 + 2"}')
+    second = await talk.session.respond(RESULT)
+    assert (second.text, second.tool_calls) == ("It is 4.", ())
+    one, two = talk.engine.requests
+    assert two.prompt_ids[: len(one.prompt_ids)] == one.prompt_ids
+    assert talk.segment.token_ids[: len(two.prompt_ids)] == list(two.prompt_ids)
+    assert [(g.start, g.turn) for g in talk.segment.generations] == [(len(one.prompt_ids), 0), (len(two.prompt_ids), 1)]
+
+
+async def test_the_engine_is_asked_with_the_settings():
+    talk = Talk([said("x")], temperature=0.5, top_p=0.9, top_k=7, stop_token_ids=(9,), seed=1, max_turn_tokens=33)
+    await talk.session.start(TASK, TOOLS)
+    (asked,) = talk.engine.requests
+    assert (asked.temperature, asked.top_p, asked.top_k, asked.max_tokens) == (0.5, 0.9, 7, 33)
+    assert asked.stop_token_ids == (talk.codec.terminator_id, 9)
+    assert asked.session_id == "r"
+    assert asked.seed == derive_seed(1, 1, 0)
+    assert talk.segment.generations[0].seed == asked.seed
+
+
+async def test_a_malformed_call_is_a_complaint():
+    talk = Talk([said("<tool_call>oops</tool_call>")])
+    turn = await talk.session.start(TASK, TOOLS)
+    assert turn.tool_calls == ()
+    assert len(turn.malformed) == 1
+
+
+async def test_turns_are_limited():
+    talk = Talk([said("a"), said("b")], max_turns=1)
+    await talk.session.start(TASK, TOOLS)
+    with pytest.raises(LimitReached) as caught:
+        await talk.session.respond(RESULT)
+    assert caught.value.limit is Limit.TURNS
+    assert len(talk.engine.requests) == 1
+
+
+async def test_tokens_are_limited_and_nothing_is_appended_beyond():
+    prompt = len(codec("small").first_prompt(TASK, TOOLS))
+    talk = Talk([said("one two three")], max_tokens=prompt + 12)
+    await talk.session.start(TASK, TOOLS)
+    before = talk.segment.token_ids
+    with pytest.raises(LimitReached) as caught:
+        await talk.session.respond(RESULT)
+    assert caught.value.limit is Limit.TOKENS
+    assert talk.segment.token_ids == before
+
+
+async def test_a_call_never_asks_for_more_than_fits():
+    prompt = len(codec("small").first_prompt(TASK, TOOLS))
+    talk = Talk([said("x")], max_tokens=prompt + 5)
+    await talk.session.start(TASK, TOOLS)
+    assert talk.engine.requests[0].max_tokens == 5
+    talk = Talk([said("x")], max_model_len=prompt + 3)
+    await talk.session.start(TASK, TOOLS)
+    assert talk.engine.requests[0].max_tokens == 3
+
+
+async def test_the_last_token_that_fits_is_used():
+    """Terminator, delta and one more token fit exactly; with one less they do not."""
+    chat = codec("small")
+    used = len(chat.first_prompt(TASK, TOOLS)) + 2
+    delta = len(chat.delta(RESULT, TOOLS))
+    script = [Reply((50, 51), "length"), Reply((52,), "length")]
+    talk = Talk(script, max_tokens=used + 1 + delta + 1, max_turn_tokens=2)
+    await talk.session.start(TASK, TOOLS)
+    await talk.session.respond(RESULT)
+    assert len(talk.segment.token_ids) == used + 1 + delta + 1
+    talk = Talk(script, max_tokens=used + 1 + delta, max_turn_tokens=2)
+    await talk.session.start(TASK, TOOLS)
+    with pytest.raises(LimitReached):
+        await talk.session.respond(RESULT)
+
+
+async def test_a_first_prompt_that_does_not_fit_is_the_tasks_fault():
+    talk = Talk([], max_tokens=10)
+    with pytest.raises(TaskError) as caught:
+        await talk.session.start(TASK, TOOLS)
+    length = len(codec("small").first_prompt(TASK, TOOLS))
+    assert caught.value.kind is FailureKind.PROMPT_TOO_LONG
+    assert str(caught.value) == (
+        f"the first prompt has {length} tokens and leaves no room in 10.\n"
+        "Raise 'max_tokens', serve the model with a longer context, or drop the row."
+    )
+    assert talk.session.segments() == []
+
+
+async def test_an_engine_with_a_smaller_context_is_asked_for_less():
+    length = len(codec("small").first_prompt(TASK, TOOLS))
+    talk = Talk([ContextExceeded(length + 4), said("x")])
+    assert (await talk.session.start(TASK, TOOLS)).text == "x"
+    assert [asked.max_tokens for asked in talk.engine.requests] == [4096, 4]
+
+
+@pytest.mark.parametrize("told", [1, None])
+async def test_an_engine_whose_context_cannot_hold_the_prompt(told):
+    talk = Talk([ContextExceeded(told)])
+    with pytest.raises(TaskError) as caught:
+        await talk.session.start(TASK, TOOLS)
+    assert caught.value.kind is FailureKind.PROMPT_TOO_LONG
+
+
+async def test_a_later_turn_that_the_engine_cannot_hold_is_a_limit():
+    talk = Talk([said("x"), ContextExceeded(None)])
+    await talk.session.start(TASK, TOOLS)
+    with pytest.raises(LimitReached) as caught:
+        await talk.session.respond(RESULT)
+    assert caught.value.limit is Limit.TOKENS
+
+
+async def test_a_turn_that_an_engine_aborts_goes_on_from_its_tokens():
+    whole = said("one two three").token_ids
+    talk = Talk([Reply(whole[:2], "abort"), Reply(whole[2:])], seed=4)
+    turn = await talk.session.start(TASK, TOOLS)
+    assert (turn.text, turn.finish_reason) == ("one two three", "stop")
+    first, second = talk.engine.requests
+    assert second.prompt_ids == first.prompt_ids + whole[:2]
+    assert second.max_tokens == first.max_tokens - 2
+    assert second.seed != first.seed
+    assert [g.turn for g in talk.segment.generations] == [0, 0]
+    assert talk.session.turns == 1
+
+
+async def test_an_engine_that_only_aborts_is_given_up():
+    talk = Talk(lambda request: Reply((), "abort"))
+    with pytest.raises(EngineError) as caught:
+        await talk.session.start(TASK, TOOLS)
+    assert caught.value.kind is FailureKind.ENGINE_OVERLOADED
+    assert talk.segment.mask == [0] * len(talk.segment.token_ids)
+
+
+async def test_a_cancelled_rollout_keeps_the_tokens_of_the_call_in_flight():
+    talk = Talk([Reply((10, 11, 12, 13), hold=asyncio.Event())])
+    turn = asyncio.create_task(talk.session.start(TASK, TOOLS))
+    await talk.engine.holding.wait()
+    turn.cancel()
+    await asyncio.wait({turn})
+    assert turn.cancelled()
+    assert talk.segment.token_ids[-2:] == [10, 11]
+    assert talk.segment.mask[-2:] == [1, 1]
+    assert talk.segment.generations[0].finish_reason == "abort"
+    assert talk.engine.in_flight == 0
+
+
+async def test_a_cancelled_rollout_that_waits_for_an_engine_ends_at_once():
+    talk = Talk([])
+    talk.engine.down = EngineError(FailureKind.ENGINE_UNREACHABLE, "down")
+    await talk.pool.check()
+    turn = asyncio.create_task(talk.session.start(TASK, TOOLS))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    turn.cancel()
+    done, _ = await asyncio.wait({turn}, timeout=1)
+    assert done
+    assert turn.cancelled()
+    await talk.pool.close()
+
+
+async def test_a_failed_engine_leaves_the_prompt_in_the_record():
+    talk = Talk(lambda request: EngineError(FailureKind.ENGINE_REFUSED, "no"))
+    with pytest.raises(EngineError):
+        await talk.session.start(TASK, TOOLS)
+    assert talk.segment.token_ids == talk.codec.first_prompt(TASK, TOOLS)
+
+
+async def test_closing_gives_up_the_place_on_the_engine():
+    class Policy:
+        def __init__(self):
+            self.forgotten = []
+
+        def choose(self, request, healthy):
+            return healthy[0]
+
+        def release(self, request, engine, *, failed):
+            return None
+
+        def forget(self, session_id):
+            self.forgotten.append(session_id)
+
+    policy = Policy()
+    pool = EnginePool("policy", policy=policy)
+    ModelSession(pool, codec("small"), resolve(), rollout_id="r").close()
+    assert policy.forgotten == ["r"]
+
+
+async def test_a_session_starts_once():
+    talk = Talk([said("x"), said("y")])
+    await talk.session.start(TASK, TOOLS)
+    with pytest.raises(RuntimeError, match="started already"):
+        await talk.session.start(TASK, TOOLS)
+
+
+def test_seeds_differ_by_replica_turn_and_progress_and_are_reproducible():
+    seeds = {derive_seed(1, replica, turn, done) for replica in range(4) for turn in range(4) for done in (0, 5)}
+    assert len(seeds) == 32
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert derive_seed(1, 0, 0) == 3381072289616014609
+    assert derive_seed(None, 0, 0) is None

@@ -1,0 +1,159 @@
+"""The oracle's routes as a client of vLLM sees them."""
+
+import asyncio
+import math
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from prorl_gym.inference.chat import load_codec
+from prorl_gym.oracle.player import Player
+from prorl_gym.oracle.rows import RowIndex
+from prorl_gym.oracle.server import OracleOptions, OracleServer, serving
+
+CODEC = load_codec("small")
+PROMPT = CODEC.tokenizer.encode_trusted("<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n")
+BODY = {"model": "oracle", "prompt": PROMPT, "max_tokens": 64, "logprobs": 0, "return_token_ids": True}
+
+
+class Client:
+    def __init__(self, http, base):
+        self._http, self.base, self.root = http, base, base.removesuffix("/v1")
+
+    async def post(self, url, body, **headers):
+        async with self._http.post(url, json=body, headers=headers) as response:
+            return response.status, await response.json()
+
+    async def complete(self, **changes):
+        return await self.post(f"{self.base}/completions", {**BODY, **changes})
+
+    async def metric(self, name):
+        async with self._http.get(f"{self.root}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+@asynccontextmanager
+async def client(**options):
+    server = OracleServer(CODEC, Player(CODEC, RowIndex([])), OracleOptions(**options))
+    async with serving(server, "127.0.0.1", 0) as base, aiohttp.ClientSession() as http:
+        yield Client(http, base)
+
+
+async def test_an_answer_has_vllms_shape():
+    async with client() as oracle:
+        status, answer = await oracle.complete()
+    (choice,) = answer["choices"]
+    ids = choice["token_ids"]
+    assert status == 200
+    assert CODEC.decode(ids) == "I do not know this task.<|im_end|>"
+    assert choice["text"] == "I do not know this task."
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
+    assert choice["prompt_token_ids"] == PROMPT
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in ids]
+    assert all(math.isfinite(value) and value < 0 for value in choice["logprobs"]["token_logprobs"])
+    assert answer["usage"]["prompt_tokens"] == len(PROMPT)
+
+
+async def test_the_same_call_has_the_same_answer():
+    async with client() as oracle:
+        first, second = [(await oracle.complete())[1]["choices"] for _ in range(2)]
+    assert first == second
+
+
+async def test_ids_and_logprobs_come_only_when_asked():
+    async with client() as oracle:
+        _, answer = await oracle.complete(return_token_ids=False, logprobs=None)
+    assert answer["choices"][0]["token_ids"] is None
+    assert answer["choices"][0]["logprobs"] is None
+
+
+async def test_max_tokens_and_stop_ids_end_a_turn():
+    async with client() as oracle:
+        _, whole = await oracle.complete()
+        ids = whole["choices"][0]["token_ids"]
+        _, cut = await oracle.complete(max_tokens=2)
+        _, stopped = await oracle.complete(stop_token_ids=[ids[1]])
+    assert (cut["choices"][0]["token_ids"], cut["choices"][0]["finish_reason"]) == (ids[:2], "length")
+    assert stopped["choices"][0]["token_ids"] == ids[:2]
+    assert (stopped["choices"][0]["finish_reason"], stopped["choices"][0]["stop_reason"]) == ("stop", ids[1])
+
+
+async def test_a_turn_that_was_cut_goes_on():
+    async with client() as oracle:
+        _, whole = await oracle.complete()
+        ids = whole["choices"][0]["token_ids"]
+        _, rest = await oracle.complete(prompt=PROMPT + ids[:3])
+    assert rest["choices"][0]["token_ids"] == ids[3:]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "message"),
+    [
+        ({"prompt": [10**6]}, 400, "Token id 1000000 is out of vocabulary"),
+        ({"prompt": [-1]}, 400, "Token id -1 is out of vocabulary"),
+        ({"prompt": "text"}, 400, "prompt must be a list of token ids."),
+        ({"prompt": [True]}, 400, "prompt must be a list of token ids."),
+        ({"prompt": []}, 400, "The prompt is empty."),
+        ({"max_tokens": 0}, 400, "max_tokens must be at least 1, got 0."),
+        ({"max_tokens": "5"}, 400, "max_tokens must be an integer."),
+        ({"model": "other"}, 404, "The model `other` does not exist."),
+        ({"max_tokens": 500}, 400, "This model's maximum context length is 100 tokens. However, you requested"),
+    ],
+)
+async def test_a_wrong_request_is_refused_in_vllms_words(changes, status, message):
+    async with client(max_model_len=100) as oracle:
+        got, answer = await oracle.complete(**changes)
+    assert got == status
+    assert answer["error"]["message"].startswith(message)
+    assert answer["error"]["code"] == status
+
+
+async def test_a_prefix_that_was_computed_counts_as_cached():
+    async with client() as oracle:
+        _, first = await oracle.post(f"{oracle.base}/completions", BODY, **{"X-Session-ID": "s"})
+        longer = [*PROMPT, *first["choices"][0]["token_ids"], *PROMPT]
+        _, second = await oracle.post(f"{oracle.base}/completions", {**BODY, "prompt": longer}, **{"X-Session-ID": "s"})
+        _, other = await oracle.post(f"{oracle.base}/completions", {**BODY, "prompt": longer}, **{"X-Session-ID": "t"})
+    computed = len(PROMPT) + len(first["choices"][0]["token_ids"])
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == computed // 16 * 16 > 0
+    assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def running(oracle, count):
+    async with asyncio.timeout(5):
+        while await oracle.metric("vllm:num_requests_running") != count:
+            pass
+
+
+async def test_an_abort_returns_what_there_is():
+    async with client(tokens_per_second=0.001) as oracle:
+        call = asyncio.create_task(oracle.post(f"{oracle.base}/completions", BODY, **{"X-Request-Id": "one"}))
+        await running(oracle, 1)
+        assert await oracle.post(f"{oracle.root}/abort_requests", {"request_ids": ["cmpl-one-0", "cmpl-two-0", 5]}) == (
+            200,
+            {"status": "aborted", "aborted": 1},
+        )
+        _, answer = await call
+    assert answer["choices"][0]["finish_reason"] == "abort"
+    assert answer["choices"][0]["token_ids"] == []
+
+
+async def test_a_closed_connection_stops_the_call():
+    async with client(tokens_per_second=0.001) as oracle:
+        call = asyncio.create_task(oracle.complete())
+        await running(oracle, 1)
+        call.cancel()
+        await running(oracle, 0)
+
+
+async def test_tokenize():
+    async with client() as oracle:
+        assert (await oracle.post(f"{oracle.root}/tokenize", {"prompt": "hello"}))[1]["tokens"] == (
+            CODEC.tokenizer.encode_trusted("hello")
+        )
+        messages = [{"role": "user", "content": "Who are you?"}]
+        assert (await oracle.post(f"{oracle.root}/tokenize", {"messages": messages}))[1]["tokens"] == PROMPT
+        assert (await oracle.post(f"{oracle.root}/tokenize", {"messages": [{"role": "nobody"}]}))[0] == 400
+        assert (await oracle.post(f"{oracle.root}/tokenize", {}))[0] == 400

@@ -1,0 +1,62 @@
+"""The tokenizer that ships with the package, and the script that made it."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prorl_gym.inference.tokenizer import SMALL_DIRECTORY, load_tokenizer
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train_tokenizer.py"
+TOKENIZER = load_tokenizer("small")
+
+
+@settings(derandomize=True, max_examples=200, deadline=None, database=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_every_text_comes_back_exactly(text):
+    assert TOKENIZER.decode(TOKENIZER.encode_plain(text)) == text
+
+
+def test_its_size_and_control_tokens():
+    assert 2000 <= TOKENIZER.vocab_size <= 4096
+    assert sorted(TOKENIZER.control_ids, key=TOKENIZER.control_ids.get) == [
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_response>",
+        "</tool_response>",
+    ]
+
+
+def test_digits_are_single_tokens():
+    assert len(TOKENIZER.encode_plain("1234")) == 4
+
+
+def test_no_path_of_a_machine_is_in_it():
+    for name in json.loads((SMALL_DIRECTORY / "corpus.json").read_text()):
+        assert not Path(name).is_absolute()
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("train_tokenizer", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_training_is_deterministic(script, tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(SCRIPT.read_text() * 2)
+    first, second = (script.train([corpus], 600).to_str() for _ in range(2))
+    assert first == second
+    assert json.loads(first)["model"]["merges"]
+
+
+def test_the_committed_files_are_the_scripts_own_form(script):
+    assert json.loads((SMALL_DIRECTORY / "tokenizer_config.json").read_text()) == script.settings()

@@ -23,8 +23,8 @@ from prorl_gym.environments.worker_main import LENGTH, MAX_MESSAGE
 START_SECONDS = 120.0
 """How long a worker may take to import what it needs, on a machine that is busy with other things."""
 
-WALL_FACTOR = 6.0
-"""Wall clock allowed per second of CPU time: it only strikes when a worker is stuck without working."""
+WALL_FACTOR = 12.0
+"""Wall clock allowed per second of CPU time: it only strikes when the machine gives a worker almost none."""
 
 # Appended, not prepended: what lies beside the package must not shadow the standard library.
 _START = "import sys; sys.path.append(sys.argv.pop(1)); from prorl_gym.environments.worker_main import main; "

@@ -120,7 +120,7 @@ async def test_bad_function_fails(leases: Leases, program: str, why: str, passed
 async def test_bad_program_fails(leases: Leases, backend: Any, program: str, why: str):
     if backend.name == "local" and ("fork" in program or "rmtree" in program):
         pytest.skip("needs isolation: no user namespaces here")
-    score = await mark(DOUBLE, program, leases, seconds=2.0)
+    score = await mark(DOUBLE, program, leases, seconds=1.0 if "fork" in program else 2.0)
     assert score.reward == 0.0
     assert why in ("*", score.detail["why"])
 

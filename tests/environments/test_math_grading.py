@@ -118,7 +118,6 @@ class Scripted:
     ("outcomes", "why"),
     [
         ((WorkerTimeoutError(), True), "grading timed out"),
-        ((WorkerStuckError(), WorkerStuckError(), True), "grading timed out"),
         ((WorkerDiedError(), WorkerTimeoutError(), True), "grading timed out"),
         ((WorkerDiedError(), WorkerDiedError(), True), "grading crashed"),
         ((WorkerFailedError(), True), "the answer could not be read"),
@@ -151,6 +150,12 @@ async def test_grader_that_fails_on_gold_alone_is_infrastructure(outcomes: tuple
         await MathGrader(scripted).score("1", "2")
     assert caught.value.cause is Cause.INFRASTRUCTURE
     assert scripted.asked[-1] == {"gold": "1", "answer": "1"}
+
+
+async def test_grader_without_cpu_time_is_infrastructure():
+    with pytest.raises(GraderError, match="no CPU time") as caught:
+        await MathGrader(Scripted(WorkerStuckError("no answer in 60 seconds"))).score("1", "2")
+    assert caught.value.retryable
 
 
 async def test_grader_that_cannot_start_is_infrastructure():

@@ -22,7 +22,7 @@ TARGET = "broken_workers:obey"
 def pool(monkeypatch: pytest.MonkeyPatch):
     """Workers that find this directory's module beside the package."""
     monkeypatch.setattr("prorl_gym.environments.worker._START", _START)
-    workers = WorkerPool(TARGET, size=2, memory=1 << 30)
+    workers = WorkerPool(TARGET, size=2, memory=256 << 20)
     yield workers
     workers.close()
 
@@ -64,7 +64,7 @@ async def test_cpu_time_is_counted_for_each_request(pool: WorkerPool):
 async def test_stuck_worker_is_killed(pool: WorkerPool):
     first = await pool.call("pid", cpu_seconds=5)
     with pytest.raises(WorkerStuckError):
-        await pool.call("sleep", cpu_seconds=0.05)
+        await pool.call("sleep", cpu_seconds=0.03)
     assert gone(first)
 
 

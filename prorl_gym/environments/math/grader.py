@@ -39,7 +39,7 @@ class MathGrader:
         """Return 1.0 for an equal answer, otherwise 0.0.
 
         Raises:
-            GraderError: no worker can be started, or the gold answer alone cannot be graded.
+            GraderError: no worker can be started or gets to work, or the gold answer alone cannot be graded.
         """
         if len(answer) > MAX_ANSWER:
             return wrong(f"the answer is longer than {MAX_ANSWER} characters")
@@ -47,18 +47,18 @@ class MathGrader:
             return _verdict(await self._equal(gold, answer))
         except WorkerTimeoutError:
             complaint = "grading timed out"
-        except (WorkerStuckError, WorkerDiedError):
+        except WorkerFailedError:
+            complaint = "the answer could not be read"
+        except WorkerDiedError:
             # The machine may have been short of memory: a second try tells.
             try:
                 return _verdict(await self._equal(gold, answer))
-            except (WorkerTimeoutError, WorkerStuckError):
+            except WorkerTimeoutError:
                 complaint = "grading timed out"
             except WorkerDiedError:
                 complaint = "grading crashed"
             except WorkerFailedError:
                 complaint = "the answer could not be read"
-        except WorkerFailedError:
-            complaint = "the answer could not be read"
         await self._check_gold(gold)
         return wrong(complaint)
 
@@ -67,7 +67,7 @@ class MathGrader:
             if await self._equal(gold, gold):
                 return
             found = "it does not equal itself"
-        except (WorkerTimeoutError, WorkerStuckError, WorkerDiedError, WorkerFailedError) as error:
+        except (WorkerTimeoutError, WorkerDiedError, WorkerFailedError) as error:
             found = str(error)
         raise GraderError(f"The math grader fails on the gold answer alone: {found}.", "Check the row's 'answer'.")
 
@@ -79,6 +79,9 @@ class MathGrader:
                 f"No math grading worker can be started: {error}.",
                 "Check that math-verify imports in this environment.",
             ) from None
+        except WorkerStuckError as error:
+            # An answer that hangs uses up its CPU time. One that got none says something about the machine only.
+            raise GraderError(f"The math grader got no CPU time: {error}.", "Look at the load of this node.") from None
         return bool(result["equal"])
 
 

@@ -29,11 +29,19 @@ def demo(
 
 
 async def _interruptible(work: Coroutine[Any, Any, int]) -> int:
-    """Run to the end; SIGINT and SIGTERM cancel it, so that clean-up runs."""
+    """Run to the end; the first SIGINT or SIGTERM cancels it, further ones must not interrupt the clean-up."""
     task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
+    interrupted = False
+
+    def interrupt() -> None:
+        nonlocal interrupted
+        if not interrupted:
+            interrupted = True
+            print("\ndemo: stopping everything ...", file=sys.stderr)
+            task.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, interrupt)
     try:
         return await task
     except asyncio.CancelledError:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from prorl_gym.trainers.nemo_rl import TrainerContractError, check_group, check_result
@@ -49,12 +50,10 @@ def judge(results: Results, expected: int) -> Verdict:
 
 def table(results: Results) -> Table:
     """Return the table: one line per environment."""
-    out = Table(title="Rollouts")
     repeats = max((len(group) for group in _groups(results).values()), default=1)
-    for name in ("environment", "rollouts", "mean reward", "pass@1", f"pass@{repeats}", "turns", "tokens"):
-        out.add_column(name, justify="left" if name == "environment" else "right")
-    for stage in ("queued", "init", "run", "eval"):
-        out.add_column(f"{stage} s", justify="right")
+    out = Table(box=SIMPLE, caption="reward: mean; seconds: mean per rollout in queues / INIT / RUN / EVAL")
+    for name in ("environment", "rollouts", "reward", "pass@1", f"pass@{repeats}", "turns", "tokens", "seconds"):
+        out.add_column(name, justify="left" if name == "environment" else "right", no_wrap=True)
     for name in sorted({str(result.get("environment")) for result in results}):
         out.add_row(*_line(name, [r for r in results if str(r.get("environment")) == name]))
     return out
@@ -85,7 +84,7 @@ def _line(name: str, rows: Results) -> list[str]:
         f"{pass_at(rows, any_of=True):.2f}",
         f"{mean('prorl_turns'):.1f}",
         f"{mean('prorl_sampled_tokens'):.0f}",
-        *(f"{mean(f'prorl_{stage}_seconds'):.2f}" for stage in ("queued", "init", "run", "eval")),
+        " ".join(f"{mean(f'prorl_{stage}_seconds'):.1f}" for stage in ("queued", "init", "run", "eval")),
     ]
 
 

@@ -68,7 +68,7 @@ async def run(options: Options) -> int:
 
 async def _engines(options: Options, stack: Stack) -> Engines:
     if options.base_url:
-        return Engines((options.base_url,), options.model, options.tokenizer)
+        return await stack.find_server(options.base_url, options.model, options.tokenizer)
     return await stack.start_oracles(2)
 
 

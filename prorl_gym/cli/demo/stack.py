@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import socket
 import sys
 from contextlib import ExitStack
@@ -84,6 +85,7 @@ class Stack:
         self._folders = folders
         self._config = folders.output / "demo.yaml"
         self._head = ""
+        self._ray_token = secrets.token_hex(32)
 
     async def start_oracles(self, count: int) -> Engines:
         """Start oracle engines, which play the example rows' gold answers, or wrong ones by seed."""
@@ -96,6 +98,27 @@ class Stack:
             for child, port in zip(children, ports, strict=True):
                 waits.create_task(self._ready(child, f"http://{HOST}:{port}/health", seconds=60))
         return Engines(tuple(f"http://{HOST}:{port}/v1" for port in ports), "oracle", "small")
+
+    async def find_server(self, url: str, model: str, tokenizer: str) -> Engines:
+        """Ask a server that runs already whether it serves the model: Gym would wait ten minutes for it.
+
+        Raises:
+            DemoFailed: it does not answer, or serves other models.
+        """
+        url = url.rstrip("/")
+        try:
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=15)) as session:
+                async with session.get(f"{url}/models") as response:
+                    answer: Any = await response.json(content_type=None)
+            served = [str(entry["id"]) for entry in answer["data"]]
+        except (aiohttp.ClientError, TimeoutError, ValueError, TypeError, LookupError) as error:
+            raise DemoFailed(
+                f"{url}/models: no vLLM server answers there ({type(error).__name__}).",
+                "Give its address up to /v1 as BASE_URL, and look whether it is up.",
+            ) from None
+        if model not in served:
+            raise DemoFailed(f"{url} does not serve '{model}'.", f"It serves: {', '.join(served)[:300]}.")
+        return Engines((url,), model, tokenizer)
 
     async def start_gym(self, engines: Engines) -> None:
         """Start Gym with both environments on these engines."""
@@ -144,6 +167,8 @@ class Stack:
             "NEMO_GYM_EXTRA_ROOTS": os.pathsep.join(dict.fromkeys(roots)),
             "RAY_TMPDIR": str(self._folders.scratch),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the only switch that makes Ray bind to loopback
+            "RAY_AUTH_TOKEN": self._ray_token,  # Ray would write one into the home directory otherwise
             "RAY_enable_worker_prestart": "0",  # idle workers cost seconds on two cores
             "PYTHONUNBUFFERED": "1",
         }

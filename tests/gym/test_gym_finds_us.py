@@ -1,0 +1,57 @@
+"""What NeMo Gym itself says about our components, asked in process."""
+
+from pathlib import Path
+
+import gym_needed  # noqa: F401
+import pytest
+
+pytestmark = pytest.mark.gym
+
+from nemo_gym.environment.validation import validate_environment  # noqa: E402
+
+from prorl_gym.cli.root import gym_root  # noqa: E402
+
+NAMES = ("prorl_math", "prorl_code")
+
+
+@pytest.fixture(autouse=True)
+def our_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", str(gym_root()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_manifest_and_config_agree(name: str):
+    report = validate_environment(gym_root() / "environments" / name / "manifest.yaml")
+    assert report.inferred_profile == report.declared_profile
+    assert not report.warnings
+    assert [(dataset.name, dataset.rows) for dataset in report.datasets] == [("example", 5)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_go_to_the_agent_that_the_environment_starts(name: str):
+    import json
+
+    report = validate_environment(gym_root() / "environments" / name / "manifest.yaml")
+    agent = next(component.name for component in report.components if component.role == "agent_server")
+    rows = (gym_root() / "environments" / name / "data/example.jsonl").read_text().splitlines()
+    assert {json.loads(row)["agent_ref"]["name"] for row in rows} == {agent}
+
+
+def test_server_directories_are_what_gym_accepts():
+    for kind in ("resources_servers", "responses_api_agents", "responses_api_models"):
+        for folder in (gym_root() / kind).iterdir():
+            names = {path.name for path in folder.iterdir()}
+            assert {"app.py", "configs", "requirements.txt", "README.md"} <= names, folder
+            assert "../.." not in (folder / "requirements.txt").read_text()
+        assert not (gym_root() / kind / "__init__.py").exists()
+
+
+def test_fixture_cases_grade_as_they_say(tmp_path: Path):
+    import asyncio
+
+    from nemo_gym.verifier_fixture import exercise_verifier_fixture
+
+    from prorl_gym.gym_root.resources_servers.prorl_rollout.app import VERIFIER_FIXTURE
+
+    results = asyncio.run(exercise_verifier_fixture(VERIFIER_FIXTURE, reward_range=(0.0, 1.0), determinism="seeded"))
+    assert {result.kind for result in results} == {"full_reward", "zero_reward", "malformed", "determinism"}

@@ -1,0 +1,183 @@
+"""The rollout server: the service behind /rollouts, and tool sessions for other agents."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gym_needed  # noqa: F401
+import pytest
+
+pytestmark = pytest.mark.gym
+
+from fastapi.testclient import TestClient  # noqa: E402
+from nemo_gym.base_resources_server import ResourcesSeedSessionRequest  # noqa: E402
+from nemo_gym.testing.session_conformance import check_resources_session_contract  # noqa: E402
+
+import prorl_gym.gym_root.resources_servers.prorl_rollout.hosted as hosted  # noqa: E402
+from prorl_gym.api.build import Built  # noqa: E402
+from prorl_gym.api.config import ServiceConfig  # noqa: E402
+from prorl_gym.errors import ConfigError, FailureKind, SandboxError  # noqa: E402
+from prorl_gym.gym_root.resources_servers.prorl_rollout.app import (  # noqa: E402
+    ProrlRolloutConfig,
+    ProrlRolloutServer,
+)
+from prorl_gym.records import Rollout  # noqa: E402
+from prorl_gym.sandbox.local import LocalBackend  # noqa: E402
+
+ROWS = Path(__file__).parents[2] / "environments/prorl_math/data/example.jsonl"
+ROW: dict[str, Any] = {
+    "responses_create_params": {"input": [{"role": "user", "content": "What is 6*7?"}]},
+    "environment": "math",
+    "task": {"id": "t", "question": "What is 6*7?", "answer": "42"},
+}
+
+
+def answered(text: str) -> dict[str, Any]:
+    return {
+        "id": "r",
+        "created_at": 0,
+        "model": "m",
+        "object": "response",
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "output": [
+            {
+                "type": "message",
+                "id": "m",
+                "role": "assistant",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": text, "annotations": []}],
+            }
+        ],
+    }
+
+
+def server(**service: Any) -> ProrlRolloutServer:
+    config = ProrlRolloutConfig(
+        name="prorl_rollout",
+        host="127.0.0.1",
+        port=1,
+        entrypoint="app.py",
+        domain="agent",
+        engines="http://127.0.0.1:9/v1",  # nobody listens there
+        model="m",
+        tokenizer="small",
+        service={"retry": {"attempts": 1}, **service},
+    )
+    made = ProrlRolloutServer.model_construct(config=config, server_client=None)
+    made.model_post_init(None)
+    return made
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    real = hosted.build_service
+
+    async def with_short_waits(config: ServiceConfig) -> Built:
+        short = config.inference.model_copy(update={"wait_seconds": 0.1, "attempts": 1, "connect_seconds": 1.0})
+        return await real(config.model_copy(update={"inference": short}))
+
+    monkeypatch.setattr(hosted, "build_service", with_short_waits)
+    unsafe = {"sandbox": {"backend": "local", "allow_unsafe_local": True}}
+    with TestClient(server(**unsafe).setup_webserver()) as client:
+        yield client
+
+
+def post(client: TestClient, path: str, body: dict[str, Any], status: int = 200) -> Any:
+    answer = client.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json() if "json" in answer.headers["content-type"] else answer.text
+
+
+def test_rollout_ends_in_a_record_even_without_an_engine(client: TestClient):
+    request = {"rollout_id": "r1", "environment": "math", "task": ROW["task"]}
+    record = Rollout.model_validate(post(client, "/rollouts", request))
+    assert (record.rollout_id, record.outcome.kind) == ("r1", FailureKind.ENGINE_UNREACHABLE)
+    assert record.score is None
+
+
+def test_same_request_again_gets_the_same_record(client: TestClient):
+    request = {"rollout_id": "r1", "environment": "math", "task": ROW["task"]}
+    assert post(client, "/rollouts", request) == post(client, "/rollouts", request)
+
+
+def test_same_id_with_another_body_is_a_conflict(client: TestClient):
+    request = {"rollout_id": "r1", "environment": "math", "task": ROW["task"]}
+    post(client, "/rollouts", request)
+    assert "r1" in str(post(client, "/rollouts", request | {"replica": 1, "group_size": 2}, status=409))
+
+
+def test_prompt_ids_of_a_row(client: TestClient):
+    answer = post(client, "/prompt_ids", {"responses_create_params": ROW["responses_create_params"]})
+    assert len(answer["prompt_token_ids"]) > 3
+    assert isinstance(answer["terminator_id"], int)
+
+
+def test_tools_share_state_and_finish_is_graded(client: TestClient):
+    post(client, "/seed_session", ROW)
+    post(client, "/python", {"code": "x = 6"})
+    assert "42" in post(client, "/python", {"code": "x * 7"})
+    post(client, "/finish", {"answer": "\\boxed{42}"})
+    verdict = post(client, "/verify", ROW | {"response": answered("done")})
+    assert (verdict["reward"], verdict["mask_sample"]) == (1.0, False)
+    assert verdict["task"] == ROW["task"]
+
+
+def test_last_message_is_graded_when_finish_was_not_called(client: TestClient):
+    post(client, "/seed_session", ROW)
+    assert post(client, "/verify", ROW | {"response": answered("It is \\boxed{41}.")})["reward"] == 0.0
+
+
+def test_verify_without_a_session_grades_the_row(client: TestClient):
+    assert post(client, "/verify", ROW | {"response": answered("It is \\boxed{42}.")})["reward"] == 1.0
+
+
+def test_tool_of_another_environment_is_explained_to_the_model(client: TestClient):
+    post(client, "/seed_session", ROW)
+    assert "There is no tool 'bash' here" in post(client, "/bash", {"command": "ls"}, status=404)
+
+
+def test_tool_without_a_session_is_explained(client: TestClient):
+    assert "never seeded" in post(client, "/python", {"code": "1"}, status=409)
+
+
+def test_bad_row_is_refused_naming_the_key(client: TestClient):
+    row = ROW | {"task": {"question": "?"}}
+    assert "answer" in str(post(client, "/seed_session", row, status=422))
+
+
+def test_grade_after_a_lost_sandbox_is_masked(client: TestClient, monkeypatch: pytest.MonkeyPatch):
+    async def lost(self: LocalBackend, spec: Any) -> Any:
+        raise SandboxError(FailureKind.SANDBOX_LOST, "the sandbox is gone.")
+
+    monkeypatch.setattr(LocalBackend, "start", lost)
+    post(client, "/seed_session", ROW)
+    post(client, "/python", {"code": "1"}, status=503)
+    verdict = post(client, "/verify", ROW | {"response": answered("\\boxed{42}")})
+    assert (verdict["reward"], verdict["mask_sample"], verdict["failure_kind"]) == (0.0, True, "session_lost")
+    assert verdict["instance_config"] == {"mask_sample": True}
+
+
+def test_session_contract_of_gym(client: TestClient):
+    seed = ResourcesSeedSessionRequest(
+        resources_session_id="s1",
+        episode_id={"rollout_id": "e1", "attempt": 0},
+        task_id={"taskset": "t", "task_id": "1"},
+        task_data=json.loads(ROWS.read_text().splitlines()[0]),
+    )
+    check_resources_session_contract(client.app, seed, keeps_state=True)
+
+
+def test_unknown_service_key_names_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'attempts'"):
+        server(retry={"atempts": 2})
+
+
+def test_ledger_of_a_gym_run_is_removed_with_it(client: TestClient):
+    made = server(sandbox={"backend": "local", "allow_unsafe_local": True})
+    state = Path(made._hosted._config.state)
+    with TestClient(made.setup_webserver()):
+        assert (state / "ledger.sqlite").exists()
+    assert not state.exists()

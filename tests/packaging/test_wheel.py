@@ -1,0 +1,94 @@
+"""What an installed package holds, and that NeMo Gym sees it."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+EXPECTED = [
+    "prorl_gym.pth",
+    "prorl_gym/py.typed",
+    "prorl_gym/oracle/tokenizer/tokenizer.json",
+    "prorl_gym/gym_root/environments/prorl_math/manifest.yaml",
+    "prorl_gym/gym_root/environments/prorl_code/config.yaml",
+    "prorl_gym/gym_root/environments/prorl_math/data/example.jsonl",
+    "prorl_gym/gym_root/resources_servers/prorl_rollout/app.py",
+    "prorl_gym/gym_root/resources_servers/prorl_rollout/requirements.txt",
+    "prorl_gym/gym_root/resources_servers/prorl_rollout/data/example.jsonl",
+    "prorl_gym/gym_root/responses_api_agents/prorl_agent/configs/math.yaml",
+    "prorl_gym/gym_root/responses_api_models/prorl_model/configs/prorl_model.yaml",
+]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built through the sdist as an index would."""
+    folder = tmp_path_factory.mktemp("dist")
+    here = ["--no-isolation"] if find_spec("hatchling") else []  # otherwise `build` downloads it
+    subprocess.run(
+        [sys.executable, "-m", "build", *here, "--outdir", str(folder), str(REPOSITORY)],
+        check=True,
+        timeout=200,
+        capture_output=True,
+    )
+    return folder
+
+
+def test_sdist_follows_the_symlink(built: Path):
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert "environments/prorl_math/manifest.yaml" in names
+    assert "prorl_gym.pth" in names
+
+
+def test_wheel_holds_what_gym_and_the_demo_need(built: Path):
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert not set(EXPECTED) - names
+    assert not [name for name in names if name.startswith(("tests/", "environments/", "bench/", "resources_servers/"))]
+    assert "prorl_gym/gym_root/environments/__init__.py" not in names
+
+
+@pytest.mark.gym
+def test_gym_lists_an_installed_wheel_without_a_flag(built: Path, tmp_path: Path):
+    """A clean environment, whose other packages are this one's (by path), so that nothing is downloaded."""
+    (wheel,) = built.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True, timeout=60)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = tmp_path / "venv/lib" / version / "site-packages"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)],
+        check=True,
+        timeout=100,
+        capture_output=True,
+    )
+    others = next(path for path in sys.path if path.endswith("site-packages"))
+    (site / "zz_others.pth").write_text(f"{others}\n")
+    env = {key: value for key, value in os.environ.items() if key != "NEMO_GYM_EXTRA_ROOTS"}
+    for kind, wanted in (
+        ("environments", ("prorl_math", "prorl_code")),
+        ("agents", ("prorl_agent",)),
+        ("models", ("prorl_model",)),
+        ("resources-servers", ("prorl_rollout",)),
+    ):
+        listed = subprocess.run(
+            [str(tmp_path / "venv/bin/python"), "-c", "from nemo_gym.cli.main import main; main()", "list", kind],
+            cwd=tmp_path,
+            env=env,
+            check=True,
+            timeout=100,
+            capture_output=True,
+            text=True,
+        ).stdout
+        assert all(name in listed for name in wanted), (kind, listed[-2000:])

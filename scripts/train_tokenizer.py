@@ -1,7 +1,7 @@
 """Train the small tokenizer of the demo and the tests on this repository's own text.
 
 Byte-level BPE, so that every text can be encoded and decoding gives it back exactly; ChatML control tokens and a
-Hermes-style tool template. The corpus is the tracked text below ``CORPUS``, in sorted order; the same corpus gives
+Hermes-style tool template. The corpus is the committed text below ``CORPUS``, in sorted order; the same corpus gives
 the same files. ``corpus.json`` beside the result tells what it was trained on.
 
     python scripts/train_tokenizer.py [--output DIR] [--vocabulary 4096] [FILE ...]
@@ -11,7 +11,7 @@ import argparse
 import hashlib
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -41,15 +41,16 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--vocabulary", type=int, default=4096)
     arguments = parser.parse_args()
-    files = arguments.files or tracked_text()
+    given = {file.name: file.read_text(encoding="utf-8") for file in arguments.files}
+    corpus = given or committed_text()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    train(files, arguments.vocabulary).save(str(arguments.output / "tokenizer.json"))
+    train(list(corpus.values()), arguments.vocabulary).save(str(arguments.output / "tokenizer.json"))
     write_json(arguments.output / "tokenizer_config.json", settings())
-    write_json(arguments.output / "corpus.json", fingerprints(files))
+    write_json(arguments.output / "corpus.json", fingerprints(corpus))
 
 
-def train(files: Sequence[Path], vocabulary: int) -> Tokenizer:
-    """Train a byte-level BPE on ``files``, in the order given."""
+def train(texts: Sequence[str], vocabulary: int) -> Tokenizer:
+    """Train a byte-level BPE on ``texts``, in the order given."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -65,27 +66,30 @@ def train(files: Sequence[Path], vocabulary: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts(files), trainer)
+    tokenizer.train_from_iterator(map(without_control, texts), trainer)
     return tokenizer
 
 
-def texts(files: Sequence[Path]) -> Iterator[str]:
-    """Yield the corpus, with the control strings taken out: they are tokens already."""
-    for file in files:
-        text = file.read_text(encoding="utf-8")
-        for control in CONTROL:
-            text = text.replace(control, "")
-        yield text
+def without_control(text: str) -> str:
+    """Return the text with the control strings taken out: they are tokens already."""
+    for control in CONTROL:
+        text = text.replace(control, "")
+    return text
 
 
-def tracked_text() -> list[Path]:
-    """Return the tracked text files of the corpus, sorted."""
-    listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-z", "--", *CORPUS], check=True, capture_output=True, text=True
-    ).stdout
-    paths = sorted(name for name in listed.split("\0") if name)
-    kept = [ROOT / name for name in paths if Path(name).suffix in SUFFIXES and "oracle/tokenizer" not in name]
-    return [path for path in kept if path.is_file() and not path.is_symlink()]
+def committed_text() -> dict[str, str]:
+    """Return the text files of the corpus by name, sorted, as the last commit has them."""
+    entries = git("ls-tree", "-r", "-z", "HEAD", "--", *CORPUS).split("\0")
+    # "mode type object\tname"; links have another mode
+    listed = [entry.partition("\t") for entry in entries if entry.startswith("100")]
+    objects = {name: details.split()[2] for details, _, name in listed}
+    wanted = sorted(name for name in objects if Path(name).suffix in SUFFIXES and "oracle/tokenizer" not in name)
+    return {name: git("cat-file", "blob", objects[name]) for name in wanted}
+
+
+def git(*arguments: str) -> str:
+    """Run git in the repository and return what it prints."""
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], check=True, capture_output=True, text=True).stdout
 
 
 def settings() -> dict[str, object]:
@@ -101,14 +105,9 @@ def settings() -> dict[str, object]:
     }
 
 
-def fingerprints(files: Sequence[Path]) -> dict[str, str]:
-    """Return the SHA-256 of each file of the corpus."""
-    return {
-        str(file.relative_to(ROOT) if file.is_relative_to(ROOT) else file.name): hashlib.sha256(
-            file.read_bytes()
-        ).hexdigest()
-        for file in files
-    }
+def fingerprints(corpus: Mapping[str, str]) -> dict[str, str]:
+    """Return the SHA-256 of each text of the corpus."""
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in corpus.items()}
 
 
 def write_json(path: Path, value: object) -> None:

@@ -20,7 +20,8 @@ _bound: ContextVar[dict[str, str | int] | None] = ContextVar("prorl_log_fields",
 _secrets: set[str] = set()
 
 _CREDENTIAL = re.compile(
-    r"(?i)(bearer\s+|\b(?:api[_-]?key|authorization|password|secret|token)\b[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&)}\]]{6,}"
+    r"(?i)(\b(?:bearer|basic)\s+|\b(?:api[_-]?key|authorization|password|secret|token)\b[\"']?\s*[=:]\s*[\"']?)"
+    r"(?!bearer\b|basic\b)[^\s\"',;&)}\]]{6,}"
 )
 _KEY = re.compile(r"\b(?:sk|hf|nvapi|ghp|glpat)[-_][A-Za-z0-9_\-]{12,}")
 _HIDDEN = "[hidden]"

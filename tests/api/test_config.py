@@ -1,0 +1,77 @@
+"""The configuration tree, and what is said about mistakes in it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prorl_gym.api.build import offered
+from prorl_gym.api.config import ServiceConfig
+from prorl_gym.api.server import listen
+from prorl_gym.config import load_config
+from prorl_gym.errors import ConfigError, TaskError
+
+LEAST: dict[str, Any] = {"inference": {"engines": ["http://127.0.0.1:1"], "model": "m", "tokenizer": "small"}}
+
+
+def complaint(**changes: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(ServiceConfig, {**LEAST, **changes}, "F")
+    return str(caught.value)
+
+
+def test_defaults_follow_the_state_directory(tmp_path: Path) -> None:
+    config = load_config(ServiceConfig, {**LEAST, "state": str(tmp_path)})
+    assert (config.ledger_file.path, config.token_file) == (tmp_path / "ledger.sqlite", tmp_path / "token")
+    assert (config.http.host, config.inference.engines) == ("127.0.0.1", ["http://127.0.0.1:1/v1"])
+    own = load_config(ServiceConfig, {**LEAST, "ledger": {"path": "/data/l.db"}})
+    assert own.ledger_file.path == Path("/data/l.db")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"runer": {}}, "F: unknown key 'runer'.\nDid you mean 'runner'?"),
+        ({"runner": {"runs": 3}}, "F: unknown key 'runner.runs'.\nDid you mean 'run'?"),
+        ({"runner": {"run": 0}}, "F: 'runner.run' is wrong: Input should be greater than or equal to 1.\nFound 0."),
+        ({"http": {"prot": 1}}, "F: unknown key 'http.prot'.\nDid you mean 'port'?"),
+        ({"settings": {"temprature": 1}}, "F: unknown key 'settings.temprature'.\nDid you mean 'temperature'?"),
+        (
+            {"retry": {"attempts": 0}},
+            "F: 'retry.attempts' is wrong: Input should be greater than or equal to 1.\nFound 0.",
+        ),
+        ({"inference": {}}, "F: required key 'inference.engines' is missing.\nAdd it."),
+        ({"ledger": {}}, "F: required key 'ledger.path' is missing.\nAdd it."),
+        (
+            {"inference_urls": ["file:///etc/passwd"]},
+            "F: 'inference_urls' is wrong: Value error, an engine's address looks like http://127.0.0.1:8000/v1.\n"
+            "Found ['file:///etc/passwd'].",
+        ),
+    ],
+)
+def test_mistakes_are_named(changes: dict[str, Any], message: str) -> None:
+    assert complaint(**changes) == message
+
+
+def test_unknown_environment_in_the_configuration() -> None:
+    with pytest.raises(ConfigError) as caught:
+        offered(["mth"])
+    assert str(caught.value) == "environments: There is no environment 'mth'.\nDid you mean 'math'?"
+
+
+def test_an_environment_that_is_not_offered() -> None:
+    find = offered(["math"])
+    assert find("math").name == "math"
+    with pytest.raises(TaskError) as caught:
+        find("code")
+    assert str(caught.value) == "This service does not offer environment 'code'.\nIt offers: math."
+
+
+def test_an_address_that_is_taken() -> None:
+    with listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError) as caught:
+            listen("127.0.0.1", port)
+    assert str(caught.value) == (
+        f"127.0.0.1:{port}: cannot listen there (Address already in use).\nSet http.port to a free one, or 0."
+    )

@@ -1,0 +1,326 @@
+"""The walls: what records refuse, how settings merge, what configuration says about mistakes, the bootstrap."""
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from prorl_gym._bootstrap import register
+from prorl_gym.config import ConfigModel, load_config
+from prorl_gym.errors import (
+    CancelReason,
+    Cause,
+    ConfigError,
+    FailureKind,
+    GraderError,
+    Limit,
+    ProrlError,
+    RolloutError,
+    cause_of,
+    gym_failure_kind,
+)
+from prorl_gym.records import (
+    NOT_SAMPLED,
+    SCHEMA_VERSION,
+    Generation,
+    Outcome,
+    Rollout,
+    RolloutRequest,
+    Score,
+    Segment,
+)
+from prorl_gym.settings import SERVICE_DEFAULTS, RolloutSettings, resolve
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_failure_has_one_cause_and_only_infrastructure_is_retried() -> None:
+    by_cause = {cause: {kind for kind in FailureKind if cause_of(kind) is cause} for cause in Cause}
+    assert by_cause[Cause.POLICY] == {FailureKind.SANDBOX_LIMIT, FailureKind.SANDBOX_BROKEN_BY_AGENT}
+    assert by_cause[Cause.TASK] == {
+        FailureKind.BAD_ROW,
+        FailureKind.UNKNOWN_ENVIRONMENT,
+        FailureKind.IMAGE_MISSING,
+        FailureKind.IMAGE_BROKEN,
+        FailureKind.PROMPT_TOO_LONG,
+    }
+    for kind in FailureKind:
+        assert RolloutError(kind, "x").retryable is (kind in by_cause[Cause.INFRASTRUCTURE])
+    assert GraderError("x").kind is FailureKind.GRADER_FAILED
+
+
+def test_gyms_vocabulary() -> None:
+    assert gym_failure_kind(FailureKind.ENGINE_TIMEOUT) == "provider_unavailable"
+    assert gym_failure_kind(FailureKind.SANDBOX_LOST) == "session_lost"
+    assert gym_failure_kind(FailureKind.GRADER_FAILED) == "verifier_error"
+    assert gym_failure_kind(FailureKind.BAD_ROW) == "prorl:bad_row"
+
+
+@given(what=st.text(), fix=st.text())
+@settings(max_examples=50, derandomize=True)
+def test_a_message_never_has_more_than_two_lines(what: str, fix: str) -> None:
+    assert len(str(ProrlError(what, fix)).split("\n")) <= 2
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+
+def request(**fields: Any) -> RolloutRequest:
+    return RolloutRequest.model_validate({"environment": "math", "task": {}, **fields})
+
+
+def rollout(**fields: Any) -> Rollout:
+    base = {
+        "rollout_id": "r",
+        "run_id": "default",
+        "group_id": None,
+        "group_size": 1,
+        "replica": 0,
+        "environment": "math",
+        "outcome": Outcome(status="completed"),
+        "accepted_at": 0.0,
+        "finished_at": 1.0,
+    }
+    return Rollout.model_validate(base | fields)
+
+
+def segment(**fields: Any) -> Segment:
+    base = {
+        "token_ids": [5, 6, 7],
+        "mask": [0, 1, 1],
+        "logprobs": [0.0, -1.0, -2.0],
+        "policy_versions": [NOT_SAMPLED, 3, 4],
+        "generations": [Generation(start=1, end=3, turn=0, finish_reason="stop", engine="e", seconds=0.1)],
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "logprob_kind": "raw",
+    }
+    return Segment.model_validate(base | fields)
+
+
+@pytest.mark.parametrize("rollout_id", ["", ".", "../x", "a b", "a/b", "-x", "x" * 129, "é", "a\n"])
+def test_hostile_ids_are_refused(rollout_id: str) -> None:
+    with pytest.raises(ValidationError):
+        request(rollout_id=rollout_id)
+
+
+def test_fresh_ids_are_valid_and_differ() -> None:
+    assert request().rollout_id != request().rollout_id
+
+
+@pytest.mark.parametrize(
+    "fields", [{"replica": 1}, {"replica": -1}, {"group_size": 0}, {"unknown": 1}, {"settings": {"top_p": 0}}]
+)
+def test_bad_requests_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        request(**fields)
+
+
+def test_records_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        request().run_id = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mask": [0, 1]},
+        {"logprobs": [0.0, -1.0]},
+        {"policy_versions": [NOT_SAMPLED, 3]},
+        {"token_ids": [5, -6, 7]},
+        {"mask": [0, 2, 1]},
+        {"logprobs": [0.0, float("nan"), -1.0]},
+        {"logprobs": [0.0, float("-inf"), -1.0]},
+        {"policy_versions": [NOT_SAMPLED, NOT_SAMPLED, 4]},
+        {"policy_versions": [1, 3, 4]},
+        {"generations": [{"start": 2, "end": 4, "turn": 0, "finish_reason": "stop", "engine": "e", "seconds": 0}]},
+        {"generations": [{"start": 2, "end": 1, "turn": 0, "finish_reason": "stop", "engine": "e", "seconds": 0}]},
+    ],
+    ids=str,
+)
+def test_segments_that_do_not_add_up_are_refused(fields: dict[str, Any]) -> None:
+    segment()
+    with pytest.raises(ValidationError):
+        segment(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"status": "failed"},
+        {"status": "truncated"},
+        {"status": "cancelled"},
+        {"status": "completed", "kind": FailureKind.INTERNAL},
+        {"status": "truncated", "limit": Limit.TIME, "reason": CancelReason.CLIENT},
+        {"status": "lost"},
+    ],
+    ids=str,
+)
+def test_outcomes_that_contradict_themselves_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Outcome(**fields)
+
+
+OUTCOMES = [
+    *(Outcome(status="failed", kind=kind) for kind in FailureKind),
+    *(Outcome(status="truncated", limit=limit) for limit in Limit),
+    *(Outcome(status="cancelled", reason=reason) for reason in CancelReason),
+    Outcome(status="completed"),
+]
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda o: f"{o.status}-{o.kind or o.limit or o.reason}")
+def test_a_reward_stands_only_where_it_says_something_about_the_policy(outcome: Outcome) -> None:
+    allowed = outcome.status in ("completed", "truncated") or outcome.cause is Cause.POLICY
+    assert outcome.may_have_reward is allowed
+    assert rollout(outcome=outcome).reward is None
+    if allowed:
+        assert rollout(outcome=outcome, score=Score(reward=0.0)).reward == 0.0
+    else:
+        with pytest.raises(ValidationError, match="cannot have a reward"):
+            rollout(outcome=outcome, score=Score(reward=0.0))
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_is_a_number(reward: float) -> None:
+    with pytest.raises(ValidationError):
+        Score(reward=reward)
+
+
+def test_components_add_up() -> None:
+    assert Score(reward=0.3, components={"a": 0.1, "b": 0.2}).reward == 0.3
+    with pytest.raises(ValidationError, match="components add up to"):
+        Score(reward=1.0, components={"a": 0.1})
+
+
+def test_a_newer_schema_is_refused_and_records_survive_json() -> None:
+    record = rollout(segments=[segment()], score=Score(reward=1.0))
+    assert Rollout.model_validate_json(record.model_dump_json()) == record
+    assert (record.turns, record.sampled_tokens) == (1, 2)
+    with pytest.raises(ValidationError, match="is newer than"):
+        rollout(schema_version=SCHEMA_VERSION + 1)
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+levels = st.builds(
+    RolloutSettings,
+    temperature=st.none() | st.floats(0, 2),
+    max_turns=st.none() | st.integers(1, 99),
+    stop_token_ids=st.none() | st.just(()) | st.just((1, 2)),
+    seed=st.none() | st.integers(0, 9),
+)
+
+
+@given(chosen=st.lists(levels, max_size=4))
+@settings(max_examples=100, derandomize=True)
+def test_the_strongest_level_that_sets_a_field_wins(chosen: list[RolloutSettings]) -> None:
+    resolved = resolve(*chosen)
+    for name in ("temperature", "max_turns", "stop_token_ids", "seed", "run_seconds"):
+        values = [getattr(level, name) for level in (*chosen, SERVICE_DEFAULTS)]
+        assert getattr(resolved, name) == next((value for value in values if value is not None), None)
+
+
+def test_zero_and_empty_are_values_not_gaps() -> None:
+    resolved = resolve(RolloutSettings(temperature=0.0, stop_token_ids=()), RolloutSettings(stop_token_ids=(7,)))
+    assert (resolved.temperature, resolved.stop_token_ids) == (0.0, ())
+
+
+# --- config ---------------------------------------------------------------------------------------------------------
+
+
+class Inner(ConfigModel):
+    port: int = 1
+    host: str = "h"
+
+
+class Outer(ConfigModel):
+    name: str
+    inner: Inner = Inner()
+    many: tuple[Inner, ...] = ()
+    maybe: Inner | None = None
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"nam": "x"}, "F: required key 'name' is missing.\nAdd it."),
+        ({"name": "x", "iner": {}}, "F: unknown key 'iner'.\nDid you mean 'inner'?"),
+        ({"name": "x", "inner": {"prot": 1}}, "F: unknown key 'inner.prot'.\nDid you mean 'port'?"),
+        ({"name": "x", "maybe": {"prot": 1}}, "F: unknown key 'maybe.prot'.\nDid you mean 'port'?"),
+        ({"name": "x", "many": [{}, {"hots": 1}]}, "F: unknown key 'many.1.hots'.\nDid you mean 'host'?"),
+        ({"name": "x", "zzz": 1}, "F: unknown key 'zzz'.\nValid keys here: inner, many, maybe, name."),
+        (
+            {"name": "x", "inner": {"port": "high"}},
+            "F: 'inner.port' is wrong: Input should be a valid integer, unable to parse string as an integer.\n"
+            "Found 'high'.",
+        ),
+    ],
+)
+def test_config_mistakes_are_named(source: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(Outer, source, "F")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read (No such file or directory).\nCheck the path."),
+        ("- a\n", "expected keys and values, found list."),
+        ("a: [\n", "not valid YAML"),
+        ("name: x\ninner:\n  port: 3\n", ""),
+    ],
+)
+def test_config_files(tmp_path: Path, text: str | None, message: str) -> None:
+    file = tmp_path / "c.yaml"
+    if text is not None:
+        file.write_text(text)
+    if not message:
+        assert load_config(Outer, file).inner.port == 3
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_config(Outer, file)
+    assert str(caught.value).startswith(f"{file}: {message}")
+
+
+# --- bootstrap ------------------------------------------------------------------------------------------------------
+
+VARIABLE = "NEMO_GYM_EXTRA_ROOTS"
+
+
+def test_bootstrap_appends_our_root_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PRORL_GYM_NO_BOOTSTRAP", raising=False)
+    monkeypatch.setenv(VARIABLE, "/mine")
+    register()
+    register()
+    first, second = os.environ[VARIABLE].split(os.pathsep)
+    assert (first, Path(second).name) == ("/mine", "gym_root")
+
+
+def test_bootstrap_can_be_opted_out_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRORL_GYM_NO_BOOTSTRAP", "1")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    register()
+    assert VARIABLE not in os.environ
+
+
+def test_bootstrap_imports_only_os() -> None:
+    tree = ast.parse(Path(inspect.getfile(register)).read_text(encoding="utf-8"))
+    imported = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert imported == ["import os"]
+
+
+def test_bootstrap_survives_an_interpreter_start() -> None:
+    script = "import os, prorl_gym._bootstrap; print(os.environ['NEMO_GYM_EXTRA_ROOTS'].count('gym_root'))"
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert (child.stdout.strip(), child.stderr) == ("1", "")

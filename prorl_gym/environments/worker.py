@@ -52,7 +52,7 @@ class WorkerDiedError(WorkerError):
 
 
 class WorkerFailedError(WorkerError):
-    """The function raised; the worker lives on."""
+    """The function raised. Its worker is replaced: no verdict may depend on what was graded before."""
 
 
 class WorkerPool:
@@ -86,8 +86,8 @@ class WorkerPool:
         """
         async with self._lease() as worker:
             answer = await worker.ask({"body": body, "cpu_seconds": cpu_seconds}, cpu_seconds * WALL_FACTOR)
-        if "error" in answer:
-            raise WorkerFailedError(answer["error"])
+            if "error" in answer:
+                raise WorkerFailedError(answer["error"])
         return answer["result"]
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class WorkerPool:
             try:
                 yield worker
             except BaseException:
-                worker.kill()  # it is in the middle of something
+                worker.kill()  # in the middle of something, or in a state that nobody has thought of
                 raise
             self._idle.append(worker)
 

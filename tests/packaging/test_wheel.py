@@ -23,7 +23,6 @@ EXPECTED = [
     "prorl_gym/gym_root/environments/prorl_math/data/example.jsonl",
     "prorl_gym/gym_root/resources_servers/prorl_rollout/app.py",
     "prorl_gym/gym_root/resources_servers/prorl_rollout/requirements.txt",
-    "prorl_gym/gym_root/resources_servers/prorl_rollout/data/example.jsonl",
     "prorl_gym/gym_root/responses_api_agents/prorl_agent/configs/math.yaml",
     "prorl_gym/gym_root/responses_api_models/prorl_model/configs/prorl_model.yaml",
 ]
@@ -43,7 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_sdist_follows_the_symlink(built: Path):
+def test_sdist_can_make_the_wheel(built: Path):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

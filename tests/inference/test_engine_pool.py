@@ -1,4 +1,5 @@
 import asyncio
+from itertools import cycle
 
 import pytest
 from fake_vllm import FakeVllm
@@ -11,7 +12,7 @@ from prorl_gym.inference.balance import StickyLeastOutstanding
 from prorl_gym.inference.conformance import request
 from prorl_gym.inference.fake import FakeEngine, Reply, replies
 from prorl_gym.inference.pool import EnginePool, Failover, describe
-from prorl_gym.inference.protocol import EngineHealth
+from prorl_gym.inference.protocol import EngineHealth, GenerationResult
 from prorl_gym.inference.vllm import VllmEngine, VllmOptions
 from prorl_gym.inference.vllm_wire import ContextExceeded, EngineOverloaded
 
@@ -208,48 +209,68 @@ class TestSticky:
             StickyLeastOutstanding().release(request(), "a", failed=False)
 
 
+INSTANT = Failover(attempts=3, wait_seconds=2.0, first_probe=0.0, slowest_probe=0.0)
+
+# The whole scenario is drawn before it runs: its order of events may not depend on the clock.
+moves = st.lists(
+    st.tuples(
+        st.sampled_from(["none", "cancel", "abort", "remove", "add", "forget"]),
+        st.integers(0, 3),  # session
+        st.integers(0, 3),  # turns of the event loop before the move
+        st.integers(0, 11),  # which call it is about
+    ),
+    min_size=1,
+    max_size=12,
+)
+answers = st.lists(st.sampled_from(["ok", "fail", "refuse", "hold"]), min_size=1, max_size=12)
+
+
 @BOUNDED
-@given(data=st.data())
-def test_reservations_return_to_zero_under_any_interleaving(data):
-    """Random calls, failures, cancels, removals and arrivals; then nothing is outstanding and nobody is forgotten."""
-    policy = StickyLeastOutstanding()
+@given(moves=moves, answers=answers)
+def test_reservations_return_to_zero_under_any_interleaving(moves, answers):
+    """Calls, failures, cancels, removals and arrivals; then nothing is outstanding and nobody is remembered."""
+    policy, upcoming = StickyLeastOutstanding(), cycle(answers)
 
     def script(request):
-        kind = data.draw(st.sampled_from(["ok", "fail", "refuse", "hold"]))
-        if kind == "fail":
-            return down()
-        if kind == "refuse":
-            return down(FailureKind.ENGINE_REFUSED)
-        return Reply((10, 2), hold=asyncio.Event()) if kind == "hold" else ANSWER
+        match next(upcoming):
+            case "ok":
+                return ANSWER
+            case "fail":
+                return down()
+            case "refuse":
+                return down(FailureKind.ENGINE_REFUSED)
+        return Reply((10, 2), hold=asyncio.Event())
 
     async def scenario():
-        pool = await pool_of(*(FakeEngine(f"e{n}", script) for n in range(3)), policy=policy, failover=QUICK)
+        pool = await pool_of(*(FakeEngine(f"e{n}", script) for n in range(3)), policy=policy, failover=INSTANT)
         calls, ids = [], []
-        for step in range(data.draw(st.integers(1, 12))):
-            one = request(session_id=f"s{data.draw(st.integers(0, 3))}")
+        for step, (move, session, turns, which) in enumerate(moves):
+            one = request(session_id=f"s{session}")
             ids.append(one.request_id)
             calls.append(asyncio.create_task(pool.generate(one)))
-            for _ in range(data.draw(st.integers(0, 3))):
+            for _ in range(turns):
                 await asyncio.sleep(0)
-            action = data.draw(st.sampled_from(["none", "cancel", "abort", "remove", "add", "forget"]))
-            if action == "cancel":
-                calls[data.draw(st.integers(0, step))].cancel()
-            elif action == "abort":
-                await pool.cancel(ids[data.draw(st.integers(0, step))])
-            elif action == "remove" and len(pool.engines) > 1:
-                await pool.remove(pool.engines[0])
-            elif action == "add":
-                pool.add(FakeEngine(f"new{step}", script))
-            elif action == "forget":
-                pool.forget("s0")
+            match move:
+                case "cancel":
+                    calls[which % len(calls)].cancel()
+                case "abort":
+                    await pool.cancel(ids[which % len(ids)])
+                case "remove" if len(pool.engines) > 1:
+                    await pool.remove(pool.engines[0])
+                case "add":
+                    pool.add(FakeEngine(f"new{step}", script))
+                case "forget":
+                    pool.forget("s0")
         for call in calls:
             call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        ends = await asyncio.gather(*calls, return_exceptions=True)
         await pool.close()
         for session in range(4):
             pool.forget(f"s{session}")
+        return ends
 
-    asyncio.run(scenario())
+    for end in asyncio.run(scenario()):
+        assert isinstance(end, GenerationResult | EngineError | asyncio.CancelledError)
     names = [f"e{n}" for n in range(3)] + [f"new{n}" for n in range(12)]
     assert [policy.outstanding(name) for name in names] == [0] * len(names)
     assert [policy.live(name) for name in names] == [0] * len(names)

@@ -46,7 +46,7 @@ def test_sdist_can_make_the_wheel(built: Path):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert "environments/prorl_math/manifest.yaml" in names
+    assert "prorl_gym/gym_root/environments/prorl_math/manifest.yaml" in names
     assert "prorl_gym.pth" in names
 
 

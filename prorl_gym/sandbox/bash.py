@@ -61,7 +61,8 @@ class Bash:
             command: at most ``MAX_COMMAND`` bytes, without NUL.
         """
         nonce = secrets.token_hex(8)
-        termios.tcflush(self._master, termios.TCOFLUSH)  # what was typed for an earlier command is not for this one
+        # Never TCSAFLUSH or TCSADRAIN: while a background job is blocked writing, they spin in the kernel for ever.
+        # What was typed for an earlier command is dropped by the driver.
         termios.tcsetattr(self._master, termios.TCSANOW, self._sane)
         os.ftruncate(self._text, 0)
         os.pwrite(self._text, command + b"\0", 0)

@@ -60,7 +60,7 @@ class Capture:
         if not final:
             last = tail or head
             keep = 1 if last.endswith(b"\r") else _incomplete_suffix(last)
-            if keep and keep < len(last):
+            if keep:
                 self.feed(last[-keep:])
                 if tail:
                     tail = tail[:-keep]

@@ -104,29 +104,26 @@ class PersistentShell:
         self._running = running = self._current().begin(encoded)
         if keep:
             return await self._look(running, seconds)
-        timed_out = False
-        try:
-            async with asyncio.timeout(seconds):
-                await asyncio.shield(running)
-        except TimeoutError:
-            timed_out = True
+        await self._wait(running, seconds)
+        timed_out = not running.done()
+        if timed_out:
             await finish(self._stop(running))
-        except asyncio.CancelledError:
-            await finish(self._abandon(running))
-            raise
         return await self._result(running, timed_out=timed_out)
 
     async def _look(self, running: "asyncio.Future[Completion]", wait: float) -> ShellResult:
         """Wait for the end of a command, but not for long."""
-        try:
-            await asyncio.wait([running], timeout=wait)
-        except asyncio.CancelledError:
-            await finish(self._abandon(running))
-            raise
+        await self._wait(running, wait)
         if running.done():
             return await self._result(running, timed_out=False)
         self._current().drain()
         return ShellResult(self._capture.take_text(final=False), None, self._cwd, restarted=self._take_revived())
+
+    async def _wait(self, running: "asyncio.Future[Completion]", seconds: float) -> None:
+        try:
+            await asyncio.wait([running], timeout=seconds)
+        except asyncio.CancelledError:
+            await finish(self._abandon(running))
+            raise
 
     async def _stop(self, running: "asyncio.Future[Completion]") -> None:
         """End a command: SIGINT, then SIGKILL of what it started, then of bash with everything."""

@@ -10,6 +10,7 @@ exported environment``, each ended by NUL, on another pipe. Why it looks the way
 * The report stands at the top of the loop, and the loop is followed by itself, so that ``continue`` and ``break`` in a
   command only lead back to it.
 * The descriptors are closed for the command by redirection: the programs that it starts do not inherit them.
+* What was typed and not read by the command before (``read -t 0`` asks whether there is any) is thrown away.
 * ``builtin`` and the ``IFS= TMOUT=`` prefixes keep a user's functions and settings out of it; tracing (``set -x``)
   is switched off between commands.
 """
@@ -28,6 +29,7 @@ while builtin :; do
   PROMPT_COMMAND='builtin eval "$__prorl_loop"' __prorl_rc=;
   IFS= TMOUT= builtin read -r -d '' -u @NONCE@ __prorl_nonce || builtin exit 0;
   IFS= TMOUT= builtin read -r -d '' -u @TEXT@ __prorl_text;
+  [[ -t 0 ]] && builtin read -t 0 && IFS= builtin read -r -N 65536 -t 0.01 __prorl_junk;
   [[ $- == *e* ]] || __prorl_status "$__prorl_last";
   builtin eval "${__prorl_x}${__prorl_text}" @NONCE@<&- @REPORT@>&- @TEXT@<&-;
   { __prorl_rc=$? __prorl_x=; } 2>/dev/null;

@@ -17,6 +17,7 @@ from prorl_gym.inference.vllm import VllmEngine, VllmOptions
 from prorl_gym.inference.vllm_wire import ContextExceeded, EngineOverloaded
 
 QUICK = Failover(attempts=3, wait_seconds=2.0, first_probe=0.001, slowest_probe=0.01)
+INSTANT = Failover(attempts=3, wait_seconds=2.0, first_probe=0.0, slowest_probe=0.0)
 ANSWER = Reply((10, 2))
 
 
@@ -62,6 +63,19 @@ async def test_a_refusal_is_not_tried_elsewhere():
         assert pool.healthy == ["a", "b"]
     assert caught.value.kind is FailureKind.ENGINE_REFUSED
     assert other.requests == []
+
+
+async def test_an_engine_that_failed_this_call_is_the_last_resort():
+    class LateFailure(FakeEngine):
+        async def generate(self, request):
+            for _ in range(10):  # long enough for the first engine to be well again
+                await asyncio.sleep(0)
+            raise down()
+
+    first = FakeEngine("first", lambda _: down(FailureKind.ENGINE_CONTRACT))
+    async with await pool_of(first, LateFailure("second", fine), FakeEngine("third", fine), failover=INSTANT) as pool:
+        assert (await pool.generate(request())).engine == "third"
+    assert len(first.requests) == 1
 
 
 async def test_attempts_are_bounded_and_the_last_error_comes_out():
@@ -208,8 +222,6 @@ class TestSticky:
         with pytest.raises(ValueError, match="no reservation on engine a"):
             StickyLeastOutstanding().release(request(), "a", failed=False)
 
-
-INSTANT = Failover(attempts=3, wait_seconds=2.0, first_probe=0.0, slowest_probe=0.0)
 
 # The whole scenario is drawn before it runs: its order of events may not depend on the clock.
 moves = st.lists(

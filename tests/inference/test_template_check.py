@@ -1,3 +1,6 @@
+import json
+import shutil
+
 import pytest
 
 from prorl_gym.errors import ConfigError, EngineError, FailureKind
@@ -45,6 +48,16 @@ def test_an_unsafe_template_is_refused_with_the_reason(case, tmp_path):
     assert reason in caught.value.what
     assert "chat template of small:" in caught.value.what
     assert caught.value.fix.startswith("Set 'chat_template'")
+
+
+def test_control_tokens_that_swallow_blanks_are_refused(tmp_path):
+    shutil.copytree(SMALL_DIRECTORY, tmp_path, dirs_exist_ok=True)
+    definition = json.loads((tmp_path / "tokenizer.json").read_text())
+    for token in definition["added_tokens"]:
+        token["rstrip"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(EngineError, match="tokens merge across the end of a turn"):
+        load_codec(str(tmp_path))
 
 
 def test_the_message_is_two_lines(tmp_path):

@@ -1,5 +1,6 @@
 """The agent server over a scripted rollout server."""
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -41,15 +42,31 @@ class RolloutServer:
         self.record = record
         self.posts: list[tuple[str, dict[str, Any]]] = []
         self.global_config_dict: dict[str, Any] = {}
+        self.hold: asyncio.Event | None = None
+        self.called = asyncio.Event()
+        self.cancelled = asyncio.Event()
 
     async def post(self, server_name: str, url_path: str, json: dict[str, Any]) -> Answer:
         self.posts.append((url_path, json))
+        self.called.set()
+        if url_path == "/cancel_rollouts":
+            self.cancelled.set()
+            return Answer("{}")
+        if self.hold is not None:
+            await self.hold.wait()
         if url_path == "/prompt_ids":
             return Answer('{"prompt_token_ids": [7, 8], "terminator_id": 9}')
         return Answer(self.record.model_copy(update={"rollout_id": json["rollout_id"]}).model_dump_json())
 
 
-def serve(record: Rollout, **config: Any) -> tuple[TestClient, RolloutServer]:
+class Connected:
+    """A request whose caller is still there."""
+
+    async def is_disconnected(self) -> bool:
+        return False
+
+
+def make(record: Rollout, **config: Any) -> tuple[ProrlAgent, RolloutServer]:
     server = RolloutServer(record)
     agent = ProrlAgent.model_construct(
         config=ProrlAgentConfig(
@@ -63,6 +80,11 @@ def serve(record: Rollout, **config: Any) -> tuple[TestClient, RolloutServer]:
         server_client=server,
     )
     agent.model_post_init(None)
+    return agent, server
+
+
+def serve(record: Rollout, **config: Any) -> tuple[TestClient, RolloutServer]:
+    agent, server = make(record, **config)
     return TestClient(agent.setup_webserver()), server
 
 
@@ -140,6 +162,33 @@ def test_responses_route_says_what_to_use_instead():
     client, _ = serve(rollout())
     with pytest.raises(NotImplementedError, match="post the row to /run"):
         client.post("/v1/responses", json={"input": "hello"})
+
+
+async def test_row_posted_again_after_a_dropped_connection_meets_its_rollout():
+    """Gym cancels the handler of a caller that went away; its client then posts the same row again."""
+    agent, server = make(rollout())
+    server.hold = asyncio.Event()
+    first = asyncio.create_task(agent.run(Connected(), dict(ROW)))
+    await server.called.wait()
+    first.cancel()
+    await asyncio.wait({first})
+    server.hold.set()
+    await agent.run(Connected(), dict(ROW))
+    ids = [body["rollout_id"] for path, body in server.posts if path == "/rollouts"]
+    assert len(ids) == 2
+    assert ids[0] == ids[1]
+
+
+async def test_rollout_whose_caller_stays_away_is_cancelled():
+    agent, server = make(rollout(), repost_seconds=0.0)
+    server.hold = asyncio.Event()
+    first = asyncio.create_task(agent.run(Connected(), dict(ROW)))
+    await server.called.wait()
+    first.cancel()
+    await asyncio.wait_for(server.cancelled.wait(), 5)
+    path, body = server.posts[-1]
+    assert path == "/cancel_rollouts"
+    assert body == {"rollout_ids": [server.posts[0][1]["rollout_id"]], "reason": "disconnected"}
 
 
 def test_result_is_json_without_nan():

@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from prorl_gym.errors import FailureKind, SandboxError
@@ -30,6 +31,9 @@ _LEADER = "echo ready; while read -r _; do :; done"
 
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C"}
 """Apptainer's own; built from nothing, since APPTAINERENV_* variables pass through --cleanenv."""
+
+
+_MOUNT_POINTS = ("proc", "dev", "sys", "etc", "tmp", "root")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str],
     mounts = take_mounts(launch.spec.mounts)
     root = build_root(launch.spec, base)
     note(root.detail)
+    _make_mount_points(root.path)
     container = _start_container(launch, root)
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -70,6 +75,15 @@ def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str],
     pid = _fork(guest, control)
     control.close()  # the guest's copy is the only one: when it ends, the service sees it
     _reap_until({pid, container.process})
+
+
+def _make_mount_points(root: str) -> None:
+    """Make what Apptainer mounts onto and an image may lack. One level, never through the image's links."""
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for name in _MOUNT_POINTS:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=top)
+    os.close(top)
 
 
 def _fork(body: Callable[[], None], control: socket.socket) -> int:

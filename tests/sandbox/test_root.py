@@ -1,0 +1,116 @@
+"""The writable root: what installers, git and careless agents do to it."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from prorl_gym.sandbox.backend import NamespaceBackend
+from prorl_gym.sandbox.box import Box
+from prorl_gym.sandbox.protocol import Mount, SandboxSpec
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def image_box(backend: NamespaceBackend, tiny_image: Path) -> AsyncIterator[Box]:
+    box = await backend.start(SandboxSpec(image=str(tiny_image), workdir="/work/here"))
+    yield box
+    await box.close()
+
+
+async def bash(box: Box, script: str) -> str:
+    """Run a script that must succeed."""
+    result = await box.exec(["/bin/bash", "-ec", script], timeout=20)
+    assert (result.exit_code, result.stderr) == (0, b"")
+    return result.stdout.decode()
+
+
+async def test_image_directory_can_be_removed_and_made_again(image_box: Box, tiny_image: Path) -> None:
+    assert await bash(image_box, "cat /data/doomed/deep/file") == "old"
+    assert await bash(image_box, "rm -rf /data/doomed; mkdir /data/doomed; ls -A /data/doomed") == ""
+    assert (tiny_image / "data/doomed/deep/file").read_text() == "old"
+
+
+async def test_new_directory_inside_an_image_directory_can_be_renamed(image_box: Box) -> None:
+    assert await bash(image_box, "cd /data/kept; mkdir a; touch a/x; mv a b; ls b") == "x\n"
+
+
+async def test_image_file_can_be_changed_without_changing_the_image(image_box: Box, tiny_image: Path) -> None:
+    assert await bash(image_box, "echo new >> /data/kept/file; cat /data/kept/file") == "keptnew\n"
+    assert (tiny_image / "data/kept/file").read_text() == "kept"
+
+
+async def test_image_keeps_its_accounts_and_gets_no_name_server(image_box: Box) -> None:
+    assert await bash(image_box, "cat /etc/passwd /etc/resolv.conf") == "root:x:0:0:root:/root:/bin/bash\n"
+
+
+async def test_working_directory_is_made(image_box: Box) -> None:
+    assert await bash(image_box, "pwd") == "/work/here\n"
+
+
+async def test_image_files_belong_to_root_inside(image_box: Box) -> None:
+    assert await bash(image_box, "stat -c %u:%g /data/kept/file /usr/bin/bash /") == "0:0\n" * 3
+
+
+async def test_two_sandboxes_of_an_image_do_not_share_changes(
+    backend: NamespaceBackend, image_box: Box, tiny_image: Path
+) -> None:
+    other = await backend.start(SandboxSpec(image=str(tiny_image)))
+    try:
+        await bash(image_box, "echo mine > /data/kept/mine")
+        assert await bash(other, "ls /data/kept") == "file\n"
+    finally:
+        await other.close()
+
+
+async def test_host_usr_takes_files_and_directories(box: Box) -> None:
+    await bash(box, "for d in /usr /usr/bin /usr/lib /usr/local; do mkdir $d/new; echo x > $d/new/file; done")
+    await bash(box, "mv /usr/new /usr/newer")
+    assert await bash(box, "cat /usr/newer/file /usr/bin/new/file") == "x\nx\n"
+    assert not {"new", "newer"} & {*os.listdir("/usr"), *os.listdir("/usr/bin")}
+
+
+async def test_host_program_can_be_replaced_inside_only(box: Box) -> None:
+    before = os.stat("/usr/bin/true")
+    await bash(box, "rm /usr/bin/true; printf '#!/bin/sh\\necho replaced\\n' > /usr/bin/true; chmod +x /usr/bin/true")
+    assert await bash(box, "/usr/bin/true") == "replaced\n"
+    assert os.path.samestat(os.stat("/usr/bin/true"), before)
+
+
+async def test_host_directory_can_be_removed_and_made_again(box: Box) -> None:
+    await bash(box, "rm -rf /usr/local/bin; mkdir /usr/local/bin; echo x > /usr/local/bin/x")
+    assert await bash(box, "ls -A /usr/local/bin") == "x\n"
+
+
+async def test_names_may_be_any_unicode(box: Box) -> None:
+    name = "naïve ☃ \u202e file"
+    await box.write_file(f"/workspace/{name}", "ü".encode())
+    assert await bash(box, "cd /workspace; cat *☃*") == "ü"
+    assert name in [entry.name for entry in await box.list_dir("/workspace")]
+
+
+async def test_mounts_are_read_only_whatever_their_path(backend: NamespaceBackend, ground: Path) -> None:
+    source = ground / f"odd:na,me {backend.name}"
+    source.mkdir()
+    (source / "file").write_text("given")
+    mounts = (Mount(str(source), "/given/here"), Mount(str(source / "file"), "/given/file"))
+    box = await backend.start(SandboxSpec(mounts=mounts))
+    try:
+        assert await bash(box, "cat /given/here/file /given/file") == "givengiven"
+        for attempt in ("touch /given/here/x", "echo x > /given/file", "rm /given/here/file", "umount /given/file"):
+            assert (await box.exec(["/bin/bash", "-c", attempt], timeout=10)).exit_code != 0, attempt
+    finally:
+        await box.close()
+    assert [entry.name for entry in source.iterdir()] == ["file"]
+
+
+async def test_devices_work(box: Box) -> None:
+    script = "head -c 3 /dev/zero | cat | wc -c; head -c 2 /dev/urandom | wc -c; echo x > /dev/null; test -c /dev/full"
+    assert await bash(box, script) == "3\n2\n"
+
+
+async def test_host_name_is_neutral(box: Box) -> None:
+    assert await bash(box, "cat /proc/sys/kernel/hostname /etc/hostname") == "sandbox\nsandbox\n"

@@ -134,6 +134,7 @@ class Bash:
             self._resolve(Completion(exit_code(exited.result()), ""))
         elif self._command is not None and not self._command.done():
             self._command.set_exception(error)
+            self._command.exception()  # a command that was left running has nobody who asks
 
     def _resolve(self, completion: Completion) -> None:
         if self._command is None or self._command.done():

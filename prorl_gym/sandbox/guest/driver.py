@@ -10,7 +10,8 @@ exported environment``, each ended by NUL, on another pipe. Why it looks the way
 * The report stands at the top of the loop, and the loop is followed by itself, so that ``continue`` and ``break`` in a
   command only lead back to it.
 * The descriptors are closed for the command by redirection: the programs that it starts do not inherit them.
-* What was typed and not read by the command before (``read -t 0`` asks whether there is any) is thrown away.
+* What was typed and not read by the command before (``read -t 0`` asks whether there is any) is thrown away
+  before the report: what is typed after it is for the next command.
 * ``builtin`` and the ``IFS= TMOUT=`` prefixes keep a user's functions and settings out of it; tracing (``set -x``)
   is switched off between commands.
 """
@@ -21,6 +22,7 @@ while builtin :; do
   @UNTRACE@;
   if [[ -n $__prorl_nonce ]]; then
     __prorl_last=${__prorl_rc:-0};
+    [[ -t 0 ]] && builtin read -t 0 && IFS= builtin read -r -N 65536 -t 0.01 __prorl_junk;
     builtin printf '%s\0%s\0%s\0' "$__prorl_nonce" "$__prorl_last" "${PWD-}" >&@REPORT@ || builtin exit 70;
     __prorl_nonce=;
     builtin declare -px >&@REPORT@;
@@ -29,7 +31,6 @@ while builtin :; do
   PROMPT_COMMAND='builtin eval "$__prorl_loop"' __prorl_rc=;
   IFS= TMOUT= builtin read -r -d '' -u @NONCE@ __prorl_nonce || builtin exit 0;
   IFS= TMOUT= builtin read -r -d '' -u @TEXT@ __prorl_text;
-  [[ -t 0 ]] && builtin read -t 0 && IFS= builtin read -r -N 65536 -t 0.01 __prorl_junk;
   [[ $- == *e* ]] || __prorl_status "$__prorl_last";
   builtin eval "${__prorl_x}${__prorl_text}" @NONCE@<&- @REPORT@>&- @TEXT@<&-;
   { __prorl_rc=$? __prorl_x=; } 2>/dev/null;

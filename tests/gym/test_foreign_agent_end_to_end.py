@@ -1,0 +1,96 @@
+"""NeMo Gym's own simple agent over our model server and our rollout server's tools. Slow: it starts Gym and Ray."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from prorl_gym.cli.root import gym_root
+from prorl_gym.trainers.nemo_rl import check_result
+
+pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(300)]
+
+# In a process of its own: ending what was started needs to adopt orphans, which a test process must not.
+RUN = """
+    import asyncio, sys
+    from pathlib import Path
+
+    import yaml
+
+    from prorl_gym.cli.demo.processes import Family, become_subreaper
+    from prorl_gym.cli.demo.stack import HOST, Engines, Folders, Stack, free_ports
+
+    class ForeignStack(Stack):
+        def _write_config(self, engines: Engines) -> None:
+            (head,) = free_ports(1)
+            self._head = f"http://{HOST}:{head}"
+            agent = {
+                "entrypoint": "app.py",
+                "max_steps": 8,
+                "resources_server": {"type": "resources_servers", "name": "prorl_rollout"},
+                "model_server": {"type": "responses_api_models", "name": "policy_model"},
+            }
+            relay = {"entrypoint": "app.py", "agent_server": {"type": "responses_api_agents", "name": "simple"}}
+            config = {
+                "config_paths": [
+                    "resources_servers/prorl_rollout/configs/prorl_rollout.yaml",
+                    "responses_api_models/prorl_model/configs/prorl_model.yaml",
+                ],
+                "head_server": {"host": HOST, "port": head},
+                "default_host": HOST,
+                "skip_venv_if_present": True,
+                "uv_venv_dir": str(self._folders.scratch / "venvs"),
+                "policy_base_url": list(engines.urls),
+                "policy_model_name": engines.model,
+                "policy_api_key": "unused",
+                "prorl_tokenizer": engines.tokenizer,
+                "simple": {"responses_api_agents": {"simple_agent": agent}},
+                "simple_environment": {"environment_servers": {"legacy_agent": relay}},
+            }
+            self._config.write_text(yaml.safe_dump(config))
+
+    async def main(output: Path, scratch: Path, rows: Path) -> None:
+        become_subreaper()
+        family = Family(output)
+        stack = ForeignStack(family, Folders(output, scratch))
+        try:
+            await stack.start_gym(await stack.start_oracles(2))
+            evaluation = await stack.start_eval(rows, 2)
+            await asyncio.wait_for(evaluation.process.wait(), 120)
+            print(evaluation.tail() if evaluation.process.returncode else "collected")
+        finally:
+            print("left", await family.stop())
+
+    asyncio.run(main(*map(Path, sys.argv[1:])))
+"""
+
+
+def test_simple_agent_makes_token_exact_rollouts_with_our_tools(tmp_path: Path):
+    rows = [
+        json.loads(line)
+        for line in (gym_root() / "environments/prorl_math/data/example.jsonl").read_text().splitlines()
+    ]
+    for row in rows:
+        row["agent_ref"]["name"] = "simple"
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scratch = Path(os.path.realpath(tmp_path)).parent / "s"  # short: Ray puts sockets there
+    scratch.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(RUN), str(tmp_path), str(scratch), str(tmp_path / "rows.jsonl")],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["collected", "left", "0"], done.stdout
+    results = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert len(results) == 10
+    for result in results:
+        check_result(result)
+    assert any(item["type"] == "function_call_output" for result in results for item in result["response"]["output"])
+    assert any(result["reward"] == 1.0 for result in results)  # the oracle solves most of them

@@ -1,0 +1,34 @@
+"""A service to be killed: ``python busy_service.py BACKEND COUNT SCRATCH``.
+
+Starts busy sandboxes, prints one JSON line with the pids involved, then waits for ever.
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from prorl_gym.sandbox.backend import NamespaceBackend
+from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.protocol import SandboxSpec
+
+# Children that leave their session, their parent and their process group, and one that keeps forking.
+BUSY = """
+sleep 1000 & setsid sleep 1000 & (setsid sh -c 'sleep 1000 & sleep 1000' &) ; (exec -a disguised sleep 1000 &)
+trap '' TERM INT HUP
+while :; do sleep 0.05; done &
+"""
+
+
+async def main(name: str, count: int, scratch: str) -> None:
+    backend = NamespaceBackend("apptainer" if name == "apptainer" else "userns", SandboxConfig(scratch=Path(scratch)))
+    boxes = [await backend.start(SandboxSpec()) for _ in range(count)]
+    for box in boxes:
+        await (await box.shell()).run(BUSY, timeout=10)
+    spawner = await backend._ensure_spawner()  # the tests kill it
+    print(json.dumps({"spawner": spawner.pid, "boxes": [box.id for box in boxes]}), flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

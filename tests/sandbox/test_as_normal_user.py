@@ -1,0 +1,45 @@
+"""The tests that ask for a real backend once more, as an ordinary user: started as root is the other half."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from sandbox_support import SANDBOX_UID
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.root
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["test_attacks.py"], id="attacks"),
+        pytest.param(["test_root.py"], id="root"),
+        pytest.param(["test_killed.py"], id="killed"),
+        pytest.param(["test_conformance.py", "--all"], id="conformance", marks=pytest.mark.slow),
+    ],
+)
+def test_as_normal_user(arguments: list[str]) -> None:
+    with tempfile.TemporaryDirectory(prefix="prorl-gym-user-", dir="/var/tmp") as directory:
+        os.chmod(directory, 0o755)
+        for name in ("home", "tmp"):
+            os.mkdir(f"{directory}/{name}", 0o700)
+            os.chown(f"{directory}/{name}", SANDBOX_UID, SANDBOX_UID)
+        file, *options = arguments
+        result = subprocess.run(
+            [
+                *(sys.executable, str(HERE / "become_user.py"), directory, str(SANDBOX_UID)),
+                *("-m", "pytest", f"tests/sandbox/{file}", *options, "-q", "-p", "no:cacheprovider"),
+                f"--basetemp={directory}/tmp/pytest",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=230,
+            check=False,
+        )
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    assert " passed" in result.stdout

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rich.box import SIMPLE
 from rich.table import Table
 
 from prorl_gym.trainers.nemo_rl import TrainerContractError, check_group, check_result
@@ -51,7 +50,8 @@ def judge(results: Results, expected: int) -> Verdict:
 def table(results: Results) -> Table:
     """Return the table: one line per environment."""
     repeats = max((len(group) for group in _groups(results).values()), default=1)
-    out = Table(box=SIMPLE, caption="reward: mean; seconds: mean per rollout in queues / INIT / RUN / EVAL")
+    caption = "reward: mean; seconds: mean per rollout in queues / INIT / RUN / EVAL"
+    out = Table(box=None, padding=(0, 2, 0, 0), caption=caption)
     for name in ("environment", "rollouts", "reward", "pass@1", f"pass@{repeats}", "turns", "tokens", "seconds"):
         out.add_column(name, justify="left" if name == "environment" else "right", no_wrap=True)
     for name in sorted({str(result.get("environment")) for result in results}):

@@ -1,0 +1,88 @@
+"""``prorl-gym bench NAME``: measure a published figure here and now."""
+
+import json
+import runpy
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from prorl_gym.errors import ConfigError
+
+_SCRIPTS = Path(__file__).parents[2] / "bench"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command()
+    def bench(  # pyright: ignore[reportUnusedFunction]
+        name: Annotated[str, typer.Argument(help="Which bench, for example: shell, service.")],
+        as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    ) -> None:
+        """Measure the figures of one bench on this machine."""
+        report = run_bench(name, _SCRIPTS)
+        if as_json:
+            print(json.dumps(report, indent=2))
+        else:
+            _show(report)
+
+
+def run_bench(name: str, scripts: Path) -> Mapping[str, Any]:
+    """Run ``<scripts>/<name>.py`` and return its report.
+
+    Raises:
+        ConfigError: no such script, or this is not a checkout.
+    """
+    if not (scripts / "_report.py").is_file():
+        raise ConfigError(
+            "bench: the scripts are part of the repository, not of the installed package.",
+            "Clone the repository, install it with `pip install -e .` and run the command there.",
+        )
+    known = sorted(path.stem for path in scripts.glob("[a-z]*.py"))
+    if name not in known:
+        raise ConfigError(f"bench: there is no bench '{name}'.", f"Known: {', '.join(known)}.")
+    sys.path.insert(0, str(scripts))  # scripts share `_report`
+    try:
+        run = cast(Callable[[], Mapping[str, Any]], runpy.run_path(str(scripts / f"{name}.py"))["run"])
+        return run()
+    finally:
+        sys.path.remove(str(scripts))
+
+
+def _show(report: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("figure", "value", "target", "runs", "peer", title=f"bench {report['bench']}")
+    for row in cast(list[dict[str, Any]], report["figures"]):
+        met = _met(row)
+        style = {True: "green", False: "red", None: ""}[met]
+        peer = f"{row['peer']}: {_number(row['peer_value'])}" if row["peer"] else ""
+        runs = " ".join(_number(run) for run in row["runs"])
+        value = (
+            f"[{style}]{_number(row['value'])} {row['unit']}[/]" if style else f"{_number(row['value'])} {row['unit']}"
+        )
+        table.add_row(str(row["name"]), value, _target(row), runs, peer)
+    console = Console()
+    console.print(table)
+    versions = ", ".join(f"{name} {version}" for name, version in cast(dict[str, str], report["versions"]).items())
+    console.print(f"{report['cores']} cores, load average {report['load_average']:.1f}; {versions}", highlight=False)
+
+
+def _met(row: Mapping[str, Any]) -> bool | None:
+    if row["target"] is None:
+        return None
+    return row["value"] <= row["target"] if row["better"] == "lower" else row["value"] >= row["target"]
+
+
+def _target(row: Mapping[str, Any]) -> str:
+    if row["target"] is None:
+        return ""
+    return f"{'<=' if row['better'] == 'lower' else '>='} {_number(row['target'])}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"

@@ -1,0 +1,157 @@
+"""The python session beyond the conformance kit: IPython from a mount, figures, an old console."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from importlib import resources
+from pathlib import Path
+from socket import socketpair
+from typing import Any
+
+import pytest
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox.box import Box
+from prorl_gym.sandbox.conformance import SPEC
+from prorl_gym.sandbox.local import LocalBackend
+from prorl_gym.sandbox.python_packages import TARGET, ipython_mount
+
+WORKER = resources.files("prorl_gym.sandbox.guest").joinpath("pyworker.py").read_text("utf-8")
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+
+
+class Worker:
+    """A worker started directly, without a sandbox."""
+
+    def __init__(self, python: str, packages: str, path: str = "") -> None:
+        ours, theirs = socketpair()
+        os.set_inheritable(theirs.fileno(), True)
+        code = WORKER.replace(f'PACKAGES = "{TARGET}"', f"PACKAGES = {packages!r}")
+        assert packages in code
+        command = ["/bin/bash", "-c", f'exec "$0" -c "$1" 3<&{theirs.fileno()}', python, code]
+        env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
+        self.process = subprocess.Popen(
+            command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        )
+        theirs.close()
+        ours.settimeout(20)
+        self.channel = ours.makefile("rwb")
+        ours.close()
+
+    def answer(self) -> dict[str, Any]:
+        return json.loads(self.channel.readline())
+
+    def run(self, code: str) -> dict[str, Any]:
+        self.channel.write(json.dumps({"cell": "c", "code": code}).encode() + b"\n")
+        self.channel.flush()
+        return self.answer()
+
+    def end(self) -> str:
+        self.channel.close()
+        output, _ = self.process.communicate(timeout=20)
+        return output.decode().replace("\r\n", "\n")
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> str:
+    pytest.importorskip("IPython")
+    return ipython_mount(tmp_path_factory.mktemp("cache")).source
+
+
+def _clean_python() -> str:
+    """A python of the same version without IPython, as an image would have."""
+    return sys._base_executable  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+
+@pytest.fixture
+def ipython(packages: str) -> Iterator[Worker]:
+    worker = Worker(_clean_python(), packages)
+    hello = worker.answer()
+    if sys.version_info < tuple(map(int, (Path(packages) / "REQUIRES").read_text().split("."))):
+        pytest.skip("this python is too old for the installed IPython")
+    assert hello["ready"] == "ipython", hello
+    yield worker
+    worker.process.kill()
+    worker.process.wait()
+
+
+def test_mounted_ipython_runs_cells(ipython: Worker) -> None:
+    assert ipython.run("x = 6\nx * 7")["ok"]
+    assert ipython.run("!echo from the shell")["ok"]
+    assert not ipython.run("1 / 0")["ok"]
+    output = ipython.end()
+    assert output.startswith("42\nfrom the shell\n") and "ZeroDivisionError" in output
+    assert "\x1b" not in output
+
+
+def test_an_older_python_gets_the_console(tmp_path: Path) -> None:
+    (tmp_path / "REQUIRES").write_text("99.0")
+    worker = Worker(_clean_python(), str(tmp_path))
+    assert worker.answer()["ready"] == "console"
+    assert worker.run("1 + 1")["ok"]
+    assert worker.end() == "2\n"
+
+
+def test_the_mount_is_made_once_and_readable(packages: str) -> None:
+    again = ipython_mount(Path(packages).parent)
+    assert (again.source, again.target) == (packages, TARGET)
+    everything = list(Path(packages).rglob("*"))
+    assert (Path(packages) / "IPython" / "__init__.py") in everything
+    assert all(path.stat().st_mode & 0o004 for path in everything)
+    assert not [path for path in everything if path.suffix in (".so", ".pyc")]
+    assert not [path for path in Path(packages).parent.iterdir() if path.name.startswith(".")]
+
+
+@pytest.fixture
+async def box() -> AsyncIterator[Box]:
+    backend = LocalBackend(allow_unsafe_local=True)
+    yield await backend.start(SPEC)
+    await backend.close()
+
+
+async def test_figures_come_back_as_images(box: Box) -> None:
+    python = await box.python()
+    fake = f"""
+import sys, types, base64
+pyplot = types.ModuleType("matplotlib.pyplot")
+open_figures = [1]
+class Figure:
+    def savefig(self, out, **options): out.write(base64.b64decode("{PNG}"))
+pyplot.get_fignums = lambda: list(open_figures)
+pyplot.figure = lambda number: Figure()
+pyplot.close = lambda which: open_figures.clear()
+sys.modules["matplotlib.pyplot"] = pyplot
+"""
+    result = await python.run(fake, timeout=20)
+    assert result.ok and len(result.images) == 1 and result.images[0].startswith(b"\x89PNG")
+    assert (await python.run("1", timeout=20)).images == ()
+
+
+async def test_what_is_no_image_is_not_handed_on(box: Box) -> None:
+    python = await box.python()
+    forge = (
+        "import sys, json\n"
+        "worker = next(f for f in [sys._getframe(n) for n in range(9)] if 'request' in f.f_locals)\n"
+        "cell = worker.f_locals['request']['cell']\n"
+        "worker.f_locals['self'].send({'cell': cell, 'ok': True, 'images': ['aGVsbG8=', 5, 'not base64']})\n"
+    )
+    result = await python.run(forge, timeout=20)
+    assert result.images == ()
+
+
+async def test_a_python_that_does_not_work_is_a_broken_image() -> None:
+    backend = LocalBackend(allow_unsafe_local=True)
+    box = await backend.start(SPEC)
+    try:
+        await box.write_file("bin/python3", b"#!/bin/sh\necho cannot load libpython\nexit 1\n", mode=0o755)
+        broken = await backend.start(
+            SPEC.__class__(limits=SPEC.limits, env={"PATH": f"{box.spec.workdir}/bin:/usr/bin:/bin"})
+        )
+        with pytest.raises(SandboxError, match="cannot load libpython") as raised:
+            await broken.python()
+        assert raised.value.kind is FailureKind.IMAGE_BROKEN
+        assert str(raised.value).count("\n") == 1
+    finally:
+        await backend.close()

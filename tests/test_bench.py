@@ -1,0 +1,69 @@
+"""The bench command on a bench of its own; what it measures is not tested, only its form and its complaints."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prorl_gym.cli import bench
+from prorl_gym.errors import ConfigError
+
+SCRIPT = """
+from _report import figure, report
+
+def run():
+    figures = [figure("speed", [1.0, 3.0, 2.0], "ms", better="lower", target=2.5, peer=("floor", 0.5))]
+    return report("tiny", figures)
+"""
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    source = Path(bench.__file__).parents[2] / "bench" / "_report.py"
+    (tmp_path / "_report.py").write_text(source.read_text())
+    (tmp_path / "tiny.py").write_text(SCRIPT)
+    return tmp_path
+
+
+@pytest.fixture
+def app(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+    monkeypatch.setattr(bench, "_SCRIPTS", scripts)
+    app = typer.Typer()
+    bench.register(app)
+    return app
+
+
+def test_json_has_the_published_form(app: typer.Typer) -> None:
+    result = CliRunner().invoke(app, ["tiny", "--json"])
+    report = json.loads(result.output)
+    assert list(report) == ["bench", "figures", "load_average", "cores", "versions"]
+    assert report["figures"] == [
+        {
+            "name": "speed",
+            "value": 2.0,
+            "unit": "ms",
+            "target": 2.5,
+            "better": "lower",
+            "peer": "floor",
+            "peer_value": 0.5,
+            "runs": [1.0, 3.0, 2.0],
+        }
+    ]
+
+
+def test_people_get_a_table(app: typer.Typer) -> None:
+    output = CliRunner().invoke(app, ["tiny"], env={"COLUMNS": "150"}).output
+    assert "2 ms" in output and "<= 2.5" in output and "floor: 0.5" in output
+
+
+def test_an_unknown_bench_is_named(scripts: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        bench.run_bench("tinny", scripts)
+    assert str(raised.value) == "bench: there is no bench 'tinny'.\nKnown: tiny."
+
+
+def test_outside_a_checkout_the_fix_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Clone the repository"):
+        bench.run_bench("shell", tmp_path)

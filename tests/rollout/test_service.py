@@ -404,10 +404,9 @@ async def main():
         request = RolloutRequest(environment="scripted", task={"run": "hang" if i % 7 == 0 else "ok"})
         await service.submit([request])
         print("accepted", request.rollout_id, flush=True)
-        if i % 3 == 0:
-            done = await service.result(request.rollout_id, wait=0.005)
-            if done:
-                print("finished", request.rollout_id, done.attempt, flush=True)
+        if i % 3 == 0 and i % 7 != 0:
+            done = await service.result(request.rollout_id, wait=60)
+            print("finished", request.rollout_id, done.attempt, flush=True)
 
 asyncio.run(main())
 """

@@ -6,7 +6,6 @@ at once.
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import typer
@@ -36,5 +35,4 @@ app = _CommandLine(
 )
 
 for _command in _COMMANDS:
-    if find_spec(f"prorl_gym.cli.{_command}"):
-        import_module(f"prorl_gym.cli.{_command}").register(app)
+    import_module(f"prorl_gym.cli.{_command}").register(app)

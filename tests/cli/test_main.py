@@ -1,0 +1,49 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from prorl_gym.cli.main import app
+from prorl_gym.cli.root import gym_root
+
+COMMANDS = (
+    *("serve", "submit", "show", "watch", "cancel", "engine", "validate", "doctor", "bench"),
+    *("root", "venvs", "show-html", "demo"),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_is_there(command: str):
+    assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+
+
+def test_root_is_where_gym_looks():
+    assert CliRunner().invoke(app, ["root"]).stdout.strip() == str(gym_root())
+
+
+def test_own_error_is_two_lines_and_no_traceback(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", "from prorl_gym.cli.main import app; app()", "show-html", str(tmp_path / "none.jsonl")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        f"prorl-gym: {tmp_path / 'none.jsonl'}: cannot be read (No such file or directory).",
+        "Check the path.",
+    ]
+
+
+def test_nothing_heavy_is_imported_before_a_command_runs():
+    code = """
+import sys
+import prorl_gym.cli.main
+heavy = {"torch", "transformers", "fastapi", "ray", "nemo_gym", "IPython"} & set(sys.modules)
+sys.exit(", ".join(heavy) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -76,8 +76,17 @@ class NamespaceBackend:
             return Probe(self._name, False, error.what, error.fix)
         if code != 0:
             return Probe(self._name, False, f"a sandbox started, but `true` in it gave exit code {code}.")
-        detail = "; ".join([f"Linux {platform.release()}, sandboxes run as uid {self.uid}", *sorted(self._notes)])
-        return Probe(self._name, True, detail)
+        works = [await self._version(), f"sandboxes run as uid {self.uid}", *sorted(self._notes)]
+        return Probe(self._name, True, "; ".join(works))
+
+    async def _version(self) -> str:
+        if self._name == "userns":
+            return f"Linux {platform.release()}"
+        asked = await asyncio.create_subprocess_exec(
+            self._program(), "--version", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+        )
+        said, _ = await asked.communicate()
+        return said.decode(errors="replace").strip()[:100]
 
     async def start(self, spec: SandboxSpec) -> Box:
         """Start a sandbox. Cancelling it leaves nothing behind.
@@ -112,9 +121,13 @@ class NamespaceBackend:
         box = self._boxes[launch.id] = Box(launch.id, spec, channel, release)
         return box
 
-    async def gone(self, box: Box) -> None:
-        """Wait until a closed sandbox has left no process and no directory. Nothing but tests needs to wait."""
-        await (await self._ensure_spawner()).gone(box.id)
+    async def idle(self) -> None:
+        """Wait until no sandbox, closed or not, has a process or a directory left. Only tests need to wait."""
+        await (await self._ensure_spawner()).idle()
+
+    async def spawner_pid(self) -> int:
+        """Return the pid of the spawner, which is started if need be."""
+        return (await self._ensure_spawner()).pid
 
     async def reap(self) -> Reaped:
         """Clean up after services that were killed. It is also done whenever a spawner starts."""

@@ -33,7 +33,7 @@ _EMPTY_DIRECTORIES = {
 }
 
 # Copied, not bound, so that programs inside may replace them; each is small.
-_COPIED_FILES = (
+COPIED_FILES = (
     "ld.so.cache",
     "ld.so.conf",
     "ssl/openssl.cnf",
@@ -48,7 +48,7 @@ _COPIED_FILES = (
     "login.defs",
 )
 
-_BOUND_DIRECTORIES = (
+BOUND_DIRECTORIES = (
     "alternatives",
     "ld.so.conf.d",
     "ssl/certs",
@@ -58,7 +58,7 @@ _BOUND_DIRECTORIES = (
     "perl",
 )
 
-_SYNTHETIC_FILES = {
+SYNTHETIC_FILES = {
     "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
     "group": "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n",
@@ -102,14 +102,14 @@ def furnish(base: str) -> tuple[list[Graft], str]:
 
 
 def _fill_etc(root: str) -> list[Graft]:
-    for name, text in _SYNTHETIC_FILES.items():
+    for name, text in SYNTHETIC_FILES.items():
         Path(root, "etc", name).write_text(text, encoding="ascii")
-    for name in _COPIED_FILES:
+    for name in COPIED_FILES:
         if os.path.isfile(f"/etc/{name}") and os.access(f"/etc/{name}", os.R_OK):
             Path(root, "etc", name).write_bytes(Path("/etc", name).read_bytes())
     os.symlink("/proc/self/mounts", f"{root}/etc/mtab")
     os.symlink("../usr/lib/os-release", f"{root}/etc/os-release")
-    bound = [f"/etc/{name}" for name in _BOUND_DIRECTORIES if os.path.isdir(f"/etc/{name}")]
+    bound = [f"/etc/{name}" for name in BOUND_DIRECTORIES if os.path.isdir(f"/etc/{name}")]
     for name in bound:
         os.makedirs(f"{root}{name}")
     return [Graft(name, name, read_only=True) for name in bound]

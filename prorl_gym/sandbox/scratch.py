@@ -59,6 +59,20 @@ def make_scratch(path: Path, uid: int, gid: int) -> None:
         )
 
 
+def check_reachable(path: Path) -> None:
+    """Check that this process, as the sandboxes' uid, can work in the scratch directory.
+
+    Raises:
+        SandboxError: a directory above it is closed to that uid.
+    """
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise SandboxError(
+            FailureKind.SANDBOX_UNAVAILABLE,
+            f"scratch directory {path} is out of reach of uid {os.geteuid()}: a directory above it is closed.",
+            "Set sandbox.scratch to a directory that this uid may reach, such as one below /var/tmp.",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """What a sandbox's directory says about it."""

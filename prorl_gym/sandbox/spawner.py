@@ -24,13 +24,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import apptainer, host_root, init, setup_error, syscalls
 from prorl_gym.sandbox.launch import Launch, receive, send
 from prorl_gym.sandbox.namespaces import Birth, give_birth
 from prorl_gym.sandbox.processes import ProcessIdentity, boot_id
 from prorl_gym.sandbox.reaper import reap
 from prorl_gym.sandbox.rootfs import check_image
-from prorl_gym.sandbox.scratch import State, make_directory, make_scratch, remove_directory, update_state
+from prorl_gym.sandbox.scratch import (
+    State,
+    check_reachable,
+    make_directory,
+    make_scratch,
+    remove_directory,
+    update_state,
+)
 
 _MAIN = {"userns": init.run, "apptainer": apptainer.run}
 
@@ -202,9 +210,16 @@ def _service_handle() -> int | None:
 def _become(uid: int, gid: int) -> None:
     """Give up root irrevocably. A service that is not root keeps its own uid."""
     if os.geteuid() == 0:
-        os.setgroups([])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
+        try:
+            os.setgroups([])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+        except OSError as error:
+            raise SandboxError(
+                FailureKind.SANDBOX_UNAVAILABLE,
+                f"root cannot become uid {uid} here ({error.strerror}): this container may not know that uid.",
+                "Set sandbox.uid to a uid that exists in it, or run the service as an ordinary user.",
+            ) from None
     if 0 in os.getresuid():
         raise PermissionError("root could not be given up")
     syscalls.set_dumpable(False)
@@ -233,6 +248,7 @@ def main(arguments: list[str]) -> None:
         _prepare_process()
         make_scratch(scratch, uid, gid)
         _become(uid, gid)
+        check_reachable(scratch)
         host_root.owned_directories()
         spawner = Spawner(connection, scratch)
     except Exception as error:

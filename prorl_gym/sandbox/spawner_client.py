@@ -114,10 +114,10 @@ class SpawnerClient:
         """Have a sandbox killed. Does not wait: ending the namespaces takes the kernel up to a second or so."""
         self._post(pack({"op": "stop", "id": sandbox_id}), None)
 
-    async def gone(self, sandbox_id: str) -> None:
-        """Wait until every process of a sandbox is reaped and its directory removed."""
-        if (future := self._gone.get(sandbox_id)) is not None:
-            await asyncio.shield(future)
+    async def idle(self) -> None:
+        """Wait until every process of every sandbox is reaped and every directory removed."""
+        if self._gone:
+            await asyncio.wait(list(self._gone.values()))
 
     async def reap(self) -> Reaped:
         """Clean up after dead services now.

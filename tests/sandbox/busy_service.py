@@ -25,8 +25,7 @@ async def main(name: str, count: int, scratch: str) -> None:
     boxes = [await backend.start(SandboxSpec()) for _ in range(count)]
     for box in boxes:
         await (await box.shell()).run(BUSY, timeout=10)
-    spawner = await backend._ensure_spawner()  # the tests kill it
-    print(json.dumps({"spawner": spawner.pid, "boxes": [box.id for box in boxes]}), flush=True)
+    print(json.dumps({"spawner": await backend.spawner_pid(), "boxes": [box.id for box in boxes]}), flush=True)
     await asyncio.Event().wait()
 
 

@@ -8,7 +8,16 @@ from prorl_gym.sandbox.conformance import CHECKS, SPEC, Check
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def _cases() -> list[object]:
+    """Every check on `userns`; those of Apptainer, the same code over another root, run with ``--all``."""
+    slow = [pytest.mark.apptainer, pytest.mark.slow]
+    return [
+        *(pytest.param("userns", check, id=f"userns-{check.__name__}") for check in CHECKS),
+        *(pytest.param("apptainer", check, id=f"apptainer-{check.__name__}", marks=slow) for check in CHECKS),
+    ]
+
+
+@pytest.mark.parametrize(("backend_name", "check"), _cases(), scope="module")
 async def test_conformance(check: Check, backend: NamespaceBackend) -> None:
     sandbox = await backend.start(SPEC)
     try:

@@ -1,0 +1,68 @@
+"""Which backend is tried, and what the configuration refuses."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from prorl_gym.config import load_config
+from prorl_gym.errors import ConfigError, FailureKind, SandboxError
+from prorl_gym.sandbox import choose
+from prorl_gym.sandbox.choose import candidates, open_backend
+from prorl_gym.sandbox.config import LimitsConfig, SandboxConfig
+from prorl_gym.sandbox.local import LocalBackend
+from prorl_gym.sandbox.protocol import SandboxLimits
+
+
+@pytest.mark.parametrize(
+    ("config", "installed", "names"),
+    [
+        ({}, True, ["userns"]),
+        ({"image": "/"}, True, ["apptainer", "userns"]),
+        ({"image": "/"}, False, ["userns"]),
+        ({"backend": "userns", "image": "/"}, True, ["userns"]),
+        ({"backend": "apptainer"}, False, ["apptainer"]),
+    ],
+)
+def test_order_of_candidates(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, str], installed: bool, names: list[str]
+) -> None:
+    monkeypatch.setattr(choose, "find_apptainer", lambda: "/usr/bin/apptainer" if installed else None)
+    assert [name for name, _ in candidates(SandboxConfig.model_validate(config))] == names
+
+
+async def test_local_only_with_the_flag() -> None:
+    with pytest.raises(SandboxError) as caught:
+        await open_backend(SandboxConfig(backend="local"))
+    assert caught.value.kind is FailureKind.SANDBOX_UNAVAILABLE and "allow_unsafe_local" in caught.value.fix
+    backend = await open_backend(SandboxConfig(backend="local", allow_unsafe_local=True))
+    assert isinstance(backend, LocalBackend)
+    await backend.close()
+
+
+async def test_nothing_works_names_cause_and_fix(ground: Path) -> None:
+    taken = ground / "taken"
+    taken.touch()
+    with pytest.raises(SandboxError) as caught:
+        await open_backend(SandboxConfig(backend="userns", scratch=taken))
+    assert str(caught.value).splitlines() == [
+        f"no sandbox backend works here: scratch directory {taken} is not a directory (symbolic links are refused).",
+        "Remove it, or set sandbox.scratch to another directory.",
+    ]
+
+
+def test_limits_are_those_of_the_protocol() -> None:
+    assert set(LimitsConfig.model_fields) == {field.name for field in dataclasses.fields(SandboxLimits)}
+    assert LimitsConfig().to_limits() == SandboxLimits()
+    assert LimitsConfig(memory=1 << 20).to_limits() == SandboxLimits(memory=1 << 20)
+
+
+@pytest.mark.parametrize("uid", [0, -1, 2**32 - 1])
+def test_uid_must_not_be_roots(uid: int) -> None:
+    with pytest.raises(ConfigError, match="'uid' is wrong"):
+        load_config(SandboxConfig, {"uid": uid})
+
+
+def test_misspelt_limit_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'root_size'"):
+        load_config(SandboxConfig, {"limits": {"rootsize": 1}})

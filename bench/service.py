@@ -11,14 +11,13 @@ Floors measured in the same run: the same service on a ledger in memory (what ou
 import asyncio
 import json
 import os
-import platform
-import sqlite3
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+
+from _report import Report, figure, report
 
 from prorl_gym.records import RolloutRequest
 from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
@@ -94,8 +93,8 @@ def syncs_per_second(directory: Path, count: int = 200) -> float:
         os.close(descriptor)
 
 
-def run() -> dict[str, Any]:
-    """Measure, and return the object that every bench prints."""
+def run() -> Report:
+    """Measure."""
     # /var/tmp is on a disk where /tmp may be memory.
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="prorl-bench-") as name:
         directory = Path(name)
@@ -104,39 +103,12 @@ def run() -> dict[str, Any]:
         one_by_one = syncs_per_second(directory) / COMMITS
     per_second, accept_ms = [each.per_second for each in loads], [each.accept_ms for each in loads]
     floor = ("one fsync per durable step, on this disk", one_by_one)
-    return {
-        "bench": "service",
-        "figures": [
-            figure("rollouts, durable", per_second, "1/s", better="higher", target=TARGET, peer=floor),
-            figure("rollouts, ledger in memory", [in_memory], "1/s", better="higher"),
-            figure("accept, durable", accept_ms, "ms", better="lower"),
-        ],
-        "load_average": os.getloadavg()[0],
-        "cores": os.cpu_count(),
-        "versions": {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version},
-    }
-
-
-def figure(
-    name: str,
-    runs: list[float],
-    unit: str,
-    *,
-    better: str,
-    target: float | None = None,
-    peer: tuple[str | None, float | None] = (None, None),
-) -> dict[str, Any]:
-    """Return one figure: the median of its runs."""
-    return {
-        "name": name,
-        "value": median(runs),
-        "unit": unit,
-        "target": target,
-        "better": better,
-        "peer": peer[0],
-        "peer_value": peer[1],
-        "runs": runs,
-    }
+    figures = [
+        figure("rollouts, durable", per_second, "1/s", better="higher", target=TARGET, peer=floor),
+        figure("rollouts, ledger in memory", [in_memory], "1/s", better="higher"),
+        figure("accept, durable", accept_ms, "ms", better="lower"),
+    ]
+    return report("service", figures, "pydantic")
 
 
 if __name__ == "__main__":

@@ -338,23 +338,33 @@ ACTIONS = ["ok", "ok", "ok", "hang", "crash", "limit:tokens", "sandbox_limit", "
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
 def test_every_accepted_id_gets_exactly_one_record(seed: int) -> None:
-    asyncio.run(_random_life(random.Random(seed)))
+    memory = MemoryLedger()
+
+    async def reopen() -> Ledger:
+        memory._closed = False  # type: ignore[attr-defined]  # the disk outlives the service
+        return memory
+
+    asyncio.run(_random_life(random.Random(seed), reopen))
 
 
-async def _random_life(dice: random.Random) -> None:
-    ledger = MemoryLedger()
+@pytest.mark.parametrize("seed", range(8))
+async def test_the_same_on_a_real_disk(tmp_path: Path, seed: int) -> None:
+    await _random_life(random.Random(seed), lambda: SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db")))
+
+
+async def _random_life(dice: random.Random, reopen: Callable[[], Awaitable[Ledger]]) -> None:
     accepted: set[str] = set()
     first_records: dict[str, Rollout] = {}
     for _ in range(dice.randint(1, 3)):  # lives of the service
+        ledger = await reopen()
         bench = Bench(ledger, runner=RunnerConfig(queue=dice.randint(1, 3), init=1, run=dice.randint(1, 2), eval=1))
         await bench.service.start()
         await _random_calls(dice, bench.service, accepted)
-        await asyncio.wait_for(bench.service.stop(drain=False), 10)
-        assert (bench.backend.live, bench.policies.open_sessions) == (0, 0)
-        ledger._closed = False  # type: ignore[attr-defined]  # the disk outlives the service
         for delivery in await ledger.finished(None, 0, 1000):
             first_records.setdefault(delivery.rollout.rollout_id, delivery.rollout)
-    bench = Bench(ledger)
+        await asyncio.wait_for(bench.service.stop(drain=False), 10)
+        assert (bench.backend.live, bench.policies.open_sessions) == (0, 0)
+    bench = Bench(await reopen())
     async with bench as service:
         await service.cancel(runs=["default"])
         for rollout_id in accepted:
@@ -397,7 +407,7 @@ from prorl_gym.rollout.service import RolloutService
 
 async def main():
     ledger = await SqliteLedger.open(LedgerConfig(path=Path(sys.argv[1])))
-    runner = InProcessRunner(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend(), RunnerConfig(run=4))
+    runner = InProcessRunner(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend(), RunnerConfig(run=200))
     service = RolloutService(ledger, runner)
     await service.start()
     for i in range(100_000):

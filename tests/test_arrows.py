@@ -26,6 +26,7 @@ ARROWS: dict[str, set[str]] = {
     "gym_root": {"*"},
     "_gym_compat": set(),
     "cli": {"*"},
+    "__main__": {"cli"},
 }
 
 WALL_ARROWS: dict[str, set[str]] = {

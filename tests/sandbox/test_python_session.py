@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import venv
 from collections.abc import AsyncIterator, Iterator
 from importlib import resources
 from pathlib import Path
@@ -60,14 +61,17 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> str:
     return ipython_mount(tmp_path_factory.mktemp("cache")).source
 
 
-def _clean_python() -> str:
-    """A python of the same version without IPython, as an image would have."""
-    return sys._base_executable  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+@pytest.fixture(scope="module")
+def clean_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A python of the same version with nothing installed, as an image would have."""
+    path = tmp_path_factory.mktemp("clean")
+    venv.create(path, with_pip=False, symlinks=True)
+    return str(path / "bin/python")
 
 
 @pytest.fixture
-def ipython(packages: str) -> Iterator[Worker]:
-    worker = Worker(_clean_python(), packages)
+def ipython(packages: str, clean_python: str) -> Iterator[Worker]:
+    worker = Worker(clean_python, packages)
     hello = worker.answer()
     if sys.version_info < tuple(map(int, (Path(packages) / "REQUIRES").read_text().split("."))):
         pytest.skip("this python is too old for the installed IPython")
@@ -86,9 +90,9 @@ def test_mounted_ipython_runs_cells(ipython: Worker) -> None:
     assert "\x1b" not in output
 
 
-def test_an_older_python_gets_the_console(tmp_path: Path) -> None:
+def test_an_older_python_gets_the_console(tmp_path: Path, clean_python: str) -> None:
     (tmp_path / "REQUIRES").write_text("99.0")
-    worker = Worker(_clean_python(), str(tmp_path))
+    worker = Worker(clean_python, str(tmp_path))
     assert worker.answer()["ready"] == "console"
     assert worker.run("1 + 1")["ok"]
     assert worker.end() == "2\n"

@@ -8,44 +8,24 @@ first that recovers, up to a bound.
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 from uuid import uuid4
 
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.balance import StickyLeastOutstanding
+from prorl_gym.inference.failover import FAILS_OVER, Failover, Trouble
 from prorl_gym.inference.protocol import BalancePolicy, Engine, EngineHealth, GenerationRequest, GenerationResult
 from prorl_gym.inference.vllm_wire import ContextExceeded, EngineOverloaded
 
 log = logging.getLogger(__name__)
-
-_FAILS_OVER = {
-    FailureKind.ENGINE_UNREACHABLE,
-    FailureKind.ENGINE_TIMEOUT,
-    FailureKind.ENGINE_OVERLOADED,
-    FailureKind.ENGINE_CONTRACT,
-}
-"""A refusal is not among them: every engine of a pool would refuse the same request."""
 
 
 class PoolEngine(Engine, Protocol):
     """An engine whose tokens are labelled with a policy version that the pool sets."""
 
     version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failover:
-    """How hard a pool tries. Times in seconds."""
-
-    attempts: int = 3
-    """Engines that one call is tried on."""
-    wait_seconds: float = 30.0
-    """Longest wait for an engine to recover when none is well."""
-    first_probe: float = 0.05
-    """Delay before a failed engine is probed; doubled after each failed probe."""
-    slowest_probe: float = 10.0
 
 
 class _Member:
@@ -87,6 +67,7 @@ class EnginePool:
         self._version = version
         self._members: dict[str, _Member] = {}
         self._calls: dict[str, tuple[PoolEngine, str]] = {}
+        self._troubles: dict[str, Trouble] = {}
         self._changed = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -149,20 +130,31 @@ class EnginePool:
             EngineError: the last engine's, when attempts or patience are used up; ``ENGINE_REFUSED`` at once.
             ContextExceeded: prompt and answer do not fit into the engine's context.
         """
+        trouble = self._troubles[request.request_id] = Trouble()
+        try:
+            return await self._generate(request, trouble)
+        finally:
+            del self._troubles[request.request_id]
+
+    async def _generate(self, request: GenerationRequest, trouble: Trouble) -> GenerationResult:
         tried: set[str] = set()
-        last: EngineError | None = None
         for attempt in range(self._failover.attempts):
             self.failovers += attempt > 0
-            member = await self._pick(request, tried, last)
+            member = await self._pick(request, tried, trouble)
             try:
                 return await self._call(member, request)
             except EngineError as error:
-                if error.kind not in _FAILS_OVER:
+                if error.kind not in FAILS_OVER:
                     raise
-                last = error
+                trouble.struck(error)
                 tried.add(member.engine.name)
-        assert last is not None
-        raise last
+        assert trouble.error is not None
+        raise trouble.error
+
+    def trouble(self, request_id: str) -> EngineError | None:
+        """Return the failure that a call, still without its answer, lost most of its time to; ``None``: to none."""
+        trouble = self._troubles.get(request_id)
+        return None if trouble is None else trouble.blame
 
     async def cancel(self, request_id: str) -> bool:
         """Stop a call; its ``generate`` returns what could be salvaged.
@@ -202,10 +194,12 @@ class EnginePool:
         await asyncio.gather(*(member.engine.close() for member in members))
         self._announce()
 
-    async def _pick(self, request: GenerationRequest, tried: set[str], last: EngineError | None) -> _Member:
+    async def _pick(self, request: GenerationRequest, tried: set[str], trouble: Trouble) -> _Member:
         """Reserve a place on an engine, one that this call was not yet tried on if there is any."""
         if not self.healthy:
-            await self._wait_for_one(last)
+            trouble.struck(trouble.error or self._nobody())
+            await self._wait_for_one(trouble.error)
+        trouble.over()
         healthy = self.healthy
         fresh = [name for name in healthy if name not in tried]
         return self._members[self._policy.choose(request, fresh or healthy)]
@@ -222,7 +216,7 @@ class EnginePool:
                 self.max_model_len = error.max_model_len
             raise
         except EngineError as error:
-            if error.kind in _FAILS_OVER:
+            if error.kind in FAILS_OVER:
                 failed = True
                 self._failed(member, error)
             raise

@@ -26,6 +26,10 @@ _MAX_ABORTS = 8
 """Aborts by the engine (a pause, a weight update) that one turn survives."""
 
 
+_LONG_TEXT = 50_000
+"""Characters beyond which a prompt is not encoded on the event loop (tens of milliseconds)."""
+
+
 class Generator(Protocol):
     """What a session needs of an ``EnginePool``."""
 
@@ -40,6 +44,10 @@ class Generator(Protocol):
 
     async def cancel(self, request_id: str) -> bool:
         """Stop a call and salvage its tokens. See ``EnginePool``."""
+        ...
+
+    def trouble(self, request_id: str) -> EngineError | None:
+        """Why a call is still not answered. See ``EnginePool``."""
         ...
 
     def forget(self, session_id: str) -> None:
@@ -106,11 +114,17 @@ class ModelSession:
         )
         self._tools: Tools = ()
         self._turns = 0
+        self._outage: EngineError | None = None
 
     @property
     def turns(self) -> int:
         """Turns begun so far."""
         return self._turns
+
+    @property
+    def outage(self) -> EngineError | None:
+        """The failure of an engine that kept the call from its answer which a cancel ended, if there was one."""
+        return self._outage
 
     async def start(self, messages: Sequence[Message], tools: Tools) -> AssistantText:
         """Render and send the first prompt.
@@ -127,7 +141,7 @@ class ModelSession:
         if len(self._stream):
             raise RuntimeError("the session has been started already")
         self._tools = tools
-        prompt = self._codec.first_prompt(messages, tools)
+        prompt = await self._first_prompt(messages, tools)
         if len(prompt) >= self._context():
             raise self._prompt_too_long(len(prompt))
         self._stream.observe(prompt)
@@ -156,6 +170,12 @@ class ModelSession:
         """The rollout is over: give up its place on an engine. Idempotent."""
         self._pool.forget(self._rollout_id)
 
+    async def _first_prompt(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """Encode the prompt, a long one beside the event loop: a megabyte takes a second."""
+        if sum(len(message.content) for message in messages) < _LONG_TEXT:
+            return self._codec.first_prompt(messages, tools)
+        return await asyncio.to_thread(self._codec.first_prompt, messages, tools)
+
     async def _take_turn(self) -> AssistantText:
         """Sample one whole turn; go on with it from the same ids when an engine aborts it."""
         turn = _Turn(self._turns)
@@ -181,6 +201,7 @@ class ModelSession:
         try:
             result = await asyncio.shield(call)
         except asyncio.CancelledError:
+            self._outage = self._pool.trouble(request.request_id)
             await self._salvage(call, request, turn)
             raise
         except ContextExceeded:
@@ -194,7 +215,8 @@ class ModelSession:
         """Keep what the engine sampled before the rollout was cancelled; bounded, and never in the way of the end."""
         try:
             async with asyncio.timeout(_SALVAGE_SECONDS):
-                if await self._pool.cancel(request.request_id):
+                # A call may have been answered in the very moment of the cancel: no engine knows it any more.
+                if call.done() or await self._pool.cancel(request.request_id):
                     self._append(turn, request, await asyncio.shield(call))
         except (TimeoutError, EngineError, LimitReached) as error:
             log.debug("rollout %s: nothing salvaged of turn %d: %r", self._rollout_id, turn.number, error)

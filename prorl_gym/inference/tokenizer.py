@@ -57,13 +57,13 @@ class Tokenizer:
 
     def encode_trusted(self, text: str) -> list[int]:
         """Encode text that a template wrote: control strings become control tokens. Nothing is added around it."""
-        return list(self._fast.encode(text, add_special_tokens=False).ids)
+        return _ids(self._fast, text)
 
     def encode_plain(self, text: str) -> list[int]:
         """Encode text so that no control string in it is read as one."""
         if self.control_pattern.search(text) is None:
             return self.encode_trusted(text)
-        return list(self._without_control_tokens.encode(text, add_special_tokens=False).ids)
+        return _ids(self._without_control_tokens, text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids verbatim: control tokens are shown, blanks are kept, broken UTF-8 becomes U+FFFD."""
@@ -105,6 +105,11 @@ class Tokenizer:
         ]
         definition["post_processor"] = None  # it may name a control token, and nothing is to be added anyway
         return Backend.from_str(json.dumps(definition))
+
+
+def _ids(backend: Any, text: str) -> list[int]:
+    # The batch form: it alone lets other threads run meanwhile, and leaves out the offsets that nobody reads.
+    return list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 def load_tokenizer(source: str, chat_template: Path | None = None) -> Tokenizer:

@@ -123,6 +123,11 @@ class FakeSession:
         self._turns += 1
         return AssistantTurn("done")
 
+    @property
+    def outage(self) -> RolloutError | None:
+        """See ``PolicySession.outage``."""
+        return None
+
     async def close(self) -> None:
         """See ``PolicySession.close``."""
         if not self._closed:

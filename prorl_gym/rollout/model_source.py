@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from prorl_gym.agents.policy import ModelPolicy
-from prorl_gym.errors import FailureKind, TaskError
+from prorl_gym.errors import EngineError, FailureKind, TaskError
 from prorl_gym.inference.chat import Codec
+from prorl_gym.inference.config import normal_url
 from prorl_gym.inference.pool import EnginePool
 from prorl_gym.inference.session import ModelSession
 from prorl_gym.records import Segment
@@ -22,6 +23,10 @@ class _Session:
     @property
     def policy(self) -> ModelPolicy:
         return self._policy
+
+    @property
+    def outage(self) -> EngineError | None:
+        return self._session.outage
 
     async def close(self) -> None:
         self._session.close()
@@ -65,7 +70,7 @@ class ModelPolicySource:
     def _pool_for(self, url: str | None) -> EnginePool:
         if url is None:
             return self._pool
-        pool = self._allowed.get(url.rstrip("/"))
+        pool = self._allowed.get(_normal(url))
         if pool is None:
             raise TaskError(
                 FailureKind.BAD_ROW,
@@ -73,3 +78,11 @@ class ModelPolicySource:
                 "Add it to inference_urls in the service's configuration, or leave it out.",
             )
         return pool
+
+
+def _normal(url: str) -> str:
+    """Spell an address as the configuration does; what is no address is on no list."""
+    try:
+        return normal_url(url)
+    except ValueError:
+        return ""

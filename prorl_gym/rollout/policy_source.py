@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from prorl_gym.agents.protocol import Policy
+from prorl_gym.errors import RolloutError
 from prorl_gym.records import Segment
 from prorl_gym.rollout.protocol import Job
 from prorl_gym.settings import ResolvedSettings
@@ -14,6 +15,11 @@ class PolicySession(Protocol):
     @property
     def policy(self) -> Policy:
         """What the agent loop talks to."""
+        ...
+
+    @property
+    def outage(self) -> RolloutError | None:
+        """Why the call that a cancel ended had no answer yet, if the engines failed it; ``None`` otherwise."""
         ...
 
     async def close(self) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from dataclasses import fields
 
 import pytest
@@ -248,3 +249,33 @@ def test_seeds_differ_by_replica_turn_and_progress_and_are_reproducible():
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert derive_seed(1, 0, 0) == 3381072289616014609
     assert derive_seed(None, 0, 0) is None
+
+
+async def test_tokens_of_a_call_that_ends_in_the_moment_of_the_cancel_are_kept():
+    hold = asyncio.Event()
+    talk = Talk([Reply((10, 11, 12, 13), hold=hold)])
+    turn = asyncio.create_task(talk.session.start(TASK, TOOLS))
+    await talk.engine.holding.wait()
+    (call,) = (task for task in asyncio.all_tasks() if task.get_name() == "turn 0 of r")
+    call.add_done_callback(lambda _: turn.cancel())
+    hold.set()
+    await asyncio.wait({turn})
+    assert turn.cancelled()
+    assert talk.segment.token_ids[-4:] == [10, 11, 12, 13]
+
+
+async def test_a_long_first_prompt_does_not_hold_the_event_loop(monkeypatch):
+    talk = Talk([said("x")])
+    encode, threads = talk.codec.first_prompt, []
+
+    def watched(messages, tools):
+        threads.append(threading.current_thread())
+        return encode(messages, tools)
+
+    monkeypatch.setattr(talk.codec, "first_prompt", watched)
+    await talk.session.start([Message(role="user", content="a word " * 1000)], TOOLS)
+    with pytest.raises(TaskError):
+        await Talk([], max_tokens=10).session.start([Message(role="user", content="a word " * 10_000)], TOOLS)
+    short, long = threads
+    assert short is threading.main_thread()
+    assert long is not threading.main_thread()

@@ -1,0 +1,91 @@
+"""Rollouts with a model behind them: what the engines do to a rollout, and which of them it may name."""
+
+import asyncio
+import time
+
+import pytest
+
+from prorl_gym.api.config import ServiceConfig
+from prorl_gym.environments.math.environment import MathEnvironment
+from prorl_gym.errors import EngineError, FailureKind, TaskError
+from prorl_gym.inference.chat import load_codec
+from prorl_gym.inference.fake import FakeEngine, Reply
+from prorl_gym.inference.pool import EnginePool
+from prorl_gym.inference.protocol import GenerationRequest
+from prorl_gym.records import Rollout, RolloutRequest
+from prorl_gym.rollout.fake import EmptyBackend
+from prorl_gym.rollout.model_source import ModelPolicySource
+from prorl_gym.rollout.protocol import Finished, Job
+from prorl_gym.rollout.runner import InProcessRunner
+from prorl_gym.settings import RolloutSettings, resolve
+
+CODEC = load_codec("small")
+CALL = '<tool_call>\n{"name": "nope", "arguments": {}}\n</tool_call>'
+
+
+def job(url: str | None = None, run_seconds: float = 0.3) -> Job:
+    request = RolloutRequest(
+        rollout_id="r",
+        environment="math",
+        task={"question": "2+2?", "answer": "4"},
+        settings=RolloutSettings(run_seconds=run_seconds),
+        inference_url=url,
+    )
+    return Job(request=request, accepted_at=time.time())
+
+
+def said(text: str) -> Reply:
+    return Reply((*CODEC.tokenizer.encode_trusted(text), CODEC.terminator_id))
+
+
+async def roll(engine: FakeEngine) -> Rollout:
+    """Make one rollout on one engine."""
+    async with EnginePool("policy") as pool:
+        pool.add(engine)
+        runner = InProcessRunner(lambda name: MathEnvironment(), ModelPolicySource(pool, CODEC), EmptyBackend())
+        await runner.accept(job())
+        return await anext(e.rollout async for e in runner.events() if isinstance(e, Finished))
+
+
+async def test_deadline_that_went_to_a_dead_engine_is_no_truncation():
+    """The reward of a rollout that waited for an engine until its time was up would say nothing about the policy."""
+
+    def script(request: GenerationRequest) -> Reply | Exception:
+        if len(engine.requests) == 1:
+            return said(CALL)
+        engine.down = EngineError(FailureKind.ENGINE_UNREACHABLE, "engine e: cannot connect.")
+        return engine.down
+
+    engine = FakeEngine("e", script)
+    rollout = await roll(engine)
+    assert (rollout.outcome.status, rollout.outcome.kind) == ("failed", FailureKind.ENGINE_UNREACHABLE)
+    assert rollout.score is None
+    assert rollout.sampled_tokens == len(said(CALL).token_ids)
+
+
+async def test_slow_sampling_is_a_truncation_even_after_a_moment_of_overload():
+    def script(request: GenerationRequest) -> Reply | Exception:
+        if len(engine.requests) == 1:
+            return EngineError(FailureKind.ENGINE_OVERLOADED, "engine e: overloaded.")
+        return Reply((10, 11), hold=asyncio.Event())
+
+    engine = FakeEngine("e", script)
+    rollout = await roll(engine)
+    assert rollout.outcome.status == "truncated"
+    assert rollout.score is not None
+
+
+@pytest.mark.parametrize("spelling", ["http://h:8000", "http://h:8000/", "http://h:8000/v1", "http://h:8000/v1/"])
+def test_engine_on_the_allow_list_may_be_named_in_any_spelling(spelling: str):
+    config = ServiceConfig.model_validate(
+        {
+            "inference": {"engines": ["http://h:1"], "model": "m", "tokenizer": "small"},
+            "inference_urls": ["http://h:8000"],
+        }
+    )
+    named = EnginePool("named")
+    source = ModelPolicySource(EnginePool("policy"), CODEC, dict.fromkeys(config.inference_urls, named))
+    source.open(job(spelling), resolve())
+    for other in ("http://h:8001", "h:8000", "http://user:pass@h:8000", ""):
+        with pytest.raises(TaskError, match="allow-list"):
+            source.open(job(other), resolve())

@@ -324,3 +324,8 @@ def test_bootstrap_survives_an_interpreter_start() -> None:
     script = "import os, prorl_gym._bootstrap; print(os.environ['NEMO_GYM_EXTRA_ROOTS'].count('gym_root'))"
     child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
     assert (child.stdout.strip(), child.stderr) == ("1", "")
+
+
+def test_a_deadline_that_a_record_cannot_hold_is_refused():
+    with pytest.raises(ValidationError, match="run_seconds"):
+        RolloutSettings(run_seconds=float("inf"))

@@ -50,6 +50,7 @@ def get(name: str) -> Environment[Any]:
         ) from error
 
 
+@cache  # reading the metadata of every installed package takes tens of milliseconds of the service's loop
 def _plugins() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 

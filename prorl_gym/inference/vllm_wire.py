@@ -133,7 +133,7 @@ class AnswerReader:
             engine=engine,
             versions=[version] * len(ids),
             seconds=seconds,
-            cached_tokens=_cached_tokens(answer),
+            cached_tokens=_cached_tokens(answer, len(request.prompt_ids)),
         )
 
     def refusal(self, status: int, payload: bytes, retry_after: str | None) -> Exception:
@@ -274,11 +274,12 @@ def _error_text(payload: bytes) -> str:
     return " ".join(printable.split())[:200] or "no message"
 
 
-def _cached_tokens(answer: Mapping[str, object]) -> int | None:
+def _cached_tokens(answer: Mapping[str, object], prompt: int) -> int | None:
+    """Return what the engine found in its cache, if it says so and it can be: sums of it end up in answers."""
     value: Any = answer
     for key in ("usage", "prompt_tokens_details", "cached_tokens"):
         value = value.get(key) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return value if type(value) is int and value >= 0 else None  # pyright: ignore[reportUnknownArgumentType]
+    return value if type(value) is int and 0 <= value <= prompt else None  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _seconds(header: str | None) -> float | None:

@@ -43,6 +43,20 @@ def test_unknown_name_without_a_neighbour_lists_them(monkeypatch: pytest.MonkeyP
         registry.get("zzzz")
 
 
+def test_unknown_names_read_the_packages_metadata_once(monkeypatch: pytest.MonkeyPatch):
+    """Reading it takes tens of milliseconds, and a batch of bad rows would stop the service's loop for minutes."""
+    reads: list[str] = []
+    monkeypatch.setattr(registry, "entry_points", lambda group: reads.append(group) or ())
+    registry._plugins.cache_clear()
+    try:
+        for _ in range(3):
+            with pytest.raises(TaskError):
+                registry.get("maths")
+    finally:
+        registry._plugins.cache_clear()
+    assert len(reads) == 1
+
+
 def test_plugin_is_found(monkeypatch: pytest.MonkeyPatch):
     entry = EntryPoint("mine", "prorl_gym.environments.math.environment:MathEnvironment", registry.GROUP)
     monkeypatch.setattr(registry, "_plugins", lambda: {"mine": entry})

@@ -306,3 +306,12 @@ async def test_a_closed_engine_is_out_of_service():
         await engine.close()
         with pytest.raises(EngineError, match="taken out of service"):
             await engine.generate(request())
+
+
+@pytest.mark.parametrize("told", [10**30, 4, -1, True, "3"])
+async def test_an_impossible_count_of_cached_tokens_is_not_believed(told):
+    def boast(answer):
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"] = told
+
+    async with FakeVllm(mutate=boast) as server:
+        assert (await call(server)).cached_tokens is None

@@ -14,10 +14,13 @@ from fastapi.testclient import TestClient  # noqa: E402
 from nemo_gym.openai_utils import NeMoGymResponse  # noqa: E402
 
 import prorl_gym.gym_root.responses_api_models.prorl_model.app as model_app  # noqa: E402
-from prorl_gym.errors import EngineError, FailureKind  # noqa: E402
+import prorl_gym.gym_root.responses_api_models.prorl_model.turns as turns  # noqa: E402
+from prorl_gym.errors import ConfigError, EngineError, FailureKind  # noqa: E402
+from prorl_gym.inference.balance import StickyLeastOutstanding  # noqa: E402
 from prorl_gym.inference.chat import load_codec  # noqa: E402
 from prorl_gym.inference.fake import FakeEngine, Reply  # noqa: E402
 from prorl_gym.inference.pool import EnginePool  # noqa: E402
+from prorl_gym.inference.vllm_wire import ContextExceeded  # noqa: E402
 
 CODEC = load_codec("small")
 CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "2+2"}}\n</tool_call>'
@@ -35,7 +38,9 @@ class Client:
 
 
 @contextmanager
-def served(monkeypatch: pytest.MonkeyPatch, *replies: Reply | Exception, engines: int = 1) -> Iterator[tuple[Any, Any]]:
+def served(
+    monkeypatch: pytest.MonkeyPatch, *replies: Reply | Exception, engines: int = 1, **options: Any
+) -> Iterator[tuple[Any, Any]]:
     script = iter(replies)
     fakes = [FakeEngine(f"e{i}", lambda request: next(script)) for i in range(engines)]
 
@@ -54,6 +59,7 @@ def served(monkeypatch: pytest.MonkeyPatch, *replies: Reply | Exception, engines
         base_url=["http://127.0.0.1:1/v1"],
         model="m",
         tokenizer="small",
+        **options,
     )
     server = model_app.ProrlModel.model_construct(config=config, server_client=Client())
     server.model_post_init(None)
@@ -132,3 +138,45 @@ def test_full_context_is_an_empty_incomplete_answer(monkeypatch: pytest.MonkeyPa
         response = client.post("/v1/responses", json=ASK).json()
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert "generation_token_ids" not in response["output"][0]
+
+
+def test_turn_that_an_engine_aborts_goes_on_from_its_tokens(monkeypatch: pytest.MonkeyPatch):
+    whole = said("one two three").token_ids
+    replies = (Reply(whole[:2], "abort"), Reply(whole[2:]))
+    with served(monkeypatch, *replies) as (client, (engine,)):
+        response = client.post("/v1/responses", json=ASK | {"max_output_tokens": 9}).json()
+    assert response["incomplete_details"] is None
+    assert response["output"][0]["generation_token_ids"] == list(whole)
+    first, second = engine.requests
+    assert second.prompt_ids == first.prompt_ids + whole[:2]
+    assert (first.max_tokens, second.max_tokens) == (9, 7)
+
+
+def test_engine_that_only_aborts_is_a_status(monkeypatch: pytest.MonkeyPatch):
+    with served(monkeypatch, *[Reply((), "abort")] * 9) as (client, _):
+        assert client.post("/v1/responses", json=ASK).status_code == 503
+
+
+def test_engine_with_a_smaller_context_is_asked_for_less(monkeypatch: pytest.MonkeyPatch):
+    with served(monkeypatch, ContextExceeded(1000), said("4")) as (client, (engine,)):
+        response = client.post("/v1/responses", json=ASK).json()
+    assert response["output"][0]["generation_token_ids"] == list(said("4").token_ids)
+    assert engine.requests[1].max_tokens == 1000 - len(engine.requests[1].prompt_ids)
+
+
+def test_sessions_do_not_pile_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(turns, "MAX_SESSIONS", 2)
+    policy = StickyLeastOutstanding()
+    monkeypatch.setattr(EnginePool, "forget", lambda self, session: policy.forget(session))
+    monkeypatch.setattr("prorl_gym.inference.pool.StickyLeastOutstanding", lambda: policy)
+    with served(monkeypatch, *[said("4")] * 5) as (client, _):
+        for _ in range(5):
+            client.cookies.clear()
+            client.post("/v1/responses", json=ASK)
+    assert policy.live("e0") == 2
+
+
+def test_unknown_inference_key_names_the_nearest(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConfigError, match="Did you mean 'attempts'"):
+        with served(monkeypatch, inference={"atempts": 2}):
+            pass

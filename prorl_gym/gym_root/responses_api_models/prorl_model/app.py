@@ -22,12 +22,12 @@ from nemo_gym.openai_utils import (
 from nemo_gym.server_utils import SESSION_ID_KEY, is_nemo_gym_fastapi_entrypoint
 from pydantic import Field, PrivateAttr
 
+from prorl_gym.config import load_config
 from prorl_gym.errors import ConfigError, EngineError, FailureKind, LimitReached
 from prorl_gym.gym_root.responses_api_models.prorl_model.continuity import chat_items, next_prompt
+from prorl_gym.gym_root.responses_api_models.prorl_model.turns import Sampling, Turns
 from prorl_gym.inference.chat import Codec, load_codec
 from prorl_gym.inference.config import InferenceConfig, build_pool
-from prorl_gym.inference.pool import EnginePool
-from prorl_gym.inference.protocol import GenerationRequest
 from prorl_gym.inference.toolcalls import ParsedCall, parse_hermes
 
 _STATUS = {FailureKind.ENGINE_OVERLOADED: 503, FailureKind.ENGINE_TIMEOUT: 504}
@@ -46,17 +46,6 @@ class ProrlModelConfig(BaseResponsesAPIModelConfig):
     """For calls that do not bound themselves."""
     inference: dict[str, Any] = Field(default_factory=dict)
     """Other keys of the engine pool's configuration."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sampling:
-    """What one call asks for."""
-
-    temperature: float
-    top_p: float
-    max_tokens: int
-    top_k: int = -1
-    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +75,7 @@ class ProrlModel(SimpleResponsesAPIModel):
 
     ray_enabled = False
     config: ProrlModelConfig
-    _pool: EnginePool = PrivateAttr()
+    _turns: Turns = PrivateAttr()
     _codec: Codec = PrivateAttr()
 
     def setup_webserver(self) -> FastAPI:
@@ -95,7 +84,7 @@ class ProrlModel(SimpleResponsesAPIModel):
         urls = [self.config.base_url] if isinstance(self.config.base_url, str) else self.config.base_url
         tokenizer = self.config.tokenizer or self.config.model
         fields = {"engines": list(urls), "model": self.config.model, "tokenizer": tokenizer, **self.config.inference}
-        inference = InferenceConfig.model_validate(fields)
+        inference = load_config(InferenceConfig, fields, "prorl_model.inference")
         self._codec = load_codec(inference.tokenizer, inference.chat_template, inference.template_options)
         inner = app.router.lifespan_context
 
@@ -103,7 +92,7 @@ class ProrlModel(SimpleResponsesAPIModel):
         async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
             pool = build_pool("policy", inference, vocab_size=self._codec.vocab_size)
             async with inner(app) as state, pool:
-                self._pool = pool
+                self._turns = Turns(pool, self._codec.terminator_id)
                 yield state
 
         app.router.lifespan_context = lifespan
@@ -170,8 +159,8 @@ class ProrlModel(SimpleResponsesAPIModel):
             }
         )
 
-    def _sampling(self, params: dict[str, Any], max_tokens: int | None) -> _Sampling:
-        return _Sampling(
+    def _sampling(self, params: dict[str, Any], max_tokens: int | None) -> Sampling:
+        return Sampling(
             temperature=params.get("temperature", 1.0),
             top_p=params.get("top_p", 1.0),
             max_tokens=max_tokens or self.config.max_output_tokens,
@@ -179,40 +168,24 @@ class ProrlModel(SimpleResponsesAPIModel):
         )
 
     async def _sample(
-        self, request: Request, items: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], sampling: _Sampling
+        self, request: Request, items: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], sampling: Sampling
     ) -> _Turn:
         """Make one model call; every failure becomes an HTTP status."""
         try:
             prompt = next_prompt(self._codec, items, tools)
-            result = await self._pool.generate(self._call(request, prompt, sampling))
+            sampled = await self._turns.sample(request.session[SESSION_ID_KEY], prompt, sampling)
         except ConfigError as error:
             raise HTTPException(400, str(error)) from None
         except LimitReached:  # the context is full: agents end the episode on an empty, incomplete answer
             return _Turn("", (), prompt, [], [], "length")
         except EngineError as error:
             raise HTTPException(_STATUS.get(error.kind, 502), str(error)) from None
-        ids = result.token_ids
+        ids = sampled.token_ids
         ends = self._codec.tokenizer.eos_ids | {self._codec.terminator_id}
         text = self._codec.decode(ids[:-1] if ids and ids[-1] in ends else ids)
         said = parse_hermes(text)
         shown = text if said.complaints else said.text  # a call that cannot be read stays visible as text
-        finish = "length" if result.finish_reason != "stop" else "stop"
-        return _Turn(shown, said.calls, prompt, ids, result.logprobs, finish)
-
-    def _call(self, request: Request, prompt: list[int], sampling: _Sampling) -> GenerationRequest:
-        context = self._pool.max_model_len
-        room = sampling.max_tokens if context is None else min(sampling.max_tokens, max(1, context - len(prompt)))
-        return GenerationRequest(
-            request_id=uuid4().hex,
-            session_id=request.session[SESSION_ID_KEY],
-            prompt_ids=prompt,
-            max_tokens=room,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            stop_token_ids=(self._codec.terminator_id,),
-            seed=sampling.seed,
-        )
+        return _Turn(shown, said.calls, prompt, ids, sampled.logprobs, sampled.finish)
 
 
 def _items_of(turn: _Turn) -> list[dict[str, Any]]:

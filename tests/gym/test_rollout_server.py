@@ -15,6 +15,7 @@ from nemo_gym.base_resources_server import ResourcesSeedSessionRequest  # noqa: 
 from nemo_gym.testing.session_conformance import check_resources_session_contract  # noqa: E402
 
 import prorl_gym.gym_root.resources_servers.prorl_rollout.hosted as hosted  # noqa: E402
+from prorl_gym.agents.tools import PythonTool  # noqa: E402
 from prorl_gym.api.build import Built  # noqa: E402
 from prorl_gym.api.config import ServiceConfig  # noqa: E402
 from prorl_gym.errors import ConfigError, FailureKind, SandboxError  # noqa: E402
@@ -181,3 +182,26 @@ def test_ledger_of_a_gym_run_is_removed_with_it(client: TestClient):
     with TestClient(made.setup_webserver()):
         assert (state / "ledger.sqlite").exists()
     assert not state.exists()
+
+
+def test_sandbox_that_the_model_broke_is_graded(client: TestClient, monkeypatch: pytest.MonkeyPatch):
+    async def broken(self: PythonTool, arguments: Any) -> Any:
+        raise SandboxError(FailureKind.SANDBOX_BROKEN_BY_AGENT, "the session cannot be restarted.")
+
+    monkeypatch.setattr(PythonTool, "__call__", broken)
+    post(client, "/seed_session", ROW)
+    post(client, "/python", {"code": "1"}, status=503)
+    verdict = post(client, "/verify", ROW | {"response": answered("\\boxed{42}")})
+    assert (verdict["reward"], verdict["mask_sample"]) == (1.0, False)
+    assert verdict["failure_kind"] == "prorl:sandbox_broken_by_agent"
+
+
+def test_instance_config_of_the_row_is_kept(client: TestClient):
+    row = ROW | {"instance_config": {"level": 3}, "response": answered("\\boxed{42}")}
+    assert post(client, "/verify", row)["instance_config"] == {"level": 3, "mask_sample": False}
+
+
+def test_task_that_is_not_json_is_the_callers_fault(client: TestClient):
+    body = '{"rollout_id": "r", "environment": "math", "task": {"x": NaN}}'
+    answer = client.post("/rollouts", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, "not JSON" in answer.text) == (422, True)

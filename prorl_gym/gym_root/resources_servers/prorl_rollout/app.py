@@ -122,6 +122,8 @@ class ProrlRolloutServer(SimpleResourcesServer):
             rollout = await self._hosted.roll_out(body)
         except ConflictError as error:
             raise HTTPException(409, str(error)) from None
+        except TaskError as error:
+            raise HTTPException(422, str(error)) from None
         except (ShuttingDownError, LedgerError) as error:
             raise HTTPException(503, str(error)) from None
         return Response(rollout.model_dump_json(), media_type="application/json")
@@ -221,7 +223,10 @@ async def verdict(session: Session, body: VerifyRequest) -> dict[str, Any]:
         reply["reward"] = score.reward
         if score.components:
             reply["reward_components"] = score.components
-    return echo | reply | {"instance_config": {"mask_sample": reply["mask_sample"]}}
+        if session.lost is not None:  # the model's own doing: told, and graded all the same
+            reply |= {"failure_kind": gym_failure_kind(session.lost.kind), "failure_reason": str(session.lost)}
+    config = {**(echo.get("instance_config") or {}), "mask_sample": reply["mask_sample"]}
+    return echo | reply | {"instance_config": config}
 
 
 @asynccontextmanager

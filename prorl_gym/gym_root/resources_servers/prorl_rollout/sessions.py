@@ -13,7 +13,7 @@ from typing import Any
 from prorl_gym.agents.protocol import Artifacts, Tool
 from prorl_gym.environments import registry
 from prorl_gym.environments.protocol import Environment
-from prorl_gym.errors import FailureKind, NotFoundError, RolloutError, SandboxError, TaskError
+from prorl_gym.errors import Cause, FailureKind, NotFoundError, RolloutError, SandboxError, TaskError
 from prorl_gym.records import Score
 from prorl_gym.rollout.leases import SandboxLeases
 from prorl_gym.sandbox.protocol import SandboxBackend
@@ -35,7 +35,7 @@ class Session:
     tools: Mapping[str, Tool]
     artifacts: Artifacts = field(default_factory=Artifacts)
     lost: SandboxError | None = None
-    """The sandbox failure that struck a tool call, if one did: its grade would say nothing about the model."""
+    """The sandbox failure that struck a tool call, if one did. Unless the model caused it, no grade says anything."""
     expiry: asyncio.TimerHandle | None = None
 
 
@@ -62,7 +62,7 @@ async def grade(session: Session, answer: str | None) -> Score:
     Raises:
         RolloutError: there is no valid grade.
     """
-    if session.lost is not None:
+    if session.lost is not None and session.lost.cause is not Cause.POLICY:
         raise session.lost
     if session.artifacts.answer is None:
         session.artifacts.answer = answer
@@ -104,12 +104,20 @@ class Sessions:
             raise NotFoundError(f"session {session_id} is already closed.", "Seed a new one.")
         opening = self._opening.get(session_id)
         if opening is None:
-            opening = asyncio.create_task(open_session(row, self.leases()), name="session-open")
+            opening = asyncio.create_task(self._open(session_id, row), name="session-open")
             self._opening[session_id] = opening
+        session = await asyncio.shield(opening)
+        self._touch(session_id, session)
+        return session
+
+    async def _open(self, session_id: str, row: Mapping[str, Any]) -> Session:
+        """Open a session, whoever still waits for it; one that cannot be opened leaves nothing behind."""
+        leases = self.leases()
         try:
-            session = await asyncio.shield(opening)
-        except RolloutError:
+            session = await open_session(row, leases)
+        except BaseException:
             self._opening.pop(session_id, None)
+            await leases.close()
             raise
         self._touch(session_id, session)
         return session
@@ -135,7 +143,10 @@ class Sessions:
         opening = self._opening.pop(session_id, None)
         if opening is None:
             return
-        session = await opening
+        try:
+            session = await asyncio.shield(opening)
+        except Exception:
+            return  # it never opened, has cleaned up behind itself, and whoever seeded it was told why
         if session.expiry is not None:
             session.expiry.cancel()
         await session.leases.close()

@@ -195,7 +195,7 @@ class Client:
             try:
                 async with self._open(method, path, body=body, query=query) as response:
                     await _check(response)
-                    return json.loads(await _bounded(response.content))
+                    return _object(await _bounded(response.content), self._url)
             except (_Again, aiohttp.ClientError, TimeoutError, OSError) as error:
                 if attempt == self._retries:
                     raise self._unreachable(error) from None
@@ -250,6 +250,16 @@ async def _bounded(content: aiohttp.StreamReader) -> bytes:
         if len(whole) > _ANSWER_LIMIT:
             raise ServiceError(f"The service's answer is larger than {_ANSWER_LIMIT >> 20} MiB.")
     return bytes(whole)
+
+
+def _object(body: bytes, url: str) -> dict[str, Any]:
+    try:
+        answer: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise ServiceError(f"{url}: does not answer in JSON.", "Is that address a prorl-gym service?")
+    return answer  # pyright: ignore[reportUnknownVariableType]
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:

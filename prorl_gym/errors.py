@@ -71,7 +71,7 @@ class FailureKind(StrEnum):
     SANDBOX_UNAVAILABLE = "sandbox_unavailable"  # no backend, or it failed to start
     SANDBOX_LOST = "sandbox_lost"  # it died and the agent is not to blame
     GRADER_FAILED = "grader_failed"
-    STAGE_TIMEOUT = "stage_timeout"  # INIT or EVAL over its deadline (RUN: a truncation, unless failing engines took the time)
+    STAGE_TIMEOUT = "stage_timeout"  # INIT or EVAL over its deadline (RUN truncates, unless engines failed meanwhile)
     SERVICE_RESTARTED = "service_restarted"
     INTERNAL = "internal"  # a defect of ours
 

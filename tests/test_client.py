@@ -155,6 +155,16 @@ async def test_another_kind_of_server_is_recognised() -> None:
     assert str(caught.value) == ("/v1/status: the service answered 403.\nIs that address a prorl-gym service?")
 
 
+@pytest.mark.parametrize("body", ["<html>hello</html>", "[1]", "[" * 100_000])
+async def test_another_kind_of_answer_is_recognised(body: str) -> None:
+    async def page(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=body)
+
+    async with misbehaving(page) as address, Client(address, token=TOKEN) as client:
+        with pytest.raises(ServiceError, match=r"not answer in JSON\.\n.*a prorl-gym service"):
+            await client.status()
+
+
 def record(number: int) -> dict[str, Any]:
     return {
         "cursor": number,

@@ -63,14 +63,19 @@ def _read_yaml(path: Path) -> Mapping[str, Any]:
 
 def explain(error: ValidationError, model: type[BaseModel], where: str) -> ConfigError:
     """Turn pydantic's report into one message of at most two lines about the first fault."""
-    first = error.errors()[0]
+    # An unknown key first: it is often the misspelling of the one that is missing.
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     path = [str(part) for part in first["loc"]]
     key = ".".join(path) or "(top level)"
     if first["type"] == "extra_forbidden":
         return ConfigError(f"{where}: unknown key '{key}'.", _suggestion(model, path))
     if first["type"] == "missing":
-        return ConfigError(f"{where}: required key '{key}' is missing.", "Add it.")
-    return ConfigError(f"{where}: '{key}' is wrong: {first['msg']}.", f"Found {first.get('input')!r}."[:200])
+        return ConfigError(f"{where}: required key '{key}' is missing.", _meaning(model, path))
+    reason = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
+    found = first.get("input")
+    return ConfigError(
+        f"{where}: '{key}' is wrong: {reason}.", f"Found {'nothing' if found is None else repr(found)}."[:200]
+    )
 
 
 def _suggestion(model: type[BaseModel], path: list[str]) -> str:
@@ -79,13 +84,25 @@ def _suggestion(model: type[BaseModel], path: list[str]) -> str:
     return f"Did you mean '{close[0]}'?" if close else f"Valid keys here: {', '.join(valid)}."
 
 
+def _meaning(model: type[BaseModel], path: list[str]) -> str:
+    """Say how to add a missing key: what it means, in the words of its model."""
+    field = _model_at(model, path[:-1]).model_fields.get(path[-1])
+    described = field.description if field is not None else None
+    return "Add it." if not described else f"Add it: {described}"
+
+
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    """Names that are valid below ``path``; walks nested models, ignoring list positions and dictionary keys."""
+    """Names that are valid below ``path``."""
+    return list(_model_at(model, path).model_fields)
+
+
+def _model_at(model: type[BaseModel], path: list[str]) -> type[BaseModel]:
+    """The model below ``path``; walks nested models, ignoring list positions and dictionary keys."""
     for part in path:
         field = model.model_fields.get(part)
         if field is not None:
             model = _model_in(field.annotation) or model
-    return list(model.model_fields)
+    return model
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

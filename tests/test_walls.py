@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -202,6 +203,28 @@ def test_components_add_up() -> None:
         Score(reward=1.0, components={"a": 0.1})
 
 
+def test_fields_of_a_later_release_are_ignored_where_clients_read_and_refused_where_they_ask() -> None:
+    news = {"later": {"x": 1}}
+    generation = {"start": 0, "end": 1, "turn": 0, "finish_reason": "stop", "engine": "e", "seconds": 0.1, **news}
+    segment = {"token_ids": [1], "mask": [1], "logprobs": [-0.5], "policy_versions": [0], "generations": [generation]}
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprob_kind": "raw"}
+    message = {"role": "assistant", "content": "x", "tool_calls": [{"id": "c", "name": "n", "arguments": "", **news}]}
+    record = rollout().model_dump(mode="json") | {
+        "outcome": {"status": "completed", **news},
+        "score": {"reward": 1.0, **news},
+        "segments": [segment | sampling | news],
+        "messages": [message | news],
+        "settings": resolve().model_dump(mode="json") | news,
+        "stages": {"run": {"seconds": 1.0, **news}},
+        "retries": [{"attempt": 0, "kind": "internal", "stage": "run", "message": "", **news}],
+    }
+    read = Rollout.model_validate_json(json.dumps(record | news))
+    assert (read.turns, read.reward, len(read.retries)) == (1, 1.0, 1)
+    for strict in (request, RolloutSettings):
+        with pytest.raises(ValidationError, match="Extra inputs"):
+            strict(**news)
+
+
 def test_a_newer_schema_is_refused_and_records_survive_json() -> None:
     record = rollout(segments=[segment()], score=Score(reward=1.0))
     assert Rollout.model_validate_json(record.model_dump_json()) == record
@@ -253,7 +276,8 @@ class Outer(ConfigModel):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"nam": "x"}, "F: required key 'name' is missing.\nAdd it."),
+        ({}, "F: required key 'name' is missing.\nAdd it."),
+        ({"nam": "x"}, "F: unknown key 'nam'.\nDid you mean 'name'?"),
         ({"name": "x", "iner": {}}, "F: unknown key 'iner'.\nDid you mean 'inner'?"),
         ({"name": "x", "inner": {"prot": 1}}, "F: unknown key 'inner.prot'.\nDid you mean 'port'?"),
         ({"name": "x", "maybe": {"prot": 1}}, "F: unknown key 'maybe.prot'.\nDid you mean 'port'?"),

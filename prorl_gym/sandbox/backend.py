@@ -60,7 +60,7 @@ class NamespaceBackend:
         return os.geteuid() or self._config.uid
 
     async def probe(self) -> Probe:
-        """Start a host-``/usr`` sandbox, run ``true``, stop it. The answer is cached."""
+        """Start a sandbox over the configured image, run ``true``, stop it. The answer is cached."""
         if self._probe is None:
             self._probe = await self._try()
         return self._probe
@@ -94,6 +94,7 @@ class NamespaceBackend:
         Raises:
             SandboxError: ``IMAGE_MISSING``, ``IMAGE_BROKEN`` or ``SANDBOX_UNAVAILABLE``.
         """
+        spec = self._config.complete(spec)
         launch = Launch(uuid4().hex, self._name, spec, self._program())
         spawner = await self._ensure_spawner()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -1,12 +1,13 @@
 """Configuration of the sandbox room."""
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from prorl_gym.config import ConfigModel
-from prorl_gym.sandbox.protocol import HOST_USR, SandboxLimits
+from prorl_gym.sandbox.protocol import DEFAULT_IMAGE, HOST_USR, SandboxLimits, SandboxSpec
 
 _DEFAULT = SandboxLimits()
 
@@ -57,3 +58,10 @@ class SandboxConfig(ConfigModel):
     """Longest time a sandbox may take to start."""
     limits: LimitsConfig = LimitsConfig()
     """Bounds of sandboxes whose environment sets none."""
+
+    def complete(self, spec: SandboxSpec) -> SandboxSpec:
+        """Return ``spec`` with what it leaves open filled in from here: the image, and each bound by itself."""
+        ours, asked = self.limits.to_limits(), asdict(spec.limits)
+        chosen = {name: value for name, value in asked.items() if value != getattr(_DEFAULT, name)}
+        image = self.image if spec.image == DEFAULT_IMAGE else spec.image
+        return replace(spec, image=image, limits=replace(ours, **chosen))

@@ -13,7 +13,7 @@ from uuid import uuid4
 from prorl_gym.errors import FailureKind, ProrlError, SandboxError
 from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.channel import Channel
-from prorl_gym.sandbox.protocol import HOST_USR, Probe, SandboxSpec
+from prorl_gym.sandbox.protocol import DEFAULT_IMAGE, HOST_USR, Probe, SandboxSpec
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -57,7 +57,7 @@ class LocalBackend:
         Raises:
             SandboxError: ``SANDBOX_UNAVAILABLE`` for images and mounts, which need a namespace.
         """
-        if spec.image != HOST_USR or spec.mounts:
+        if spec.image not in (DEFAULT_IMAGE, HOST_USR) or spec.mounts:
             raise SandboxError(
                 FailureKind.SANDBOX_UNAVAILABLE,
                 "the 'local' sandbox backend has neither images nor mounts.",

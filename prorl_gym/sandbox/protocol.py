@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+DEFAULT_IMAGE = ""
+"""Stands for the image that the service's configuration names (``sandbox.image``)."""
 HOST_USR = "host"
 """Image name of the host-``/usr`` mode: the host's own programs, nothing else of the host."""
 
@@ -43,13 +45,14 @@ class Mount:
 class SandboxSpec:
     """Which sandbox is wanted. Equal specs may be served from one warm pool."""
 
-    image: str = HOST_USR
+    image: str = DEFAULT_IMAGE
     """``host``, or the path of an image directory (later also a SIF or a name in the image store)."""
     workdir: str = "/workspace"
     """Working directory of everything that runs; created when missing."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     mounts: tuple[Mount, ...] = ()
     limits: SandboxLimits = SandboxLimits()
+    """Bounds that are left at their defaults are the service's (``sandbox.limits``)."""
     network: Literal["none"] = "none"
 
 

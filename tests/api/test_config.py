@@ -10,6 +10,7 @@ from prorl_gym.api.config import ServiceConfig
 from prorl_gym.api.server import listen
 from prorl_gym.config import load_config
 from prorl_gym.errors import ConfigError, TaskError
+from prorl_gym.inference.config import InferenceConfig
 
 LEAST: dict[str, Any] = {"inference": {"engines": ["http://127.0.0.1:1"], "model": "m", "tokenizer": "small"}}
 
@@ -40,11 +41,25 @@ def test_defaults_follow_the_state_directory(tmp_path: Path) -> None:
             {"retry": {"attempts": 0}},
             "F: 'retry.attempts' is wrong: Input should be greater than or equal to 1.\nFound 0.",
         ),
-        ({"inference": {}}, "F: required key 'inference.engines' is missing.\nAdd it."),
-        ({"ledger": {}}, "F: required key 'ledger.path' is missing.\nAdd it."),
+        (
+            {"inference": {}},
+            "F: required key 'inference.engines' is missing.\n"
+            "Add it: Base URLs of vLLM servers, for example ``http://127.0.0.1:8000/v1``.",
+        ),
+        (
+            {"inference": {"urls": []}},
+            "F: unknown key 'inference.urls'.\nValid keys here: "
+            + ", ".join(sorted(InferenceConfig.model_fields))
+            + ".",
+        ),
+        (
+            {"ledger": {}},
+            "F: required key 'ledger.path' is missing.\n"
+            "Add it: SQLite file, on a local disk; made at the first start. Its directory must exist.",
+        ),
         (
             {"inference_urls": ["file:///etc/passwd"]},
-            "F: 'inference_urls' is wrong: Value error, an engine's address looks like http://127.0.0.1:8000/v1.\n"
+            "F: 'inference_urls' is wrong: an engine's address looks like http://127.0.0.1:8000/v1.\n"
             "Found ['file:///etc/passwd'].",
         ),
     ],

@@ -11,7 +11,7 @@ from prorl_gym.sandbox import choose
 from prorl_gym.sandbox.choose import candidates, open_backend
 from prorl_gym.sandbox.config import LimitsConfig, SandboxConfig
 from prorl_gym.sandbox.local import LocalBackend
-from prorl_gym.sandbox.protocol import SandboxLimits
+from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,23 @@ def test_uid_must_not_be_roots(uid: int) -> None:
 def test_misspelt_limit_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'root_size'"):
         load_config(SandboxConfig, {"limits": {"rootsize": 1}})
+
+
+def test_what_a_spec_leaves_open_is_the_configurations() -> None:
+    config = SandboxConfig(image="/images/base", limits=LimitsConfig(processes=7, output=100))
+    asked = SandboxSpec(limits=SandboxLimits(output=200))
+    assert config.complete(asked) == SandboxSpec("/images/base", limits=SandboxLimits(processes=7, output=200))
+    assert config.complete(SandboxSpec(image="host")).image == "host"
+
+
+async def test_a_configured_image_is_the_one_that_runs(tiny_image: Path, scratch: Path) -> None:
+    backend = await open_backend(SandboxConfig(backend="userns", image=str(tiny_image), scratch=scratch))
+    box = await backend.start(SandboxSpec())
+    assert (await box.exec(["cat", "/data/kept/file"], timeout=10)).stdout == b"kept"
+    await backend.close()
+
+
+async def test_a_configured_image_that_is_missing_is_refused_at_start(scratch: Path) -> None:
+    with pytest.raises(SandboxError) as caught:
+        await open_backend(SandboxConfig(backend="userns", image="/no/such/image", scratch=scratch))
+    assert "image /no/such/image: No such file" in caught.value.what and "absolute path" in caught.value.fix

@@ -1,6 +1,8 @@
 """Typed records: what goes into the service, what comes out, what the ledger keeps.
 
-Strict pydantic models, importable with only pydantic installed. The schema has a version: readers refuse a newer one.
+Typed pydantic models, importable with only pydantic installed. The schema has a version, and readers refuse a newer
+one. What is sent to the service is strict: a misspelt field of a request is an error. What the service writes is read
+with tolerance: fields that a later release added are ignored, so that a client need not be upgraded with its service.
 A trajectory is a list of ``Segment``; each is a flat block of equal-length lists, which is what every trainer can
 use. One segment is the normal case; a history that had to change opens a new one and never edits an old one.
 """
@@ -15,7 +17,8 @@ from prorl_gym.errors import CancelReason, Cause, FailureKind, Limit, cause_of
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
 
 SCHEMA_VERSION = 1
-"""Version of every record here. It rises when a field changes meaning or disappears, not when one is added."""
+"""Version of every record here. It rises when a field changes meaning or disappears, or a closed list of words (an
+outcome's status, a failure's kind) gets a new one; not when a field is added: readers ignore those they do not know."""
 
 NOT_SAMPLED = -1
 """Policy version of a token that no policy sampled (prompts, observations, template text)."""
@@ -24,9 +27,9 @@ Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}$
 
 
 class Record(BaseModel):
-    """Base of the records: unknown fields are refused, values cannot be changed afterwards."""
+    """Base of the records: values cannot be changed afterwards, fields of a later release are ignored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, ser_json_inf_nan="null")
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True, ser_json_inf_nan="null")
 
 
 def new_id() -> str:
@@ -35,7 +38,12 @@ def new_id() -> str:
 
 
 class RolloutRequest(Record):
-    """One rollout to make. Submitting the same id with the same body again is harmless; another body is refused."""
+    """One rollout to make. Submitting the same id with the same body again is harmless; another body is refused.
+
+    Unknown fields are refused: a misspelt one would silently make another rollout than was asked for.
+    """
+
+    model_config = ConfigDict(extra="forbid")
 
     rollout_id: Identifier = Field(default_factory=new_id)
     run_id: Identifier = "default"
@@ -223,6 +231,9 @@ class Rollout(Record):
     score: Score | None = None
     segments: list[Segment] = []
     messages: list[Message] = []
+    prompt_messages: Annotated[int, Field(ge=0)] = 0
+    """How many of ``messages``, from the first, are the first prompt: an assistant message among them (a few-shot
+    example) was not sampled. 0: not known, as in records of earlier releases."""
     settings: ResolvedSettings | None = None
     """What was in force; ``None`` when the rollout ended before they could be resolved."""
     stages: dict[Literal["init", "run", "eval"], StageTime] = {}

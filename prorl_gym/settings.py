@@ -40,9 +40,12 @@ class RolloutSettings(BaseModel):
 
 
 class ResolvedSettings(BaseModel):
-    """Complete settings of one rollout: every field has a value. Same meaning as in ``RolloutSettings``."""
+    """Complete settings of one rollout: every field has a value. Same meaning as in ``RolloutSettings``.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    Part of what clients read, hence tolerant of fields that a later release added; what may be set is strict.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     temperature: float
     top_p: float

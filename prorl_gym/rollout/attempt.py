@@ -7,7 +7,7 @@ await; ``Walk.conclude`` turns whatever happened into the one terminal record.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from prorl_gym.errors import (
     RolloutError,
 )
 from prorl_gym.logs import bind, redact
-from prorl_gym.records import Outcome, Rollout, Score, Segment, StageTime
+from prorl_gym.records import Message, Outcome, Rollout, Score, Segment, StageTime
 from prorl_gym.rollout.leases import SandboxLeases
 from prorl_gym.rollout.policy_source import PolicySession, PolicySource
 from prorl_gym.rollout.protocol import Job, Stage
@@ -95,6 +95,7 @@ class Walk:
         self._entered = entered
         self._session: PolicySession | None = None
         self._settings: ResolvedSettings | None = None
+        self._prompt: tuple[Message, ...] = ()
         self._artifacts = Artifacts()
         self._times: dict[WorkStage, StageTime] = {}
 
@@ -108,6 +109,7 @@ class Walk:
             await ready.enter_async_context(self._pools.ahead.slot(urgent=request.evaluation))
             async with self._in_stage("init", settings.init_seconds):
                 episode = await environment.init(task, self._leases, settings)
+                self._prompt = tuple(episode.messages)
             outcome = Outcome(status="completed")
             try:
                 async with self._in_stage("run", settings.run_seconds):
@@ -205,6 +207,7 @@ class Walk:
             score=score,
             segments=segments,
             messages=[] if bare else self._artifacts.messages,
+            prompt_messages=0 if bare else _common(self._prompt, self._artifacts.messages),
             settings=self._settings,
             stages=self._times,
         )
@@ -229,6 +232,14 @@ def terminal_record(job: Job, outcome: Outcome, **work: Any) -> Rollout:
         finished_at=time.time(),
         **work,
     )
+
+
+def _common(prompt: Sequence[Message], messages: Sequence[Message]) -> int:
+    """Count the messages that are the prompt's: an environment may be killed before it noted them, or note others."""
+    for place, (said, noted) in enumerate(zip(prompt, messages, strict=False)):
+        if said != noted:
+            return place
+    return min(len(prompt), len(messages))
 
 
 def _failed(kind: FailureKind, stage: Stage, error: BaseException) -> Outcome:

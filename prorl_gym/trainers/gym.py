@@ -114,17 +114,24 @@ def _output(rollout: Rollout) -> list[dict[str, Any]]:
     """
     items: list[dict[str, Any]] = []
     calls = _calls(rollout)
-    started = False
-    for index, message in enumerate(rollout.messages):
+    first = _prompt_messages(rollout)
+    for index, message in enumerate(rollout.messages[first:], first):
         if message.role == "assistant":
-            started = True
             call = next(calls, None)
             items += _attach(_assistant_items(message, f"{rollout.rollout_id}-{index}"), call)
-        elif started:
+        else:
             items.append(_observation_item(message))
     for call in calls:  # sampled, then killed before the turn was complete
         items += _attach([_message_item("", f"{rollout.rollout_id}-cut-{call.turn}")], call)
     return items
+
+
+def _prompt_messages(rollout: Rollout) -> int:
+    """Count the messages of the first prompt; where the record does not tell, all up to the first assistant's."""
+    if rollout.prompt_messages:
+        return rollout.prompt_messages
+    roles = [message.role for message in rollout.messages]
+    return roles.index("assistant") if "assistant" in roles else len(roles)
 
 
 def _calls(rollout: Rollout) -> Iterator[_Call]:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prorl_gym.environments.protocol import Episode
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, ShuttingDownError
-from prorl_gym.records import Retry, Rollout, RolloutRequest
+from prorl_gym.records import Message, Retry, Rollout, RolloutRequest
 from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, FakeSession, ScriptedEnvironment, lookup
 from prorl_gym.rollout.protocol import Finished, Job, StageEntered
 from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
@@ -81,6 +82,7 @@ async def test_a_good_rollout() -> None:
     assert end(rollout) == ("completed", None, None, 0.5)
     assert (rollout.turns, rollout.sampled_tokens) == (2, 6)
     assert [message.role for message in rollout.messages] == ["user", "assistant", "assistant"]
+    assert rollout.prompt_messages == 1
     assert set(rollout.stages) == {"init", "run", "eval"}
     assert rollout.settings is not None
 
@@ -199,6 +201,24 @@ async def test_a_record_that_cannot_be_written_becomes_an_internal_failure() -> 
     bench.policies.open = lambda job, settings: Hostile(bench.policies)  # type: ignore[method-assign]
     await bench.runner.accept(job())
     assert end((await bench.finish())["r0"]) == ("failed", "internal", "eval", None)
+
+
+async def test_examples_in_the_first_prompt_are_counted_as_the_prompts() -> None:
+    shots = tuple(Message(role=role, content=role) for role in ("user", "assistant", "user"))
+
+    class FewShot(ScriptedEnvironment):
+        async def init(self, task: Any, leases: Any, settings: Any) -> Episode:
+            return Episode(shots, ())
+
+    class TellsNothing(FewShot):
+        async def run(self, task: Any, episode: Episode, context: Any) -> None:
+            context.artifacts.messages.append(Message(role="assistant", content="done"))
+
+    for environment, count in ((FewShot(), 3), (TellsNothing(), 0)):
+        bench = Bench()
+        bench.runner._environments = lookup(environment)  # type: ignore[attr-defined]
+        await bench.runner.accept(job())
+        assert (await bench.finish())["r0"].prompt_messages == count
 
 
 async def test_a_release_that_hangs_does_not_hold_the_record() -> None:

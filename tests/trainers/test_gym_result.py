@@ -129,6 +129,22 @@ def test_scalar_schema_is_the_same_for_every_ending():
     assert all(each == keys[0] for each in keys)
 
 
+def test_examples_in_the_prompt_are_no_turns():
+    shots = [Message(role="user", content="1+1?"), Message(role="assistant", content="\\boxed{2}")]
+    messages = [MESSAGES[0], *shots, *MESSAGES[1:]]
+    output = to_gym_result(rollout(messages=messages, prompt_messages=4), ROW)["response"]["output"]
+    assert [item["type"] for item in output] == ["function_call", "function_call_output", "message"]
+    assert output[0]["prompt_token_ids"] == PROMPT
+    assert (output[2]["content"][0]["text"], output[2]["generation_token_ids"]) == ("\\boxed{4}", [101, 9])
+
+
+def test_examples_in_the_prompt_of_a_rollout_that_never_sampled_are_not_shown():
+    shots = [Message(role="assistant", content="\\boxed{2}"), MESSAGES[1]]
+    record = failed(segments=[], messages=shots, prompt_messages=2)
+    (placeholder,) = to_gym_result(record, ROW)["response"]["output"]
+    assert placeholder["content"][0]["text"] == ""
+
+
 def test_usage_counts_prompt_and_sampled_tokens():
     usage = to_gym_result(rollout(), ROW)["response"]["usage"]
     assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (3 + 6, 4, 13)

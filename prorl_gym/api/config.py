@@ -8,8 +8,8 @@ from pydantic import Field, field_validator
 from prorl_gym.client import default_state
 from prorl_gym.config import ConfigModel
 from prorl_gym.inference.config import InferenceConfig, normal_url
-from prorl_gym.rollout.dispatcher import RetryConfig
 from prorl_gym.rollout.ledger_file import LedgerConfig
+from prorl_gym.rollout.retry import RetryConfig
 from prorl_gym.rollout.runner import RunnerConfig
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.settings import RolloutSettings

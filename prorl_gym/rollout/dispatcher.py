@@ -1,46 +1,33 @@
 """Sees every accepted rollout through: hands it to the runner, judges how its attempt ended, writes its one record.
 
 Failures of the infrastructure are made again, a bounded number of times and after a pause that holds no slot. A ledger
-that cannot write (full disk) stops everything until it can; nothing that was accepted or finished is dropped.
+that cannot write (full disk) stops everything until it can; nothing that was accepted or finished is dropped. What goes
+wrong with one rollout ends that one alone; should a loop die all the same, everybody who waits is told.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from pydantic import Field
-
-from prorl_gym.config import ConfigModel
-from prorl_gym.errors import CancelReason, Cause, FailureKind, ShuttingDownError
+from prorl_gym.errors import CancelReason, Cause, FailureKind, ProrlError, ShuttingDownError
 from prorl_gym.logs import bind
 from prorl_gym.records import Outcome, Retry, Rollout
 from prorl_gym.rollout.attempt import terminal_record
 from prorl_gym.rollout.entries import Entries, Entry
+from prorl_gym.rollout.insistence import Insistence
 from prorl_gym.rollout.ledger_file import LedgerError
 from prorl_gym.rollout.protocol import Finished, Job, Ledger, Runner
+from prorl_gym.rollout.retry import RetryConfig
 
 _LOG = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
+AFTER_BREAKING = "See the service's log, then restart it: what was accepted is safe."
+
 _BATCH = 64
 """Jobs read from the ledger at once."""
-
-
-class RetryConfig(ConfigModel):
-    """How often infrastructure failures are tried again inside the service."""
-
-    attempts: int = Field(default=3, ge=1)
-    """Attempts at one rollout, the first one counted, lost ones (restarts) not."""
-    restarts: int = Field(default=8, ge=0)
-    """How often a rollout may be lost with the service: bounds one that brings the service down."""
-    pause_seconds: float = Field(default=1.0, ge=0)
-    """Before the second attempt; doubles with each further one. No slot is held meanwhile."""
-    longest_pause_seconds: float = Field(default=60.0, gt=0)
-    """Bound of that doubling."""
-    ledger_pause_seconds: float = Field(default=2.0, gt=0)
-    """Before a write to a ledger that failed (full disk) is tried again. Nothing is started meanwhile."""
 
 
 class Dispatcher:
@@ -55,16 +42,22 @@ class Dispatcher:
 
     def __init__(self, ledger: Ledger, runner: Runner, config: RetryConfig, told: Callable[[Rollout], None]) -> None:
         self.entries = Entries()
-        self.problem = ""
-        """What keeps it from working at the moment; empty when nothing does."""
+        self.broken = ""
+        """Why nothing that is pending here will end before a restart: a loop died. Empty as long as none did."""
         self._ledger = ledger
         self._runner = runner
         self._config = config
         self._told = told
-        self._stopping = asyncio.Event()
+        self._insist = Insistence(config.ledger_pause_seconds)
         self._abandon = False
+        self._unworked: list[str] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[asyncio.Task[None]] = []
+
+    @property
+    def problem(self) -> str:
+        """What keeps it from working at the moment; empty when nothing does."""
+        return self.broken or self._insist.problem
 
     def start(self) -> None:
         """Begin to hand out and to listen."""
@@ -101,7 +94,7 @@ class Dispatcher:
 
     async def stop(self, *, drain: bool) -> None:
         """Finish what the runner has (``drain``), or leave it to the next start; then end."""
-        self._stopping.set()
+        self._insist.stop()
         if self._loops:
             self._loops[1].cancel()
         await (self._runner.drain() if drain else self.cut_off())
@@ -110,6 +103,7 @@ class Dispatcher:
                 entry.timer.cancel()
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
+        await self._withdraw()
         for entry in self.entries.all():
             entry.answer(None)
 
@@ -128,8 +122,10 @@ class Dispatcher:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if task in self._loops and error is not None:
-            self.problem = f"The service is broken ({type(error).__name__}); see its log, then restart it."
+        if task in self._loops and error is not None and not self._insist.stopping:
+            self.broken = f"The service is broken ({type(error).__name__})."
+            for entry in self.entries.all():
+                entry.fail(ShuttingDownError(self.broken, AFTER_BREAKING))
         if error is not None and not isinstance(error, ShuttingDownError | LedgerError):
             _LOG.error("a part of the service failed", exc_info=error)
 
@@ -140,15 +136,26 @@ class Dispatcher:
             await self.entries.ready.wait()
             free = (await self._runner.capacity()).free
             batch = {entry.rollout_id: entry for entry in self.entries.next(min(max(free, 1), _BATCH))}
-            jobs = await self.insist(lambda ids=tuple(batch): self._ledger.jobs(ids))
-            async with asyncio.TaskGroup() as group:
-                for job in jobs:
-                    group.create_task(self._begin(job))
-            for job in jobs:
+            jobs = await self._insist(lambda ids=tuple(batch): self._ledger.jobs(ids))
+            found = {job.request.rollout_id: job for job in jobs}
+            begun = await asyncio.gather(*(self._begin(entry, found.get(name)) for name, entry in batch.items()))
+            for job in filter(None, begun):
                 await self._hand_over(batch[job.request.rollout_id], job)
 
-    async def _begin(self, job: Job) -> None:
-        await self.insist(lambda: self._ledger.begin_attempt(job.request.rollout_id, job.attempt))
+    async def _begin(self, entry: Entry, job: Job | None) -> Job | None:
+        """Note that an attempt begins; ``None``: it cannot, and this rollout is being ended."""
+        try:
+            if job is None:
+                raise ProrlError("The ledger does not have it as pending.")
+            if job.unreadable:
+                raise ProrlError(job.unreadable)
+            await self._insist(lambda: self._ledger.begin_attempt(job.request.rollout_id, job.attempt))
+        except (LedgerError, ShuttingDownError):
+            raise
+        except Exception as error:
+            self._give_up(entry, error)
+            return None
+        return job
 
     async def _hand_over(self, entry: Entry, job: Job) -> None:
         """Offer a job to the runner and wait until it has room. A cancel meanwhile takes the offer back."""
@@ -168,8 +175,7 @@ class Dispatcher:
             raise
         except Exception as error:
             _LOG.exception("the runner refused a job")
-            broken = Outcome(status="failed", kind=FailureKind.INTERNAL, stage="queue", message=str(error)[:500])
-            self.spawn(self._settle(entry, terminal_record(job, broken)))
+            self.spawn(self._settled(entry, terminal_record(job, _internal(error))))
             return
         if entry.state == "handing":  # otherwise it has ended already
             entry.state = "running"
@@ -183,13 +189,24 @@ class Dispatcher:
             if isinstance(event, Finished):
                 entry = self.entries.get(event.rollout.rollout_id)
                 if entry is not None:
-                    self.spawn(self._settle(entry, event.rollout))
+                    self.spawn(self._settled(entry, event.rollout))
+
+    async def _settled(self, entry: Entry, rollout: Rollout) -> None:
+        try:
+            await self._settle(entry, rollout)
+        except (LedgerError, ShuttingDownError):
+            raise
+        except Exception as error:
+            self._give_up(entry, error)
 
     async def _settle(self, entry: Entry, rollout: Rollout) -> None:
         """An attempt ended: write the record, make another attempt, or leave it to the next start."""
         with bind(rollout_id=rollout.rollout_id, group_id=rollout.group_id, run_id=rollout.run_id):
             outcome = rollout.outcome
             if self._abandon and outcome.reason is CancelReason.SHUTDOWN:
+                entry.state = "running"
+                if outcome.stage == "queue":
+                    self._unworked.append(entry.rollout_id)
                 return
             entry.state = "ending"
             broken = outcome.status == "failed" and outcome.cause is Cause.INFRASTRUCTURE
@@ -208,7 +225,7 @@ class Dispatcher:
         retry = Retry(
             attempt=rollout.attempt, kind=outcome.kind, stage=outcome.stage or "queue", message=outcome.message
         )
-        await self.insist(lambda: self._ledger.fail_attempt(rollout.rollout_id, retry))
+        await self._insist(lambda: self._ledger.fail_attempt(rollout.rollout_id, retry))
         entry.failures += 1
         if entry.cancel is not None:  # it came while that was written
             self._end_unstarted(entry, _cancelled(entry.cancel))
@@ -218,6 +235,20 @@ class Dispatcher:
         entry.state = "waiting"
         entry.timer = asyncio.get_running_loop().call_later(pause, self.entries.line_up, entry)
 
+    async def _withdraw(self) -> None:
+        """Forget attempts that began and never got a slot: stopping the service is not what rollouts are lost by."""
+        handing = [entry.rollout_id for entry in self.entries.all() if entry.state == "handing"]
+        try:
+            await self._ledger.withdraw([*self._unworked, *handing])
+        except LedgerError as error:
+            _LOG.error("attempts that never began count as lost: %s", error)
+
+    def _give_up(self, entry: Entry, error: Exception) -> None:
+        """End a rollout that cannot go on, which is a defect: of ours, or of the ledger's file."""
+        with bind(rollout_id=entry.rollout_id, group_id=entry.group_id, run_id=entry.run_id):
+            _LOG.error("the rollout cannot go on", exc_info=error)
+        self._end_unstarted(entry, _internal(error))
+
     def _end_unstarted(self, entry: Entry, outcome: Outcome) -> None:
         """End a rollout that no runner has."""
         if entry.timer is not None:
@@ -226,48 +257,42 @@ class Dispatcher:
         self.spawn(self._write_unstarted(entry, outcome))
 
     async def _write_unstarted(self, entry: Entry, outcome: Outcome) -> None:
-        for job in await self.insist(lambda: self._ledger.jobs([entry.rollout_id])):
-            await self._write(entry, terminal_record(job, outcome))
+        try:
+            jobs = await self._insist(lambda: self._ledger.jobs([entry.rollout_id]))
+            await (self._write(entry, terminal_record(jobs[0], outcome)) if jobs else self._answer_standing(entry))
+        except (LedgerError, ShuttingDownError):
+            raise
+        except Exception as error:  # not even its end can be written: it stays pending, for the next start
+            _LOG.exception("rollout %s has no record", entry.rollout_id)
+            self.entries.remove(entry)
+            entry.fail(error)
 
     async def _write(self, entry: Entry, rollout: Rollout) -> None:
-        await self.insist(lambda: self._ledger.finish(rollout))
+        if not await self._insist(lambda: self._ledger.finish(rollout)):
+            await self._answer_standing(entry)
+            return
         self.entries.remove(entry)
         entry.answer(rollout)
         self._told(rollout)
 
-    async def insist(self, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Call the ledger until it works, with a pause after each failure.
-
-        Raises:
-            LedgerError: the service stops while the ledger still fails.
-        """
-        while True:
-            try:
-                result = await call()
-            except LedgerError as error:
-                self.problem = str(error)
-                _LOG.error("the ledger fails: %s", error)
-                if self._stopping.is_set():
-                    raise
-            else:
-                self.problem = ""
-                return result
-            await _pause(self._stopping, self._config.ledger_pause_seconds)
+    async def _answer_standing(self, entry: Entry) -> None:
+        """Answer with the record that the ledger has already: the first one stands."""
+        found = await self._insist(lambda: self._ledger.get(entry.rollout_id))
+        self.entries.remove(entry)
+        entry.answer(found if isinstance(found, Rollout) else None)
 
 
 def _cancelled(reason: CancelReason) -> Outcome:
     return Outcome(status="cancelled", reason=reason, stage="queue")
 
 
+def _internal(error: Exception) -> Outcome:
+    """A defect, told without its text where that may quote a row: the log has it."""
+    said = error.what if isinstance(error, ProrlError) else f"{type(error).__name__}; the service's log has it."
+    return Outcome(status="failed", kind=FailureKind.INTERNAL, stage="queue", message=said[:500])
+
+
 def _seen(task: asyncio.Task[None]) -> None:
     """Whoever waited may be gone: its exception is no news."""
     if not task.cancelled():
         task.exception()
-
-
-async def _pause(unless: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await unless.wait()
-    except TimeoutError:
-        return

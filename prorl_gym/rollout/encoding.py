@@ -8,6 +8,7 @@ import hashlib
 import json
 from typing import Any
 
+from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
 from prorl_gym.errors import FailureKind, TaskError
@@ -33,6 +34,14 @@ def encode_request(request: RolloutRequest) -> str:
 def decode_request(body: str) -> RolloutRequest:
     """Read a canonical body back."""
     return RolloutRequest.model_validate(json.loads(body))
+
+
+def unreadable(error: ValueError | RecursionError) -> str:
+    """Say why a stored body is refused, in one line that quotes nothing of it: tasks hold gold answers."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_input=False, include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"not JSON: {error}" if isinstance(error, json.JSONDecodeError) else type(error).__name__
 
 
 def body_hash(body: str) -> str:

@@ -45,6 +45,13 @@ class Entry:
                 waiter.set_result(rollout)
         self.waiters.clear()
 
+    def fail(self, error: Exception) -> None:
+        """Tell everybody who waits that there will be no record, and why."""
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self.waiters.clear()
+
 
 class Entries:
     """All of them, and the line of those that are ready to be handed to the runner."""
@@ -78,8 +85,8 @@ class Entries:
         self._all[entry.rollout_id] = entry
 
     def remove(self, entry: Entry) -> None:
-        """Forget a rollout: its record is written."""
-        del self._all[entry.rollout_id]
+        """Forget a rollout: its record is written. Harmless when it is forgotten already."""
+        self._all.pop(entry.rollout_id, None)
 
     def line_up(self, entry: Entry) -> None:
         """Put it into the line; evaluation has a line of its own, which is served first."""

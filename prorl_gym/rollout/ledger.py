@@ -87,6 +87,10 @@ class SqliteLedger:
         """See ``Ledger.begin_attempt``."""
         await self._do(lambda store: store.begin_attempt(rollout_id, attempt))
 
+    async def withdraw(self, rollout_ids: Sequence[str]) -> None:
+        """See ``Ledger.withdraw``."""
+        await self._do(lambda store: store.withdraw(rollout_ids))
+
     async def fail_attempt(self, rollout_id: str, retry: Retry) -> None:
         """See ``Ledger.fail_attempt``."""
         await self._do(lambda store: store.fail_attempt(rollout_id, retry))

@@ -95,6 +95,21 @@ async def recover_closes_open_attempts(ledger: Ledger) -> None:
     assert [r.kind for r in job.retries] == [FailureKind.SERVICE_RESTARTED]
 
 
+async def withdrawn_attempts_are_forgotten(ledger: Ledger) -> None:
+    """An attempt that began and is withdrawn counts neither as failed nor as lost; its number stays used."""
+    await ledger.accept([_request("r0"), _request("r1")])
+    for rollout_id in ("r0", "r1"):
+        await ledger.begin_attempt(rollout_id, 0)
+    retry = Retry(attempt=0, kind=FailureKind.ENGINE_TIMEOUT, stage="run", message="no answer")
+    await ledger.fail_attempt("r0", retry)
+    await ledger.begin_attempt("r0", 1)
+    await ledger.withdraw(["r0", "nobody"])
+    found = {pending.rollout_id: (pending.failures, pending.restarts) for pending in await ledger.recover()}
+    assert found == {"r0": (1, 0), "r1": (0, 1)}
+    (job,) = await ledger.jobs(["r0"])
+    assert (job.attempt, [r.attempt for r in job.retries]) == (2, [0])
+
+
 async def jobs_keep_the_order_asked_for(ledger: Ledger) -> None:
     """Jobs come in the order of the ids, without the unknown and the finished ones."""
     requests = [_request(f"r{i}") for i in range(4)]
@@ -149,6 +164,7 @@ CHECKS: list[Check] = [
     first_terminal_record_stands,
     attempts_are_unique_and_counted,
     recover_closes_open_attempts,
+    withdrawn_attempts_are_forgotten,
     jobs_keep_the_order_asked_for,
     the_stream_resumes_after_its_cursor,
     records_survive_broken_text,

@@ -6,8 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, NotFoundError
 from prorl_gym.records import Retry, Rollout, RolloutRequest
-from prorl_gym.rollout.encoding import body_hash, decode_request, decode_rollout, encode_rollout
+from prorl_gym.rollout.encoding import body_hash, decode_request, decode_rollout, encode_rollout, unreadable
 from prorl_gym.rollout.protocol import Accepted, Delivery, Job, Pending
+
+_Ended = tuple[int, str, str, str]
+"""Number, kind, stage and message of an attempt that ended."""
 
 _CHUNK = 500
 """Ids in one statement: SQLite bounds the number of parameters."""
@@ -93,31 +96,39 @@ class LedgerStore:
         """Return the next attempt of each id that is pending, in the order asked for."""
         found: dict[str, Job] = {}
         for chunk, marks in _chunks(rollout_ids):
-            retries = self._retries(chunk, marks)
+            ended = self._ended_attempts(chunk, marks)
             rows = self._db.execute(
-                "SELECT rollout_id, attempt, accepted_at, body FROM rollouts"
+                "SELECT rollout_id, run_id, group_id, environment, evaluation, attempt, accepted_at, body FROM rollouts"
                 f" WHERE state = 'pending' AND rollout_id IN ({marks})",
                 chunk,
             )
-            for rollout_id, attempt, accepted_at, body in rows:
+            for rollout_id, run_id, group_id, environment, evaluation, attempt, accepted_at, body in rows:
+                try:
+                    request, retries, complaint = decode_request(body), _retries(ended.get(rollout_id, ())), ""
+                except (ValueError, RecursionError) as error:
+                    retries, complaint = (), f"The ledger's entry cannot be read ({unreadable(error)})."
+                    request = RolloutRequest.model_construct(
+                        rollout_id=rollout_id,
+                        run_id=run_id,
+                        group_id=group_id,
+                        environment=environment,
+                        evaluation=bool(evaluation),
+                        task={},
+                    )
                 found[rollout_id] = Job(
-                    request=decode_request(body),
-                    attempt=attempt,
-                    accepted_at=accepted_at,
-                    retries=tuple(retries.get(rollout_id, ())),
+                    request=request, attempt=attempt, accepted_at=accepted_at, retries=retries, unreadable=complaint
                 )
         return [found[rollout_id] for rollout_id in rollout_ids if rollout_id in found]
 
-    def _retries(self, chunk: Sequence[str], marks: str) -> dict[str, list[Retry]]:
-        grouped: dict[str, list[Retry]] = {}
+    def _ended_attempts(self, chunk: Sequence[str], marks: str) -> dict[str, list[_Ended]]:
+        grouped: dict[str, list[_Ended]] = {}
         rows = self._db.execute(
             "SELECT rollout_id, attempt, kind, stage, message FROM attempts"
             f" WHERE kind IS NOT NULL AND rollout_id IN ({marks}) ORDER BY rollout_id, attempt",
             chunk,
         )
         for rollout_id, attempt, kind, stage, message in rows:
-            retry = Retry(attempt=attempt, kind=FailureKind(kind), stage=stage, message=message)
-            grouped.setdefault(rollout_id, []).append(retry)
+            grouped.setdefault(rollout_id, []).append((attempt, kind, stage, message))
         return grouped
 
     def begin_attempt(self, rollout_id: str, attempt: int) -> None:
@@ -134,6 +145,15 @@ class LedgerStore:
         self._db.execute(
             "UPDATE rollouts SET attempt = max(attempt, ?) WHERE rollout_id = ?", (attempt + 1, rollout_id)
         )
+
+    def withdraw(self, rollout_ids: Sequence[str]) -> None:
+        """Delete attempts that have not ended."""
+        for chunk, marks in _chunks(rollout_ids):
+            self._db.execute(
+                f"DELETE FROM attempts WHERE kind IS NULL AND rollout_id IN ({marks})"
+                " AND rollout_id IN (SELECT rollout_id FROM rollouts WHERE state = 'pending')",
+                chunk,
+            )
 
     def fail_attempt(self, rollout_id: str, retry: Retry) -> None:
         """Note how an attempt ended."""
@@ -208,6 +228,13 @@ def _chunks(values: Sequence[str]) -> Iterator[tuple[Sequence[str], str]]:
     for start in range(0, len(values), _CHUNK):
         chunk = values[start : start + _CHUNK]
         yield chunk, ",".join("?" * len(chunk))
+
+
+def _retries(ended: Sequence[_Ended]) -> tuple[Retry, ...]:
+    return tuple(
+        Retry(attempt=attempt, kind=FailureKind(kind), stage=stage, message=message)
+        for attempt, kind, stage, message in ended
+    )
 
 
 def _printable(text: str) -> str:

@@ -76,6 +76,14 @@ class MemoryLedger:
         row.attempts[attempt] = None
         row.attempt = max(row.attempt, attempt + 1)
 
+    async def withdraw(self, rollout_ids: Sequence[str]) -> None:
+        """See ``Ledger.withdraw``."""
+        self._must_be_open()
+        for rollout_id in rollout_ids:
+            row = self._rows.get(rollout_id)
+            if row is not None and row.record is None:
+                row.attempts = {attempt: retry for attempt, retry in row.attempts.items() if retry is not None}
+
     async def fail_attempt(self, rollout_id: str, retry: Retry) -> None:
         """See ``Ledger.fail_attempt``."""
         row = self._row(rollout_id)

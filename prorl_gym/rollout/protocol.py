@@ -24,6 +24,9 @@ class Job(Record):
     """Unix seconds at which the ledger accepted the rollout (not this attempt)."""
     retries: tuple[Retry, ...] = ()
     """Earlier attempts and why they failed; they travel into the terminal record."""
+    unreadable: str = ""
+    """Why the stored request cannot be read (damage, or a release that knew other fields). Then ``request`` is a
+    stand-in without the task: enough for a record, and nothing to run."""
 
 
 class StageEntered(Record):
@@ -146,7 +149,10 @@ class Ledger(Protocol):
         ...
 
     async def jobs(self, rollout_ids: Sequence[str]) -> list[Job]:
-        """Return the next attempt of these, in this order; finished and unknown ids are left out."""
+        """Return the next attempt of these, in this order; finished and unknown ids are left out.
+
+        A row that cannot be read does not keep the others: its job says so (``Job.unreadable``).
+        """
         ...
 
     async def begin_attempt(self, rollout_id: str, attempt: int) -> None:
@@ -156,6 +162,10 @@ class Ledger(Protocol):
             ConflictError: this attempt was begun before, or the rollout is finished.
             NotFoundError: never accepted.
         """
+        ...
+
+    async def withdraw(self, rollout_ids: Sequence[str]) -> None:
+        """Forget the attempts of these that began and have not ended: no runner worked on them. Numbers stay used."""
         ...
 
     async def fail_attempt(self, rollout_id: str, retry: Retry) -> None:

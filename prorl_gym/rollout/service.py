@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from prorl_gym.errors import CancelReason, ShuttingDownError
 from prorl_gym.records import Record, Rollout, RolloutRequest
-from prorl_gym.rollout.dispatcher import Dispatcher, RetryConfig
+from prorl_gym.rollout.dispatcher import AFTER_BREAKING, Dispatcher
 from prorl_gym.rollout.entries import Entry
 from prorl_gym.rollout.protocol import Accepted, Capacity, Delivery, Ledger, Runner
+from prorl_gym.rollout.retry import RetryConfig
 
 _PAGE = 32
 """Records read for a stream at once: they may be large."""
@@ -96,10 +97,11 @@ class RolloutService:
             ConflictError: an id was submitted before with another body.
             TaskError: a task is not JSON.
             LedgerError: nothing can be remembered now.
-            ShuttingDownError: the service is stopping or was not started.
+            ShuttingDownError: the service is stopping, was not started, or is broken.
         """
         if not self._started or self._refusing:
             raise ShuttingDownError("The service takes no more work.", "Submit again when it is back.")
+        self._must_work()
         # Shielded: a caller that goes away after the commit must not leave a rollout that nobody runs.
         return await asyncio.shield(self._dispatcher.spawn(self._admit(requests)))
 
@@ -108,6 +110,7 @@ class RolloutService:
 
         Raises:
             NotFoundError: never accepted.
+            ShuttingDownError: the service broke; the rollout will end after a restart.
         """
         entry = self._entries.get(rollout_id)
         if entry is None:
@@ -119,6 +122,7 @@ class RolloutService:
                 return found if isinstance(found, Rollout) else None
         if wait <= 0 or self._refusing:
             return None
+        self._must_work()
         waiter: asyncio.Future[Rollout | None] = asyncio.get_running_loop().create_future()
         entry.waiters.append(waiter)
         try:
@@ -200,6 +204,10 @@ class RolloutService:
             if not answer.duplicate:
                 self._dispatcher.take_up(Entry.of(request))
         return answers
+
+    def _must_work(self) -> None:
+        if self._dispatcher.broken:
+            raise ShuttingDownError(self._dispatcher.broken, AFTER_BREAKING)
 
     def _note(self, rollout: Rollout) -> None:
         self._finished += 1

@@ -18,7 +18,7 @@ import uvicorn
 from prorl_gym.api.app import create_app
 from prorl_gym.api.auth import load_or_make_token
 from prorl_gym.errors import ConfigError
-from prorl_gym.rollout.dispatcher import RetryConfig
+from prorl_gym.rollout.retry import RetryConfig
 from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
 from prorl_gym.rollout.memory_ledger import MemoryLedger
 from prorl_gym.rollout.runner import InProcessRunner

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, NotFoundError, ShuttingDownError, TaskError
 from prorl_gym.records import Rollout, RolloutRequest
-from prorl_gym.rollout.dispatcher import RetryConfig
 from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
 from prorl_gym.rollout.ledger import SqliteLedger
 from prorl_gym.rollout.ledger_file import LedgerConfig, LedgerError
 from prorl_gym.rollout.memory_ledger import MemoryLedger
 from prorl_gym.rollout.protocol import Ledger
+from prorl_gym.rollout.retry import RetryConfig
 from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
 

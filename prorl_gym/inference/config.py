@@ -23,7 +23,7 @@ class InferenceConfig(ConfigModel):
     model: str
     """The name that the servers serve it under (``--served-model-name``)."""
     tokenizer: str
-    """``small`` (ships with prorl-gym, for the demo), a directory with ``tokenizer.json``, or a model name on a hub."""
+    """``small`` (ships with prorl-gym: for the demo), directory with ``tokenizer.json``, or hub ``owner/name``."""
     chat_template: Path | None = None
     """A Jinja file that replaces the tokenizer's own template."""
     template_options: dict[str, Any] = Field(default_factory=dict[str, Any])

@@ -12,16 +12,20 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from prorl_gym.errors import ConfigError
+from prorl_gym.inference.hub import quiet, reachable
 
 SMALL = "small"
 """Name of the tokenizer that ships with this package: for the demo and for tests."""
 
 SMALL_DIRECTORY = Path(__file__).parent.parent / "oracle" / "tokenizer"
+
+_KEYS = "Set 'inference.tokenizer' (in NeMo Gym: +prorl_tokenizer=DIR; on the command line: --tokenizer DIR)."
 
 
 class Tokenizer:
@@ -116,7 +120,8 @@ def load_tokenizer(source: str, chat_template: Path | None = None) -> Tokenizer:
     """Load a tokenizer.
 
     Args:
-        source: ``small``, a directory with ``tokenizer.json``, or a model name on a hub (only then is a network used).
+        source: ``small``, a directory with ``tokenizer.json``, or a model's ``owner/name`` on a hub (only then is a
+            network used).
         chat_template: a Jinja file that replaces the tokenizer's own template.
 
     Raises:
@@ -125,18 +130,13 @@ def load_tokenizer(source: str, chat_template: Path | None = None) -> Tokenizer:
     directory = SMALL_DIRECTORY if source == SMALL else Path(source).expanduser()
     local = bool(source) and directory.is_dir()
     if not local and _looks_like_a_path(source):
-        raise ConfigError(
-            f"tokenizer '{source}': no such directory.", "Set 'tokenizer' to a directory or a model name."
-        )
+        raise ConfigError(f"tokenizer '{source}': no such directory.", _KEYS)
+    if not local and "/" not in source:  # a hub would be asked for minutes for what is a slip of the pen
+        close = "Did you mean 'small'? " if get_close_matches(source.lower(), [SMALL], cutoff=0.6) else ""
+        raise ConfigError(f"tokenizer '{source}': not 'small', no directory, no 'owner/name' on a hub.", close + _KEYS)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its thread pool does not survive our forks
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing is no news here
-    from transformers import AutoTokenizer  # slow to import, so not before it is needed
-
-    try:
-        raw: Any = AutoTokenizer.from_pretrained(str(directory) if local else source, local_files_only=local)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).strip().partition("\n")[0][:200]
-        raise ConfigError(f"{source}: not a tokenizer ({reason}).", "It needs tokenizer.json beside it.") from None
+    raw = _load(str(directory), local=True) if local else _load_from_hub(source)
     if not getattr(raw, "is_fast", False):
         raise ConfigError(f"{source}: not a fast tokenizer.", "Convert it: tokenizer.json must exist.")
     if chat_template is not None:
@@ -144,6 +144,28 @@ def load_tokenizer(source: str, chat_template: Path | None = None) -> Tokenizer:
     if not raw.chat_template:
         raise ConfigError(f"{source}: has no chat template.", "Name one with 'chat_template: FILE.jinja'.")
     return Tokenizer(raw, source)
+
+
+def _load_from_hub(name: str) -> Any:
+    """Load what is on a hub, or what was loaded from there before when the hub does not answer."""
+    with quiet():
+        is_there = reachable(name)
+        try:
+            return _load(name, local=not is_there)
+        except ConfigError as error:
+            if is_there:
+                raise ConfigError(error.what, _KEYS) from None
+        raise ConfigError(f"tokenizer '{name}': no such directory, and the hub cannot be reached.", _KEYS)
+
+
+def _load(source: str, *, local: bool) -> Any:
+    from transformers import AutoTokenizer  # slow to import, so not before it is needed
+
+    try:
+        return AutoTokenizer.from_pretrained(source, local_files_only=local)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise ConfigError(f"{source}: not a tokenizer ({reason}).", "It needs tokenizer.json beside it.") from None
 
 
 def _looks_like_a_path(source: str) -> bool:

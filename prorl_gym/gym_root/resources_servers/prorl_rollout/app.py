@@ -30,6 +30,7 @@ from prorl_gym.errors import (
 )
 from prorl_gym.gym_root.resources_servers.prorl_rollout.hosted import HostedService
 from prorl_gym.gym_root.resources_servers.prorl_rollout.sessions import Session, Sessions, grade, open_session
+from prorl_gym.gym_root.starting import run, told
 from prorl_gym.records import Message, RolloutRequest
 from prorl_gym.rollout.leases import SandboxLeases
 from prorl_gym.rollout.ledger_file import LedgerError
@@ -107,7 +108,7 @@ class ProrlRolloutServer(SimpleResourcesServer):
 
         @asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-            async with inner(app) as state, self._hosted:
+            async with inner(app) as state, told(self._hosted):
                 yield state
                 await self._sessions.close_all()
 
@@ -266,6 +267,6 @@ VERIFIER_FIXTURE = verifier_fixture(
 
 
 if __name__ == "__main__":
-    ProrlRolloutServer.run_webserver()
+    run(ProrlRolloutServer.run_webserver)
 elif is_nemo_gym_fastapi_entrypoint(__file__):
-    app = ProrlRolloutServer.run_webserver()
+    app = run(ProrlRolloutServer.run_webserver)

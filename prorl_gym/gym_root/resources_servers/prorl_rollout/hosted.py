@@ -1,6 +1,5 @@
 """The rollout service of this server process: configured from Gym's configuration, started and stopped with it."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -9,13 +8,11 @@ from typing import Any, Self
 from prorl_gym.api.build import Built, build_service
 from prorl_gym.api.config import ServiceConfig
 from prorl_gym.config import load_config
-from prorl_gym.errors import CancelReason, FailureKind, ProrlError, SandboxError, ShuttingDownError
+from prorl_gym.errors import CancelReason, FailureKind, SandboxError, ShuttingDownError
 from prorl_gym.logs import configure
 from prorl_gym.records import Message, Rollout, RolloutRequest
 from prorl_gym.sandbox.protocol import SandboxBackend
 from prorl_gym.trainers.gym_items import function_schema
-
-_LOG = logging.getLogger(__name__)
 
 _WAIT = 3600.0
 """Seconds of one wait for a record; then it is asked for again."""
@@ -54,11 +51,7 @@ class HostedService:
 
     async def __aenter__(self) -> Self:
         configure(self._config.log.level, self._config.log.form)
-        try:
-            self._built = await build_service(self._config)
-        except ProrlError as error:
-            _LOG.error("prorl_rollout cannot start: %s", error)
-            raise
+        self._built = await build_service(self._config)
         return self
 
     async def __aexit__(

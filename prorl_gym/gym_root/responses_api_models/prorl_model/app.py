@@ -26,6 +26,7 @@ from prorl_gym.config import load_config
 from prorl_gym.errors import ConfigError, EngineError, FailureKind, LimitReached
 from prorl_gym.gym_root.responses_api_models.prorl_model.continuity import chat_items, next_prompt
 from prorl_gym.gym_root.responses_api_models.prorl_model.turns import Sampling, Turns
+from prorl_gym.gym_root.starting import run
 from prorl_gym.inference.chat import Codec, load_codec
 from prorl_gym.inference.config import InferenceConfig, build_pool
 from prorl_gym.inference.toolcalls import ParsedCall, parse_hermes
@@ -210,6 +211,6 @@ def _numbered(calls: Sequence[ParsedCall]) -> list[tuple[str, ParsedCall]]:
 
 
 if __name__ == "__main__":
-    ProrlModel.run_webserver()
+    run(ProrlModel.run_webserver)
 elif is_nemo_gym_fastapi_entrypoint(__file__):
-    app = ProrlModel.run_webserver()
+    app = run(ProrlModel.run_webserver)

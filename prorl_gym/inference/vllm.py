@@ -59,6 +59,7 @@ class VllmEngine:
         self._session: aiohttp.ClientSession | None = None
         self._running: dict[str, asyncio.Task[GenerationResult]] = {}
         self._can_abort = True
+        self._warned_of: list[str] = []
         self._closed = False
 
     @property
@@ -105,7 +106,14 @@ class VllmEngine:
             return EngineHealth(ok=False, detail=str(error))
         if status != 200:
             return EngineHealth(ok=False, detail=str(self._reader.refusal(status, payload, None)))
-        return EngineHealth(ok=True, max_model_len=self._context_of_model(payload))
+        context, names = self._listed(payload)
+        if names and self._options.model not in names and names != self._warned_of:
+            self._warned_of = names  # probes ask again and again; the same news is told once
+            log.warning(
+                "engine %s (%s) does not serve model '%s'.\nIt serves: %s. Set 'inference.model' to one of these.",
+                *(self._name, self._base, self._options.model, ", ".join(names)[:300]),
+            )
+        return EngineHealth(ok=True, max_model_len=context)
 
     async def close(self) -> None:
         """Close connections. Idempotent; calls in flight end as unreachable."""
@@ -203,13 +211,14 @@ class VllmEngine:
             seconds=0.0,
         )
 
-    def _context_of_model(self, payload: bytes) -> int | None:
-        """Read ``max_model_len`` out of a model list, if it is there; the list is only a hint."""
-        with suppress(ValueError, RecursionError, AttributeError, TypeError):
+    def _listed(self, payload: bytes) -> tuple[int | None, list[str]]:
+        """Read our model's context and all names out of a model list, if they are there; the list is only a hint."""
+        with suppress(ValueError, RecursionError, AttributeError, TypeError, KeyError):
             models = cast("list[dict[str, Any]]", json.loads(payload)["data"])
-            lengths = [model.get("max_model_len") for model in models if model.get("id") == self._options.model]
-            return next((length for length in lengths if type(length) is int and length > 0), None)
-        return None
+            names = [str(model["id"]) for model in models]
+            lengths = [model.get("max_model_len") for model in models if model["id"] == self._options.model]
+            return next((length for length in lengths if type(length) is int and length > 0), None), names
+        return None, []
 
 
 def _reason(error: Exception) -> str:

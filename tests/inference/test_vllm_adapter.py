@@ -8,6 +8,7 @@ from fake_vllm import FakeVllm
 
 from prorl_gym.errors import EngineError, FailureKind, Limit
 from prorl_gym.inference.conformance import request
+from prorl_gym.inference.protocol import EngineHealth
 from prorl_gym.inference.vllm import VllmEngine, VllmOptions
 from prorl_gym.inference.vllm_wire import ContextExceeded, EngineOverloaded, request_body
 
@@ -315,3 +316,17 @@ async def test_an_impossible_count_of_cached_tokens_is_not_believed(told):
 
     async with FakeVllm(mutate=boast) as server:
         assert (await call(server)).cached_tokens is None
+
+
+async def test_a_model_that_is_not_served_is_told_once_in_two_lines(caplog):
+    async with FakeVllm(models={"data": [{"id": "a", "max_model_len": 8}, {"id": "b"}]}) as server:
+        engine = VllmEngine("e", server.url, VllmOptions(**OPTIONS))
+        for _ in range(2):
+            assert await engine.health() == EngineHealth(ok=True)
+        await engine.close()
+    assert [record.getMessage().splitlines() for record in caplog.records] == [
+        [
+            f"engine e ({server.url}) does not serve model 'm'.",
+            "It serves: a, b. Set 'inference.model' to one of these.",
+        ]
+    ]

@@ -86,16 +86,16 @@ class Client:
     """Asynchronous client. Use it as a context manager, on one event loop.
 
     Args:
-        url: address of the service.
+        url: address of the service; ``$PRORL_GYM_URL``, or the port that it takes by default, when left out.
         token: bearer token; read from the environment or the service's file by default.
         retries: how often a broken connection or a busy service is tried again.
         pause: seconds before the first of these; doubles each time.
     """
 
     def __init__(
-        self, url: str = DEFAULT_URL, *, token: str | None = None, retries: int = 5, pause: float = 0.2
+        self, url: str | None = None, *, token: str | None = None, retries: int = 5, pause: float = 0.2
     ) -> None:
-        self._url = url.rstrip("/")
+        self._url = (url or os.environ.get("PRORL_GYM_URL") or DEFAULT_URL).rstrip("/")
         self._token = token if token is not None else read_token()
         self._retries = retries
         self._pause = pause
@@ -285,7 +285,7 @@ class SyncClient:
         options: as of ``Client``.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, **options: Any) -> None:
+    def __init__(self, url: str | None = None, **options: Any) -> None:
         self._client = Client(url, **options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="prorl-client", daemon=True)

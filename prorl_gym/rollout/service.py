@@ -7,7 +7,7 @@ the facade that trainers, NeMo Gym and the HTTP routes talk to.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from prorl_gym.errors import CancelReason, ShuttingDownError
+from prorl_gym.errors import CancelReason, ConflictError, ProrlError, ShuttingDownError, TaskError
 from prorl_gym.records import Record, Rollout, RolloutRequest
 from prorl_gym.rollout.dispatcher import AFTER_BREAKING, Dispatcher
 from prorl_gym.rollout.entries import Entry
@@ -103,7 +103,10 @@ class RolloutService:
             raise ShuttingDownError("The service takes no more work.", "Submit again when it is back.")
         self._must_work()
         # Shielded: a caller that goes away after the commit must not leave a rollout that nobody runs.
-        return await asyncio.shield(self._dispatcher.spawn(self._admit(requests)))
+        answer = await asyncio.shield(self._dispatcher.spawn(self._admit(requests)))
+        if isinstance(answer, ProrlError):
+            raise answer
+        return answer
 
     async def result(self, rollout_id: str, wait: float = 0.0) -> Rollout | None:
         """Return the terminal record, or ``None`` when there is none after ``wait`` seconds.
@@ -198,8 +201,12 @@ class RolloutService:
         """Call this with every terminal record after it is written (metrics). It must be quick and not raise."""
         self._observers.append(observer)
 
-    async def _admit(self, requests: Sequence[RolloutRequest]) -> list[Accepted]:
-        answers = await self._ledger.accept(requests)
+    async def _admit(self, requests: Sequence[RolloutRequest]) -> list[Accepted] | ConflictError | TaskError:
+        """Accept a batch, or return what is wrong with it: the caller's mistake is none of ours, so not for the log."""
+        try:
+            answers = await self._ledger.accept(requests)
+        except (ConflictError, TaskError) as error:
+            return error
         for request, answer in zip(requests, answers, strict=True):
             if not answer.duplicate:
                 self._dispatcher.take_up(Entry.of(request))

@@ -82,7 +82,7 @@ async def test_submit_and_result() -> None:
         assert (await service.status()).finished == 2
 
 
-async def test_refusals() -> None:
+async def test_refusals(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     with pytest.raises(ShuttingDownError):
         await bench.service.submit([ask("early")])
@@ -97,6 +97,7 @@ async def test_refusals() -> None:
             await service.result("new")
         with pytest.raises(TaskError, match="its task is not JSON"):
             await service.submit([ask("nan", reward=float("nan"))])
+    assert caplog.records == []  # the caller's mistakes
 
 
 async def test_result_waits_no_longer_than_asked() -> None:

@@ -1,9 +1,13 @@
 """How hard a call is tried on other engines, and what it lost by that: not to be mistaken for slow sampling."""
 
+import logging
 from dataclasses import dataclass, field
 from time import monotonic
 
 from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.inference.protocol import Engine, EngineHealth
+
+log = logging.getLogger(__name__)
 
 FAILS_OVER = frozenset(
     {
@@ -52,3 +56,12 @@ class Trouble:
         now = monotonic()
         resumed = now if self._resumed is None else self._resumed
         return self.error if resumed - self._began >= now - resumed else None
+
+
+async def look(engine: Engine) -> EngineHealth:
+    """Ask an engine how it is. One that makes the question itself break is not well, and will be asked again."""
+    try:
+        return await engine.health()
+    except Exception as error:
+        log.exception("engine %s: asking it how it is broke", engine.name)
+        return EngineHealth(ok=False, detail=f"asking it how it is broke ({type(error).__name__})")

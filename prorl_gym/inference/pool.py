@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.balance import StickyLeastOutstanding
-from prorl_gym.inference.failover import FAILS_OVER, Failover, Trouble
+from prorl_gym.inference.failover import FAILS_OVER, Failover, Trouble, look
 from prorl_gym.inference.protocol import BalancePolicy, Engine, EngineHealth, GenerationRequest, GenerationResult
 from prorl_gym.inference.vllm_wire import ContextExceeded, EngineOverloaded
 
@@ -176,7 +176,7 @@ class EnginePool:
     async def check(self) -> dict[str, EngineHealth]:
         """Ask every engine how it is; those that are not well are left out until a probe finds them well."""
         members = list(self._members.items())
-        answers = await asyncio.gather(*(member.engine.health() for _, member in members))
+        answers = await asyncio.gather(*(look(member.engine) for _, member in members))
         for (name, member), health in zip(members, answers, strict=True):
             if health.ok:
                 self._learn(health.max_model_len)
@@ -264,7 +264,7 @@ class EnginePool:
         """Ask a failed engine until it is well, ever less often, then take it back into service."""
         while True:
             await asyncio.sleep(delay)
-            health = await member.engine.health()
+            health = await look(member.engine)
             if health.ok:
                 break
             member.detail = health.detail or "not well"

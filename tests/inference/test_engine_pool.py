@@ -99,6 +99,24 @@ async def test_calls_wait_for_an_engine_that_comes_back():
         assert pool.healthy == ["e"]
 
 
+async def test_an_engine_whose_probe_breaks_is_probed_again():
+    class Odd(FakeEngine):
+        breaks = 2
+
+        async def health(self):
+            self.breaks -= 1
+            if self.breaks >= 0:
+                raise TypeError("an answer that nobody foresaw")
+            return await super().health()
+
+    async with await pool_of(Odd("e", replies([down(), ANSWER]))) as pool:
+        assert (await pool.generate(request())).token_ids == [10, 2]
+        assert pool.healthy == ["e"]
+    async with await pool_of(Odd("e", fine)) as pool:
+        assert (await pool.check())["e"].detail == "asking it how it is broke (TypeError)"
+        assert (await pool.generate(request())).token_ids == [10, 2]
+
+
 async def test_patience_ends_with_a_message_that_names_the_pool():
     engine = FakeEngine("e", fine)
     engine.down = down()

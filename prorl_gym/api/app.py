@@ -25,6 +25,9 @@ LONGEST_WAIT = 60.0
 HEARTBEAT = 15.0
 """Seconds without a record after which a stream sends an empty line, so that both ends notice a dead connection."""
 
+MAX_CURSOR = 2**63 - 1
+"""The ledger's integers end there; a larger one would break the stream after its 200."""
+
 _ONE = TypeAdapter(RolloutRequest)
 _MANY = TypeAdapter[list[RolloutRequest]](Annotated[list[RolloutRequest], Field(max_length=4096)])
 
@@ -80,7 +83,7 @@ def create_app(
 
     @app.get("/v1/stream")
     async def stream(  # pyright: ignore[reportUnusedFunction]
-        run: str | None = None, cursor: Annotated[int, Query(ge=0)] = 0, follow: bool = True
+        run: str | None = None, cursor: Annotated[int, Query(ge=0, le=MAX_CURSOR)] = 0, follow: bool = True
     ) -> Response:
         """Stream terminal records as lines of JSON: {"cursor", "rollout"}. Resume after the last cursor seen."""
         records = service.stream(run, cursor, follow=follow)

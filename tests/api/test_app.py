@@ -18,9 +18,9 @@ import uvicorn
 from prorl_gym.api.app import create_app
 from prorl_gym.api.auth import load_or_make_token
 from prorl_gym.errors import ConfigError
-from prorl_gym.rollout.retry import RetryConfig
 from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
 from prorl_gym.rollout.memory_ledger import MemoryLedger
+from prorl_gym.rollout.retry import RetryConfig
 from prorl_gym.rollout.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
 
@@ -165,6 +165,8 @@ BAD = [
     ("GET", "/v1/rollouts/stranger", None, 404, "rollout stranger was never accepted."),
     ("GET", "/v1/rollouts/a?wait=99", None, 422, "The parameter 'wait' is wrong"),
     ("GET", "/v1/stream?cursor=-1", None, 422, "The parameter 'cursor' is wrong"),
+    ("GET", f"/v1/stream?cursor={2**63}", None, 422, "The parameter 'cursor' is wrong"),
+    ("GET", f"/v1/stream?cursor={'9' * 5000}", None, 422, "The parameter 'cursor' is wrong"),
     ("GET", "/v2/rollouts", None, 404, "GET /v2/rollouts: Not Found."),
     ("DELETE", "/v1/rollouts", None, 405, "DELETE /v1/rollouts: Method Not Allowed."),
 ]

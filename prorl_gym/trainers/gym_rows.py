@@ -7,8 +7,9 @@ Gym's collector and NeMo-RL's asynchronous trainer, ``_rowidx`` by every NeMo-RL
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from prorl_gym.errors import FailureKind, TaskError
 from prorl_gym.records import Identifier, RolloutRequest
 from prorl_gym.settings import RolloutSettings
+
+PATIENCE_SECONDS = 600.0
+PATIENCE_ROWS = 4096
 
 _INDEX_FIELDS = ("_ng_task_index", "_ng_rollout_index", "_ng_attempt_index", "_ng_rollout_id", "_rowidx")
 _NOT_TASK = ("responses_create_params", "agent_ref", "environment", "prorl", "task", *_INDEX_FIELDS)
@@ -101,19 +105,36 @@ def _settings(params: object, block: RolloutSettings, defaults: RolloutSettings)
 
 
 @dataclass(slots=True)
+class _OpenGroup:
+    name: str
+    members: set[int] = field(default_factory=set[int])
+    joined: float = 0.0
+    """When the last row came."""
+    placed: int = 0
+    """How many rows had been placed by then."""
+
+
+@dataclass(slots=True)
 class Groups:
     """Finds the group of a row; never guesses.
 
     In this order: the row's own ``prorl.group_id``; ``_ng_task_index`` (one index per group); the task's content, when
     the number of replicas is known: rows of one task fill a group in the order they come, a new one opens when it is
     full or already holds that ``_rowidx``. Otherwise the row is not grouped.
+
+    The rows of a group are posted in one burst. One that is not full (a row was dropped, or made again on its own) is
+    therefore closed when ``PATIENCE_SECONDS`` have passed since its last row, or ``PATIENCE_ROWS`` rows of others were
+    placed since: a later epoch of the same task must not fill it up.
     """
 
     run_id: str
     size: int | None = None
     """How many rollouts the trainer makes of one prompt (``num_generations_per_prompt``)."""
-    _open: dict[str, tuple[str, set[int]]] = field(default_factory=dict[str, tuple[str, set[int]]])
+    clock: Callable[[], float] = monotonic
+    _open: dict[str, _OpenGroup] = field(default_factory=dict[str, _OpenGroup])
+    """By task; the one that was joined longest ago comes first."""
     _opened: int = 0
+    _placed: int = 0
 
     def place(self, row: Mapping[str, Any], block: ProrlBlock) -> tuple[str | None, int, int]:
         """Return group id, group size and replica of a row."""
@@ -133,17 +154,26 @@ class Groups:
         return group, max(size or 1, replica + 1), replica
 
     def _by_content(self, row: Mapping[str, Any], row_index: int, size: int) -> str:
+        self._close_old()
         task = _digest(task_of(row))[:12]
-        name, members = self._open.get(task, ("", set[int]()))
-        if not name or row_index in members:
+        group = self._open.pop(task, None)
+        if group is None or row_index in group.members:
             self._opened += 1
-            name, members = f"{self.run_id}-{task}-g{self._opened}", set[int]()
-        members.add(row_index)
-        if len(members) >= size:
-            self._open.pop(task, None)
-        else:
-            self._open[task] = (name, members)
-        return name
+            group = _OpenGroup(f"{self.run_id}-{task}-g{self._opened}")
+        group.members.add(row_index)
+        self._placed += 1
+        group.joined, group.placed = self.clock(), self._placed
+        if len(group.members) < size:
+            self._open[task] = group
+        return group.name
+
+    def _close_old(self) -> None:
+        now = self.clock()
+        while self._open:
+            task, oldest = next(iter(self._open.items()))
+            if now - oldest.joined < PATIENCE_SECONDS and self._placed - oldest.placed < PATIENCE_ROWS:
+                return
+            del self._open[task]
 
 
 def _integer(row: Mapping[str, Any], key: str) -> int | None:

@@ -81,3 +81,33 @@ def test_the_same_row_index_twice_opens_another_group():
     groups = Groups("run", size=4)
     row = {key: value for key, value in ROW.items() if key != "_ng_task_index"}
     assert read(row | {"_rowidx": 0}, groups).group_id != read(row | {"_rowidx": 0}, groups).group_id
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_group_that_never_filled_is_not_joined_by_a_later_epoch():
+    clock = Clock()
+    groups = Groups("run", size=4, clock=clock)
+    row = {key: value for key, value in ROW.items() if key != "_ng_task_index"}
+    stale = read(row | {"_rowidx": 3}, groups).group_id  # made again alone, after its group was full
+    clock.now = 599.0
+    assert read(row | {"_rowidx": 2}, groups).group_id == stale
+    clock.now = 1199.5  # 600 s after its last row
+    epoch = [read(row | {"_rowidx": i}, groups).group_id for i in range(4)]
+    assert len(set(epoch)) == 1
+    assert epoch[0] != stale
+
+
+def test_a_group_that_never_filled_is_closed_when_many_rows_of_others_came_after_it():
+    groups = Groups("run", size=4, clock=Clock())
+    row = {key: value for key, value in ROW.items() if key != "_ng_task_index"}
+    stale = read(row | {"_rowidx": 3}, groups).group_id
+    for number in range(4096):
+        read(row | {"task": {"question": str(number)}, "_rowidx": 0}, groups)
+    assert read(row | {"_rowidx": 0}, groups).group_id != stale
+    assert len(groups._open) <= 4097  # type: ignore[attr-defined]

@@ -54,9 +54,14 @@ async def run_agent(messages: Sequence[Message], tools: Sequence[Tool], policy: 
         turn = await policy.respond([*observations, *complaints])
 
 
+def without_thoughts(text: str) -> str:
+    """Return what a message hands in: thoughts are no part of it."""
+    return text.rpartition("</think>")[2]
+
+
 def _note_turn(turn: AssistantTurn, artifacts: Artifacts) -> None:
     artifacts.messages.append(Message(role="assistant", content=turn.text, tool_calls=turn.tool_calls))
-    artifacts.answer = turn.text.rpartition("</think>")[2]  # thoughts are not part of what is handed in
+    artifacts.answer = without_thoughts(turn.text)
     if turn.finish_reason == "length":
         raise LimitReached(Limit.TOKENS)
     if turn.finish_reason == "abort":

@@ -131,6 +131,14 @@ def test_last_message_is_graded_when_finish_was_not_called(client: TestClient):
     assert post(client, "/verify", ROW | {"response": answered("It is \\boxed{41}.")})["reward"] == 0.0
 
 
+@pytest.mark.parametrize("seeded", [True, False])
+def test_thoughts_are_no_answer(client: TestClient, seeded: bool):
+    if seeded:
+        post(client, "/seed_session", ROW)
+    text = "<think>Perhaps \\boxed{42}.</think>I do not know."
+    assert post(client, "/verify", ROW | {"response": answered(text)})["reward"] == 0.0
+
+
 def test_verify_without_a_session_grades_the_row(client: TestClient):
     assert post(client, "/verify", ROW | {"response": answered("It is \\boxed{42}.")})["reward"] == 1.0
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from prorl_gym.agents.loop import without_thoughts
 from prorl_gym.agents.protocol import Artifacts, Tool
 from prorl_gym.environments import registry
 from prorl_gym.environments.protocol import Environment
@@ -57,7 +58,7 @@ async def open_session(row: Mapping[str, Any], leases: SandboxLeases) -> Session
 
 
 async def grade(session: Session, answer: str | None) -> Score:
-    """Grade what the session's agent did; ``answer`` counts when ``finish`` was not called.
+    """Grade what the session's agent did; ``answer``, without thoughts, counts when ``finish`` was not called.
 
     Raises:
         RolloutError: there is no valid grade.
@@ -65,7 +66,7 @@ async def grade(session: Session, answer: str | None) -> Score:
     if session.lost is not None and session.lost.cause is not Cause.POLICY:
         raise session.lost
     if session.artifacts.answer is None:
-        session.artifacts.answer = answer
+        session.artifacts.answer = None if answer is None else without_thoughts(answer)
     try:
         async with asyncio.timeout(session.settings.eval_seconds):
             return await session.environment.evaluate(session.task, session.artifacts, session.leases, session.settings)

@@ -57,7 +57,7 @@ def read_token(path: Path | None = None) -> str:
     """
     if path is None and os.environ.get("PRORL_GYM_TOKEN"):
         return os.environ["PRORL_GYM_TOKEN"]
-    path = path or Path(os.environ.get("PRORL_GYM_TOKEN_FILE") or default_state() / "token")
+    path = path or _token_file()
     try:
         mode = path.stat().st_mode
         token = path.read_text(encoding="ascii").strip()
@@ -71,6 +71,15 @@ def read_token(path: Path | None = None) -> str:
     if not token:
         raise ConfigError(f"{path}: the token is empty.", "Remove the file and start the service again.")
     return token
+
+
+def token_place() -> str:
+    """Return what ``read_token`` reads, for messages."""
+    return "PRORL_GYM_TOKEN" if os.environ.get("PRORL_GYM_TOKEN") else str(_token_file())
+
+
+def _token_file() -> Path:
+    return Path(os.environ.get("PRORL_GYM_TOKEN_FILE") or default_state() / "token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,7 @@ class Client:
     ) -> None:
         self._url = (url or os.environ.get("PRORL_GYM_URL") or DEFAULT_URL).rstrip("/")
         self._token = token if token is not None else read_token()
+        self._token_from = "its caller" if token is not None else token_place()
         self._retries = retries
         self._pause = pause
         self._session: aiohttp.ClientSession | None = None
@@ -163,7 +173,7 @@ class Client:
             query = {"cursor": str(cursor), "follow": str(follow).lower(), **({"run": run_id} if run_id else {})}
             try:
                 async with self._open("GET", "/v1/stream", query=query) as response:
-                    await _check(response)
+                    await self._check(response)
                     async for line in _lines(response.content):
                         delivery = json.loads(line)
                         cursor = delivery["cursor"]
@@ -194,7 +204,7 @@ class Client:
         for attempt in range(self._retries + 1):
             try:
                 async with self._open(method, path, body=body, query=query) as response:
-                    await _check(response)
+                    await self._check(response)
                     return _object(await _bounded(response.content), self._url)
             except (_Again, aiohttp.ClientError, TimeoutError, OSError) as error:
                 if attempt == self._retries:
@@ -216,7 +226,18 @@ class Client:
         if isinstance(error, _Again):
             return ServiceError(error.what, error.fix)
         reason = str(error) or type(error).__name__
-        return ServiceError(f"{self._url}: the service cannot be reached ({reason}).", "Start it: prorl-gym serve.")
+        return ServiceError(
+            f"{self._url}: the service cannot be reached ({reason}).",
+            "Start it (prorl-gym serve --config FILE), or say where it is: pass --url or set PRORL_GYM_URL.",
+        )
+
+    async def _check(self, response: aiohttp.ClientResponse) -> None:
+        if response.status == 401:
+            raise ServiceError(
+                f"{self._url}: the service refuses the token from {self._token_from}.",
+                "Set PRORL_GYM_TOKEN_FILE to the file that it named when it began to serve ('token' in its 'state').",
+            )
+        await _check(response)
 
 
 class _Again(ProrlError):

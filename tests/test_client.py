@@ -82,7 +82,7 @@ async def test_the_same_without_an_event_loop_of_ones_own(url: str) -> None:
 
 async def test_a_wrong_token_is_said_at_once(url: str) -> None:
     async with Client(url, token="wrong") as client:
-        with pytest.raises(ServiceError, match="The bearer token is missing or wrong"):
+        with pytest.raises(ServiceError, match="refuses the token from its caller"):
             await client.status()
 
 
@@ -93,7 +93,7 @@ async def test_nobody_there() -> None:
         with pytest.raises(ServiceError) as caught:
             await client.status()
     assert f"http://127.0.0.1:{port}: the service cannot be reached (" in str(caught.value)
-    assert str(caught.value).endswith("\nStart it: prorl-gym serve.")
+    assert str(caught.value).endswith("pass --url or set PRORL_GYM_URL.")
 
 
 # --- a server that misbehaves ---------------------------------------------------------------------------------------

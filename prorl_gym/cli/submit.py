@@ -1,20 +1,22 @@
 """``prorl-gym submit``, ``show``, ``watch``, ``cancel``: talk to a running service."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from prorl_gym.client import DEFAULT_URL
 from prorl_gym.errors import ConfigError
 
 if TYPE_CHECKING:
-    from prorl_gym.records import Rollout, RolloutRequest
+    from prorl_gym.records import Rollout
 
-Url = Annotated[str, typer.Option(envvar="PRORL_GYM_URL", help="Address of the service.")]
+_URL_HELP = (
+    "Address of the service. Its token is read from PRORL_GYM_TOKEN, from the file that PRORL_GYM_TOKEN_FILE names, or "
+    "from where a service of this user puts it."
+)
+Url = Annotated[str, typer.Option(envvar="PRORL_GYM_URL", help=_URL_HELP)]
 Run = Annotated[str, typer.Option("--run", help="Run: the unit of cancelling and watching.")]
 
 _BATCH = 256
@@ -24,12 +26,16 @@ def submit(
     file: Annotated[Path, typer.Argument(help="JSONL: requests, or NeMo Gym rows with 'environment' and 'task'.")],
     run: Run = "default",
     group_size: Annotated[int, typer.Option(min=1, help="Rollouts of each line (a GRPO group).")] = 1,
+    check: Annotated[
+        bool, typer.Option(help="Read each row with its environment first; off: for environments of the service only.")
+    ] = True,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Submit rollouts; print their ids once the service has them on its disk."""
+    """Submit rollouts; print their ids once the service has them on its disk. Nothing is sent if a row is wrong."""
+    from prorl_gym.cli.rows import read_requests
     from prorl_gym.client import SyncClient
 
-    requests = [request for where, line in _objects(file) for request in _requests(line, where, run, group_size)]
+    requests = read_requests(file, run, group_size, check=check)
     with SyncClient(url) as client:
         for start in range(0, len(requests), _BATCH):
             for submission in client.submit(requests[start : start + _BATCH]):
@@ -63,15 +69,20 @@ def watch(
     full: Annotated[bool, typer.Option("--full", help="Whole records as lines of JSON.")] = False,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Print rollouts as they finish."""
+    """Print rollouts as they finish. Exit code 1: with --no-follow, none is there from the beginning."""
     from prorl_gym.client import SyncClient
 
+    shown = False
     with SyncClient(url) as client:
         try:
             for position, rollout in client.stream(run, cursor, follow=follow):
+                shown = True
                 typer.echo(rollout.model_dump_json() if full else f"{position:>6} {summary(rollout)}")
         except KeyboardInterrupt:
             sys.exit(130)
+    if not (shown or follow or cursor):  # who asks from a cursor on knows what there is
+        typer.echo(f"nothing to show: no rollout{f' of run {run}' if run else ''} is finished", err=True)
+        raise typer.Exit(1)
 
 
 def cancel(
@@ -80,14 +91,25 @@ def cancel(
     run: Annotated[list[str] | None, typer.Option("--run", help="All of a run.")] = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Cancel rollouts by id, group or run; print those that this stopped."""
+    """Cancel rollouts by id, group or run; print those that this stopped. Exit code 1: there was nothing to cancel."""
     from prorl_gym.client import SyncClient
 
     if not (rollout_ids or group or run):
         raise ConfigError("cancel: nothing is named.", "Give rollout ids, --group or --run.")
+    cancelled = 0
     with SyncClient(url) as client:
-        for rollout_id in client.cancel(rollout_ids or (), groups=group or (), runs=run or ()):
+        found = client.cancel(rollout_ids, groups=(), runs=()) if rollout_ids else []
+        answers = [(f"rollout {name}", [name] if name in found else []) for name in rollout_ids or ()]
+        answers += [(f"group {name}", client.cancel((), groups=[name], runs=())) for name in group or ()]
+        answers += [(f"run {name}", client.cancel((), groups=(), runs=[name])) for name in run or ()]
+    for name, stopped in answers:
+        for rollout_id in stopped:
             typer.echo(rollout_id)
+        if not stopped:
+            typer.echo(f"nothing to cancel: {name} is unknown or finished", err=True)
+        cancelled += len(stopped)
+    if not cancelled:
+        raise typer.Exit(1)
 
 
 def register(app: typer.Typer) -> None:
@@ -106,40 +128,3 @@ def summary(rollout: "Rollout") -> str:
     line = f"{rollout.rollout_id} {rollout.environment} {how} reward={reward} turns={rollout.turns}"
     line += f" tokens={rollout.sampled_tokens} attempt={rollout.attempt} seconds={seconds:.2f}"
     return line + (f"\n    {outcome.message}" if outcome.message else "")
-
-
-def _requests(line: dict[str, Any], where: str, run: str, group_size: int) -> Iterator["RolloutRequest"]:
-    """Turn a line into requests; a NeMo Gym row lends its environment and its task."""
-    from prorl_gym.config import load_config
-    from prorl_gym.records import RolloutRequest, new_id
-
-    fields = {name: value for name, value in line.items() if name in RolloutRequest.model_fields}
-    if group_size > 1:
-        fields |= {"group_id": fields.get("group_id") or new_id(), "group_size": group_size}
-        fields.pop("rollout_id", None)
-    for replica in range(group_size):
-        yield load_config(RolloutRequest, {"run_id": run, **fields, **({"replica": replica} if replica else {})}, where)
-
-
-def _objects(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each line's place and content."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read ({error}).", "Check the path.") from None
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            where = f"{file}:{number}"
-            yield where, _object(line, where)
-
-
-def _object(line: str, where: str) -> dict[str, Any]:
-    try:
-        found = TypeAdapter(dict[str, Any]).validate_json(line)
-    except ValidationError as error:
-        reason = error.errors()[0]["msg"]
-        raise ConfigError(f"{where}: no JSON object ({reason}).", "Each line is one JSON object.") from None
-    for name in ("environment", "task"):
-        if name not in found:
-            raise ConfigError(f"{where}: '{name}' is missing.", "Each line needs 'environment' and 'task'.")
-    return found

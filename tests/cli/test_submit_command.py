@@ -44,7 +44,7 @@ class FakeClient:
         yield from list(enumerate(self.records.values(), 1))[cursor:]
 
     def cancel(self, ids: list[str], *, groups: list[str], runs: list[str]) -> list[str]:
-        return [*ids, *(f"of-{name}" for name in (*groups, *runs))]
+        return [name for name in ids if name != "gone"] + [f"of-{name}" for name in (*groups, *runs) if name != "none"]
 
 
 def record(rollout_id: str, outcome: Outcome, score: Score | None = None) -> Rollout:
@@ -87,7 +87,14 @@ def rows(tmp_path: Path, *lines: Any) -> str:
     return str(file)
 
 
-ROW = {"responses_create_params": {"input": []}, "agent_ref": {"name": "x"}, "environment": "math", "task": {"q": 1}}
+TASK = {"question": "What is 6*7?", "answer": "42"}
+ROW: dict[str, Any] = {
+    "responses_create_params": {"input": []},
+    "agent_ref": {"name": "x"},
+    "environment": "math",
+    "task": TASK,
+    "_ng_task_index": 0,
+}
 
 
 def test_gym_rows_become_groups(tmp_path: Path, client: type[FakeClient]) -> None:
@@ -95,11 +102,11 @@ def test_gym_rows_become_groups(tmp_path: Path, client: type[FakeClient]) -> Non
     assert result.output.split() == [request.rollout_id for request in client.sent]
     assert [(r.run_id, r.replica, r.group_size) for r in client.sent] == [("r1", i, 3) for i in (0, 1, 2, 0, 1, 2)]
     assert len({request.group_id for request in client.sent}) == 2
-    assert client.sent[0].task == {"q": 1}
+    assert client.sent[0].task == TASK
 
 
 def test_requests_keep_their_ids(tmp_path: Path, client: type[FakeClient]) -> None:
-    call("submit", rows(tmp_path, {"rollout_id": "mine", "environment": "math", "task": {}}))
+    call("submit", rows(tmp_path, {"rollout_id": "mine", "environment": "math", "task": TASK}))
     assert [request.rollout_id for request in client.sent] == ["mine"]
 
 
@@ -115,6 +122,11 @@ def test_requests_keep_their_ids(tmp_path: Path, client: type[FakeClient]) -> No
             {"environment": "math", "task": {}, "settings": {"tempe": 1}},
             "FILE:1: unknown key 'settings.tempe'.",
         ),
+        ({"environment": "maths", "task": TASK}, "FILE:1: There is no environment 'maths'."),
+        ({"environment": "math", "task": {}}, "FILE:1: math row without id: required key 'question' is missing."),
+        ({"environment": "math", "task": TASK, "seting": {}}, "FILE:1: unknown key 'seting'."),
+        ({"environment": "math", "task": TASK, "prorl": {"run": "r"}}, "FILE:1: unknown key 'run'."),
+        ("", "FILE: holds no rows."),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, client: type[FakeClient], line: Any, message: str) -> None:
@@ -123,6 +135,25 @@ def test_bad_rows_are_named(tmp_path: Path, client: type[FakeClient], line: Any,
     assert isinstance(result.exception, ConfigError)
     assert str(result.exception).replace(file, "FILE").splitlines()[0] == message
     assert client.sent == []
+
+
+def test_nothing_is_sent_when_one_row_is_wrong(tmp_path: Path, client: type[FakeClient]) -> None:
+    file = rows(tmp_path, ROW, {**ROW, "environment": "maths"}, {**ROW, "task": {}})
+    assert str(call("submit", file).exception).splitlines() == [
+        f"{file}:2: There is no environment 'maths'. (Wrong lines: 2.)",
+        "Did you mean 'math'?",
+    ]
+    assert client.sent == []
+
+
+def test_environment_of_the_service_only(tmp_path: Path, client: type[FakeClient]) -> None:
+    call("submit", "--no-check", rows(tmp_path, {"environment": "theirs", "task": {"q": 1}}))
+    assert [request.environment for request in client.sent] == ["theirs"]
+
+
+def test_prorl_block_of_a_gym_row_counts(tmp_path: Path, client: type[FakeClient]) -> None:
+    call("submit", rows(tmp_path, {**ROW, "prorl": {"run_id": "theirs"}}))
+    assert [request.run_id for request in client.sent] == ["theirs"]
 
 
 def test_show(client: type[FakeClient]) -> None:
@@ -147,6 +178,28 @@ def test_watch_from_a_cursor(client: type[FakeClient]) -> None:
 def test_cancel_needs_a_name(client: type[FakeClient]) -> None:
     assert isinstance(call("cancel").exception, ConfigError)
     assert call("cancel", "a", "--group", "g", "--run", "r").output.split() == ["a", "of-g", "of-r"]
+
+
+def test_cancel_says_when_there_is_nothing_to_cancel(client: type[FakeClient]) -> None:
+    result = call("cancel", "gone", "--group", "none", "--run", "none")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines() == [
+        "nothing to cancel: rollout gone is unknown or finished",
+        "nothing to cancel: group none is unknown or finished",
+        "nothing to cancel: run none is unknown or finished",
+    ]
+    assert call("cancel", "gone", "a").exit_code == 0
+
+
+def test_watch_says_when_there_is_nothing(client: type[FakeClient]) -> None:
+    client.records = {}
+    result = call("watch", "--run", "none", "--no-follow")
+    assert (result.exit_code, result.stderr) == (1, "nothing to show: no rollout of run none is finished\n")
+    assert call("watch", "--cursor", "3", "--no-follow").exit_code == 0
+
+
+def test_help_tells_where_the_token_comes_from() -> None:
+    assert "PRORL_GYM_TOKEN_FILE" in call("watch", "--help").output
 
 
 def test_serve_names_a_bad_configuration(tmp_path: Path) -> None:

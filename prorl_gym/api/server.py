@@ -81,7 +81,11 @@ async def _answer(built: Built, config: ServiceConfig, token: str, listener: soc
     _LOG.info("serving on http://%s:%d, token in %s", host, port, config.token_file)
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    _LOG.info("stopping: finishing what is in hand; signal again to cut it off")
+    status = await built.service.status()
+    _LOG.info(
+        "stopping: waiting up to %g s for %d rollouts in hand; %d wait for the next start; signal again to stop now",
+        *(limits.stop_seconds, status.running, status.queued),
+    )
     built.service.refuse()  # ends the open streams, for which the server would wait
     server.should_exit = True
     await serving

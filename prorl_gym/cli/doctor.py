@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from prorl_gym.cli.doctor_host import host_facts, wide_console
 from prorl_gym.config import load_config
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.config import SandboxConfig
@@ -52,9 +52,10 @@ def doctor(
     """Try every sandbox backend for real and show what this machine lacks."""
     given = {"scratch": scratch, "uid": uid}
     config = load_config(SandboxConfig, {key: value for key, value in given.items() if value is not None}, "options")
-    facts = [*machine_facts(config), *(backend_fact(probe) for probe in asyncio.run(probe_all(config)))]
-    Console().print(as_table(facts))
-    if not any(fact.ok for fact in facts):
+    backends = [backend_fact(probe) for probe in asyncio.run(probe_all(config))]
+    host = [Fact(*fact) for fact in host_facts()]
+    wide_console().print(as_table([*machine_facts(config), *host, *backends]))
+    if not any(fact.ok for fact in backends):
         raise typer.Exit(1)
 
 

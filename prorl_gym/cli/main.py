@@ -6,10 +6,11 @@ at once.
 
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from prorl_gym import __version__
 from prorl_gym.errors import ProrlError
 
 _COMMANDS = ("serve", "submit", "engine", "validate", "doctor", "bench", "root", "venvs", "show_html", "demo")
@@ -31,8 +32,23 @@ app = _CommandLine(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Rollout-as-a-service for reinforcement learning of multi-turn LLM agents.",
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"prorl-gym {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(  # pyright: ignore[reportUnusedFunction]
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Rollout-as-a-service for reinforcement learning of multi-turn LLM agents."""
+
 
 for _command in _COMMANDS:
     import_module(f"prorl_gym.cli.{_command}").register(app)

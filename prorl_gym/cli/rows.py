@@ -1,4 +1,4 @@
-"""The rows of ``prorl-gym submit``, checked here, so that a slip is told by file and line and not by a failed rollout."""
+"""The rows of ``prorl-gym submit``, checked here: a slip is told by file and line, not by a failed rollout."""
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches

@@ -11,7 +11,12 @@ def serve(
     config: Annotated[Path, typer.Option("--config", "-c", help="YAML file; see prorl_gym/api/config.py.")],
     port: Annotated[int | None, typer.Option(help="Port, instead of the file's; 0 takes a free one.")] = None,
 ) -> None:
-    """Serve rollouts until a signal. The first one finishes what is in hand, a second one stops at once."""
+    """Serve rollouts until SIGINT or SIGTERM.
+
+    The first signal finishes what is in hand, which may take as long as http.stop_seconds of the configuration (600 by
+    default); what waits is left to the next start. A second signal stops at once; the next start makes again what that
+    cut off.
+    """
     from prorl_gym.api.config import ServiceConfig
     from prorl_gym.api.server import serve as serve_until_signal
     from prorl_gym.config import load_config

@@ -115,8 +115,9 @@ def test_a_second_signal_cuts_off_and_the_next_start_makes_it_again(start: Any) 
         pass
     first.child.send_signal(signal.SIGINT)
     assert first.child.stderr is not None
-    while "stopping" not in first.child.stderr.readline():
+    while "stopping" not in (line := first.child.stderr.readline()):
         pass
+    assert "waiting up to 600 s for 1 rollouts in hand; 0 wait for the next start" in line
     assert first.end(signal.SIGINT).strip() == "ended in order"
     second = start()
     assert second.client.look("a") is None

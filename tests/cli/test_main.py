@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from prorl_gym import __version__
 from prorl_gym.cli.main import app
 from prorl_gym.cli.root import gym_root
 
@@ -17,6 +18,10 @@ COMMANDS = (
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_is_there(command: str):
     assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+
+
+def test_version():
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"prorl-gym {__version__}\n"
 
 
 def test_root_is_where_gym_looks():

@@ -217,6 +217,7 @@ def _finish_root(
         kernel_files.mount_shm(spec.limits.shm_size)
         kernel_files.hide_sys()
         kernel_files.forbid_user_namespaces()
+        kernel_files.bound_kernel_memory(spec.limits.shm_size)
         kernel_files.mask_proc()
         init.prepare_files(spec)
         attach_mounts(mounts)

@@ -18,9 +18,6 @@ _TIOCSIG = 0x40045436
 """Sends a signal to the terminal's foreground job, whatever mode it put the terminal in."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
-MAX_COMMAND = 1 << 20
-"""Bytes of one command."""
-
 
 class Bash:
     """A started bash. ``ended`` is its own end; each command has a future of its own.
@@ -36,6 +33,7 @@ class Bash:
         self._channel = channel
         self._loop = asyncio.get_running_loop()
         self._master, self._nonces, reports, self._text = descriptors
+        os.set_blocking(self._nonces, False)  # a payload that reaches the pipe through /proc can fill it
         self._child = Child(channel, pid, [])
         self._terminal = Reader(self._master, capture.feed)
         self._typed = Writer(self._master, own=False)
@@ -64,7 +62,6 @@ class Bash:
         # Never TCSAFLUSH or TCSADRAIN: while a background job is blocked writing, they spin in the kernel for ever.
         # What was typed for an earlier command is dropped by the driver.
         termios.tcsetattr(self._master, termios.TCSANOW, self._sane)
-        os.ftruncate(self._text, 0)
         os.pwrite(self._text, command + b"\0", 0)
         os.lseek(self._text, 0, os.SEEK_SET)  # bash shares the position
         self._since = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
@@ -72,7 +69,7 @@ class Bash:
         self._reports.expect(nonce)
         try:
             os.write(self._nonces, nonce.encode() + b"\0")
-        except OSError:  # bash is gone, or closed its end: its exit, or the caller's timeout, will tell
+        except OSError:  # bash is gone, or closed its end, or somebody filled the pipe
             self.tampered = True
             self._resolve(Completion(1, ""))
         return self._command

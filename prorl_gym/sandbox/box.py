@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from prorl_gym.errors import SandboxError
 from prorl_gym.sandbox import files
 from prorl_gym.sandbox.channel import Channel
 from prorl_gym.sandbox.execute import execute
@@ -92,12 +91,11 @@ class Box:
 
     async def alive(self) -> bool:
         """Whether the guest still answers."""
-        try:
-            async with asyncio.timeout(_PING_SECONDS):
-                await self._channel.request("ping")
-        except (SandboxError, TimeoutError):
-            return False
-        return True
+        # Not under a timeout: that would cancel the request, and a cancelled request waits for its answer.
+        answer = asyncio.ensure_future(self._channel.request("ping"))
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait([answer], timeout=_PING_SECONDS)
+        return answer.done() and not answer.cancelled() and answer.exception() is None
 
     async def close(self) -> None:
         """Kill everything inside and release it. Idempotent; every caller returns when it is done."""

@@ -13,6 +13,9 @@ from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.guest import wire
 from prorl_gym.sandbox.shielding import finish
 
+_ANSWER_SECONDS = 120.0
+"""A guest that has not answered by then never will. Its slowest honest answer (a tree that does not die) takes 3 s."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -105,6 +108,8 @@ class Channel:
             raise OSError(E2BIG, f"arguments and environment exceed {wire.MAX_REQUEST} bytes; use stdin or a file")
         answer: asyncio.Future[Reply] = self._loop.create_future()
         self._waiting[self._number] = answer
+        overdue = self._loop.call_later(_ANSWER_SECONDS, self.close, "does not answer")
+        answer.add_done_callback(lambda _: overdue.cancel())
         self._outbox.append(packet)
         self._flush()
         return answer
@@ -142,9 +147,17 @@ class Channel:
                 return self.close(f"broke its connection ({error})")
             if received is None:
                 return self.close("died")
-            self._handle(*received)
+            message, descriptors = received
+            try:
+                self._handle(message, descriptors)
+            except (KeyError, TypeError, ValueError, OverflowError):
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                return self.close("sent a message that makes no sense")
 
     def _handle(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        if descriptors and message["type"] != "reply":
+            raise ValueError("descriptors that nobody asked for")
         match message.get("type"):
             case "reply":
                 self._on_reply(message, descriptors)
@@ -161,15 +174,19 @@ class Channel:
                 self.close(f"sent an unknown message ({other!r})")
 
     def _on_reply(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
-        answer = self._waiting.pop(int(message["id"]))
-        if "stage" in message:
-            answer.set_exception(StartFailure(message["errno"], message["stage"]))
-        elif "errno" in message:
-            answer.set_exception(OSError(message["errno"], message["text"]))
+        answer = self._waiting[int(message["id"])]
+        if "errno" in message:
+            if descriptors:
+                raise ValueError("an error with descriptors")
+            code = int(message["errno"])
+            staged = "stage" in message
+            failure = StartFailure(code, str(message["stage"])) if staged else OSError(code, str(message["text"]))
+            answer.set_exception(failure)
         else:
             if "pid" in message:  # before any later packet can bring its end
-                self._exits[message["pid"]] = self._loop.create_future()
+                self._exits[int(message["pid"])] = self._loop.create_future()
             answer.set_result(Reply(message, list(descriptors)))
+        del self._waiting[int(message["id"])]
 
     def _on_failed(self, message: dict[str, Any]) -> None:
         kind = message.get("kind")

@@ -3,7 +3,7 @@
 import resource
 import signal
 
-from prorl_gym.sandbox import syscalls
+from prorl_gym.sandbox import seccomp, syscalls
 from prorl_gym.sandbox.protocol import SandboxLimits
 
 # Docker's default set without MKNOD, NET_RAW, SETPCAP, AUDIT_WRITE and SETFCAP. They hold in the sandbox's own user
@@ -21,6 +21,16 @@ PAYLOAD_CAPABILITIES = {
 }
 """Capabilities of payload processes, by name, with the kernel's numbers."""
 
+_NO_CORE = 1
+"""Not 0, which does not keep a crash from a core_pattern that is a pipe; see ``seccomp``."""
+
+# Counted per uid of the host, so that all sandboxes share them: one must not use up what the others need.
+_SIGNALS = 4096
+_QUEUES = 256 << 10
+_DESCRIPTORS_KEPT = 1024
+"""A payload may keep as many descriptors in flight, in unread messages, as it may have open files. Who has a higher
+limit, such as the guests and the spawner, can send descriptors all the same."""
+
 
 def confine(limits: SandboxLimits) -> None:
     """Give up everything a payload must not have. Runs in the child, after fork and before exec.
@@ -37,22 +47,30 @@ def confine(limits: SandboxLimits) -> None:
     syscalls.set_no_new_privileges()
     syscalls.keep_capabilities(PAYLOAD_CAPABILITIES.values())
     _reset_signals()
+    _limit(resource.RLIMIT_CORE, _NO_CORE)
+    seccomp.refuse_calls()
     _limit_resources(limits)  # last: a small memory limit must not hit the steps above
 
 
 def _limit_resources(limits: SandboxLimits) -> None:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     for kind, wanted in (
         (resource.RLIMIT_AS, limits.memory),
         (resource.RLIMIT_NPROC, limits.processes),
-        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_NOFILE, min(limits.open_files, max(files - _DESCRIPTORS_KEPT, files // 2))),
         (resource.RLIMIT_FSIZE, limits.file_size),
         (resource.RLIMIT_CPU, limits.cpu_seconds),
-        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_SIGPENDING, _SIGNALS),
+        (resource.RLIMIT_MSGQUEUE, _QUEUES),
     ):
-        hard = resource.getrlimit(kind)[1]
-        # Raising a hard limit needs a capability of the host, which nothing here has.
-        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(kind, (value, value))
+        _limit(kind, wanted)
+
+
+def _limit(kind: int, wanted: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    # Raising a hard limit needs a capability of the host, which nothing here has.
+    value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(kind, (value, value))
 
 
 def _reset_signals() -> None:

@@ -37,7 +37,11 @@ async def read_file(channel: Channel, path: str, limit: int) -> bytes:
 async def list_dir(channel: Channel, path: str) -> list[FileEntry]:
     """List a directory; see ``Sandbox.list_dir``."""
     reply = await channel.request("list", path=path)
-    data = await _with(reply.descriptors[0], 0, lambda fd: _read_all(fd, _MAX_LISTING, path))
+    fd = reply.descriptors[0]
+    return await _with(fd, os.fstat(fd).st_size, lambda fd: _parse_listing(_read_all(fd, _MAX_LISTING, path)))
+
+
+def _parse_listing(data: bytes) -> list[FileEntry]:
     rows = cast(list[tuple[str, str, int, int]], json.loads(data))
     return [FileEntry(name, _kind(kind), size, mode) for name, kind, size, mode in rows]
 

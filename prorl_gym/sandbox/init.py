@@ -55,6 +55,7 @@ def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str],
         kernel_files.mount_shm(launch.spec.limits.shm_size)
         kernel_files.hide_sys()
         kernel_files.forbid_user_namespaces()
+        kernel_files.bound_kernel_memory(launch.spec.limits.shm_size)
         kernel_files.mask_proc()
         prepare_files(launch.spec)
         attach_mounts(mounts)

@@ -28,8 +28,14 @@ _HIDDEN_FILES = (
     "/proc/kallsyms",
     "/proc/kmsg",
     "/proc/1/cmdline",  # the spawner's: it shows where the host keeps its interpreter
+    "/proc/1/task/1/cmdline",
 )
 _HIDDEN_DIRECTORIES = ("/proc/acpi", "/proc/scsi")
+_TERMINALS = 64
+"""Of one sandbox; the kernel has 3072 for all of them together."""
+_INOTIFY_INSTANCES = 32
+"""Of one sandbox; the kernel has 128 (or what fs.inotify says) for all that have one uid."""
+_PAGE = os.sysconf("SC_PAGESIZE")
 _SAFE = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
 
 
@@ -51,6 +57,27 @@ def forbid_user_namespaces() -> None:
     """Let nobody make a user namespace below the current one: the payload must not gain capabilities in a new one."""
     with open("/proc/sys/user/max_user_namespaces", "w", encoding="ascii") as file:
         file.write("0")
+
+
+def bound_kernel_memory(shm_size: int) -> None:
+    """Bound what is neither a process's memory nor a file's: it outlives processes, and ending them does not free it.
+
+    Args:
+        shm_size: bytes of System V shared memory, as much as ``/dev/shm`` has. Older kernels (before 5.19) keep its
+            settings for the host's root; there the bound of the host holds.
+    """
+    for name, value in (
+        ("user/max_inotify_instances", f"{_INOTIFY_INSTANCES}"),
+        ("kernel/shmmax", f"{shm_size}"),
+        ("kernel/shmall", f"{shm_size // _PAGE}"),
+        ("kernel/sem", "250 32000 100 128"),
+        ("kernel/msgmni", "64"),
+    ):
+        try:
+            with open(f"/proc/sys/{name}", "w", encoding="ascii") as file:
+                file.write(value)
+        except (FileNotFoundError, PermissionError):
+            continue
 
 
 def mask_proc() -> None:
@@ -76,7 +103,7 @@ def mount_dev(devices: dict[str, int]) -> None:
     for name, target in _DEVICE_LINKS.items():
         os.symlink(target, f"/dev/{name}")
     os.mkdir("/dev/pts")
-    terminals = "newinstance,ptmxmode=0666,mode=0620"
+    terminals = f"newinstance,ptmxmode=0666,mode=0620,max={_TERMINALS}"
     syscalls.mount("devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, terminals)
 
 

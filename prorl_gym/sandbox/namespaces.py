@@ -15,12 +15,11 @@ import json
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox import setup_error, syscalls
+from prorl_gym.sandbox import seccomp, setup_error, syscalls
 from prorl_gym.sandbox.diagnosis import explain_user_namespaces
 
 _NAMESPACES = (
@@ -148,14 +147,15 @@ def enter_namespaces(uid: int, gid: int) -> None:
 
 def _init(line: socket.socket, main: InitMain) -> None:
     if not line.recv(16):
-        sys.exit(0)  # the spawner is gone
+        return  # the spawner is gone
     syscalls.set_parent_death_signal(signal.SIGKILL)
     try:
         line.send(b"armed", socket.MSG_NOSIGNAL)
     except BrokenPipeError:
-        sys.exit(0)  # the spawner died before the signal was armed
+        return  # the spawner died before the signal was armed
     socket.sethostname(HOSTNAME)
-    syscalls.leave_session_keyring()
+    if not seccomp.SUPPORTED:  # else payloads have no keyrings, and the spawner has left the service's
+        syscalls.leave_session_keyring()
 
     def note(text: str) -> None:
         if text:

@@ -23,6 +23,8 @@ _INTERRUPT_SECONDS = 1.0
 """How long a cell has to end itself after SIGINT."""
 _MAX_ANSWER = 16 << 20
 """Bytes of one answer of the worker (images included); the sandbox's code can write there, too."""
+_MAX_STRUCTURE = 64
+"""Commas, colons and opening brackets of one answer: an honest one has twenty, a line of them costs JSON its memory."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -73,14 +75,14 @@ class _Worker:
             stream.close()
 
     def _on_answer(self, data: bytes) -> None:
-        self._line += data
-        while b"\n" in self._line:
-            line, _, rest = self._line.partition(b"\n")
-            self._line = bytearray(rest)
-            self._resolve(_parse(bytes(line), self._expected))
-        if len(self._line) > _MAX_ANSWER:
-            self._line.clear()
-            self._resolve(None)
+        if self._answer.done():
+            return  # nothing was asked: what comes now would only cost time
+        before, end, _ = data.partition(b"\n")
+        self._line += before
+        if end or len(self._line) > _MAX_ANSWER:
+            # One line answers a cell, and the worker waits for the next cell then: what follows is nobody's.
+            line, self._line = bytes(self._line), bytearray()
+            self._resolve(_parse(line, self._expected) if end else None)
 
     def _on_exit(self, exited: "asyncio.Future[int]") -> None:
         self._answers.drain()  # it may have answered just before
@@ -215,6 +217,8 @@ class IsolatedPython:
 
 def _parse(line: bytes, expected: str | None) -> _Answer | None:
     """Read one line of the worker; ``None`` for anything that is not the answer that is waited for."""
+    if sum(map(line.count, (b",", b":", b"[", b"{"))) > _MAX_STRUCTURE:
+        return None
     try:
         message: Any = json.loads(line)
     except (ValueError, RecursionError):

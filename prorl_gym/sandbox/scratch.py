@@ -106,10 +106,14 @@ class State:
 def make_directory(scratch: Path, sandbox_id: str, state: State) -> Path:
     """Make the directory of a sandbox, complete at the moment it appears under its name."""
     aside = scratch / f"{_ASIDE}{state.owner.pid}-{state.owner.start}-{sandbox_id}"
-    aside.mkdir(mode=0o700)
-    (aside / "root").mkdir(mode=0o700)
-    (aside / _STATE).write_text(state.to_json(), encoding="ascii")
-    return aside.rename(scratch / sandbox_id)
+    try:
+        aside.mkdir(mode=0o700)
+        (aside / "root").mkdir(mode=0o700)
+        (aside / _STATE).write_text(state.to_json(), encoding="ascii")
+        return aside.rename(scratch / sandbox_id)
+    except OSError:  # a full disk
+        remove_directory(aside)
+        raise
 
 
 def update_state(directory: Path, state: State) -> None:

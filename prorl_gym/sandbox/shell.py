@@ -5,8 +5,9 @@ import shlex
 from errno import EACCES, ENOENT
 
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox.bash import MAX_COMMAND, Bash
+from prorl_gym.sandbox.bash import Bash
 from prorl_gym.sandbox.channel import Channel, StartFailure
+from prorl_gym.sandbox.guest.driver import MAX_COMMAND
 from prorl_gym.sandbox.output import Capture
 from prorl_gym.sandbox.protocol import SandboxSpec, ShellResult
 from prorl_gym.sandbox.reports import Completion

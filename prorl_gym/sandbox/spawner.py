@@ -144,7 +144,14 @@ class Spawner:
 
     def _kill(self, entry: _Entry) -> None:
         signal.pidfd_send_signal(entry.pidfd, signal.SIGKILL)  # our child and not waited for: it exists
-        remove_directory(entry.directory)
+        self._remove(entry)
+
+    def _remove(self, entry: _Entry) -> None:
+        """Remove a directory; one that stays is no reason to end all other sandboxes with this process."""
+        try:
+            remove_directory(entry.directory)
+        except OSError as error:
+            self._note(entry.id, f"{error.filename or entry.directory} cannot be removed: {error.strerror}")
 
     def _on_exit(self, entry: _Entry) -> None:
         """The watched child of a sandbox ended: the middle (then init is ours now) or init."""
@@ -164,6 +171,10 @@ class Spawner:
             update_state(entry.directory, State(self._boot, self._owner, ProcessIdentity.of(pid)))
         except ProcessLookupError:
             return  # it died before it began; its pidfd says so next
+        except OSError as error:  # a full disk; and what no reaper could find must not run
+            self._note(entry.id, f"none can be started in {self._scratch}: {error.strerror}")
+            self._kill(entry)
+            return
         self._watch(entry.birth.line.fileno(), lambda: self._on_note(entry))
         entry.birth.go()
 
@@ -177,13 +188,16 @@ class Spawner:
         if not text:
             self._selector.unregister(entry.birth.line.fileno())
         elif text != b"armed":
-            self._tell({"event": "note", "id": entry.id, "text": text.decode(errors="replace")})
+            self._note(entry.id, text.decode(errors="replace"))
+
+    def _note(self, sandbox_id: str, text: str) -> None:
+        self._tell({"event": "note", "id": sandbox_id, "text": text})
 
     def _forget(self, entry: _Entry) -> None:
         if entry.birth.line.fileno() in self._selector.get_map():
             self._selector.unregister(entry.birth.line.fileno())
         entry.birth.line.close()
-        remove_directory(entry.directory)
+        self._remove(entry)
         del self._entries[entry.id]
         self._tell({"event": "gone", "id": entry.id})
 
@@ -194,7 +208,7 @@ class Spawner:
             if entry.born:
                 signal.pidfd_send_signal(entry.pidfd, signal.SIGKILL)
         for entry in self._entries.values():
-            remove_directory(entry.directory)
+            self._remove(entry)
         for entry in self._entries.values():  # so that whoever waits for us finds their processes gone, too
             os.waitpid(entry.pid, 0)
 
@@ -248,6 +262,7 @@ def main(arguments: list[str]) -> None:
         _prepare_process()
         make_scratch(scratch, uid, gid)
         _become(uid, gid)
+        syscalls.leave_session_keyring()
         check_reachable(scratch)
         host_root.owned_directories()
         spawner = Spawner(connection, scratch)

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import sys
 from collections import deque
 from collections.abc import Callable
+from errno import ETOOMANYREFS
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ class SpawnerClient:
         self._process = process
         self._on_note = on_note
         self._loop = asyncio.get_running_loop()
-        self._outbox: deque[tuple[bytes, int | None]] = deque()
+        self._outbox: deque[tuple[bytes, int | None, str]] = deque()
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._gone: dict[str, asyncio.Future[None]] = {}
         self._reaps: deque[asyncio.Future[Reaped]] = deque()
@@ -56,6 +58,7 @@ class SpawnerClient:
         Raises:
             SandboxError: it cannot run here.
         """
+        _raise_descriptor_limit()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -108,7 +111,7 @@ class SpawnerClient:
         if len(packet) > PACKET_LIMIT:
             raise _unavailable(f"the sandbox's spec has {len(packet)} bytes; at most {PACKET_LIMIT} can be sent.")
         self._gone[launch.id] = self._loop.create_future()
-        self._post(packet, os.dup(guest.fileno()))
+        self._post(packet, os.dup(guest.fileno()), launch.id)
 
     def stop(self, sandbox_id: str) -> None:
         """Have a sandbox killed. Does not wait: ending the namespaces takes the kernel up to a second or so."""
@@ -143,27 +146,31 @@ class SpawnerClient:
                 self._process.kill()  # its sandboxes die with it
             await self._process.wait()
 
-    def _post(self, packet: bytes, descriptor: int | None) -> None:
-        """Queue a packet; the descriptor is ours to close once it is sent."""
+    def _post(self, packet: bytes, descriptor: int | None, starts: str = "") -> None:
+        """Queue a packet; the descriptor is ours to close once it is sent. ``starts``: id of the sandbox to start."""
         if self._lost:
             if descriptor is not None:
                 os.close(descriptor)
             return
-        self._outbox.append((packet, descriptor))
+        self._outbox.append((packet, descriptor, starts))
         self._flush()
 
     def _flush(self) -> None:
         while self._outbox:
-            packet, descriptor = self._outbox[0]
+            packet, descriptor, starts = self._outbox[0]
             descriptors = [] if descriptor is None else [descriptor]
             try:
                 socket.send_fds(self._connection, [packet], descriptors, socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 self._loop.add_writer(self._connection.fileno(), self._flush)
                 return
-            except OSError:
-                self._lose()
-                return
+            except OSError as error:
+                if error.errno != ETOOMANYREFS or descriptor is None:
+                    self._lose()
+                    return
+                # Somebody of our uid has too many descriptors in unread messages. This start fails, when its guest's
+                # end is closed below; the spawner and its sandboxes are none the worse.
+                self._gone.pop(starts).set_result(None)
             self._outbox.popleft()
             if descriptor is not None:
                 os.close(descriptor)
@@ -206,7 +213,7 @@ class SpawnerClient:
         self._loop.remove_reader(self._connection.fileno())
         self._loop.remove_writer(self._connection.fileno())
         self._connection.close()
-        for _, descriptor in self._outbox:
+        for _, descriptor, _ in self._outbox:
             if descriptor is not None:
                 os.close(descriptor)
         self._outbox.clear()
@@ -219,6 +226,17 @@ class SpawnerClient:
                 waiting.set_exception(failed)
                 waiting.exception()  # not everybody who waited is still there
         self._reaps.clear()
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow this process as many descriptors as the system does.
+
+    A sandbox takes several, and who has a low limit may send none while another process of its uid, such as a payload,
+    has many of them in unread messages.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _spawner_environment() -> dict[str, str]:

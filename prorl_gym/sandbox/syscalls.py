@@ -59,6 +59,9 @@ _KEYCTL_JOIN_SESSION_KEYRING = 1
 _NR_OPEN_TREE = 428
 _NR_MOVE_MOUNT = 429
 _NR_MOUNT_SETATTR = 442
+_NR_SECCOMP = {"x86_64": 317, "aarch64": 277, "riscv64": 277}
+_SECCOMP_SET_MODE_FILTER = 1
+_SECCOMP_FILTER_FLAG_SPEC_ALLOW = 4
 _NR_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -211,6 +214,23 @@ def keep_capabilities(kept: Iterable[int]) -> None:
     halves = (_CapabilityData * 2)(*((mask >> shift & 0xFFFFFFFF,) * 2 + (0,) for shift in (0, 32)))
     header = _CapabilityHeader(version=_CAPABILITY_VERSION_3, pid=0)
     _checked(_libc.capset(ctypes.byref(header), halves), "capset", hex(mask))
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def filter_calls(program: bytes) -> None:
+    """Install a seccomp filter (``struct sock_filter`` one after the other). A kernel built without any is let be."""
+    given = _FilterProgram(len(program) // 8, program)
+    result = _libc.syscall(
+        _NR_SECCOMP[platform.machine()],
+        ctypes.c_uint(_SECCOMP_SET_MODE_FILTER),
+        ctypes.c_uint(_SECCOMP_FILTER_FLAG_SPEC_ALLOW),  # else older kernels slow the whole process down
+        ctypes.byref(given),
+    )
+    if result == -1 and ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL):
+        _checked(result, "seccomp")
 
 
 def leave_session_keyring() -> None:

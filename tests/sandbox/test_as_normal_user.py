@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
     "arguments",
     [
         pytest.param(["test_attacks.py"], id="attacks"),
+        pytest.param(["test_kernel_surface.py"], id="kernel surface"),
         pytest.param(["test_root.py"], id="root"),
         pytest.param(["test_killed.py"], id="killed"),
         pytest.param(["test_conformance.py", "--all"], id="conformance", marks=pytest.mark.slow),

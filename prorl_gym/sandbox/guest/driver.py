@@ -16,6 +16,9 @@ exported environment``, each ended by NUL, on another pipe. Why it looks the way
   is switched off between commands.
 """
 
+MAX_COMMAND = 1 << 20
+"""Bytes of one command, without the NUL that ends it."""
+
 _LOOP = r"""
 __prorl_rc=${__prorl_rc:-$?};
 while builtin :; do

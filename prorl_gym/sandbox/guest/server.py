@@ -17,6 +17,7 @@ from prorl_gym.sandbox.guest import wire
 from prorl_gym.sandbox.guest.child import StartError, fork_exec
 from prorl_gym.sandbox.guest.files import Files
 from prorl_gym.sandbox.guest.kernel import become_subreaper
+from prorl_gym.sandbox.guest.patience import Starting
 from prorl_gym.sandbox.guest.terminal import Terminal
 from prorl_gym.sandbox.guest.tree import ProcessTable
 from prorl_gym.sandbox.protocol import SandboxLimits
@@ -69,6 +70,7 @@ class _Guest:
         self._table = ProcessTable(options.proc_fd)
         self._files = Files(options.workdir, options.proc_fd)
         self._children: set[int] = set()
+        self._starting = Starting(self._table, self._children)
         self._operations: dict[str, Callable[[Mapping[str, Any]], _Answer]] = {
             "ping": lambda _: _Answer({}, []),
             "spawn": self._spawn,
@@ -166,13 +168,14 @@ class _Guest:
                 ours, inside = socket.socketpair()
                 theirs.append(ours.detach())
                 child[CHANNEL_FD] = inside.detach()
-            pid = fork_exec(
-                request["argv"],
-                {**self._options.env, **request["env"]},
-                os.path.join(self._options.workdir, request["cwd"] or ""),
-                child,
-                lambda: self._options.confine(limits),
-            )
+            with self._starting.bounded():
+                pid = fork_exec(
+                    request["argv"],
+                    {**self._options.env, **request["env"]},
+                    os.path.join(self._options.workdir, request["cwd"] or ""),
+                    child,
+                    lambda: self._options.confine(limits),
+                )
         except BaseException:
             for fd in theirs:
                 os.close(fd)
@@ -185,12 +188,13 @@ class _Guest:
 
     def _shell(self, request: Mapping[str, Any]) -> _Answer:
         limits = self._options.limits
-        terminal = Terminal(
-            {**self._options.env, **request["env"]},
-            request["cwd"] or self._options.workdir,
-            limits.open_files,
-            lambda: self._options.confine(limits),
-        )
+        with self._starting.bounded():
+            terminal = Terminal(
+                {**self._options.env, **request["env"]},
+                request["cwd"] or self._options.workdir,
+                limits.open_files,
+                lambda: self._options.confine(limits),
+            )
         self._children.add(terminal.pid)
         return _Answer({"pid": terminal.pid}, terminal.descriptors, terminal.release)
 

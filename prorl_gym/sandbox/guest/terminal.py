@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ptyprocess import PtyProcess  # pyright: ignore[reportMissingTypeStubs]
 
 from prorl_gym.sandbox.guest.child import StartError, prepare
-from prorl_gym.sandbox.guest.driver import driver
+from prorl_gym.sandbox.guest.driver import MAX_COMMAND, driver
 
 _BASH = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _ROWS, _COLUMNS = 50, 200
@@ -19,7 +19,7 @@ class Terminal:
     def __init__(self, env: Mapping[str, str], cwd: str, open_files: int, confine: Callable[[], None]) -> None:
         nonce_out, nonce_in = os.pipe()
         report_out, report_in = os.pipe()
-        text = os.memfd_create("command")
+        text = _make_text()
         own = [nonce_out, report_in]
         self._theirs = [nonce_in, report_out, text]
         try:
@@ -52,6 +52,14 @@ class Terminal:
     def _close(descriptors: list[int]) -> None:
         for fd in descriptors:
             os.close(fd)
+
+
+def _make_text() -> int:
+    """Return a memory file of a fixed size: a payload reaches it through /proc, and must not make it any larger."""
+    text = os.memfd_create("command", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(text, MAX_COMMAND + 1)
+    fcntl.fcntl(text, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    return text
 
 
 def _inheritable(fd: int, least: int) -> int:

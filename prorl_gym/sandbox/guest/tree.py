@@ -19,6 +19,8 @@ class Process:
     """Clock ticks since boot."""
     alive: bool
     """Not a zombie."""
+    stopped: bool = False
+    """By SIGSTOP or the like, or by a tracer."""
 
 
 class ProcessTable:
@@ -44,7 +46,13 @@ class ProcessTable:
         finally:
             os.close(fd)
         fields = line[line.rindex(b")") + 2 :].split()  # the name before it may contain anything
-        return Process(pid, int(fields[1]), int(fields[19]), fields[0] not in (b"Z", b"X"))
+        state = fields[0]
+        return Process(pid, int(fields[1]), int(fields[19]), state not in (b"Z", b"X"), state in (b"T", b"t"))
+
+    def children(self, parent: int) -> list[Process]:
+        """Return the living children of a process."""
+        found = [self.look(int(name)) for name in os.listdir(self._fd) if name.isdigit()]
+        return [process for process in found if process and process.parent == parent and process.alive]
 
     def descendants(self, root: int) -> list[Process]:
         """Return the living descendants of ``root``, without itself."""

@@ -1,0 +1,132 @@
+"""The system calls that a payload must not have because no namespace contains what they reach.
+
+Sockets to the hypervisor (``AF_VSOCK`` belongs to no network namespace), kernel keys (their quota is the host uid's,
+one for all sandboxes), and large interfaces whose defects have often been ways out: ``io_uring``, ``bpf``, ``perf``,
+``userfaultfd``, rare socket families. They answer as a kernel that was built without them, and programs fall back.
+
+``RLIMIT_CORE`` cannot be changed, though changing it seems to work: with a limit of 0 the host's core handler would be
+run for every crash inside, with the payload's memory as its input; a limit of 1 keeps it away (core(5)).
+"""
+
+import errno
+import platform
+import struct
+from dataclasses import dataclass
+from socket import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX
+
+from prorl_gym.sandbox import syscalls
+
+_ALLOW = 0x7FFF0000
+_ERRNO = 0x00050000
+_RLIMIT_CORE = 4
+_IO_URING = (425, 426, 427)
+_X32 = 0x40000000
+"""Bit of the calls of x86's third, unused interface."""
+
+# Offsets in struct seccomp_data, of which the filter sees one; low halves first: all machines here are little-endian.
+_NUMBER, _MACHINE = 0, 4
+
+_LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
+_EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
+_AT_LEAST = 0x35  # BPF_JMP | BPF_JGE | BPF_K
+_RETURN = 0x06  # BPF_RET | BPF_K
+
+_Program = list[tuple[int, int, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The numbers of one machine's calls."""
+
+    machine: int
+    """AUDIT_ARCH_*."""
+    refused: tuple[int, ...]
+    """add_key, request_key, keyctl, perf_event_open, bpf, userfaultfd, and what else is refused."""
+    socket: tuple[int, ...]
+    """socket, socketpair."""
+    setrlimit: int
+    prlimit: int
+
+
+_I386 = _Calls(0x40000003, (286, 287, 288, 336, 357, 374, 102), (359, 360), 75, 340)  # 102: socketcall, unreadable
+_ARM = _Calls(0x40000028, (309, 310, 311, 364, 386, 388), (281, 288), 75, 369)
+_X86_64 = _Calls(0xC000003E, (248, 249, 250, 298, 321, 323), (41, 53), 160, 302)
+_GENERIC = ((217, 218, 219, 241, 280, 282), (198, 199), 164, 261)
+_AARCH64 = _Calls(0xC00000B7, *_GENERIC)
+_RISCV64 = _Calls(0xC00000F3, *_GENERIC)
+
+_FILTERED = {"x86_64": (_X86_64, _I386), "aarch64": (_AARCH64, _ARM), "riscv64": (_RISCV64,)}
+
+SUPPORTED = platform.machine() in _FILTERED
+"""Whether the numbers of this machine are known here. On others payloads keep every call."""
+
+
+def _argument(index: int, *, high: bool = False) -> int:
+    return 16 + 8 * index + 4 * high
+
+
+def _fail(code: int) -> tuple[int, int, int, int]:
+    return (_RETURN, 0, 0, _ERRNO | code)
+
+
+_ALLOWED = (_RETURN, 0, 0, _ALLOW)
+_PRETEND = _fail(0)
+
+_FAMILY_RULE: _Program = [
+    (_LOAD, 0, 0, _argument(0)),
+    (_EQUAL, 4, 0, AF_UNIX),
+    (_EQUAL, 3, 0, AF_INET),
+    (_EQUAL, 2, 0, AF_INET6),
+    (_EQUAL, 1, 0, AF_NETLINK),
+    _fail(errno.EAFNOSUPPORT),
+    _ALLOWED,
+]
+_SETRLIMIT_RULE: _Program = [(_LOAD, 0, 0, _argument(0)), (_EQUAL, 0, 1, _RLIMIT_CORE), _PRETEND, _ALLOWED]
+_PRLIMIT_RULE: _Program = [
+    (_LOAD, 0, 0, _argument(1)),
+    (_EQUAL, 0, 5, _RLIMIT_CORE),
+    (_LOAD, 0, 0, _argument(2)),
+    (_EQUAL, 0, 2, 0),
+    (_LOAD, 0, 0, _argument(2, high=True)),
+    (_EQUAL, 1, 0, 0),
+    _PRETEND,
+    _ALLOWED,  # another limit, or only asked for
+]
+
+
+def _rules(calls: _Calls) -> _Program:
+    program: _Program = [(_LOAD, 0, 0, _NUMBER)]
+    if calls is _X86_64:
+        program += [(_AT_LEAST, 0, 1, _X32), _fail(errno.ENOSYS)]
+    rules: list[tuple[int, _Program]] = [
+        *((number, [_fail(errno.ENOSYS)]) for number in (*calls.refused, *_IO_URING)),
+        *((number, _FAMILY_RULE) for number in calls.socket),
+        (calls.setrlimit, _SETRLIMIT_RULE),
+        (calls.prlimit, _PRLIMIT_RULE),
+    ]
+    for number, rule in rules:
+        program += [(_EQUAL, 0, len(rule), number), *rule]
+    return [*program, _ALLOWED]
+
+
+def _assemble(machine: str) -> bytes:
+    """Return the filter as the kernel takes it: the calls of this machine's interfaces, none of any other's."""
+    program: _Program = [(_LOAD, 0, 0, _MACHINE)]
+    for calls in _FILTERED[machine]:
+        rules = _rules(calls)
+        program += [(_EQUAL, 0, len(rules), calls.machine), *rules]
+    program.append(_fail(errno.ENOSYS))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+_FILTER = _assemble(platform.machine()) if SUPPORTED else b""
+
+
+def refuse_calls() -> None:
+    """Install the filter, for this process and everything below it, for ever. Needs ``no_new_privs``.
+
+    Raises:
+        OSError: the kernel refused it.
+    """
+    if SUPPORTED:
+        syscalls.filter_calls(_FILTER)

@@ -48,10 +48,10 @@ class Tokenizer:
         longest_first = sorted(self.control_ids, key=len, reverse=True)
         self.control_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
-        return len(self._raw)
+        """One more than the largest id: more than the number of tokens where the vocabulary has gaps."""
+        return max(self._raw.get_vocab().values(), default=-1) + 1
 
     @property
     def eos_ids(self) -> frozenset[int]:

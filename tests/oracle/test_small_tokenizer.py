@@ -33,6 +33,20 @@ def test_its_size_and_control_tokens():
     ]
 
 
+def test_vocabulary_with_gaps_ends_after_its_largest_id(tmp_path):
+    for file in SMALL_DIRECTORY.iterdir():
+        if file.is_file() and file.name != "tokenizer.json":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    definition = json.loads((SMALL_DIRECTORY / "tokenizer.json").read_text())
+    vocabulary = definition["model"]["vocab"]
+    last = max(vocabulary, key=vocabulary.get)
+    vocabulary[last] = 50_000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with_gap = load_tokenizer(str(tmp_path))
+    assert with_gap.vocab_size == 50_001
+    assert max(with_gap.encode_plain(with_gap.decode([50_000]))) == 50_000
+
+
 def test_digits_are_single_tokens():
     assert len(TOKENIZER.encode_plain("1234")) == 4
 

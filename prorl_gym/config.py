@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from prorl_gym.errors import ConfigError
+from prorl_gym.logs import redact
 
 
 class ConfigModel(BaseModel):
@@ -74,7 +75,7 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> Confi
     reason = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     found = first.get("input")
     return ConfigError(
-        f"{where}: '{key}' is wrong: {reason}.", f"Found {'nothing' if found is None else repr(found)}."[:200]
+        f"{where}: '{key}' is wrong: {reason}.", f"Found {'nothing' if found is None else redact(repr(found))}."[:200]
     )
 
 

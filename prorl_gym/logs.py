@@ -24,6 +24,7 @@ _CREDENTIAL = re.compile(
     r"(?!bearer\b|basic\b)[^\s\"',;&)}\]]{6,}"
 )
 _KEY = re.compile(r"\b(?:sk|hf|nvapi|ghp|glpat)[-_][A-Za-z0-9_\-]{12,}")
+_USER = re.compile(r"(\b[a-z][a-z0-9+.\-]{0,15}://)[^\s/\"'<>]+@", re.IGNORECASE)
 _HIDDEN = "[hidden]"
 _LONGEST = 16_384
 """Characters of one message: a hostile answer quoted in an error must not fill the disk."""
@@ -55,6 +56,7 @@ def redact(text: str) -> str:
     """Return the text without registered secrets and without what looks like a credential."""
     for secret in _secrets:
         text = text.replace(secret, _HIDDEN)
+    text = _USER.sub(lambda found: f"{found[1]}{_HIDDEN}@", text)
     return _KEY.sub(_HIDDEN, _CREDENTIAL.sub(lambda found: found[1] + _HIDDEN, text))
 
 

@@ -36,7 +36,7 @@ WALL_ARROWS: dict[str, set[str]] = {
     "_bootstrap": set(),
     "__init__": {"client", "records"},
     "records": {"errors", "settings"},
-    "config": {"errors"},
+    "config": {"errors", "logs"},
 }
 
 PLAIN = {"client", "trainers"}

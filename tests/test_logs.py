@@ -55,6 +55,8 @@ def test_a_traceback_is_a_field_and_one_line(lines: Any) -> None:
     ("text", "hidden"),
     [
         ("Authorization: Bearer abcdef123456", "abcdef123456"),
+        ("no answer from http://user:abcdef123456@host:8000/v1", "abcdef123456"),
+        ("no answer from http://user:abc@def123456@host:8000/v1", "def123456"),
         ("authorization=Basic abcdef123456", "abcdef123456"),
         ("calling with api_key=abcdef123456 now", "abcdef123456"),
         ('{"password": "abcdef123456"}', "abcdef123456"),

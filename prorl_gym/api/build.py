@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from prorl_gym.errors import ConfigError, FailureKind, TaskError
 from prorl_gym.inference.chat import Codec, load_codec
 from prorl_gym.inference.config import build_pool
 from prorl_gym.inference.pool import EnginePool
-from prorl_gym.logs import register_secret
 from prorl_gym.rollout.attempt import Environments
 from prorl_gym.rollout.ledger import SqliteLedger
 from prorl_gym.rollout.model_source import ModelPolicySource
@@ -63,8 +61,6 @@ async def build_service(config: ServiceConfig) -> Built:
     codec = await asyncio.to_thread(
         load_codec, config.inference.tokenizer, config.inference.chat_template, config.inference.template_options
     )
-    if config.inference.api_key_env:
-        register_secret(os.environ.get(config.inference.api_key_env, ""))
     async with AsyncExitStack() as owned:
         pool = build_pool("policy", config.inference, vocab_size=codec.vocab_size)
         owned.push_async_callback(pool.close)

@@ -11,6 +11,7 @@ from prorl_gym.config import ConfigModel
 from prorl_gym.errors import ConfigError
 from prorl_gym.inference.pool import EnginePool, Failover
 from prorl_gym.inference.vllm import VllmEngine, VllmOptions
+from prorl_gym.logs import register_secret
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -111,4 +112,5 @@ def _api_key(variable: str | None) -> str | None:
     key = os.environ.get(variable, "")
     if not key:
         raise ConfigError(f"environment variable {variable} (api_key_env) is not set.", "Export it, or drop the key.")
+    register_secret(key)  # here, so that no server that calls engines can forget it
     return key

@@ -73,8 +73,8 @@ class ModelPolicySource:
         pool = self._allowed.get(_normal(url))
         if pool is None:
             raise TaskError(
-                FailureKind.BAD_ROW,
-                f"inference_url {url[:200]!r} is not on the service's allow-list.",
+                FailureKind.BAD_ROW,  # shown from the @ on: what stands before it may be a password
+                f"inference_url {url.rpartition('@')[2][:200]!r} is not on the service's allow-list.",
                 "Add it to inference_urls in the service's configuration, or leave it out.",
             )
         return pool

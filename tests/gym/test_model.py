@@ -131,6 +131,12 @@ def test_failure_of_an_engine_is_a_status(monkeypatch: pytest.MonkeyPatch, kind:
     assert (answer.status_code, "engine e0 refuses." in answer.text) == (status, True)
 
 
+def test_status_does_not_repeat_a_key(monkeypatch: pytest.MonkeyPatch):
+    refusal = EngineError(FailureKind.ENGINE_REFUSED, "engine e0 refuses key-of-the-engines, Bearer abc123456.")
+    with served(monkeypatch, refusal, api_key="key-of-the-engines") as (client, _):
+        assert client.post("/v1/responses", json=ASK).json()["detail"] == "engine e0 refuses [hidden], Bearer [hidden]"
+
+
 def test_full_context_is_an_empty_incomplete_answer(monkeypatch: pytest.MonkeyPatch):
     from prorl_gym.errors import Limit, LimitReached
 

@@ -3,6 +3,7 @@ import pytest
 from prorl_gym.config import load_config
 from prorl_gym.errors import ConfigError
 from prorl_gym.inference.config import InferenceConfig, build_pool
+from prorl_gym.logs import redact
 
 RIGHT = {"engines": ["http://127.0.0.1:8000/v1"], "model": "m", "tokenizer": "small"}
 
@@ -50,7 +51,7 @@ def test_a_misspelt_key_is_corrected():
 
 
 async def test_a_pool_is_built_with_its_engines(monkeypatch):
-    monkeypatch.setenv("ENGINE_KEY", "secret")
+    monkeypatch.setenv("ENGINE_KEY", "secret-of-engines")
     config = load_config(
         InferenceConfig, {**RIGHT, "engines": ["http://h:1", "http://h:2"], "api_key_env": "ENGINE_KEY"}
     )
@@ -58,7 +59,15 @@ async def test_a_pool_is_built_with_its_engines(monkeypatch):
     assert pool.engines == ["judge-0", "judge-1"]
     assert pool.version == 3
     assert "secret" not in repr(config)
+    assert redact("401: secret-of-engines") == "401: [hidden]"
     await pool.close()
+
+
+def test_a_refused_address_is_shown_without_its_password():
+    with pytest.raises(ConfigError, match="no user, password") as caught:
+        load_config(InferenceConfig, {**RIGHT, "engines": ["http://user:pass@h:1"]})
+    assert "pass@" not in str(caught.value)
+    assert "@h:1" in str(caught.value)
 
 
 def test_a_key_that_is_not_set_is_named(monkeypatch):

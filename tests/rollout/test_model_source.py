@@ -89,3 +89,12 @@ def test_engine_on_the_allow_list_may_be_named_in_any_spelling(spelling: str):
     for other in ("http://h:8001", "h:8000", "http://user:pass@h:8000", ""):
         with pytest.raises(TaskError, match="allow-list"):
             source.open(job(other), resolve())
+
+
+@pytest.mark.parametrize("secret", ["user:pass", "user:p@ss", "user:pa/ss", "user:pass" * 50])
+def test_refused_address_is_shown_without_its_password(secret: str):
+    source = ModelPolicySource(EnginePool("policy"), CODEC)
+    with pytest.raises(TaskError, match="'h:8000/v1' is not on the service's allow-list") as caught:
+        source.open(job(f"http://{secret}@h:8000/v1"), resolve())
+    assert secret not in str(caught.value)
+    assert "pass" not in str(caught.value)

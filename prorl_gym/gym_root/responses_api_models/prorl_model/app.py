@@ -30,6 +30,7 @@ from prorl_gym.gym_root.starting import run
 from prorl_gym.inference.chat import Codec, load_codec
 from prorl_gym.inference.config import InferenceConfig, build_pool
 from prorl_gym.inference.toolcalls import ParsedCall, parse_hermes
+from prorl_gym.logs import configure, redact, register_secret
 
 _STATUS = {FailureKind.ENGINE_OVERLOADED: 503, FailureKind.ENGINE_TIMEOUT: 504}
 
@@ -91,6 +92,8 @@ class ProrlModel(SimpleResponsesAPIModel):
 
         @asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+            configure()  # so that what is logged is redacted, too
+            register_secret(self.config.api_key or "")
             pool = build_pool("policy", inference, vocab_size=self._codec.vocab_size)
             async with inner(app) as state, pool:
                 self._turns = Turns(pool, self._codec.terminator_id)
@@ -176,11 +179,11 @@ class ProrlModel(SimpleResponsesAPIModel):
             prompt = next_prompt(self._codec, items, tools)
             sampled = await self._turns.sample(request.session[SESSION_ID_KEY], prompt, sampling)
         except ConfigError as error:
-            raise HTTPException(400, str(error)) from None
+            raise HTTPException(400, redact(str(error))) from None
         except LimitReached:  # the context is full: agents end the episode on an empty, incomplete answer
             return _Turn("", (), prompt, [], [], "length")
         except EngineError as error:
-            raise HTTPException(_STATUS.get(error.kind, 502), str(error)) from None
+            raise HTTPException(_STATUS.get(error.kind, 502), redact(str(error))) from None
         ids = sampled.token_ids
         ends = self._codec.tokenizer.eos_ids | {self._codec.terminator_id}
         text = self._codec.decode(ids[:-1] if ids and ids[-1] in ends else ids)

@@ -23,7 +23,7 @@ from prorl_gym.sandbox import init, kernel_files, setup_error, syscalls
 from prorl_gym.sandbox.guest.server import serve
 from prorl_gym.sandbox.launch import Launch
 from prorl_gym.sandbox.mounts import attach_mounts, take_mounts
-from prorl_gym.sandbox.protocol import HOST_USR, Mount, SandboxSpec
+from prorl_gym.sandbox.protocol import Mount, SandboxSpec
 from prorl_gym.sandbox.rootfs import Root, build_root
 
 _LEADER = "echo ready; while read -r _; do :; done"
@@ -59,7 +59,7 @@ def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str],
     kernel_files.mount_proc()  # Apptainer reads its own entry in /proc by the pid it has here
     devices = kernel_files.take_devices()
     mounts = take_mounts(launch.spec.mounts)
-    root = build_root(launch.spec, base)
+    root = build_root(launch, base)
     note(root.detail)
     _make_mount_points(root.path)
     container = _start_container(launch, root)
@@ -107,10 +107,10 @@ def _start_container(launch: Launch, root: Root) -> _Container:
     # The kernel adds the sender's pid to what the leader writes, translated into our pid namespace.
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     complaints = os.memfd_create("apptainer")
-    has_bash = launch.spec.image == HOST_USR or os.path.lexists(f"{root.path}/bin/bash")
+    has_bash = not launch.lower or os.path.lexists(f"{root.path}/bin/bash")
     shell = "/bin/bash" if has_bash else "/bin/sh"
     arguments = [
-        launch.apptainer,
+        launch.program,
         "-q",
         "exec",
         "--userns",

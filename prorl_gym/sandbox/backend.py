@@ -13,6 +13,8 @@ from prorl_gym.errors import FailureKind, RolloutError, SandboxError
 from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.channel import Channel
 from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.image_paths import PlainPaths
+from prorl_gym.sandbox.images.protocol import ImageResolver
 from prorl_gym.sandbox.launch import BackendName, Launch
 from prorl_gym.sandbox.protocol import Probe, SandboxSpec
 from prorl_gym.sandbox.reaper import Reaped
@@ -32,11 +34,13 @@ class NamespaceBackend:
     Args:
         name: ``userns`` needs nothing but the kernel; ``apptainer`` has Apptainer enter the root.
         config: the sandbox room's configuration.
+        images: finds images by their names; by default, an image is ``host`` or a directory.
     """
 
-    def __init__(self, name: BackendName, config: SandboxConfig) -> None:
+    def __init__(self, name: BackendName, config: SandboxConfig, images: ImageResolver | None = None) -> None:
         self._name: BackendName = name
         self._config = config
+        self._images: ImageResolver = images or PlainPaths()
         self._scratch = config.scratch or default_scratch()
         self._spawner: asyncio.Task[SpawnerClient] | None = None
         self._boxes: dict[str, Box] = {}
@@ -94,8 +98,10 @@ class NamespaceBackend:
         Raises:
             SandboxError: ``IMAGE_MISSING``, ``IMAGE_BROKEN`` or ``SANDBOX_UNAVAILABLE``.
         """
-        launch = Launch(uuid4().hex, self._name, spec, self._program())
+        program = self._program()
         spawner = await self._ensure_spawner()
+        image = await self._images.resolve(spec.image)
+        launch = Launch(uuid4().hex, self._name, spec, program, image.lower)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = Channel.attach(ours)
         try:
@@ -106,6 +112,7 @@ class NamespaceBackend:
         except BaseException as error:
             channel.close()
             spawner.stop(launch.id)
+            self._images.release(image)
             if isinstance(error, TimeoutError):
                 raise SandboxError(
                     FailureKind.SANDBOX_UNAVAILABLE,
@@ -117,6 +124,7 @@ class NamespaceBackend:
         async def release() -> None:
             self._boxes.pop(launch.id, None)
             spawner.stop(launch.id)
+            self._images.release(image)
 
         box = self._boxes[launch.id] = Box(launch.id, spec, channel, release)
         return box

@@ -121,7 +121,7 @@ def _writable_usr(base: str) -> tuple[Graft, str]:
     for name in owned_directories():
         os.mkdir(f"{upper}/{name}")
     try:
-        return Graft(mount_overlay(base, "usr", "/usr"), "/usr", read_only=False), ""
+        return Graft(mount_overlay(base, "usr", ("/usr",)), "/usr", read_only=False), ""
     except OSError as error:
         if error.errno not in OVERLAY_REFUSED:
             raise

@@ -45,7 +45,7 @@ def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str],
     isolate_process()
     devices = kernel_files.take_devices()
     mounts = take_mounts(launch.spec.mounts)
-    root = build_root(launch.spec, base)
+    root = build_root(launch, base)
     note(root.detail)
     mount_grafts(root.path, root.grafts)
     host = change_root(root.path)

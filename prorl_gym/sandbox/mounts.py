@@ -7,6 +7,7 @@ of an image directory or a rename of a new one fails (EIO, EXDEV).
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prorl_gym.errors import FailureKind, SandboxError
@@ -32,17 +33,25 @@ class Graft:
     read_only: bool
 
 
-def mount_overlay(base: str, name: str, lower: str) -> str:
+def mount_overlay(base: str, name: str, lower: Sequence[str]) -> str:
     """Mount a writable overlay over ``lower`` with its changes kept in ``base/name``; return where it is mounted.
 
-    The options name nothing but fixed words relative to there (a link stands for ``lower``): colons, commas and
-    backslashes in a path would otherwise be read as syntax.
+    The options name nothing but short words relative to there (a link stands for each directory): colons, commas and
+    backslashes in a path would otherwise be read as syntax, and a few dozen long paths would not fit into the one
+    page that the kernel takes.
+
+    Args:
+        base: storage of the changes.
+        name: a name in it that is free.
+        lower: read-only directories, topmost first; the kernel takes up to 500.
     """
     storage = f"{base}/{name}"
     os.makedirs(f"{storage}/upper", exist_ok=True)
     os.mkdir(f"{storage}/work")
     os.mkdir(f"{storage}/merged")
-    os.symlink(lower, f"{storage}/lower")
+    links = [f"l{number}" for number in range(len(lower))]
+    for link, directory in zip(links, lower, strict=True):
+        os.symlink(directory, f"{storage}/{link}")
     os.chdir(storage)
     try:
         syscalls.mount(
@@ -50,7 +59,7 @@ def mount_overlay(base: str, name: str, lower: str) -> str:
             f"{storage}/merged",
             "overlay",
             syscalls.MS_NOSUID | syscalls.MS_NODEV,
-            "lowerdir=lower,upperdir=upper,workdir=work,userxattr",
+            f"lowerdir={':'.join(links)},upperdir=upper,workdir=work,userxattr",
         )
     finally:
         os.chdir("/")

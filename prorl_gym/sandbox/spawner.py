@@ -119,7 +119,7 @@ class Spawner:
             main = _MAIN[launch.backend]
             birth = give_birth(
                 control,
-                lambda: check_image(launch.spec.image),
+                lambda: check_image(launch),
                 lambda note: main(launch, f"{directory}/root", control, note),
             )
         except OSError as error:

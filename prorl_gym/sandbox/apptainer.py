@@ -20,10 +20,11 @@ from dataclasses import dataclass
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import init, kernel_files, setup_error, syscalls
+from prorl_gym.sandbox.furnishing import prepare_files
 from prorl_gym.sandbox.guest.server import serve
 from prorl_gym.sandbox.launch import Launch
 from prorl_gym.sandbox.mounts import attach_mounts, take_mounts
-from prorl_gym.sandbox.protocol import Mount, SandboxSpec
+from prorl_gym.sandbox.protocol import Mount
 from prorl_gym.sandbox.rootfs import Root, build_root
 
 _LEADER = "echo ready; while read -r _; do :; done"
@@ -69,7 +70,7 @@ def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str],
         surplus = _surplus_mounts(container.leader, root)
         _enter(container.leader)
         container.line.close()
-        _finish_root(launch.spec, surplus, devices, mounts)
+        _finish_root(launch, surplus, devices, mounts)
         serve(control, init.guest_options(launch.spec, proc, is_init=False))
 
     pid = _fork(guest, control)
@@ -207,18 +208,19 @@ def _unescape(field: str) -> str:
 
 
 def _finish_root(
-    spec: SandboxSpec, surplus: list[str], devices: dict[str, int], mounts: list[tuple[int, Mount, bool]]
+    launch: Launch, surplus: list[str], devices: dict[str, int], mounts: list[tuple[int, Mount, bool]]
 ) -> None:
     """Bring what Apptainer mounted to the same state as in a ``userns`` sandbox."""
     for point in reversed(surplus):
         syscalls.unmount(point)
+    spec = launch.spec
     with init.blaming_image(spec):
         kernel_files.mount_dev(devices)
         kernel_files.mount_shm(spec.limits.shm_size)
         kernel_files.hide_sys()
         kernel_files.forbid_user_namespaces()
         kernel_files.mask_proc()
-        init.prepare_files(spec)
+        prepare_files(spec.workdir, keep_etc=not launch.lower)
         attach_mounts(mounts)
 
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import platform
-import shutil
 import socket
 from pathlib import Path
 from uuid import uuid4
@@ -18,6 +17,7 @@ from prorl_gym.sandbox.images.protocol import ImageResolver
 from prorl_gym.sandbox.launch import BackendName, Launch
 from prorl_gym.sandbox.protocol import Probe, SandboxSpec
 from prorl_gym.sandbox.reaper import Reaped
+from prorl_gym.sandbox.runtimes import find_runtime
 from prorl_gym.sandbox.scratch import default_scratch
 from prorl_gym.sandbox.shielding import finish
 from prorl_gym.sandbox.spawner_client import SpawnerClient
@@ -25,7 +25,6 @@ from prorl_gym.sandbox.spawner_client import SpawnerClient
 log = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 20.0
-_PROGRAMS = ("apptainer", "singularity")
 
 
 class NamespaceBackend:
@@ -178,22 +177,7 @@ class NamespaceBackend:
             log.warning("%s sandboxes: %s", self._name, text)
 
     def _program(self) -> str:
-        if self._name == "userns":
-            return ""
-        wanted = self._config.apptainer
-        found = str(wanted) if wanted is not None else find_apptainer()
-        if found is None or not os.access(found, os.X_OK):
-            raise SandboxError(
-                FailureKind.SANDBOX_UNAVAILABLE,
-                f"{found or 'Apptainer'} is not installed." if wanted is None else f"sandbox.apptainer: no {found}.",
-                "Install apptainer or singularity-ce, or choose the backend 'userns', which needs neither.",
-            )
-        return found
-
-
-def find_apptainer() -> str | None:
-    """Return the path of Apptainer, or Singularity, from PATH."""
-    return next((found for name in _PROGRAMS if (found := shutil.which(name))), None)
+        return "" if self._name == "userns" else find_runtime(self._name, self._config)
 
 
 def _as_start_failure(error: BaseException) -> BaseException:

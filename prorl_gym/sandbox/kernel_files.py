@@ -18,7 +18,7 @@ _DEVICE_LINKS = {
 
 # What a container runtime hides: kernel memory, keys, timers, and everything whose writing changes the host.
 _READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
-_HIDDEN_FILES = (
+HIDDEN_FILES = (
     "/proc/kcore",
     "/proc/keys",
     "/proc/key-users",
@@ -29,7 +29,7 @@ _HIDDEN_FILES = (
     "/proc/kmsg",
     "/proc/1/cmdline",  # the spawner's: it shows where the host keeps its interpreter
 )
-_HIDDEN_DIRECTORIES = ("/proc/acpi", "/proc/scsi")
+HIDDEN_DIRECTORIES = ("/proc/acpi", "/proc/scsi")
 _SAFE = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
 
 
@@ -58,9 +58,9 @@ def mask_proc() -> None:
     for path in filter(os.path.exists, _READ_ONLY):
         syscalls.mount(path, path, None, syscalls.MS_BIND | syscalls.MS_REC)
         syscalls.restrict_mount(path, syscalls.MOUNT_ATTR_RDONLY, recursive=True)
-    for path in filter(os.path.exists, _HIDDEN_FILES):
+    for path in filter(os.path.exists, HIDDEN_FILES):
         syscalls.mount("/dev/null", path, None, syscalls.MS_BIND)
-    for path in filter(os.path.exists, _HIDDEN_DIRECTORIES):
+    for path in filter(os.path.exists, HIDDEN_DIRECTORIES):
         _mount_nothing(path)
 
 

@@ -88,14 +88,31 @@ def take_mounts(wanted: tuple[Mount, ...]) -> list[tuple[int, Mount, bool]]:
             is_directory = stat.S_ISDIR(os.stat(mount.source).st_mode)
             descriptor = syscalls.clone_mount(mount.source, recursive=is_directory)
         except OSError as error:
-            raise SandboxError(
-                FailureKind.SANDBOX_UNAVAILABLE,
-                f"mount source {mount.source}: {error.strerror}.",
-                "It must exist where the sandbox's uid may go; a directory below a 0700 home is out of its reach.",
-            ) from None
+            raise _unreachable(mount, error) from None
         syscalls.restrict_mount(descriptor, _READ_ONLY, recursive=is_directory)
         taken.append((descriptor, mount, is_directory))
     return taken
+
+
+def check_mounts(wanted: tuple[Mount, ...]) -> None:
+    """Check what a runtime will mount for us, so that the refusal is ours and not the runtime's.
+
+    Raises:
+        SandboxError: a source does not exist or cannot be reached by the sandbox's uid.
+    """
+    for mount in wanted:
+        try:
+            os.stat(mount.source)
+        except OSError as error:
+            raise _unreachable(mount, error) from None
+
+
+def _unreachable(mount: Mount, error: OSError) -> SandboxError:
+    return SandboxError(
+        FailureKind.SANDBOX_UNAVAILABLE,
+        f"mount source {mount.source}: {error.strerror}.",
+        "It must exist where the sandbox's uid may go; a directory below a 0700 home is out of its reach.",
+    )
 
 
 def attach_mounts(taken: list[tuple[int, Mount, bool]]) -> None:

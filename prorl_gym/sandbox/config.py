@@ -62,3 +62,9 @@ class SandboxConfig(ConfigModel):
     """Longest time a sandbox may take to start."""
     limits: LimitsConfig = LimitsConfig()
     """Bounds of sandboxes whose environment sets none."""
+    warm: Annotated[int, Field(ge=0)] = 0
+    """Most sandboxes to hold ready per image and spec; 0: each is started when it is asked for."""
+    warm_memory: Count = 1 << 30
+    """Most bytes for all of them together, each reckoned at 16 MB."""
+    warm_shell: bool = True
+    """Start the shell of a warm sandbox beforehand, where its image has one."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from prorl_gym.errors import FailureKind, RolloutError, SandboxError
+from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import Probe, Sandbox, SandboxBackend, SandboxSpec
 from prorl_gym.sandbox.shelves import Shelf, Shelves
 from prorl_gym.sandbox.shielding import finish
@@ -24,6 +25,23 @@ _ANSWER_SECONDS = 0.5
 """How soon a warm sandbox must answer before it is handed out."""
 
 WarmUp = Callable[[Sandbox], Awaitable[object]]
+
+
+async def _open_shell(box: Sandbox) -> None:
+    """Start the shell. An image without bash is a matter for whoever asks for one."""
+    try:
+        await box.shell()
+    except SandboxError as error:
+        if error.kind is not FailureKind.IMAGE_BROKEN:
+            raise
+
+
+def warmed(backend: SandboxBackend, config: SandboxConfig) -> SandboxBackend:
+    """Return the backend with a pool before it, as configured. Closing the pool closes the backend."""
+    if config.warm == 0:
+        return backend
+    warm_up = _open_shell if config.warm_shell else None
+    return WarmPool(backend, per_spec=config.warm, memory=config.warm_memory, warm_up=warm_up)
 
 
 class WarmPool:

@@ -9,9 +9,10 @@ import pytest_asyncio
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.backend import NamespaceBackend
+from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.conformance import CHECKS, SPEC, Check
 from prorl_gym.sandbox.fake import FakeBackend, FakeSandbox, Script
-from prorl_gym.sandbox.pool import MEMORY_EACH, WarmPool
+from prorl_gym.sandbox.pool import MEMORY_EACH, WarmPool, warmed
 from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
 
 A, B = SandboxSpec(), SandboxSpec(workdir="/elsewhere")
@@ -174,6 +175,13 @@ async def test_a_warm_up_that_fails_loses_no_sandbox() -> None:
     await pool.settle()
     assert not open_of(backend) and pool.ready == 0
     await pool.close()
+
+
+@pytest.mark.parametrize(("config", "pooled"), [({}, False), ({"warm": 2}, True)])
+async def test_the_configuration_decides(config: dict[str, int], pooled: bool) -> None:
+    backend = warmed(FakeBackend(), SandboxConfig.model_validate(config))
+    assert isinstance(backend, WarmPool) is pooled
+    await backend.close()
 
 
 # Real sandboxes.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 _SECONDS = 3.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
+_PSS = re.compile(rb"^(Pss|Pss_Shmem):\s+(\d+) kB", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +53,44 @@ class ProcessTable:
         alive = fields[0] not in (b"Z", b"X")
         return Process(pid, int(fields[1]), int(fields[19]), alive, int(fields[17]), int(fields[21]) * _PAGE)
 
-    def proportional(self, process: Process) -> int:
-        """Return a process's bytes in memory with shared pages shared out (PSS); its resident size if that is hidden.
+    def proportional(self, process: Process) -> tuple[int, int]:
+        """Return a process's bytes in memory with shared pages shared out (PSS), and those of them that are shmem.
 
-        The kernel walks the whole address space for it: milliseconds for a large process.
+        Where the kernel does not show them, the resident size stands in. The kernel walks the whole address space
+        for it: milliseconds for a large process.
         """
         try:
             fd = os.open(f"{process.pid}/smaps_rollup", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
         except OSError:
-            return process.resident
+            return process.resident, 0
         try:
             text = os.read(fd, 4096)
         except OSError:  # it ended, or it has no memory any more
-            return 0
+            return 0, 0
         finally:
             os.close(fd)
-        found = _PSS.search(text)
-        return int(found[1]) * 1024 if found else 0
+        found = dict(_PSS.findall(text))
+        return int(found.get(b"Pss", 0)) * 1024, int(found.get(b"Pss_Shmem", 0)) * 1024
+
+    def open_files(self, pid: int, device: int) -> tuple[int, dict[int, int]]:
+        """Look at a process's descriptors: how many there are, and the files on one device (inode -> bytes)."""
+        found: dict[int, int] = {}
+        try:
+            fd = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+        except OSError:
+            return 0, found
+        try:
+            names = os.listdir(fd)
+            for name in names:
+                try:
+                    status = os.stat(name, dir_fd=fd)
+                except OSError:  # closed meanwhile
+                    continue
+                if status.st_dev == device:
+                    found[status.st_ino] = status.st_blocks * 512
+        finally:
+            os.close(fd)
+        return len(names), found
 
     def descendants(self, root: int) -> list[Process]:
         """Return the living descendants of ``root``, without itself."""

@@ -6,14 +6,13 @@ be told from what is being done.
 """
 
 import codecs
-import contextlib
 import ctypes
 import json
 import os
 import resource
-import shutil
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 from prorl_gym.errors import ProrlError
@@ -21,6 +20,7 @@ from prorl_gym.sandbox import syscalls
 from prorl_gym.sandbox.images.squashfs import unpack_sif
 from prorl_gym.sandbox.images.streams import decompressed
 from prorl_gym.sandbox.images.untar import Bounds, Unpacked, unpack
+from prorl_gym.sandbox.scratch import remove_directory
 
 _MEMORY = 2 << 30  # an archive's headers can claim any length; Python reads them whole
 
@@ -128,8 +128,8 @@ def _publish(source: str, target: str) -> None:
 
 
 def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(path)
+    """Remove a directory, also one whose permissions an image (or a torn unpacking) has taken away."""
+    remove_directory(Path(path))
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:

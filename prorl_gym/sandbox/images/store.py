@@ -108,6 +108,12 @@ class ImageStore:
             "Build or import it again.",
         )
 
+    def has(self, image: str) -> bool:
+        """Whether an image of a registry, or a name, is known and complete."""
+        name = str(RegistryReference.parse(image)) if image.startswith(DOCKER) else image
+        record = self.records.find(name)
+        return record is not None and self._is_here(record)
+
     def _is_here(self, record: ImageRecord) -> bool:
         return all(self.layers.find(digest) is not None for digest in record.layers)
 
@@ -195,6 +201,19 @@ class ImageStore:
         place = self.layers.place.absolute()
         roots = tuple(str(place / "layers" / digest.replace(":", "-") / "root") for digest in topmost_first)
         return _Held(ResolvedImage(image, roots), tuple(pinned))
+
+    async def forget(self, image: str) -> int:
+        """Forget an image and remove the layers that nobody else needs; return how many.
+
+        Raises:
+            SandboxError: ``IMAGE_MISSING``, it is not known.
+        """
+        name = str(RegistryReference.parse(image)) if image.startswith(DOCKER) else image
+        record = self.records.known(name)
+        self.records.remove(name)
+        needed = {digest for other in self.records.all() for digest in other.layers}
+        alone = [self.layers.find(digest) for digest in dict.fromkeys(record.layers) if digest not in needed]
+        return sum([await self.layers.evict(layer) for layer in alone if layer is not None])
 
     async def prune(self) -> Evicted:
         """Remove the least recently used layers that are beyond the store's bounds and not in use."""

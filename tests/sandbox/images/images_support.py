@@ -1,4 +1,4 @@
-"""Helpers of the image tests: layers made by hand, a pusher that speaks a registry's HTTP API, a registry of our own."""
+"""Helpers of the image tests: layers made by hand, a pusher for the HTTP API of registries, a registry of our own."""
 
 import gzip
 import hashlib

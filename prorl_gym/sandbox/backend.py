@@ -12,6 +12,8 @@ from prorl_gym.errors import FailureKind, RolloutError, SandboxError
 from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.channel import Channel
 from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.egress import AllowList
+from prorl_gym.sandbox.egress_proxy import OnEgress, open_egress, with_proxy
 from prorl_gym.sandbox.image_paths import PlainPaths
 from prorl_gym.sandbox.images.protocol import ImageResolver
 from prorl_gym.sandbox.launch import BackendName, Launch
@@ -34,9 +36,17 @@ class NamespaceBackend:
         name: ``userns`` needs nothing but the kernel; ``apptainer`` has Apptainer enter the root.
         config: the sandbox room's configuration.
         images: finds images by their names; by default, an image is ``host`` or a directory.
+        on_egress: called after every request of a sandbox that may reach something.
     """
 
-    def __init__(self, name: BackendName, config: SandboxConfig, images: ImageResolver | None = None) -> None:
+    def __init__(
+        self,
+        name: BackendName,
+        config: SandboxConfig,
+        images: ImageResolver | None = None,
+        on_egress: OnEgress | None = None,
+    ) -> None:
+        self._on_egress = on_egress
         self._name: BackendName = name
         self._config = config
         self._images: ImageResolver = images or PlainPaths()
@@ -98,9 +108,10 @@ class NamespaceBackend:
             SandboxError: ``IMAGE_MISSING``, ``IMAGE_BROKEN`` or ``SANDBOX_UNAVAILABLE``.
         """
         program = self._program()
+        allowed = AllowList.parse(spec.egress)
         spawner = await self._ensure_spawner()
         image = await self._images.resolve(spec.image)
-        launch = Launch(uuid4().hex, self._name, spec, program, image.lower)
+        launch = Launch(uuid4().hex, self._name, with_proxy(spec), program, image.lower)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = Channel.attach(ours)
         try:
@@ -108,6 +119,7 @@ class NamespaceBackend:
                 spawner.launch(launch, theirs)
             async with asyncio.timeout(self._config.start_seconds):
                 await channel.ready()
+                egress = await open_egress(launch.id, allowed, channel, self._on_egress)
         except BaseException as error:
             channel.close()
             spawner.stop(launch.id)
@@ -124,6 +136,8 @@ class NamespaceBackend:
             self._boxes.pop(launch.id, None)
             spawner.stop(launch.id)
             self._images.release(image)
+            if egress is not None:
+                await egress.close()
 
         box = self._boxes[launch.id] = Box(launch.id, spec, channel, release)
         return box

@@ -8,6 +8,7 @@ from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.images.protocol import ImageResolver
 from prorl_gym.sandbox.launch import BackendName
 from prorl_gym.sandbox.local import LocalBackend
+from prorl_gym.sandbox.pool import warmed
 from prorl_gym.sandbox.protocol import HOST_USR, Probe, SandboxBackend
 from prorl_gym.sandbox.runtimes import look_for_runtime
 
@@ -20,7 +21,9 @@ _WEAKER: tuple[tuple[BackendName, str], ...] = (
 
 
 async def open_backend(config: SandboxConfig, images: ImageResolver | None = None) -> SandboxBackend:
-    """Return a backend that has started a sandbox here a moment ago. The log says which and why.
+    """Return a backend that has started a sandbox here a moment ago, with a warm pool before it where one is wanted.
+
+    The log says which and why.
 
     Args:
         config: the sandbox room's configuration.
@@ -38,7 +41,7 @@ async def open_backend(config: SandboxConfig, images: ImageResolver | None = Non
         probe = await backend.probe()
         if probe.ok:
             log.info("sandboxes: %s, %s (%s)", name, reason, probe.detail)
-            return backend
+            return warmed(backend, config)
         await backend.close()
         log.warning("sandboxes: %s does not work here: %s", name, probe.detail)
         refused.append(probe)

@@ -4,6 +4,7 @@ Runs in a process whose root is the sandbox's already, so an image's symbolic li
 """
 
 import os
+from contextlib import suppress
 
 from prorl_gym.sandbox import syscalls
 
@@ -81,7 +82,10 @@ def mount_dev(devices: dict[str, int]) -> None:
 
 
 def mount_shm(size: int) -> None:
-    """Mount ``/dev/shm`` with a size in bytes."""
+    """Mount ``/dev/shm`` with a size in bytes; System V shared memory, which outlives its users, gets as much."""
+    with suppress(PermissionError):  # before Linux 5.19 only the host's root may say it
+        with open("/proc/sys/kernel/shmall", "w", encoding="ascii") as file:
+            file.write(str(size // os.sysconf("SC_PAGE_SIZE")))
     os.makedirs("/dev/shm", exist_ok=True)
     syscalls.mount("shm", "/dev/shm", "tmpfs", _SAFE, f"mode=1777,size={size},nr_inodes={size // 4096 + 256}")
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from sandbox_support import kernel_has_user_namespaces
 
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.box import Box
@@ -39,6 +40,16 @@ MB = 1 << 20
 )
 def test_naming(facts: dict[str, object], breach: Breach | None) -> None:
     assert name_breach(**{"observed": (), **facts}) is breach  # type: ignore[arg-type]
+
+
+@pytest.fixture(
+    scope="module", params=["userns", pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.slow])]
+)
+def backend_name(request: pytest.FixtureRequest) -> str:
+    """Apptainer, the same guest and limits over another root, runs with ``--all``."""
+    if not kernel_has_user_namespaces():
+        pytest.skip("this kernel refuses user namespaces to ordinary users")
+    return request.param
 
 
 LIMITS = SandboxLimits(

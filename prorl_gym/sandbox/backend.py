@@ -111,7 +111,7 @@ class NamespaceBackend:
         allowed = AllowList.parse(spec.egress)
         spawner = await self._ensure_spawner()
         image = await self._images.resolve(spec.image)
-        launch = Launch(uuid4().hex, self._name, with_proxy(spec), program, image.lower)
+        launch = Launch(uuid4().hex, self._name, with_proxy(spec, allowed), program, image.lower)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = Channel.attach(ours)
         try:

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 PORT = 3128
 """Where programs in the sandbox find the proxy, on 127.0.0.1."""
 
+_OWN = ("localhost", "127.0.0.1", "::1")
 _HEAD_SECONDS = 30.0
 _CONNECT_SECONDS = 15.0
 _IDLE_SECONDS = 300.0
@@ -60,16 +61,20 @@ class EgressEvent:
 OnEgress = Callable[[EgressEvent], None]
 
 
-def proxy_environment() -> Mapping[str, str]:
-    """Return the variables by which programs in the sandbox find the proxy."""
+def proxy_environment(allowed: AllowList) -> Mapping[str, str]:
+    """Return the variables by which programs in the sandbox find the proxy.
+
+    The loopback that they see is the sandbox's own and needs no proxy, unless the service's is what the list names.
+    """
     url = f"http://127.0.0.1:{PORT}"
-    names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
-    return {**dict.fromkeys(names, url), "NO_PROXY": "localhost,127.0.0.1,::1", "no_proxy": "localhost,127.0.0.1,::1"}
+    own = ",".join(host for host in _OWN if host not in {rule.host for rule in allowed.rules})
+    proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), url)
+    return {**proxies, "NO_PROXY": own, "no_proxy": own}
 
 
-def with_proxy(spec: SandboxSpec) -> SandboxSpec:
+def with_proxy(spec: SandboxSpec, allowed: AllowList) -> SandboxSpec:
     """Return the spec as the sandbox shall see it: with the proxy's variables, where it may reach anything."""
-    return replace(spec, env={**proxy_environment(), **spec.env}) if spec.egress else spec
+    return replace(spec, env={**proxy_environment(allowed), **spec.env}) if allowed.rules else spec
 
 
 async def open_egress(

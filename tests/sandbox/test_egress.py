@@ -1,11 +1,15 @@
 """Egress on real backends: exactly what is listed can be reached, through the proxy and in no other way."""
 
 import asyncio
+import io
 import logging
 import os
 import socket
+import subprocess
+import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 
 import pytest
 import pytest_asyncio
@@ -20,6 +24,16 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(not os.path.exists("/usr/bin/python3"), reason="the host has no /usr/bin/python3"),
 ]
+
+USE = "import tiny_tool; print(tiny_tool.answer)"
+
+
+@cache
+def find_pip() -> bool:
+    """Whether the python3 that sandboxes over the host's /usr see has pip."""
+    asked = ["/usr/bin/python3", "-I", "-c", "import pip"]
+    return os.path.exists(asked[0]) and subprocess.run(asked, capture_output=True, check=False).returncode == 0
+
 
 FETCH = "import sys, urllib.request as r; sys.stdout.write(r.urlopen(sys.argv[1], timeout=10).read().decode())"
 TUNNEL = """
@@ -38,12 +52,37 @@ if b" 200 " in answer:
 """
 
 
+WHEEL = "tiny_tool-1.0-py3-none-any.whl"
+
+
+def _wheel() -> bytes:
+    """A package of one line."""
+    about = "tiny_tool-1.0.dist-info"
+    files = {
+        "tiny_tool.py": "answer = 42\n",
+        f"{about}/METADATA": "Metadata-Version: 2.1\nName: tiny-tool\nVersion: 1.0\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{about}/RECORD"] = "".join(f"{name},,\n" for name in (*files, f"{about}/RECORD"))
+    wheel = io.BytesIO()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return wheel.getvalue()
+
+
 async def _index(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A package index of one page per path, which says what it was asked."""
+    """A package index with one package; any other page says what it was asked."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    path = head.split()[1]
     host = next((line for line in head.splitlines() if line.lower().startswith("host:")), "Host: none")
-    body = f"{head.split()[1]} for {host}".encode()
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
+    body, kind = f"{path} for {host}".encode(), b"text/plain"
+    if path == "/simple/tiny-tool/":
+        body, kind = f'<!DOCTYPE html><html><body><a href="/{WHEEL}">{WHEEL}</a></body></html>'.encode(), b"text/html"
+    elif path == f"/{WHEEL}":
+        body, kind = _wheel(), b"application/octet-stream"
+    head_lines = (b"HTTP/1.1 200 OK", b"Content-Type: " + kind, b"Content-Length: %d" % len(body), b"Connection: close")
+    writer.write(b"\r\n".join((*head_lines, b"", body)))
     writer.close()
 
 
@@ -74,22 +113,29 @@ async def box(backend: NamespaceBackend, listed: int) -> AsyncIterator[Box]:
     await box.close()
 
 
-async def python(box: Box, code: str, *arguments: str, env: dict[str, str] | None = None) -> ExecResult:
-    return await box.exec(["/usr/bin/python3", "-c", code, *arguments], timeout=20, env=env)
-
-
-NO_EXCEPTIONS = {"NO_PROXY": "", "no_proxy": ""}
-"""The host's loopback is not the sandbox's: the usual exception for it must not apply here."""
+async def python(box: Box, code: str, *arguments: str) -> ExecResult:
+    return await box.exec(["/usr/bin/python3", "-c", code, *arguments], timeout=20)
 
 
 async def test_listed_is_reached(box: Box, listed: int) -> None:
-    result = await python(box, FETCH, f"http://127.0.0.1:{listed}/simple/", env=NO_EXCEPTIONS)
+    result = await python(box, FETCH, f"http://127.0.0.1:{listed}/simple/")
     assert result.stdout.decode() == f"/simple/ for Host: 127.0.0.1:{listed}", result
+
+
+@pytest.mark.skipif(not find_pip(), reason="the host's /usr/bin/python3 has no pip")
+async def test_pip_installs_from_the_listed_index_only(box: Box, listed: int, unlisted: int) -> None:
+    install = "python3 -m pip --no-cache-dir --disable-pip-version-check install --retries 0 --target"
+    trust = "--trusted-host 127.0.0.1 --index-url http://127.0.0.1"
+    good = f"{install} /tmp/good {trust}:{listed}/simple tiny-tool && PYTHONPATH=/tmp/good python3 -c '{USE}'"
+    result = await box.exec(["sh", "-c", good], timeout=60)
+    assert result.stdout.endswith(b"\n42\n"), result
+    result = await box.exec(["sh", "-c", f"{install} /tmp/bad {trust}:{unlisted}/simple tiny-tool"], timeout=60)
+    assert result.exit_code != 0 and b"No matching distribution" in result.stderr, result
 
 
 async def test_another_port_is_refused_and_logged(box: Box, unlisted: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        result = await python(box, FETCH, f"http://127.0.0.1:{unlisted}/", env=NO_EXCEPTIONS)
+        result = await python(box, FETCH, f"http://127.0.0.1:{unlisted}/")
     assert result.exit_code != 0 and b"403" in result.stderr, result
     assert any(box.id in line and f"127.0.0.1:{unlisted} refused" in line for line in caplog.messages)
 

@@ -123,7 +123,7 @@ class Watchdog:
     def _at_limit(self, processes: Sequence[Process]) -> bool:
         """Whether forks fail now, or are about to: some threads of our own count as well, and a look takes time."""
         threads = sum(process.threads for process in processes)
-        return self._processes > 0 and threads > 0 and threads >= self._processes - 2 - self._processes // 16
+        return self._processes > 0 and threads >= max(2, self._processes - 2 - self._processes // 16)
 
     def _owner(self, process: Process, processes: Sequence[Process]) -> int:
         """Return the child of the guest below which a process runs."""

@@ -26,6 +26,7 @@ MaxBytes = Annotated[int | None, typer.Option(help="Bytes that the store may hol
 MaxInodes = Annotated[int | None, typer.Option(help="Files and directories that the store may hold.")]
 Name = Annotated[str, typer.Option(help="Name to use the image by.")]
 T = TypeVar("T")
+_PULL_SECONDS = 3600.0
 
 
 def register(app: typer.Typer) -> None:
@@ -35,18 +36,54 @@ def register(app: typer.Typer) -> None:
 
 @images.command()
 def pull(
-    image: Annotated[list[str], typer.Argument(help="docker://... references or paths of SIF files.")],
+    image: Annotated[
+        list[str],
+        typer.Argument(help="docker:// references, paths of SIF files, or (with --name) library://, oras://."),
+    ],
+    name: Annotated[str, typer.Option(help="Name for an image that only Apptainer can fetch.")] = "",
     store: Store = None,
     uid: Uid = None,
     mirror: Mirror = None,
 ) -> None:
     """Bring images here, or bring those here up to date."""
+    from prorl_gym.sandbox.images.building import FOREIGN, pull_foreign
 
     async def work(store: "ImageStore") -> None:
         for one in image:
-            _show(await store.obtain(one, refresh=True))
+            if one.startswith(FOREIGN):
+                _show(await pull_foreign(store, one, name, seconds=_PULL_SECONDS))
+            else:
+                _show(await store.obtain(one, refresh=True))
 
     _with_store(work, directory=store, uid=uid, mirrors=_mirrors(mirror))
+
+
+@images.command()
+def build(
+    what: Annotated[str, typer.Argument(help="prorl-python (the python tool's stock image) or a definition file.")],
+    name: Annotated[
+        str, typer.Option(help="Name to use the image by; the file's name without suffix by default.")
+    ] = "",
+    cache: Annotated[Path | None, typer.Option(help="Where packages are kept, to build again without network.")] = None,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Longest time that building from a definition may take.")
+    ] = 3600,
+    store: Store = None,
+    uid: Uid = None,
+) -> None:
+    """Build an image and give it a name."""
+    from prorl_gym.sandbox.images import python_image
+    from prorl_gym.sandbox.images.building import build_definition
+    from prorl_gym.sandbox.images.config import default_cache
+
+    async def work(store: "ImageStore") -> None:
+        if what == python_image.NAME:
+            place = cache or default_cache() / "packages"
+            _show(await python_image.build(store, place, name or what))
+        else:
+            _show(await build_definition(store, Path(what), name or Path(what).stem, seconds=seconds))
+
+    _with_store(work, directory=store, uid=uid)
 
 
 @images.command("import")

@@ -1,4 +1,4 @@
-"""The fixed mix of actions that an agent takes in a repository, and the repository. Committed before it was measured."""
+"""The fixed mix of an agent's actions in a repository, and the repository. Committed before it was measured."""
 
 SETUP = """
 mkdir -p /tmp/mix/pkg && cd /tmp/mix && git init -q . && git config user.email a@b && git config user.name n

@@ -17,7 +17,7 @@ a breach is named from the strongest thing that is known:
 
 Words are looked for in the last lines that a *failed* command printed. A command that prints them can thus mislabel
 its own result, and nothing else. ``disk`` and ``processes`` are only named for a command that failed: one that reached
-a limit and coped has no breach.
+a limit and coped has no breach, unless bash says that it had to wait.
 """
 
 import re
@@ -48,8 +48,10 @@ class Breach(StrEnum):
     """The command's timeout."""
 
 
+_RETRIED = "fork: retry: Resource temporarily unavailable"
+"""Bash, before it sleeps for 1, 2, 4 and 8 seconds."""
 _WORDS = (
-    (Breach.PROCESSES, r"fork: (?:retry: )?Resource temporarily unavailable"),
+    (Breach.PROCESSES, r"fork: Resource temporarily unavailable"),
     (Breach.PROCESSES, r"BlockingIOError: \[Errno 11\]|can't start new thread|[Cc]annot fork|pthread_create failed"),
     (Breach.DISK, r"No space left on device|Disk quota exceeded"),
     (Breach.FILE_SIZE, r"File too large|File size limit exceeded"),
@@ -73,6 +75,8 @@ def name_breach(
     """
     if Breach.MEMORY_SANDBOX in observed:
         return Breach.MEMORY_SANDBOX
+    if _RETRIED in words[-_TAIL:]:  # however it ended: this is why it took so long
+        return Breach.PROCESSES
     if exit_code != 0 or timed_out:
         by_signal = {128 + _SIGXCPU: Breach.CPU, 128 + _SIGXFSZ: Breach.FILE_SIZE}.get(exit_code)
         named = by_signal or next(iter(observed), None) or _from_words(words[-_TAIL:])

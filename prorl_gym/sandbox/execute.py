@@ -141,7 +141,7 @@ async def execute(
     breach = name_breach(
         exit_code=code,
         observed=channel.take_breaches(child.pid),
-        words=stderr.decode("utf-8", "replace") if code else "",
+        words=stderr.decode("utf-8", "replace"),
         timed_out=timed_out,
         truncated=truncated,
     )

@@ -56,8 +56,9 @@ async def _kernel(client: aiohttp.ClientSession) -> str:
 async def _cell(connection: aiohttp.ClientWebSocketResponse) -> None:
     number = uuid4().hex
     header = {"msg_id": number, "msg_type": "execute_request", "username": "", "session": number, "version": "5.3"}
-    content = {"code": "1+1", "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
-    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+    content = {"code": "1+1", "silent": False, "store_history": False, "allow_stdin": False}
+    empty: dict[str, str] = {}
+    message = {"header": header, "parent_header": empty, "metadata": empty, "content": content, "channel": "shell"}
     await connection.send_str(json.dumps(message))
     async for packet in connection:
         reply = json.loads(packet.data)

@@ -90,7 +90,10 @@ def tmux(command: str, poll: float, count: int) -> list[float] | None:
 
 
 async def gym_apptainer(image: str, commands: Sequence[str], count: int) -> tuple[float, list[float]] | None:
-    """NeMo Gym's own Apptainer provider: ms until its first command was answered, and of every later one."""
+    """NeMo Gym's own Apptainer provider: ms until its first command was answered, and of every later one.
+
+    It takes images that Apptainer built (it runs their start script): a SIF, no plain directory.
+    """
     try:
         from nemo_gym.sandbox import AsyncSandbox, SandboxSpec  # pyright: ignore
     except ImportError:
@@ -99,7 +102,7 @@ async def gym_apptainer(image: str, commands: Sequence[str], count: int) -> tupl
         return None
     began = time.perf_counter()
     # Without --userns it does not start where this is root without all capabilities.
-    provider = {"apptainer": {"create": {"extra_start_args": ["--userns"]}}}
+    provider = {"apptainer": {"create": {"extra_start_args": ["--userns"]}, "exec": {"extra_exec_args": ["--userns"]}}}
     sandbox = AsyncSandbox(provider, SandboxSpec(image=image))
     try:
         try:

@@ -4,7 +4,7 @@ Peers, in the same run: a bash on a pty of this host with blocking system calls 
 limits), ``/bin/true`` forked and executed, NeMo Gym's own Apptainer provider over an image, SWE-ReX's session and a
 tmux pane on the host. Also: the fixed mix of ``_mix``, a megabyte of output, Unix sockets against TCP loopback.
 
-``PRORL_BENCH_IMAGE`` names an image directory for NeMo Gym's provider; ``PRORL_BENCH_SWEREX`` the python of an
+``PRORL_BENCH_SIF`` names an image for NeMo Gym's provider; ``PRORL_BENCH_SWEREX`` the python of an
 environment with SWE-ReX. Without them these peers are left out.
 """
 
@@ -171,7 +171,7 @@ async def peers() -> list[Figure]:
             value = mean(times) if "mean" in of else median(times)
             figures.append(figure(f"peer: {name}: {of}", [value], "ms", better="lower"))
 
-    image = os.environ.get("PRORL_BENCH_IMAGE")
+    image = os.environ.get("PRORL_BENCH_SIF")
     if image and (measured := await _peers.gym_apptainer(image, ["echo hi"], 30)):
         add("NeMo Gym's apptainer provider", measured[1])
     add("SWE-ReX session, host", _peers.swerex(["echo hi"], 30))

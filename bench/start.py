@@ -107,7 +107,8 @@ async def peers() -> list[Figure]:
     for what, image in (("image directory", IMAGE), ("SIF", os.environ.get("PRORL_BENCH_SIF", HOST_USR))):
         if image != HOST_USR and (times := _peers.apptainer_exec(image, 10)):
             figures.append(figure(f"peer: apptainer exec of the {what}", times[1:], "ms", better="lower"))
-    if IMAGE != HOST_USR and (measured := await _peers.gym_apptainer(IMAGE, ["true"], 1)):
+    sif = os.environ.get("PRORL_BENCH_SIF")
+    if sif and (measured := await _peers.gym_apptainer(sif, ["true"], 1)):
         name = "peer: NeMo Gym's apptainer provider, first command"
         figures.append(figure(name, [measured[0]], "ms", better="lower"))
     if (gateway := await _gateway.measure(CELLS // 4)) is not None:

@@ -79,13 +79,13 @@ def _image_root(launch: Launch, base: str) -> list[str]:
     That layer cannot remove directories of the image where it was mounted without root (EIO), so the working
     directory, where agents do such things, is a copy on disk.
     """
-    if len(launch.lower) > 1:
+    image, *below = launch.lower
+    if below:
         raise SandboxError(
             FailureKind.SANDBOX_UNAVAILABLE,
             f"image {launch.spec.image} has {len(launch.lower)} layers; 'apptainer-plain' can show only one.",
             "Use 'userns' or 'apptainer', or give the image as a SIF file or one directory.",
         )
-    image = launch.lower[0]
     os.mkdir(f"{base}/session")
     arguments = [f"--workdir={base}/session", "--writable-tmpfs"]
     workdir = launch.spec.workdir.strip("/")

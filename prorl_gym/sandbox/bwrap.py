@@ -92,13 +92,13 @@ def _host_root(base: str, seeds: list[tuple[str, str]]) -> list[str]:
 
 def _image_root(launch: Launch, seeds: list[tuple[str, str]]) -> list[str]:
     """An image directory. Only its own top level is looked at, and never through its symbolic links."""
-    if len(launch.lower) > 1:
+    image, *below = launch.lower
+    if below:
         raise SandboxError(
             FailureKind.SANDBOX_UNAVAILABLE,
             f"image {launch.spec.image} has {len(launch.lower)} layers, and the 'bwrap' backend can show only one.",
             "Use 'userns' or 'apptainer', or flatten the image into one directory.",
         )
-    image = launch.lower[0]
     copied = _COPIED | {launch.spec.workdir.strip("/").partition("/")[0]} - {"usr"}
     arguments: list[str] = []
     for name in sorted(set(os.listdir(image)) - _FRESH):

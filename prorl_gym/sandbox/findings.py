@@ -151,7 +151,8 @@ def _ulimits(facts: Facts) -> Iterator[Finding]:
         fix = "Raise it: ulimit -Hn 65536, LimitNOFILE= of the unit, or 'nofile' in /etc/security/limits.conf."
         yield Finding("open files", "weak", detail, fix)
     if facts.processes != -1 and facts.processes < _LEAST_PROCESSES:
-        detail = f"this user may have {facts.processes} processes: about {facts.processes // _PROCESSES_PER_SANDBOX} sandboxes."
+        enough_for = facts.processes // _PROCESSES_PER_SANDBOX
+        detail = f"this user may have {facts.processes} processes: about {enough_for} sandboxes."
         fix = "Raise it: ulimit -Hu 65536, TasksMax= of the unit, or 'nproc' in /etc/security/limits.conf."
         yield Finding("processes", "weak", detail, fix)
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import kernel_files, syscalls
 from prorl_gym.sandbox.confine import confine
+from prorl_gym.sandbox.furnishing import prepare_files
 from prorl_gym.sandbox.guest.server import GuestOptions, serve
 from prorl_gym.sandbox.launch import Launch
-from prorl_gym.sandbox.furnishing import prepare_files
 from prorl_gym.sandbox.mounts import attach_mounts, mount_grafts, take_mounts
 from prorl_gym.sandbox.protocol import HOST_USR, SandboxSpec
 from prorl_gym.sandbox.rootfs import build_root

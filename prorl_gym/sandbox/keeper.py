@@ -160,8 +160,12 @@ def _catch_signals() -> int:
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, _note)
     return woken
+
+
+def _note(number: int, frame: object) -> None:
+    """The wake-up descriptor carries the news; there is nothing to do here."""
 
 
 def _sealed(name: str, data: bytes) -> int:

@@ -57,7 +57,7 @@ async def test_host_root_is_not_mapped(backend: NamespaceBackend, box: Box) -> N
     inside = [pid for pid in pids if len(status_field(pid, "NSpid").split()) > 1]
     assert len(inside) >= 2
     for pid in inside:
-        assert Path(f"/proc/{pid}/uid_map").read_text().split() == ["0", str(backend.uid), "1"]
+        assert test_attacks.read(f"/proc/{pid}/uid_map").split() == ["0", str(backend.uid), "1"]
     assert {status_field(pid, "Uid") for pid in pids} == {"\t".join([str(backend.uid)] * 4)}
 
 
@@ -102,7 +102,7 @@ async def test_image_is_shown_with_writable_parts(backend: NamespaceBackend, ima
         assert result.stderr == b"touch: cannot touch '/usr/x': Read-only file system\n"
     finally:
         await box.close()
-    assert Path(image, "etc/apt").is_dir() and not Path(image, "opt/x").exists()
+    assert "apt" in os.listdir(f"{image}/etc") and "x" not in os.listdir(f"{image}/opt")
 
 
 async def test_image_without_python_is_refused_with_the_reason(backend: NamespaceBackend, tiny_image: Path) -> None:

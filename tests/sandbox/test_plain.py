@@ -188,10 +188,15 @@ async def test_working_directory_of_an_image_is_a_true_copy(backend: NamespaceBa
     assert not (repository / "usr/new").exists()
 
 
+@pytest.fixture
+def sif(ground: Path, image: str) -> Path:  # noqa: F811
+    path = ground / "image.sif"
+    subprocess.run(["apptainer", "-q", "build", str(path), image], check=True, timeout=200)
+    return path
+
+
 @pytest.mark.slow
-async def test_sif_file_is_used_as_it_is(backend: NamespaceBackend, ground: Path, image: str) -> None:  # noqa: F811
-    sif = ground / "image.sif"
-    subprocess.run(["apptainer", "-q", "build", str(sif), image], check=True, timeout=200)
+async def test_sif_file_is_used_as_it_is(backend: NamespaceBackend, sif: Path) -> None:
     box = await backend.start(SandboxSpec(image=str(sif)))
     try:
         assert (await bash(box, "cat /etc/debian_version; pwd")).stdout.endswith(b"/workspace\n")
@@ -218,10 +223,10 @@ async def test_uid_without_an_account_is_one_clear_message(scratch: Path) -> Non
 async def test_singularitys_name_serves(
     monkeypatch: pytest.MonkeyPatch, ground: Path, backend: NamespaceBackend
 ) -> None:
-    directory = Path(tempfile.mkdtemp(dir=ground))
-    directory.chmod(0o755)
-    (directory / "singularity").symlink_to(str(shutil.which("apptainer") or shutil.which("singularity")))
-    monkeypatch.setenv("PATH", str(directory))
+    directory = tempfile.mkdtemp(dir=ground)
+    os.chmod(directory, 0o755)
+    os.symlink(str(shutil.which("apptainer") or shutil.which("singularity")), f"{directory}/singularity")
+    monkeypatch.setenv("PATH", directory)
     other = NamespaceBackend("apptainer-plain", SandboxConfig(scratch=backend.scratch, uid=NOBODY))
     try:
         assert (await other.probe()).ok

@@ -26,6 +26,8 @@ class Report(TypedDict):
 
     bench: str
     figures: list[Figure]
+    ratios: dict[str, float] | None
+    """Peer over value, per figure with a peer; ``None`` when more was running than there are cores."""
     load_average: float
     cores: int | None
     versions: dict[str, str]
@@ -62,6 +64,14 @@ def report(bench: str, figures: list[Figure], *packages: str) -> Report:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "not installed"
+    load, cores = os.getloadavg()[0], os.cpu_count()
+    compared = [(f"{row['name']} against {row['peer']}", row["peer_value"], row["value"]) for row in figures]
+    ratios = {name: peer_value / value for name, peer_value, value in compared if peer_value is not None and value}
     return Report(
-        bench=bench, figures=figures, load_average=os.getloadavg()[0], cores=os.cpu_count(), versions=versions
+        bench=bench,
+        figures=figures,
+        ratios=ratios if load <= (cores or 1) else None,  # a busy machine slows some peers more than others
+        load_average=load,
+        cores=cores,
+        versions=versions,
     )

@@ -22,6 +22,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: any(shutil.which(name) for name in ("apptainer", "singularity")),
         "Apptainer is not installed",
     ),
+    "bwrap": (lambda: shutil.which("bwrap") is not None, "bubblewrap is not installed"),
     "gym": (_importable("nemo_gym"), "NeMo Gym is not installed in this environment"),
     "vllm": (_importable("vllm"), "vLLM is not installed in this environment"),
     "ray": (_importable("ray"), "Ray is not installed in this environment"),

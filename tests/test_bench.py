@@ -38,7 +38,7 @@ def app(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
 def test_json_has_the_published_form(app: typer.Typer) -> None:
     result = CliRunner().invoke(app, ["tiny", "--json"])
     report = json.loads(result.output)
-    assert list(report) == ["bench", "figures", "load_average", "cores", "versions"]
+    assert list(report) == ["bench", "figures", "ratios", "load_average", "cores", "versions"]
     assert report["figures"] == [
         {
             "name": "speed",
@@ -56,6 +56,17 @@ def test_json_has_the_published_form(app: typer.Typer) -> None:
 def test_people_get_a_table(app: typer.Typer) -> None:
     output = CliRunner().invoke(app, ["tiny"], env={"COLUMNS": "150"}).output
     assert "2 ms" in output and "<= 2.5" in output and "floor: 0.5" in output
+
+
+@pytest.mark.parametrize(("load", "ratios"), [(2.0, {"speed against floor": 0.25}), (2.1, None)])
+def test_ratios_are_refused_on_a_busy_machine(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch, load: float, ratios: object
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert json.loads(CliRunner().invoke(app, ["tiny", "--json"]).output)["ratios"] == ratios
+    told = CliRunner().invoke(app, ["tiny"], env={"COLUMNS": "150"}).output
+    assert ("no ratios" in told) == (ratios is None)
 
 
 def test_an_unknown_bench_is_named(scripts: Path) -> None:

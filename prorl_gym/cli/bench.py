@@ -68,6 +68,10 @@ def _show(report: Mapping[str, Any]) -> None:
         table.add_row(str(row["name"]), value, _target(row), runs, peer)
     console = Console()
     console.print(table)
+    if report["ratios"] is None:
+        console.print("no ratios: the load average exceeds the cores, and peers suffer from it unequally")
+    for name, ratio in cast(dict[str, float], report["ratios"] or {}).items():
+        console.print(f"{_number(ratio)}x  {name}", highlight=False)
     versions = ", ".join(f"{name} {version}" for name, version in cast(dict[str, str], report["versions"]).items())
     console.print(f"{report['cores']} cores, load average {report['load_average']:.1f}; {versions}", highlight=False)
 

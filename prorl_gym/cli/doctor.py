@@ -1,12 +1,11 @@
 """``prorl-gym doctor``: what works on this machine, and for every "no" the cause and the fix."""
 
 import asyncio
-import os
-import platform
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.table import Table
@@ -16,28 +15,12 @@ from prorl_gym.cli.doctor_host import host_facts, wide_console
 from prorl_gym.config import load_config
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.diagnosis import read_sysctl
+from prorl_gym.sandbox.facts import gather
+from prorl_gym.sandbox.findings import Finding, judge
 from prorl_gym.sandbox.launch import BackendName
 from prorl_gym.sandbox.protocol import Probe
-from prorl_gym.sandbox.scratch import default_scratch
 
-_BACKENDS: tuple[BackendName, ...] = ("userns", "apptainer")
-_SETTINGS = (
-    "user.max_user_namespaces",
-    "kernel.unprivileged_userns_clone",
-    "kernel.apparmor_restrict_unprivileged_userns",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One line of the table."""
-
-    name: str
-    ok: bool | None
-    """``None``: for information."""
-    detail: str
-    fix: str = ""
+_COLOURS = {"yes": "green", "weak": "yellow", "no": "red", "info": ""}
 
 
 def register(app: typer.Typer) -> None:
@@ -47,35 +30,29 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     scratch: Annotated[Path | None, typer.Option(help="Directory of the sandboxes' small files.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Directory of the image store.")] = None,
     uid: Annotated[int | None, typer.Option(help="Uid of sandboxes when this runs as root.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print facts and findings as JSON.")] = False,
 ) -> None:
     """Try every sandbox backend for real and show what this machine lacks."""
     given = {"scratch": scratch, "uid": uid}
     config = load_config(SandboxConfig, {key: value for key, value in given.items() if value is not None}, "options")
-    backends = [backend_fact(probe) for probe in asyncio.run(probe_all(config))]
-    host = [Fact(*fact) for fact in host_facts()]
-    wide_console().print(as_table([*machine_facts(config), *host, *backends]))
-    if not any(fact.ok for fact in backends):
+    facts = gather(config, store)
+    probes = asyncio.run(probe_all(config))
+    findings = [*judge(facts), *host_facts(), *map(backend_finding, probes)]
+    if as_json:
+        report = {"facts": asdict(facts), "findings": [asdict(finding) for finding in findings]}
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        wide_console().print(as_table(findings))
+    if not any(probe.ok for probe in probes):
         raise typer.Exit(1)
-
-
-def machine_facts(config: SandboxConfig) -> list[Fact]:
-    """Return what the backends depend on; reads only."""
-    uid = os.geteuid() or config.uid
-    user = f"uid {uid}" if os.geteuid() else f"uid {uid}, since this runs as root"
-    settings = [Fact(name, None, read_sysctl(name) or "not on this kernel") for name in _SETTINGS]
-    return [
-        Fact("kernel", None, f"{platform.system()} {platform.release()}"),
-        *settings,
-        Fact("sandboxes run as", None, user),
-        Fact("scratch directory", None, str(config.scratch or default_scratch())),
-    ]
 
 
 async def probe_all(config: SandboxConfig) -> list[Probe]:
     """Start one sandbox on each backend; also cleans up after services that were killed."""
     probes: list[Probe] = []
-    for name in _BACKENDS:
+    for name in get_args(BackendName):
         backend = NamespaceBackend(name, config)
         try:
             probes.append(await backend.probe())
@@ -84,17 +61,17 @@ async def probe_all(config: SandboxConfig) -> list[Probe]:
     return probes
 
 
-def backend_fact(probe: Probe) -> Fact:
+def backend_finding(probe: Probe) -> Finding:
     """Return the line of a probe."""
-    return Fact(f"sandbox: {probe.backend}", probe.ok, probe.detail, probe.fix)
+    return Finding(f"sandbox: {probe.backend}", "yes" if probe.ok else "no", probe.detail, probe.fix)
 
 
-def as_table(facts: Sequence[Fact]) -> Table:
-    """Return the facts as people read them: a fix follows each "no"."""
+def as_table(findings: Sequence[Finding]) -> Table:
+    """Return the findings as people read them: a fix follows what does not work."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for fact in facts:
-        mark = {True: Text("yes", "green"), False: Text("no", "red"), None: Text()}[fact.ok]
-        table.add_row(Text(fact.name), mark, Text(fact.detail))
-        if fact.ok is False and fact.fix:
-            table.add_row("", "", Text(fact.fix, "yellow"))
+    for finding in findings:
+        mark = Text("" if finding.verdict == "info" else finding.verdict, _COLOURS[finding.verdict])
+        table.add_row(Text(finding.name), mark, Text(finding.detail))
+        if finding.fix and finding.verdict in ("no", "weak"):
+            table.add_row("", "", Text(finding.fix, "cyan"))
     return table

@@ -8,29 +8,32 @@ from importlib.util import find_spec
 
 from rich.console import Console
 
-HostFact = tuple[str, bool | None, str, str]
-"""Name, whether it is there (``None``: for information), detail, fix."""
+from prorl_gym.sandbox.findings import Finding, Verdict
 
 _OLDEST = (3, 11)
 _GYMS_OLDEST = (3, 13, 14)
 _SANDBOX_PYTHON = "/usr/bin/python3"
 
 
-def host_facts() -> list[HostFact]:
+def host_facts() -> list[Finding]:
     """Return what this host has and lacks; starts nothing."""
     bash = shutil.which("bash", path="/usr/bin:/bin")
     has_python = os.access(_SANDBOX_PYTHON, os.X_OK)
     return [
         _python(),
         _gym(),
-        (
+        Finding(
             _SANDBOX_PYTHON,
-            has_python,
+            _verdict(has_python),
             os.path.realpath(_SANDBOX_PYTHON) if has_python else "not there: sandboxes of the host's /usr need it",
             "apt install python3, or give images of your own.",
         ),
-        ("bash", bash is not None, bash or "not in /usr/bin or /bin", "apt install bash."),
+        Finding("bash", _verdict(bash is not None), bash or "not in /usr/bin or /bin", "apt install bash."),
     ]
+
+
+def _verdict(there: bool) -> Verdict:
+    return "yes" if there else "no"
 
 
 def wide_console() -> Console:
@@ -39,17 +42,17 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=400)
 
 
-def _python() -> HostFact:
+def _python() -> Finding:
     found = ".".join(map(str, sys.version_info[:3]))
-    return (
+    return Finding(
         "python",
-        sys.version_info >= _OLDEST,
+        _verdict(sys.version_info >= _OLDEST),
         f"{found} ({sys.executable})",
         "prorl-gym needs Python 3.11 or newer.",
     )
 
 
-def _gym() -> HostFact:
+def _gym() -> Finding:
     """NeMo Gym is one way to use the package, so that it is missing is for information."""
     try:
         there = find_spec("nemo_gym") is not None
@@ -58,5 +61,5 @@ def _gym() -> HostFact:
         there, detail = False, ""
     if not there:
         wanted = ".".join(map(str, _GYMS_OLDEST))
-        return ("NeMo Gym", None, f"not installed here (pip install nemo-gym, Python {wanted} or newer)", "")
-    return ("NeMo Gym", True, detail, "")
+        return Finding("NeMo Gym", "info", f"not installed here (pip install nemo-gym, Python {wanted} or newer)")
+    return Finding("NeMo Gym", "yes", detail)

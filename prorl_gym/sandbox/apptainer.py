@@ -20,10 +20,11 @@ from dataclasses import dataclass
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import init, kernel_files, setup_error, syscalls
+from prorl_gym.sandbox.furnishing import prepare_files
 from prorl_gym.sandbox.guest.server import serve
 from prorl_gym.sandbox.launch import Launch
 from prorl_gym.sandbox.mounts import attach_mounts, take_mounts
-from prorl_gym.sandbox.protocol import HOST_USR, Mount, SandboxSpec
+from prorl_gym.sandbox.protocol import Mount
 from prorl_gym.sandbox.rootfs import Root, build_root
 
 _LEADER = "echo ready; while read -r _; do :; done"
@@ -59,7 +60,7 @@ def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str],
     kernel_files.mount_proc()  # Apptainer reads its own entry in /proc by the pid it has here
     devices = kernel_files.take_devices()
     mounts = take_mounts(launch.spec.mounts)
-    root = build_root(launch.spec, base)
+    root = build_root(launch, base)
     note(root.detail)
     _make_mount_points(root.path)
     container = _start_container(launch, root)
@@ -69,7 +70,7 @@ def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str],
         surplus = _surplus_mounts(container.leader, root)
         _enter(container.leader)
         container.line.close()
-        _finish_root(launch.spec, surplus, devices, mounts)
+        _finish_root(launch, surplus, devices, mounts)
         serve(control, init.guest_options(launch.spec, proc, is_init=False))
 
     pid = _fork(guest, control)
@@ -107,10 +108,10 @@ def _start_container(launch: Launch, root: Root) -> _Container:
     # The kernel adds the sender's pid to what the leader writes, translated into our pid namespace.
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     complaints = os.memfd_create("apptainer")
-    has_bash = launch.spec.image == HOST_USR or os.path.lexists(f"{root.path}/bin/bash")
+    has_bash = not launch.lower or os.path.lexists(f"{root.path}/bin/bash")
     shell = "/bin/bash" if has_bash else "/bin/sh"
     arguments = [
-        launch.apptainer,
+        launch.program,
         "-q",
         "exec",
         "--userns",
@@ -207,11 +208,12 @@ def _unescape(field: str) -> str:
 
 
 def _finish_root(
-    spec: SandboxSpec, surplus: list[str], devices: dict[str, int], mounts: list[tuple[int, Mount, bool]]
+    launch: Launch, surplus: list[str], devices: dict[str, int], mounts: list[tuple[int, Mount, bool]]
 ) -> None:
     """Bring what Apptainer mounted to the same state as in a ``userns`` sandbox."""
     for point in reversed(surplus):
         syscalls.unmount(point)
+    spec = launch.spec
     with init.blaming_image(spec):
         kernel_files.mount_dev(devices)
         kernel_files.mount_shm(spec.limits.shm_size)
@@ -219,7 +221,7 @@ def _finish_root(
         kernel_files.forbid_user_namespaces()
         kernel_files.bound_kernel_memory(spec.limits.shm_size)
         kernel_files.mask_proc()
-        init.prepare_files(spec)
+        prepare_files(spec.workdir, keep_etc=not launch.lower)
         attach_mounts(mounts)
 
 

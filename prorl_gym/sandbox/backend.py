@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import platform
-import shutil
 import socket
 from pathlib import Path
 from uuid import uuid4
@@ -13,9 +12,14 @@ from prorl_gym.errors import FailureKind, RolloutError, SandboxError
 from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.channel import Channel
 from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.egress import AllowList
+from prorl_gym.sandbox.egress_proxy import OnEgress, open_egress, with_proxy
+from prorl_gym.sandbox.image_paths import PlainPaths
+from prorl_gym.sandbox.images.protocol import ImageResolver
 from prorl_gym.sandbox.launch import BackendName, Launch
 from prorl_gym.sandbox.protocol import Probe, SandboxSpec
 from prorl_gym.sandbox.reaper import Reaped
+from prorl_gym.sandbox.runtimes import find_runtime
 from prorl_gym.sandbox.scratch import default_scratch
 from prorl_gym.sandbox.shielding import finish
 from prorl_gym.sandbox.spawner_client import SpawnerClient
@@ -23,7 +27,6 @@ from prorl_gym.sandbox.spawner_client import SpawnerClient
 log = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 20.0
-_PROGRAMS = ("apptainer", "singularity")
 
 
 class NamespaceBackend:
@@ -32,11 +35,21 @@ class NamespaceBackend:
     Args:
         name: ``userns`` needs nothing but the kernel; ``apptainer`` has Apptainer enter the root.
         config: the sandbox room's configuration.
+        images: finds images by their names; by default, an image is ``host`` or a directory.
+        on_egress: called after every request of a sandbox that may reach something.
     """
 
-    def __init__(self, name: BackendName, config: SandboxConfig) -> None:
+    def __init__(
+        self,
+        name: BackendName,
+        config: SandboxConfig,
+        images: ImageResolver | None = None,
+        on_egress: OnEgress | None = None,
+    ) -> None:
+        self._on_egress = on_egress
         self._name: BackendName = name
         self._config = config
+        self._images: ImageResolver = images or PlainPaths()
         self._scratch = config.scratch or default_scratch()
         self._spawner: asyncio.Task[SpawnerClient] | None = None
         self._boxes: dict[str, Box] = {}
@@ -95,8 +108,11 @@ class NamespaceBackend:
             SandboxError: ``IMAGE_MISSING``, ``IMAGE_BROKEN`` or ``SANDBOX_UNAVAILABLE``.
         """
         spec = self._config.complete(spec)
-        launch = Launch(uuid4().hex, self._name, spec, self._program())
+        program = self._program()
+        allowed = AllowList.parse(spec.egress)
         spawner = await self._ensure_spawner()
+        image = await self._images.resolve(spec.image)
+        launch = Launch(uuid4().hex, self._name, with_proxy(spec, allowed), program, image.lower)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = Channel.attach(ours)
         try:
@@ -104,9 +120,11 @@ class NamespaceBackend:
                 spawner.launch(launch, theirs)
             async with asyncio.timeout(self._config.start_seconds):
                 await channel.ready()
+                egress = await open_egress(launch.id, allowed, channel, self._on_egress)
         except BaseException as error:
             channel.close()
             spawner.stop(launch.id)
+            self._images.release(image)
             if isinstance(error, TimeoutError):
                 raise SandboxError(
                     FailureKind.SANDBOX_UNAVAILABLE,
@@ -118,6 +136,9 @@ class NamespaceBackend:
         async def release() -> None:
             self._boxes.pop(launch.id, None)
             spawner.stop(launch.id)
+            self._images.release(image)
+            if egress is not None:
+                await egress.close()
 
         box = self._boxes[launch.id] = Box(launch.id, spec, channel, release)
         return box
@@ -171,22 +192,7 @@ class NamespaceBackend:
             log.warning("%s sandboxes: %s", self._name, text)
 
     def _program(self) -> str:
-        if self._name == "userns":
-            return ""
-        wanted = self._config.apptainer
-        found = str(wanted) if wanted is not None else find_apptainer()
-        if found is None or not os.access(found, os.X_OK):
-            raise SandboxError(
-                FailureKind.SANDBOX_UNAVAILABLE,
-                f"{found or 'Apptainer'} is not installed." if wanted is None else f"sandbox.apptainer: no {found}.",
-                "Install apptainer or singularity-ce, or choose the backend 'userns', which needs neither.",
-            )
-        return found
-
-
-def find_apptainer() -> str | None:
-    """Return the path of Apptainer, or Singularity, from PATH."""
-    return next((found for name in _PROGRAMS if (found := shutil.which(name))), None)
+        return "" if self._name == "userns" else find_runtime(self._name, self._config)
 
 
 def _as_start_failure(error: BaseException) -> BaseException:

@@ -8,6 +8,7 @@ import signal
 import termios
 import time
 
+from prorl_gym.sandbox.breach import Breach
 from prorl_gym.sandbox.channel import Channel
 from prorl_gym.sandbox.execute import Child, exit_code
 from prorl_gym.sandbox.output import Capture
@@ -51,6 +52,10 @@ class Bash:
     def environment(self) -> bytes:
         """Bash code that restores the exported variables."""
         return self._reports.environment
+
+    def take_breaches(self) -> list[Breach]:
+        """Return the limits that something below this bash was seen to run into since the last call."""
+        return self._channel.take_breaches(self._child.pid)
 
     def begin(self, command: bytes) -> "asyncio.Future[Completion]":
         """Give bash a command; the future is done when the command or bash itself has ended.

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from prorl_gym.sandbox import files
 from prorl_gym.sandbox.channel import Channel
 from prorl_gym.sandbox.execute import execute
+from prorl_gym.sandbox.live import LiveProcess
 from prorl_gym.sandbox.protocol import ExecResult, FileEntry, SandboxLimits, SandboxSpec
 from prorl_gym.sandbox.python_session import IsolatedPython
 from prorl_gym.sandbox.shell import PersistentShell
@@ -76,6 +77,16 @@ class Box:
         """
         await self._python.open()
         return self._python
+
+    async def open_terminal(
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, rows: int, columns: int
+    ) -> LiveProcess:
+        """Start a program on a terminal of its own; see ``LiveProcess``. The caller closes it."""
+        return await LiveProcess.on_terminal(self._channel, argv, env=env, cwd=cwd, rows=rows, columns=columns)
+
+    async def open_pipes(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str) -> LiveProcess:
+        """Start a program on pipes that the caller reads and writes; see ``LiveProcess``. The caller closes it."""
+        return await LiveProcess.on_pipes(self._channel, argv, env=env, cwd=cwd)
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """See ``Sandbox.write_file``. An existing file keeps its permissions and gains those of ``mode``."""

@@ -10,6 +10,7 @@ from errno import E2BIG
 from typing import Any
 
 from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox.breach import Breach
 from prorl_gym.sandbox.guest import wire
 from prorl_gym.sandbox.shielding import finish
 
@@ -48,6 +49,7 @@ class Channel:
         self._number = 0
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._exits: dict[int, asyncio.Future[int]] = {}
+        self._breaches: dict[int, dict[Breach, None]] = {}
         self._outbox: deque[bytes] = deque()
         self._hello: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._lost: SandboxError | None = None
@@ -88,6 +90,16 @@ class Channel:
         exited = self._exits[pid]  # often done already: reply and end may come in one go
         exited.add_done_callback(lambda done: self._exits.pop(pid) if self._exits.get(pid) is done else None)
         return exited
+
+    def take_breaches(self, pid: int) -> list[Breach]:
+        """Return the limits that a child was seen to run into since the last call, first one first.
+
+        The guest tells of a breach before it kills for it. So, once the effect has been seen on another descriptor,
+        the news is in the socket at the latest, and is read here.
+        """
+        if self._lost is None:
+            self._readable()
+        return list(self._breaches.pop(pid, ()))
 
     def close(self, reason: str = "was closed") -> None:
         """Let go of the guest, which ends it; everything that still waits hears ``SANDBOX_LOST``."""
@@ -165,6 +177,8 @@ class Channel:
                 exited = self._exits.get(int(message["pid"]))  # kept: its starter may not have asked for it yet
                 if exited is not None and not exited.done():
                     exited.set_result(int(message["status"]))
+            case "breach":
+                self._breaches.setdefault(int(message["pid"]), {})[Breach(message["breach"])] = None
             case "hello":
                 if not self._hello.done():
                     self._hello.set_result(message)

@@ -19,6 +19,8 @@ class LimitsConfig(ConfigModel):
 
     memory: Count = _DEFAULT.memory
     """Address space of each process."""
+    total_memory: Count = _DEFAULT.total_memory
+    """Memory of all processes of the sandbox together."""
     processes: Count = _DEFAULT.processes
     """Processes and threads of the whole sandbox."""
     open_files: Count = _DEFAULT.open_files
@@ -42,8 +44,9 @@ class LimitsConfig(ConfigModel):
 class SandboxConfig(ConfigModel):
     """Which sandboxes there are and where they keep their things."""
 
-    backend: Literal["auto", "apptainer", "userns", "local"] = "auto"
-    """``auto``: Apptainer when it is installed and ``image`` is set to a directory, else user namespaces."""
+    backend: Literal["auto", "apptainer", "userns", "bwrap", "apptainer-plain", "local"] = "auto"
+    """``auto``: the first that really starts a sandbox here: Apptainer when it is installed and ``image`` is set, user
+    namespaces, then what is weaker (see docs/sandboxes.md): bubblewrap, plain Apptainer."""
     allow_unsafe_local: bool = False
     """Allow the ``local`` backend, which isolates nothing."""
     image: str = HOST_USR
@@ -54,10 +57,18 @@ class SandboxConfig(ConfigModel):
     """Unprivileged uid (and gid) that sandboxes get when the service runs as root. Images must be owned by it."""
     apptainer: Path | None = None
     """The Apptainer or Singularity program; searched in PATH by default."""
+    bwrap: Path | None = None
+    """The bubblewrap program; searched in PATH by default."""
     start_seconds: Annotated[float, Field(gt=0)] = 60.0
     """Longest time a sandbox may take to start."""
     limits: LimitsConfig = LimitsConfig()
     """Bounds of sandboxes whose environment sets none."""
+    warm: Annotated[int, Field(ge=0)] = 0
+    """Most sandboxes to hold ready per image and spec; 0: each is started when it is asked for."""
+    warm_memory: Count = 1 << 30
+    """Most bytes for all of them together, each reckoned at 16 MB."""
+    warm_shell: bool = True
+    """Start the shell of a warm sandbox beforehand, where its image has one."""
 
     def complete(self, spec: SandboxSpec) -> SandboxSpec:
         """Return ``spec`` with what it leaves open filled in from here: the image, and each bound by itself."""

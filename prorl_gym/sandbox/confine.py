@@ -39,7 +39,7 @@ def confine(limits: SandboxLimits) -> None:
     not be able to trace it in between.
 
     Args:
-        limits: resource limits; they become both the soft and the hard limit.
+        limits: resource limits; they become both the soft and the hard limit (one second apart for CPU time).
 
     Raises:
         OSError: the kernel refused one of the steps; the child must not exec then.
@@ -70,7 +70,9 @@ def _limit(kind: int, wanted: int) -> None:
     hard = resource.getrlimit(kind)[1]
     # Raising a hard limit needs a capability of the host, which nothing here has.
     value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(kind, (value, value))
+    # SIGXCPU comes at the soft limit and names the cause; at the hard limit there is only SIGKILL.
+    reserve = int(kind == resource.RLIMIT_CPU and (hard == resource.RLIM_INFINITY or value < hard))
+    resource.setrlimit(kind, (value, value + reserve))
 
 
 def _reset_signals() -> None:

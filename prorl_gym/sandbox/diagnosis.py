@@ -1,6 +1,7 @@
 """Why the kernel refused a sandbox, in words that end with what to do."""
 
 import errno
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"
@@ -25,21 +26,23 @@ def read_sysctl(name: str) -> str | None:
         return None
 
 
-def explain_user_namespaces(number: int) -> Diagnosis:
+def explain_user_namespaces(number: int, read: Callable[[str], str | None] | None = None) -> Diagnosis:
     """Explain why making a user namespace, or working inside a new one, was refused.
 
     Args:
         number: the ``errno`` of the refused call.
+        read: gives kernel settings; this kernel's by default.
     """
+    read = read or read_sysctl
     for name, closed, opened in ((_COUNT, "0", "65536"), (_DEBIAN, "0", "1"), (_APPARMOR, "1", "0")):
-        if read_sysctl(name) == closed:
+        if read(name) == closed:
             return Diagnosis(
                 f"this kernel refuses user namespaces: {name} is {closed}.",
                 f"As root: sysctl -w {name}={opened} (and put it into /etc/sysctl.d to keep it).",
             )
     if number in (errno.ENOSPC, errno.EUSERS):
         return Diagnosis(
-            f"the kernel's limit on user namespaces is reached ({_COUNT} is {read_sysctl(_COUNT)}).",
+            f"the kernel's limit on user namespaces is reached ({_COUNT} is {read(_COUNT)}).",
             f"As root: sysctl -w {_COUNT}=65536, or stop other containers.",
         )
     if number == errno.EPERM:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from errno import E2BIG, EACCES, EINVAL, ENOENT, ENOTDIR
 
 from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox.breach import name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
 from prorl_gym.sandbox.output import Capture
 from prorl_gym.sandbox.protocol import ExecResult, SandboxLimits
@@ -137,7 +138,14 @@ async def execute(
     truncated = any(capture.left_out for capture in captures)
     stdout, stderr = (capture.take() for capture in captures)
     code = exit_code(child.exited.result())
-    return ExecResult(code, stdout, stderr, timed_out, truncated, time.monotonic() - started)
+    breach = name_breach(
+        exit_code=code,
+        observed=channel.take_breaches(child.pid),
+        words=stderr.decode("utf-8", "replace"),
+        timed_out=timed_out,
+        truncated=truncated,
+    )
+    return ExecResult(code, stdout, stderr, timed_out, truncated, time.monotonic() - started, breach)
 
 
 def exit_code(status: int) -> int:

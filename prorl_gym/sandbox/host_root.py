@@ -85,7 +85,13 @@ def furnish(base: str) -> tuple[list[Graft], str]:
     Returns:
         What is still to be mounted, and what is weaker than usual ("" when nothing is).
     """
-    root = f"{base}/root"
+    grafts = furnish_around_usr(f"{base}/root")
+    usr, detail = _writable_usr(base)
+    return [*grafts, usr], detail
+
+
+def furnish_around_usr(root: str) -> list[Graft]:
+    """Fill an empty directory with all but ``/usr``, which is left empty; return what is still to be mounted."""
     for name, mode in _EMPTY_DIRECTORIES.items():
         os.mkdir(f"{root}/{name}")
         os.chmod(f"{root}/{name}", mode)
@@ -97,8 +103,7 @@ def furnish(base: str) -> tuple[list[Graft], str]:
             os.mkdir(f"{root}/{name}")
             grafts.append(Graft(f"/{name}", f"/{name}", read_only=True))
     os.mkdir(f"{root}/usr")
-    usr, detail = _writable_usr(base)
-    return [*grafts, usr], detail
+    return grafts
 
 
 def _fill_etc(root: str) -> list[Graft]:
@@ -121,7 +126,7 @@ def _writable_usr(base: str) -> tuple[Graft, str]:
     for name in owned_directories():
         os.mkdir(f"{upper}/{name}")
     try:
-        return Graft(mount_overlay(base, "usr", "/usr"), "/usr", read_only=False), ""
+        return Graft(mount_overlay(base, "usr", ("/usr",)), "/usr", read_only=False), ""
     except OSError as error:
         if error.errno not in OVERLAY_REFUSED:
             raise

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import kernel_files, syscalls
 from prorl_gym.sandbox.confine import confine
+from prorl_gym.sandbox.furnishing import prepare_files
 from prorl_gym.sandbox.guest.server import GuestOptions, serve
 from prorl_gym.sandbox.launch import Launch
 from prorl_gym.sandbox.mounts import attach_mounts, mount_grafts, take_mounts
@@ -45,7 +46,7 @@ def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str],
     isolate_process()
     devices = kernel_files.take_devices()
     mounts = take_mounts(launch.spec.mounts)
-    root = build_root(launch.spec, base)
+    root = build_root(launch, base)
     note(root.detail)
     mount_grafts(root.path, root.grafts)
     host = change_root(root.path)
@@ -57,7 +58,7 @@ def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str],
         kernel_files.forbid_user_namespaces()
         kernel_files.bound_kernel_memory(launch.spec.limits.shm_size)
         kernel_files.mask_proc()
-        prepare_files(launch.spec)
+        prepare_files(launch.spec.workdir, keep_etc=not launch.lower)
         attach_mounts(mounts)
     leave_host(host)
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -89,27 +90,6 @@ def leave_host(host: int) -> None:
     syscalls.unmount(".")
     os.close(host)
     os.chdir("/")
-
-
-def prepare_files(spec: SandboxSpec) -> None:
-    """Make what every root must have, whatever its image brings."""
-    for name, mode in (("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/run", 0o755), ("/root", 0o700)):
-        if not os.path.isdir(name):
-            os.makedirs(name)
-            os.chmod(name, mode)
-    os.makedirs(os.path.join("/", spec.workdir), exist_ok=True)
-    if spec.image != HOST_USR:
-        _replace("/etc/resolv.conf", "")
-        _replace("/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n")
-
-
-def _replace(path: str, text: str) -> None:
-    """Write a file anew; an image may have a symbolic link there."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    if os.path.lexists(path):
-        os.unlink(path)
-    with open(path, "x", encoding="ascii") as file:
-        file.write(text)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ Runs in a process whose root is the sandbox's already, so an image's symbolic li
 """
 
 import os
+from contextlib import suppress
 
 from prorl_gym.sandbox import syscalls
 
@@ -18,7 +19,7 @@ _DEVICE_LINKS = {
 
 # What a container runtime hides: kernel memory, keys, timers, and everything whose writing changes the host.
 _READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
-_HIDDEN_FILES = (
+HIDDEN_FILES = (
     "/proc/kcore",
     "/proc/keys",
     "/proc/key-users",
@@ -30,7 +31,7 @@ _HIDDEN_FILES = (
     "/proc/1/cmdline",  # the spawner's: it shows where the host keeps its interpreter
     "/proc/1/task/1/cmdline",
 )
-_HIDDEN_DIRECTORIES = ("/proc/acpi", "/proc/scsi")
+HIDDEN_DIRECTORIES = ("/proc/acpi", "/proc/scsi")
 _TERMINALS = 64
 """Of one sandbox; the kernel has 3072 for all of them together."""
 _INOTIFY_INSTANCES = 32
@@ -85,9 +86,9 @@ def mask_proc() -> None:
     for path in filter(os.path.exists, _READ_ONLY):
         syscalls.mount(path, path, None, syscalls.MS_BIND | syscalls.MS_REC)
         syscalls.restrict_mount(path, syscalls.MOUNT_ATTR_RDONLY, recursive=True)
-    for path in filter(os.path.exists, _HIDDEN_FILES):
+    for path in filter(os.path.exists, HIDDEN_FILES):
         syscalls.mount("/dev/null", path, None, syscalls.MS_BIND)
-    for path in filter(os.path.exists, _HIDDEN_DIRECTORIES):
+    for path in filter(os.path.exists, HIDDEN_DIRECTORIES):
         _mount_nothing(path)
 
 
@@ -108,7 +109,10 @@ def mount_dev(devices: dict[str, int]) -> None:
 
 
 def mount_shm(size: int) -> None:
-    """Mount ``/dev/shm`` with a size in bytes."""
+    """Mount ``/dev/shm`` with a size in bytes; System V shared memory, which outlives its users, gets as much."""
+    with suppress(PermissionError):  # before Linux 5.19 only the host's root may say it
+        with open("/proc/sys/kernel/shmall", "w", encoding="ascii") as file:
+            file.write(str(size // os.sysconf("SC_PAGE_SIZE")))
     os.makedirs("/dev/shm", exist_ok=True)
     syscalls.mount("shm", "/dev/shm", "tmpfs", _SAFE, f"mode=1777,size={size},nr_inodes={size // 4096 + 256}")
 

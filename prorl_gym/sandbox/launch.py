@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from prorl_gym.sandbox.protocol import Mount, SandboxLimits, SandboxSpec
 
-BackendName = Literal["userns", "apptainer"]
+BackendName = Literal["userns", "apptainer", "bwrap", "apptainer-plain"]
 
 PACKET_LIMIT = 192 << 10
 """Largest packet, in bytes: below the default send buffer of a Unix socket."""
@@ -26,17 +26,25 @@ class Launch:
     id: str
     backend: BackendName
     spec: SandboxSpec
-    apptainer: str = ""
-    """Path of the Apptainer program, for that backend."""
+    program: str = ""
+    """Path of Apptainer or bubblewrap, for backends that use one."""
+    lower: tuple[str, ...] = ()
+    """Directories of the image, topmost first; none for the host's ``/usr``. ``apptainer-plain`` also takes one SIF."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that travels."""
-        return {"id": self.id, "backend": self.backend, "apptainer": self.apptainer, "spec": _spec_to_json(self.spec)}
+        return {
+            "id": self.id,
+            "backend": self.backend,
+            "spec": _spec_to_json(self.spec),
+            "program": self.program,
+            "lower": self.lower,
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Launch":
         """Read the form that travels."""
-        return cls(data["id"], data["backend"], _spec_from_json(data["spec"]), data["apptainer"])
+        return cls(data["id"], data["backend"], _spec_from_json(data["spec"]), data["program"], tuple(data["lower"]))
 
 
 def _spec_to_json(spec: SandboxSpec) -> dict[str, Any]:

@@ -7,6 +7,7 @@ of an image directory or a rename of a new one fails (EIO, EXDEV).
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prorl_gym.errors import FailureKind, SandboxError
@@ -32,17 +33,25 @@ class Graft:
     read_only: bool
 
 
-def mount_overlay(base: str, name: str, lower: str) -> str:
+def mount_overlay(base: str, name: str, lower: Sequence[str]) -> str:
     """Mount a writable overlay over ``lower`` with its changes kept in ``base/name``; return where it is mounted.
 
-    The options name nothing but fixed words relative to there (a link stands for ``lower``): colons, commas and
-    backslashes in a path would otherwise be read as syntax.
+    The options name nothing but short words relative to there (a link stands for each directory): colons, commas and
+    backslashes in a path would otherwise be read as syntax, and a few dozen long paths would not fit into the one
+    page that the kernel takes.
+
+    Args:
+        base: storage of the changes.
+        name: a name in it that is free.
+        lower: read-only directories, topmost first; the kernel takes up to 500.
     """
     storage = f"{base}/{name}"
     os.makedirs(f"{storage}/upper", exist_ok=True)
     os.mkdir(f"{storage}/work")
     os.mkdir(f"{storage}/merged")
-    os.symlink(lower, f"{storage}/lower")
+    links = [f"l{number}" for number in range(len(lower))]
+    for link, directory in zip(links, lower, strict=True):
+        os.symlink(directory, f"{storage}/{link}")
     os.chdir(storage)
     try:
         syscalls.mount(
@@ -50,7 +59,7 @@ def mount_overlay(base: str, name: str, lower: str) -> str:
             f"{storage}/merged",
             "overlay",
             syscalls.MS_NOSUID | syscalls.MS_NODEV,
-            "lowerdir=lower,upperdir=upper,workdir=work,userxattr",
+            f"lowerdir={':'.join(links)},upperdir=upper,workdir=work,userxattr",
         )
     finally:
         os.chdir("/")
@@ -79,14 +88,31 @@ def take_mounts(wanted: tuple[Mount, ...]) -> list[tuple[int, Mount, bool]]:
             is_directory = stat.S_ISDIR(os.stat(mount.source).st_mode)
             descriptor = syscalls.clone_mount(mount.source, recursive=is_directory)
         except OSError as error:
-            raise SandboxError(
-                FailureKind.SANDBOX_UNAVAILABLE,
-                f"mount source {mount.source}: {error.strerror}.",
-                "It must exist where the sandbox's uid may go; a directory below a 0700 home is out of its reach.",
-            ) from None
+            raise _unreachable(mount, error) from None
         syscalls.restrict_mount(descriptor, _READ_ONLY, recursive=is_directory)
         taken.append((descriptor, mount, is_directory))
     return taken
+
+
+def check_mounts(wanted: tuple[Mount, ...]) -> None:
+    """Check what a runtime will mount for us, so that the refusal is ours and not the runtime's.
+
+    Raises:
+        SandboxError: a source does not exist or cannot be reached by the sandbox's uid.
+    """
+    for mount in wanted:
+        try:
+            os.stat(mount.source)
+        except OSError as error:
+            raise _unreachable(mount, error) from None
+
+
+def _unreachable(mount: Mount, error: OSError) -> SandboxError:
+    return SandboxError(
+        FailureKind.SANDBOX_UNAVAILABLE,
+        f"mount source {mount.source}: {error.strerror}.",
+        "It must exist where the sandbox's uid may go; a directory below a 0700 home is out of its reach.",
+    )
 
 
 def attach_mounts(taken: list[tuple[int, Mount, bool]]) -> None:

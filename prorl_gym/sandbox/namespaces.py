@@ -63,12 +63,13 @@ class Birth:
             return  # it died; its pidfd says so
 
 
-def give_birth(control: socket.socket, check: Callable[[], None], main: InitMain) -> Birth:
+def give_birth(control: socket.socket, enter: Callable[[], None], main: InitMain) -> Birth:
     """Fork the middle process.
 
     Args:
         control: the guest's end of the channel; the child keeps it, the caller closes its own copy.
-        check: run by the middle while it still sees the host's uids; an error ends it and is reported.
+        enter: run by the middle: checks what must be seen with the host's uids, then enters the namespaces, if any. An
+            error ends it and is reported.
         main: body of pid 1.
 
     Raises:
@@ -82,7 +83,7 @@ def give_birth(control: socket.socket, check: Callable[[], None], main: InitMain
         theirs.close()
         raise
     if pid == 0:
-        _run(control, lambda: _middle(control, theirs, check, main))
+        _run(control, lambda: _middle(control, theirs, enter, main))
     theirs.close()
     return Birth(pid, ours)
 
@@ -99,10 +100,9 @@ def _run(control: socket.socket, body: Callable[[], None]) -> None:
         os._exit(status)
 
 
-def _middle(control: socket.socket, line: socket.socket, check: Callable[[], None], main: InitMain) -> None:
+def _middle(control: socket.socket, line: socket.socket, enter: Callable[[], None], main: InitMain) -> None:
     _shed_inheritance(control, line)
-    check()
-    enter_namespaces(os.geteuid(), os.getegid())
+    enter()
     pid = os.fork()
     if pid == 0:
         _run(control, lambda: _init(line, main))
@@ -122,7 +122,7 @@ def _shed_inheritance(control: socket.socket, line: socket.socket) -> None:
 
 
 def enter_namespaces(uid: int, gid: int) -> None:
-    """Unshare every namespace and map root inside to ``uid`` and ``gid`` of the host.
+    """Unshare every namespace, map root inside to ``uid`` and ``gid`` of the host, and take a neutral host name.
 
     Raises:
         SandboxError: the kernel refuses user namespaces, or ``uid`` is the host's root.
@@ -140,6 +140,7 @@ def enter_namespaces(uid: int, gid: int) -> None:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"0 {uid} 1")
         _write("/proc/self/gid_map", f"0 {gid} 1")
+        socket.sethostname(HOSTNAME)
     except OSError as error:
         diagnosis = explain_user_namespaces(error.errno or 0)
         raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, diagnosis.what, diagnosis.fix) from None
@@ -153,7 +154,6 @@ def _init(line: socket.socket, main: InitMain) -> None:
         line.send(b"armed", socket.MSG_NOSIGNAL)
     except BrokenPipeError:
         return  # the spawner died before the signal was armed
-    socket.sethostname(HOSTNAME)
     if not seccomp.SUPPORTED:  # else payloads have no keyrings, and the spawner has left the service's
         syscalls.leave_session_keyring()
 

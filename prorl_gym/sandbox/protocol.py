@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from prorl_gym.sandbox.breach import Breach
+
 DEFAULT_IMAGE = ""
 """Stands for the image that the service's configuration names (``sandbox.image``)."""
 HOST_USR = "host"
@@ -20,6 +22,8 @@ class SandboxLimits:
 
     memory: int = 4 << 30
     """Address space of each process (RLIMIT_AS)."""
+    total_memory: int = 8 << 30
+    """Memory of all processes together, shared pages shared out; a watchdog kills the largest when it is exceeded."""
     processes: int = 512
     """Processes and threads of the whole sandbox (RLIMIT_NPROC counts per user namespace)."""
     open_files: int = 4096
@@ -54,6 +58,9 @@ class SandboxSpec:
     limits: SandboxLimits = SandboxLimits()
     """Bounds that are left at their defaults are the service's (``sandbox.limits``)."""
     network: Literal["none"] = "none"
+    egress: tuple[str, ...] = ()
+    """What may be reached through a proxy of the service: ``host`` (ports 80 and 443) or ``host:port``. A private,
+    loopback or link-local address is only reached when it is listed itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,8 @@ class ExecResult:
     truncated: bool = False
     """Output beyond the limit was left out (head and tail are kept)."""
     seconds: float = 0.0
+    breach: Breach | None = None
+    """The limit it ran into, as far as that can be told; see ``breach``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,8 @@ class ShellResult:
     """The command hit its timeout and was interrupted or killed."""
     restarted: bool = False
     """The shell died or was tampered with and was started again, in the last known directory."""
+    breach: Breach | None = None
+    """The limit it ran into, as far as that can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,8 @@ class CellResult:
     timed_out: bool = False
     restarted: bool = False
     """The session died (segfault, ``os._exit``, out of memory) and was started again, empty."""
+    breach: Breach | None = None
+    """The limit it ran into, as far as that can be told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from importlib import resources
 from typing import Any, cast
 
 from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox.breach import Breach, name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
 from prorl_gym.sandbox.execute import Child, exit_code
 from prorl_gym.sandbox.output import Capture
@@ -190,15 +191,21 @@ class IsolatedPython:
         if self._channel.closed:
             raise SandboxError(FailureKind.SANDBOX_LOST, "the sandbox was lost while it ran python.")
         restarted, self._revived = self._revived, False
+        truncated = self._capture.left_out > 0
         if answer is not None:
-            return CellResult(
-                self._capture.take_text(), answer.ok and not timed_out, answer.images, timed_out, restarted
-            )
+            output, ok = self._capture.take_text(), answer.ok and not timed_out
+            breach = self._breach(worker, 0 if ok else 1, output, timed_out, truncated)
+            return CellResult(output, ok, answer.images, timed_out, restarted, breach)
         await finish(worker.kill())
         self._worker = None
-        code = exit_code(worker.child.exited.result())
+        output, code = self._capture.take_text(), exit_code(worker.child.exited.result())
         note = f"[python ended (exit code {code}) and was started again: all variables are gone]\n"
-        return CellResult(self._capture.take_text() + note, False, (), timed_out, True)
+        breach = self._breach(worker, code, output, timed_out, truncated)
+        return CellResult(output + note, False, (), timed_out, True, breach)
+
+    def _breach(self, worker: _Worker, code: int, words: str, timed_out: bool, truncated: bool) -> Breach | None:
+        observed = self._channel.take_breaches(worker.child.pid)
+        return name_breach(exit_code=code, observed=observed, words=words, timed_out=timed_out, truncated=truncated)
 
     def _current(self) -> _Worker:
         if self._worker is None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import host_root, syscalls
+from prorl_gym.sandbox.launch import Launch
 from prorl_gym.sandbox.mounts import OVERLAY_REFUSED, Graft, mount_overlay
-from prorl_gym.sandbox.protocol import HOST_USR, SandboxSpec
+from prorl_gym.sandbox.protocol import SandboxSpec
 
 _NODE_BYTES = 4096
 """One inode is allowed for so many bytes of the root's size: tmpfs inodes are kernel memory too."""
@@ -28,31 +29,31 @@ class Root:
     """What is weaker than usual, for people; empty when nothing is."""
 
 
-def build_root(spec: SandboxSpec, base: str) -> Root:
+def build_root(launch: Launch, base: str) -> Root:
     """Build the root of a sandbox.
 
     Args:
-        spec: image and size.
+        launch: image and size.
         base: an empty directory, used as mount point.
 
     Raises:
         SandboxError: the kernel is too old.
         OSError: a mount was refused.
     """
-    _mount_storage(spec, base)
-    if spec.image == HOST_USR:
+    _mount_storage(launch.spec, base)
+    if not launch.lower:
         os.mkdir(f"{base}/root", 0o755)
         syscalls.mount(f"{base}/root", f"{base}/root", None, syscalls.MS_BIND)  # a root must be a mount
         grafts, detail = host_root.furnish(base)
         return Root(f"{base}/root", tuple(grafts), detail)
     try:
-        return Root(mount_overlay(base, "image", spec.image), (), "")
+        return Root(mount_overlay(base, "image", launch.lower), (), "")
     except OSError as error:
         if error.errno not in OVERLAY_REFUSED:
             raise
         raise SandboxError(
             FailureKind.SANDBOX_UNAVAILABLE,
-            f"the kernel refuses an overlay over {spec.image} ({error.strerror}).",
+            f"the kernel refuses an overlay over {launch.spec.image} ({error.strerror}).",
             "It needs Linux 5.11 or newer, and an image directory on a local disk with nothing mounted below it.",
         ) from None
 
@@ -68,41 +69,45 @@ def _mount_storage(spec: SandboxSpec, base: str) -> None:
     )
 
 
-def check_image(path: str) -> None:
+def check_image(launch: Launch) -> None:
     """Refuse an image that cannot work. Call before the namespaces are made: inside, every foreign uid reads alike.
-
-    Args:
-        path: what the spec calls its image; ``host`` is always right.
 
     Raises:
         SandboxError: ``IMAGE_MISSING`` or ``IMAGE_BROKEN``.
     """
-    if path == HOST_USR:
-        return
+    image = launch.spec.image
+    if launch.backend == "apptainer-plain" and os.path.isfile(launch.lower[0] if launch.lower else ""):
+        return  # a SIF, which the runtime checks by itself
+    for directory in launch.lower:
+        _check_directory(directory, "image" if directory == image else f"image {image}:", launch.backend)
+    shells = ("bin/bash", "usr/bin/bash", "bin/sh", "usr/bin/sh")
+    if launch.lower and not any(os.path.lexists(f"{path}/{shell}") for path in launch.lower for shell in shells):
+        raise SandboxError(
+            FailureKind.IMAGE_BROKEN,
+            f"image {image} has no bin/bash and no bin/sh.",
+            "It is not the root of a Linux system, or it was not unpacked to the end.",
+        )
+
+
+def _check_directory(path: str, what: str, backend: str) -> None:
     try:
         found = os.stat(path)
     except OSError as error:
         raise SandboxError(
             FailureKind.IMAGE_MISSING,
-            f"image {path}: {error.strerror}.",
+            f"{what} {path}: {error.strerror}.",
             f"Give the absolute path of an unpacked image that uid {os.geteuid()} may read, or 'host'.",
         ) from None
     if not stat.S_ISDIR(found.st_mode):
         raise SandboxError(
             FailureKind.IMAGE_BROKEN,
-            f"image {path} is a file; only unpacked image directories are supported.",
+            f"{what} {path} is a file; only unpacked image directories are supported.",
             f"Unpack it: apptainer build --sandbox {path}.d {path}",
         )
     uid = os.geteuid()
-    if found.st_uid != uid:
+    if found.st_uid != uid and backend != "apptainer-plain":  # which maps no uid
         raise SandboxError(
             FailureKind.IMAGE_BROKEN,
-            f"image {path} is owned by uid {found.st_uid}, sandboxes run as uid {uid}: its files are nobody's inside.",
+            f"{what} {path} is owned by uid {found.st_uid}, sandboxes run as uid {uid}: its files are nobody's inside.",
             f"Run: chown -hR {uid}:{os.getegid()} {path}  (or unpack it as that user).",
-        )
-    if not any(os.path.lexists(f"{path}/{shell}") for shell in ("bin/bash", "usr/bin/bash", "bin/sh", "usr/bin/sh")):
-        raise SandboxError(
-            FailureKind.IMAGE_BROKEN,
-            f"image {path} has no bin/bash and no bin/sh.",
-            "It is not the root of a Linux system, or it was not unpacked to the end.",
         )

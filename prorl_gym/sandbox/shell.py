@@ -6,6 +6,7 @@ from errno import EACCES, ENOENT
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.bash import Bash
+from prorl_gym.sandbox.breach import name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
 from prorl_gym.sandbox.guest.driver import MAX_COMMAND
 from prorl_gym.sandbox.output import Capture
@@ -154,12 +155,20 @@ class PersistentShell:
         if completion.cwd.startswith("/"):
             self._cwd = completion.cwd
         self._last_code = completion.exit_code
+        truncated = self._capture.left_out > 0
         output = self._capture.take_text()
+        breach = name_breach(
+            exit_code=completion.exit_code,
+            observed=bash.take_breaches(),
+            words=output,
+            timed_out=timed_out,
+            truncated=truncated,
+        )
         restarted = self._take_revived()
         if bash.dead or bash.tampered:
             restarted = True
             await self._put_away(bash)
-        return ShellResult(output, completion.exit_code, self._cwd, timed_out, restarted)
+        return ShellResult(output, completion.exit_code, self._cwd, timed_out, restarted, breach)
 
     def _take_revived(self) -> bool:
         revived, self._revived = self._revived, False

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox import apptainer, host_root, init, setup_error, syscalls
+from prorl_gym.sandbox import apptainer, apptainer_plain, bwrap, host_root, init, keeper, setup_error, syscalls
+from prorl_gym.sandbox.guest_bundle import guest_bundle
 from prorl_gym.sandbox.launch import Launch, receive, send
-from prorl_gym.sandbox.namespaces import Birth, give_birth
+from prorl_gym.sandbox.namespaces import Birth, InitMain, enter_namespaces, give_birth
 from prorl_gym.sandbox.processes import ProcessIdentity, boot_id
 from prorl_gym.sandbox.reaper import reap
 from prorl_gym.sandbox.rootfs import check_image
@@ -40,7 +41,10 @@ from prorl_gym.sandbox.scratch import (
     update_state,
 )
 
-_MAIN = {"userns": init.run, "apptainer": apptainer.run}
+_INIT = {"userns": init.run, "apptainer": apptainer.run}
+"""Backends whose namespaces are ours: what their pid 1 does."""
+_KEPT = {"bwrap": bwrap.prepare, "apptainer-plain": apptainer_plain.prepare}
+"""Backends whose container is made by a runtime that a keeper watches: how its command is prepared."""
 
 
 @dataclass(slots=True)
@@ -52,6 +56,8 @@ class _Entry:
     directory: Path
     pidfd: int
     pid: int
+    end: signal.Signals
+    """What ends its init. A keeper is told, so that it can kill what the kernel does not kill for it."""
     born: bool = False
     stopped: bool = False
 
@@ -116,18 +122,13 @@ class Spawner:
         directory = self._scratch / launch.id
         try:
             make_directory(self._scratch, launch.id, State(self._boot, self._owner, None))
-            main = _MAIN[launch.backend]
-            birth = give_birth(
-                control,
-                lambda: check_image(launch.spec.image),
-                lambda note: main(launch, f"{directory}/root", control, note),
-            )
+            birth, end = _begin(launch, f"{directory}/root", control)
         except OSError as error:
             setup_error.report(control, error)
             remove_directory(directory)
             self._tell({"event": "gone", "id": launch.id})
         else:
-            entry = _Entry(launch.id, birth, directory, os.pidfd_open(birth.middle), birth.middle)
+            entry = _Entry(launch.id, birth, directory, os.pidfd_open(birth.middle), birth.middle, end)
             self._entries[launch.id] = entry
             self._watch(entry.pidfd, lambda: self._on_exit(entry))
         finally:
@@ -143,8 +144,9 @@ class Spawner:
             self._kill(entry)
 
     def _kill(self, entry: _Entry) -> None:
-        signal.pidfd_send_signal(entry.pidfd, signal.SIGKILL)  # our child and not waited for: it exists
-        self._remove(entry)
+        signal.pidfd_send_signal(entry.pidfd, entry.end)  # our child and not waited for: it exists
+        if entry.end is signal.SIGKILL:  # else the directory is in use until the keeper ends
+            self._remove(entry)
 
     def _remove(self, entry: _Entry) -> None:
         """Remove a directory; one that stays is no reason to end all other sandboxes with this process."""
@@ -206,11 +208,25 @@ class Spawner:
         for entry in self._entries.values():
             entry.birth.line.close()
             if entry.born:
-                signal.pidfd_send_signal(entry.pidfd, signal.SIGKILL)
-        for entry in self._entries.values():
-            self._remove(entry)
+                signal.pidfd_send_signal(entry.pidfd, entry.end)
         for entry in self._entries.values():  # so that whoever waits for us finds their processes gone, too
             os.waitpid(entry.pid, 0)
+            self._remove(entry)
+
+
+def _begin(launch: Launch, base: str, control: socket.socket) -> tuple[Birth, signal.Signals]:
+    """Fork a sandbox; return it with the signal that ends it."""
+    if launch.backend in _KEPT:
+        prepare = _KEPT[launch.backend]
+        keep: InitMain = lambda note: keeper.run(launch, prepare, base, control, note)  # noqa: E731
+        return give_birth(control, lambda: check_image(launch), keep), signal.SIGTERM
+
+    def enter() -> None:
+        check_image(launch)
+        enter_namespaces(os.geteuid(), os.getegid())
+
+    main = _INIT[launch.backend]
+    return give_birth(control, enter, lambda note: main(launch, base, control, note)), signal.SIGKILL
 
 
 def _service_handle() -> int | None:
@@ -260,6 +276,7 @@ def main(arguments: list[str]) -> None:
         uid, gid = os.geteuid(), os.getegid()
     try:
         _prepare_process()
+        guest_bundle()
         make_scratch(scratch, uid, gid)
         _become(uid, gid)
         syscalls.leave_session_keyring()

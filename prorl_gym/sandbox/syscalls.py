@@ -202,17 +202,24 @@ class _CapabilityData(ctypes.Structure):
 
 
 def keep_capabilities(kept: Iterable[int]) -> None:
-    """Reduce the bounding, permitted and effective sets to ``kept``; empty the inheritable and ambient sets."""
+    """Reduce the bounding, permitted and effective sets to ``kept``; empty the inheritable and ambient sets.
+
+    What the process does not have is not added, and needs no capability to be dropped.
+    """
     kept = frozenset(kept)
+    header = _CapabilityHeader(version=_CAPABILITY_VERSION_3, pid=0)
+    held = (_CapabilityData * 2)()
+    _checked(_libc.capget(ctypes.byref(header), held), "capget")
     _prctl("PR_CAP_AMBIENT", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     for capability in range(64):
-        if _libc.prctl(_PR_CAPBSET_READ, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+        present = _libc.prctl(_PR_CAPBSET_READ, ctypes.c_ulong(capability), 0, 0, 0)
+        if present < 0:
             break  # beyond the last one that this kernel knows
-        if capability not in kept:
+        if present and capability not in kept:
             _prctl("PR_CAPBSET_DROP", _PR_CAPBSET_DROP, capability)
     mask = sum(1 << capability for capability in kept)
-    halves = (_CapabilityData * 2)(*((mask >> shift & 0xFFFFFFFF,) * 2 + (0,) for shift in (0, 32)))
-    header = _CapabilityHeader(version=_CAPABILITY_VERSION_3, pid=0)
+    wanted = [mask >> shift & half.permitted for shift, half in zip((0, 32), held, strict=True)]
+    halves = (_CapabilityData * 2)(*((half, half, 0) for half in wanted))
     _checked(_libc.capset(ctypes.byref(header), halves), "capset", hex(mask))
 
 

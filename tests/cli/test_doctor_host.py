@@ -8,15 +8,15 @@ from prorl_gym.cli.doctor_host import host_facts, wide_console
 
 
 def test_host_is_described() -> None:
-    facts = {name: (ok, detail) for name, ok, detail, _ in host_facts()}
+    facts = {finding.name: (finding.verdict, finding.detail) for finding in host_facts()}
     assert set(facts) == {"python", "NeMo Gym", "/usr/bin/python3", "bash"}
-    assert facts["python"] == (True, f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})")
+    assert facts["python"] == ("yes", f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})")
 
 
 def test_what_is_missing_has_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_host, "_SANDBOX_PYTHON", "/nonexistent/python3")
-    (fact,) = [fact for fact in host_facts() if fact[0] == "/nonexistent/python3"]
-    assert (fact[1], bool(fact[3])) == (False, True)
+    (fact,) = [fact for fact in host_facts() if fact.name == "/nonexistent/python3"]
+    assert (fact.verdict, bool(fact.fix)) == ("no", True)
 
 
 def test_a_pipe_has_no_width() -> None:

@@ -5,11 +5,14 @@ Starts busy sandboxes, prints one JSON line with the pids involved, then waits f
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
+from typing import cast
 
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.launch import BackendName
 from prorl_gym.sandbox.protocol import SandboxSpec
 
 # Children that leave their session, their parent and their process group, and one that keeps forking.
@@ -20,8 +23,9 @@ while :; do sleep 0.05; done &
 """
 
 
-async def main(name: str, count: int, scratch: str) -> None:
-    backend = NamespaceBackend("apptainer" if name == "apptainer" else "userns", SandboxConfig(scratch=Path(scratch)))
+async def main(name: BackendName, count: int, scratch: str) -> None:
+    config = SandboxConfig(scratch=Path(scratch), uid=os.stat(scratch).st_uid)
+    backend = NamespaceBackend(name, config)
     boxes = [await backend.start(SandboxSpec()) for _ in range(count)]
     for box in boxes:
         await (await box.shell()).run(BUSY, timeout=10)
@@ -30,4 +34,4 @@ async def main(name: str, count: int, scratch: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+    asyncio.run(main(cast(BackendName, sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

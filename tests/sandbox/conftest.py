@@ -13,6 +13,7 @@ from sandbox_support import SECRET, give_to_sandboxes, kernel_has_user_namespace
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.launch import BackendName
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
 
 BACKENDS = ["userns", pytest.param("apptainer", marks=pytest.mark.apptainer)]
@@ -42,16 +43,16 @@ def scratch(ground: Path) -> Path:
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def backend_name(request: pytest.FixtureRequest) -> str:
+def backend_name(request: pytest.FixtureRequest) -> BackendName:
     if not kernel_has_user_namespaces():
         pytest.skip("this kernel refuses user namespaces to ordinary users")
     return request.param
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend(backend_name: str, scratch: Path) -> AsyncIterator[NamespaceBackend]:
+async def backend(backend_name: BackendName, scratch: Path) -> AsyncIterator[NamespaceBackend]:
     os.environ["PRORL_GYM_TEST_SECRET"] = SECRET
-    backend = NamespaceBackend("apptainer" if backend_name == "apptainer" else "userns", SandboxConfig(scratch=scratch))
+    backend = NamespaceBackend(backend_name, SandboxConfig(scratch=scratch))
     yield backend
     await backend.close()
     del os.environ["PRORL_GYM_TEST_SECRET"]

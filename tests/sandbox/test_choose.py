@@ -8,27 +8,59 @@ import pytest
 from prorl_gym.config import load_config
 from prorl_gym.errors import ConfigError, FailureKind, SandboxError
 from prorl_gym.sandbox import choose
+from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.choose import candidates, open_backend
 from prorl_gym.sandbox.config import LimitsConfig, SandboxConfig
 from prorl_gym.sandbox.local import LocalBackend
-from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.protocol import Probe, SandboxLimits, SandboxSpec
 
 
 @pytest.mark.parametrize(
     ("config", "installed", "names"),
     [
-        ({}, True, ["userns"]),
-        ({"image": "/"}, True, ["apptainer", "userns"]),
-        ({"image": "/"}, False, ["userns"]),
-        ({"backend": "userns", "image": "/"}, True, ["userns"]),
-        ({"backend": "apptainer"}, False, ["apptainer"]),
+        ({}, (), ["userns"]),
+        ({}, ("apptainer", "bwrap"), ["userns", "bwrap", "apptainer-plain"]),
+        ({"image": "/"}, ("apptainer",), ["apptainer", "userns", "apptainer-plain"]),
+        ({"image": "/"}, ("singularity",), ["apptainer", "userns", "apptainer-plain"]),
+        ({"image": "/"}, (), ["userns"]),
+        ({"backend": "userns", "image": "/"}, ("apptainer",), ["userns"]),
+        ({"backend": "apptainer"}, (), ["apptainer"]),
+        ({"backend": "apptainer-plain"}, ("bwrap",), ["apptainer-plain"]),
+        ({"backend": "bwrap"}, (), ["bwrap"]),
     ],
 )
 def test_order_of_candidates(
-    monkeypatch: pytest.MonkeyPatch, config: dict[str, str], installed: bool, names: list[str]
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    config: dict[str, str],
+    installed: tuple[str, ...],
+    names: list[str],
 ) -> None:
-    monkeypatch.setattr(choose, "find_apptainer", lambda: "/usr/bin/apptainer" if installed else None)
+    for program in installed:
+        (tmp_path / program).write_text("")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert [name for name, _ in candidates(SandboxConfig.model_validate(config))] == names
+
+
+async def test_the_first_that_works_is_taken_and_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def probe(backend: NamespaceBackend) -> Probe:
+        works = backend.name == "apptainer-plain"
+        return Probe(backend.name, works, "1.4.5" if works else f"{backend.name} is refused.")
+
+    monkeypatch.setattr(NamespaceBackend, "probe", probe)
+    monkeypatch.setattr(choose, "look_for_runtime", lambda *_: "/usr/bin/any")
+    with caplog.at_level("INFO"):
+        backend = await open_backend(SandboxConfig(image="/"))
+    await backend.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "sandboxes: apptainer does not work here: apptainer is refused.",
+        "sandboxes: userns does not work here: userns is refused.",
+        "sandboxes: bwrap does not work here: bwrap is refused.",
+        "sandboxes: apptainer-plain, since user namespaces are refused to us, yet Apptainer works (1.4.5)",
+    ]
 
 
 async def test_local_only_with_the_flag() -> None:

@@ -68,7 +68,7 @@ def mounted(scratch: Path) -> list[str]:
 
 
 async def reap_with_a_new_service(scratch: Path) -> Reaped:
-    backend = NamespaceBackend("userns", SandboxConfig(scratch=scratch))
+    backend = NamespaceBackend("userns", SandboxConfig(scratch=scratch, uid=os.stat(scratch).st_uid or 61099))
     try:
         return await backend.reap()
     finally:

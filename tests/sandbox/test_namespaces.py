@@ -21,7 +21,7 @@ def test_host_root_is_never_mapped() -> None:
 
 def test_launch_survives_the_way() -> None:
     spec = SandboxSpec("/image", "/w", {"A": "ü"}, (Mount("/a:b", "/c"),), SandboxLimits(memory=1))
-    launch = Launch("id", "apptainer", spec, "/usr/bin/apptainer")
+    launch = Launch("id", "apptainer", spec, "/usr/bin/apptainer", ("/top", "/base"))
     assert Launch.from_json(launch.to_json()) == launch
 
 

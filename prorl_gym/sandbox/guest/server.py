@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from prorl_gym.sandbox.breach import Breach
 from prorl_gym.sandbox.guest import wire
 from prorl_gym.sandbox.guest.child import StartError, fork_exec
 from prorl_gym.sandbox.guest.files import Files
@@ -21,6 +22,7 @@ from prorl_gym.sandbox.guest.patience import Starting
 from prorl_gym.sandbox.guest.terminal import Terminal
 from prorl_gym.sandbox.guest.tree import ProcessTable
 from prorl_gym.sandbox.protocol import SandboxLimits
+from prorl_gym.sandbox.watchdog import Watchdog
 
 CHANNEL_FD = 3
 """Number at which a child that asked for a channel finds it."""
@@ -71,6 +73,8 @@ class _Guest:
         self._files = Files(options.workdir, options.proc_fd)
         self._children: set[int] = set()
         self._starting = Starting(self._table, self._children)
+        limits = options.limits
+        self._watchdog = Watchdog(self._table, os.getpid(), limits.total_memory, limits.processes, self._tell_breach)
         self._operations: dict[str, Callable[[Mapping[str, Any]], _Answer]] = {
             "ping": lambda _: _Answer({}, []),
             "spawn": self._spawn,
@@ -80,6 +84,7 @@ class _Guest:
             "read": lambda request: _Answer({}, [self._files.open_read(request["path"])]),
             "write": lambda request: _Answer({}, [self._files.open_write(request["path"], request["mode"])]),
             "list": lambda request: _Answer({}, [self._files.list_dir(request["path"])]),
+            "listen": lambda request: _Answer({}, [_listen(request["port"])]),
         }
 
     def run(self) -> None:
@@ -95,7 +100,8 @@ class _Guest:
         try:
             self._send({"type": "hello"})
             while True:
-                ready = {fd for fd, _ in poll.poll()}
+                ready = {fd for fd, _ in poll.poll(self._watchdog.wait_ms(bool(self._children)))}
+                self._watchdog.look_if_due()
                 if woken in ready:
                     _drain(woken)
                     self._reap()
@@ -143,8 +149,14 @@ class _Guest:
             if pid == 0:
                 return
             if pid in self._children:  # everything else is an orphan that nobody asked about
+                if status != 0 and _disk_is_full():
+                    self._tell_breach(pid, Breach.DISK)
                 self._children.discard(pid)
                 self._send({"type": "exit", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
+
+    def _tell_breach(self, pid: int, breach: Breach) -> None:
+        if pid in self._children:
+            self._send({"type": "breach", "pid": pid, "breach": breach.value})
 
     def _spawn(self, request: Mapping[str, Any]) -> _Answer:
         """Start a program on pipes. They are made here, so that the payload may reopen /dev/stdout."""
@@ -216,6 +228,34 @@ class _Guest:
         gone = self._table.kill_descendants(pid)
         os.kill(pid, signal.SIGKILL)
         return _Answer({"gone": gone}, [])
+
+
+def _listen(port: int) -> int:
+    """Return a listening TCP socket on the loopback of the sandbox's own network namespace.
+
+    Whoever holds it accepts what programs inside connect to: the service, which is not in that namespace.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    return listener.detach()
+
+
+def _disk_is_full() -> bool:
+    """Whether a file system that the payload may fill has less than a page, or no inode, left."""
+    for path in ("/", "/dev/shm"):
+        try:
+            found = os.statvfs(path)
+        except OSError:  # an image directory of the local backend, or something that the payload removed
+            continue
+        if found.f_blocks and (found.f_bavail * found.f_frsize < 4096 or (found.f_files and not found.f_favail)):
+            return True
+    return False
 
 
 def _note(number: int, frame: object) -> None:

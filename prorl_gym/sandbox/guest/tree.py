@@ -1,12 +1,15 @@
 """Finding and killing a process tree, by parent links and start times; never by name."""
 
 import os
+import re
+import select
 import signal
 import time
 from dataclasses import dataclass
 
-_ROUNDS = 200
 _SECONDS = 3.0
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PSS = re.compile(rb"^(Pss|Pss_Shmem):\s+(\d+) kB", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,9 @@ class Process:
     """Clock ticks since boot."""
     alive: bool
     """Not a zombie."""
+    threads: int
+    resident: int
+    """Bytes in memory; shared pages count in every process."""
     stopped: bool = False
     """By SIGSTOP or the like, or by a tracer."""
 
@@ -46,13 +52,53 @@ class ProcessTable:
         finally:
             os.close(fd)
         fields = line[line.rindex(b")") + 2 :].split()  # the name before it may contain anything
-        state = fields[0]
-        return Process(pid, int(fields[1]), int(fields[19]), state not in (b"Z", b"X"), state in (b"T", b"t"))
+        alive, stopped = fields[0] not in (b"Z", b"X"), fields[0] in (b"T", b"t")
+        memory = int(fields[21]) * _PAGE
+        return Process(pid, int(fields[1]), int(fields[19]), alive, int(fields[17]), memory, stopped)
 
     def children(self, parent: int) -> list[Process]:
         """Return the living children of a process."""
         found = [self.look(int(name)) for name in os.listdir(self._fd) if name.isdigit()]
         return [process for process in found if process and process.parent == parent and process.alive]
+
+    def proportional(self, process: Process) -> tuple[int, int]:
+        """Return a process's bytes in memory with shared pages shared out (PSS), and those of them that are shmem.
+
+        Where the kernel does not show them, the resident size stands in. The kernel walks the whole address space
+        for it: milliseconds for a large process.
+        """
+        try:
+            fd = os.open(f"{process.pid}/smaps_rollup", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+        except OSError:
+            return process.resident, 0
+        try:
+            text = os.read(fd, 4096)
+        except OSError:  # it ended, or it has no memory any more
+            return 0, 0
+        finally:
+            os.close(fd)
+        found = dict(_PSS.findall(text))
+        return int(found.get(b"Pss", 0)) * 1024, int(found.get(b"Pss_Shmem", 0)) * 1024
+
+    def open_files(self, pid: int, device: int) -> tuple[int, dict[int, int]]:
+        """Look at a process's descriptors: how many there are, and the files on one device (inode -> bytes)."""
+        found: dict[int, int] = {}
+        try:
+            fd = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+        except OSError:
+            return 0, found
+        try:
+            names = os.listdir(fd)
+            for name in names:
+                try:
+                    status = os.stat(name, dir_fd=fd)
+                except OSError:  # closed meanwhile
+                    continue
+                if status.st_dev == device:
+                    found[status.st_ino] = status.st_blocks * 512
+        finally:
+            os.close(fd)
+        return len(names), found
 
     def descendants(self, root: int) -> list[Process]:
         """Return the living descendants of ``root``, without itself."""
@@ -86,18 +132,35 @@ class ProcessTable:
     def kill_descendants(self, root: int, since: int = 0) -> bool:
         """Kill until no living descendant of ``root`` that started at tick ``since`` or later is left.
 
-        Processes that fork while we look are caught by the next round; rounds and time are bounded.
+        Processes that fork while we look are caught by the next round; the time is bounded.
 
         Returns:
             Whether the tree is gone.
         """
         deadline = time.monotonic() + _SECONDS
-        for _ in range(_ROUNDS):
+        killed: set[tuple[int, int]] = set()
+        while time.monotonic() < deadline:
             victims = [process for process in self.descendants(root) if process.start >= since]
             if not victims:
                 return True
-            for process in victims:
+            fresh = [process for process in victims if (process.pid, process.start) not in killed]
+            for process in fresh:
                 self.kill(process)
-            if time.monotonic() > deadline:
-                break
+                killed.add((process.pid, process.start))
+            if not fresh:  # giving back the memory of a large process takes the kernel a while
+                _wait_for_end(victims[0].pid, deadline - time.monotonic())
         return False
+
+
+def _wait_for_end(pid: int, seconds: float) -> None:
+    """Wait until a process that was killed is dead, but not for long."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll(max(0, seconds) * 1000)
+    finally:
+        os.close(pidfd)

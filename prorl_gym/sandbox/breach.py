@@ -1,0 +1,91 @@
+"""Which limit a command ran into: a closed list, and what each word rests on.
+
+A limit without a cgroup is mostly an error code that the kernel gives to the program, and nobody else hears of it. So
+a breach is named from the strongest thing that is known:
+
+=================  ===============================================================================================
+``memory_sandbox``  fact: the watchdog killed a process of the command, since the sandbox's sum was over its budget
+``processes``       fact when the watchdog saw the sandbox at its limit; else the words of a failed ``fork``
+``disk``            fact when a file system of the sandbox was full at the command's end; else words (``ENOSPC``)
+``cpu``             fact: SIGXCPU ended it, or a shell says that it ended a part of it (exit code 152)
+``file_size``       fact: SIGXFSZ, likewise (153); else words (``EFBIG``) of programs that ignore the signal
+``wall_clock``      fact: the service's own timeout
+``output``          fact: the service left output out
+``memory_process``  words only: an allocation that RLIMIT_AS refuses leaves no trace outside of the process
+``open_files``      words only, likewise (``EMFILE``)
+=================  ===============================================================================================
+
+Words are looked for in the last lines that a *failed* command printed. A command that prints them can thus mislabel
+its own result, and nothing else. ``disk`` and ``processes`` are only named for a command that failed: one that reached
+a limit and coped has no breach, unless bash says that it had to wait.
+"""
+
+import re
+from collections.abc import Collection
+from enum import StrEnum
+
+_SIGXCPU, _SIGXFSZ = 24, 25
+_TAIL = 4096
+"""Characters at the end of the output in which words are looked for."""
+
+
+class Breach(StrEnum):
+    """A limit of a sandbox that a command ran into."""
+
+    MEMORY_PROCESS = "memory_process"
+    """``SandboxLimits.memory``: address space of one process."""
+    MEMORY_SANDBOX = "memory_sandbox"
+    """``SandboxLimits.total_memory``: everything that runs in the sandbox."""
+    PROCESSES = "processes"
+    """``SandboxLimits.processes``. Bash retries a failed fork for about 15 s: this is named then, not the timeout."""
+    OPEN_FILES = "open_files"
+    FILE_SIZE = "file_size"
+    DISK = "disk"
+    """``SandboxLimits.root_size`` or ``shm_size``, in bytes or in inodes."""
+    OUTPUT = "output"
+    CPU = "cpu"
+    WALL_CLOCK = "wall_clock"
+    """The command's timeout."""
+
+
+_RETRIED = "fork: retry: Resource temporarily unavailable"
+"""Bash, before it sleeps for 1, 2, 4 and 8 seconds."""
+_WORDS = (
+    (Breach.PROCESSES, r"fork: Resource temporarily unavailable"),
+    (Breach.PROCESSES, r"BlockingIOError: \[Errno 11\]|can't start new thread|[Cc]annot fork|pthread_create failed"),
+    (Breach.DISK, r"No space left on device|Disk quota exceeded"),
+    (Breach.FILE_SIZE, r"File too large|File size limit exceeded"),
+    (Breach.OPEN_FILES, r"Too many open files"),
+    (Breach.MEMORY_PROCESS, r"\bMemoryError\b|Cannot allocate memory|std::bad_alloc|memory exhausted|[Oo]ut of memory"),
+    (Breach.CPU, r"CPU time limit exceeded"),
+)
+
+
+def name_breach(
+    *, exit_code: int, observed: Collection[Breach], words: str = "", timed_out: bool = False, truncated: bool = False
+) -> Breach | None:
+    """Name the limit that a finished command ran into, or ``None``.
+
+    Args:
+        exit_code: as a shell reports it; 0 when it did what it should.
+        observed: what the guest saw while it ran.
+        words: what it printed to stderr, or to the terminal; only the end matters.
+        timed_out: the service ended it.
+        truncated: output was left out.
+    """
+    if Breach.MEMORY_SANDBOX in observed:
+        return Breach.MEMORY_SANDBOX
+    if _RETRIED in words[-_TAIL:]:  # however it ended: this is why it took so long
+        return Breach.PROCESSES
+    if exit_code != 0 or timed_out:
+        by_signal = {128 + _SIGXCPU: Breach.CPU, 128 + _SIGXFSZ: Breach.FILE_SIZE}.get(exit_code)
+        named = by_signal or next(iter(observed), None) or _from_words(words[-_TAIL:])
+        if named is not None:
+            return named
+    if timed_out:
+        return Breach.WALL_CLOCK
+    return Breach.OUTPUT if truncated else None
+
+
+def _from_words(text: str) -> Breach | None:
+    return next((breach for breach, pattern in _WORDS if re.search(pattern, text)), None)

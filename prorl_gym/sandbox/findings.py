@@ -1,0 +1,190 @@
+"""What a machine's facts mean for sandboxes: pure rules, each a cause with its fix."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from prorl_gym.sandbox.diagnosis import explain_user_namespaces
+from prorl_gym.sandbox.facts import Facts, Place
+
+Verdict = Literal["yes", "weak", "no", "info"]
+
+_OLDEST_KERNEL = (5, 11)
+_SOCKET_PATH = 107
+"""sun_path of unix(7) without its final NUL, in bytes."""
+_SOCKET_NAME = 45
+"""Longest name below the scratch directory: a sandbox's id (32 characters) and a socket in its directory."""
+_NEVER_UPPER = {
+    "nfs": "NFS",
+    "nfs4": "NFS",
+    "lustre": "Lustre",
+    "overlay": "another overlay",
+    "gpfs": "GPFS",
+    "beegfs": "BeeGFS",
+    "ceph": "CephFS",
+    "cifs": "SMB",
+    "smb3": "SMB",
+    "9p": "9p",
+    "panfs": "PanFS",
+    "vboxsf": "a shared folder",
+    "squashfs": "squashfs",
+}
+_FILES_PER_SANDBOX = 16
+_PROCESSES_PER_SANDBOX = 16
+_LEAST_OPEN_FILES = 4096
+_LEAST_PROCESSES = 2048
+_LEAST_NAMESPACES = 256
+_LEAST_INODES = 100_000
+_LEAST_STORE_BYTES = 10 << 30
+_LEAST_SCRATCH_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the table."""
+
+    name: str
+    verdict: Verdict
+    """``weak``: it works, and something will be missing or run out."""
+    detail: str
+    fix: str = ""
+
+
+Rule = Callable[[Facts], Iterable[Finding]]
+
+
+def judge(facts: Facts) -> list[Finding]:
+    """Return what every rule has to say, in the order of the table."""
+    return [finding for rule in RULES for finding in rule(facts)]
+
+
+def _kernel(facts: Facts) -> Iterator[Finding]:
+    if facts.kernel < _OLDEST_KERNEL:
+        fix = "Linux 5.11 or newer has overlays for users; until then: sandbox.backend: apptainer-plain."
+        yield Finding("kernel", "no", f"Linux {facts.release} has no userxattr overlay.", fix)
+    else:
+        yield Finding("kernel", "yes", f"Linux {facts.release}")
+
+
+def _user_namespaces(facts: Facts) -> Iterator[Finding]:
+    if facts.user_namespaces == 0:
+        yield Finding("user namespaces", "yes", f"uid {facts.uid} can make them")
+    else:
+        cause = explain_user_namespaces(facts.user_namespaces, facts.sysctls.get)
+        yield Finding("user namespaces", "no", cause.what, cause.fix)
+
+
+def _namespace_maxima(facts: Facts) -> Iterator[Finding]:
+    for kind in ("user", "mnt", "pid", "net"):
+        name = f"user.max_{kind}_namespaces"
+        limit = facts.sysctls.get(name)
+        if limit is not None and 0 < int(limit) < _LEAST_NAMESPACES:
+            detail = f"{name} is {limit}: so many sandboxes at most, all users' containers counted."
+            yield Finding("namespaces", "weak", detail, f"As root: sysctl -w {name}=65536")
+
+
+def _fuse(facts: Facts) -> Iterator[Finding]:
+    if facts.fuse:
+        yield Finding("/dev/fuse", "yes", "can be opened")
+    else:
+        fix = "As root: modprobe fuse; chmod 666 /dev/fuse. Only SIF files in apptainer-plain need it."
+        yield Finding("/dev/fuse", "weak", "is missing or closed to this user.", fix)
+
+
+def _scratch(facts: Facts) -> Iterator[Finding]:
+    place = facts.scratch
+    yield from _disk(place, "scratch", "sandbox.scratch", _LEAST_SCRATCH_BYTES)
+    if place.noexec:
+        fix = f"Mount it without noexec, or set sandbox.scratch to another disk than {place.path}'s."
+        yield Finding("scratch", "weak", "is mounted noexec: in apptainer-plain nothing written there can be run.", fix)
+    length = len(facts.socket_directory.encode()) + 1 + _SOCKET_NAME
+    if length > _SOCKET_PATH:
+        detail = f"sockets below {facts.socket_directory} would have {length} bytes; the kernel takes {_SOCKET_PATH}."
+        fix = f"Set sandbox.scratch to a path of at most {_SOCKET_PATH - 1 - _SOCKET_NAME} bytes."
+        yield Finding("socket path", "no", detail, fix)
+
+
+def _store(facts: Facts) -> Iterator[Finding]:
+    if facts.store is None:
+        return
+    yield from _disk(facts.store, "image store", "images.directory", _LEAST_STORE_BYTES)
+    if facts.store.nosuid:
+        yield Finding("image store", "info", "is mounted nosuid, which changes nothing: setuid bits have no effect.")
+
+
+def _disk(place: Place, name: str, setting: str, least: int) -> Iterator[Finding]:
+    unfit = _NEVER_UPPER.get(place.file_system) or ("FUSE" if place.file_system.startswith("fuse") else None)
+    if place.read_only:
+        yield Finding(
+            name, "no", f"{place.path} is on a read-only file system.", f"Set {setting} to one on a local disk."
+        )
+    elif unfit:
+        detail = f"{place.path} is on {unfit}, which cannot take the changes of an overlay, nor keep its marks."
+        # Roots are kept in memory, so such a scratch works as long as nothing is to be kept on disk.
+        verdict: Verdict = "weak" if name == "scratch" else "no"
+        yield Finding(
+            name, verdict, detail, f"Set {setting} to a directory on a local disk (ext4, xfs, btrfs) or tmpfs."
+        )
+    else:
+        yield Finding(name, "yes", f"{place.path} on {place.file_system}, {_size(place.free_bytes)} free")
+    if place.free_bytes < least:
+        detail = f"{place.path} has {_size(place.free_bytes)} left (disk or quota)."
+        yield Finding(name, "weak", detail, f"Free some: {_size(least)} is little already; or set {setting}.")
+    if place.free_inodes is not None and place.free_inodes < _LEAST_INODES:
+        detail = f"{place.path} has {place.free_inodes} inodes left; an unpacked image takes 10,000 to 300,000."
+        yield Finding(name, "weak", detail, f"Remove files, have the inode quota raised, or set {setting}.")
+
+
+def _memory(facts: Facts) -> Iterator[Finding]:
+    root = facts.limits.get("root_size", 0)
+    if facts.free_memory < root:
+        detail = f"{_size(facts.free_memory)} of memory are free; one sandbox may write {_size(root)}, kept in memory."
+        yield Finding("memory", "weak", detail, "Lower sandbox.limits.root_size, or free memory.")
+    else:
+        yield Finding("memory", "yes", f"{_size(facts.free_memory)} free")
+
+
+def _ulimits(facts: Facts) -> Iterator[Finding]:
+    files = facts.open_files
+    if files != -1 and files < max(_LEAST_OPEN_FILES, facts.limits.get("open_files", 0)):
+        detail = f"the hard limit of open files is {files}: about {files // _FILES_PER_SANDBOX} sandboxes."
+        fix = "Raise it: ulimit -Hn 65536, LimitNOFILE= of the unit, or 'nofile' in /etc/security/limits.conf."
+        yield Finding("open files", "weak", detail, fix)
+    if facts.processes != -1 and facts.processes < _LEAST_PROCESSES:
+        enough_for = facts.processes // _PROCESSES_PER_SANDBOX
+        detail = f"this user may have {facts.processes} processes: about {enough_for} sandboxes."
+        fix = "Raise it: ulimit -Hu 65536, TasksMax= of the unit, or 'nproc' in /etc/security/limits.conf."
+        yield Finding("processes", "weak", detail, fix)
+
+
+def _programs(facts: Facts) -> Iterator[Finding]:
+    for name, program in (("Apptainer", facts.apptainer), ("bubblewrap", facts.bwrap)):
+        if program is None:
+            yield Finding(name, "info", "is not installed; 'userns' needs none.")
+            continue
+        mode = f"setuid ({program.setuid})" if program.setuid else "not setuid"
+        yield Finding(name, "info", f"{program.version or 'of unknown version'} at {program.path}, {mode}")
+    if facts.apptainer and not facts.has_account:
+        detail = f"uid {facts.uid} has no account here: 'apptainer-plain' cannot run as it."
+        fix = f"Set sandbox.uid to an account's, or: useradd --no-create-home --uid {facts.uid} prorl-sandbox"
+        yield Finding("Apptainer", "weak", detail, fix)
+
+
+RULES: tuple[Rule, ...] = (
+    _kernel,
+    _user_namespaces,
+    _namespace_maxima,
+    _fuse,
+    _scratch,
+    _store,
+    _memory,
+    _ulimits,
+    _programs,
+)
+
+
+def _size(count: int) -> str:
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << shift:
+            return f"{count / (1 << shift):.3g} {unit}" if count < 1000 << shift else f"{count >> shift} {unit}"
+    return f"{count} B"

@@ -1,0 +1,1 @@
+"""Images: from registries, SIF files and directories to the read-only lower directories of a sandbox's root."""

@@ -1,0 +1,157 @@
+"""The stock image of the python tool: a small Debian with its python3, IPython, numpy, sympy, matplotlib and pytest.
+
+Built once with a network, repeatable without: the packages of the distribution are kept as debootstrap's own archive
+with a lock file beside it, the wheels by name, version and contents as ``prorl_python.lock`` says.
+"""
+
+import asyncio
+import hashlib
+import os
+import platform
+import shutil
+import sys
+import tarfile
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+
+from prorl_gym.errors import ConfigError
+from prorl_gym.sandbox.images.commands import run_command
+from prorl_gym.sandbox.images.gates import locked
+from prorl_gym.sandbox.images.importing import import_image
+from prorl_gym.sandbox.images.records import ImageRecord
+from prorl_gym.sandbox.images.sources import file_digest
+from prorl_gym.sandbox.images.store import ImageStore
+
+NAME = "prorl-python"
+_SUITE = "bookworm"
+_PYTHON = "3.11"
+_DEBOOTSTRAP = ("debootstrap", "--variant=minbase", "--include=python3-minimal,python3,ca-certificates")
+_SITE = f"usr/local/lib/python{_PYTHON}/dist-packages"
+_COMMANDS = {"ipython": "IPython", "pytest": "pytest"}
+_SECONDS = 1800.0
+# One date for every file: the same packages then make the same layer.
+_DATE = "--mtime=@1700000000"
+_LEFTOVERS = ("var/cache/apt", "var/lib/apt/lists", "var/log", "var/cache/ldconfig", "debootstrap", "dev")
+_TARGET = (
+    *("--only-binary=:all:", "--no-deps", "--require-hashes", "--implementation=cp", f"--python-version={_PYTHON}"),
+    *("--platform=manylinux_2_28_x86_64", "--platform=manylinux2014_x86_64"),
+)
+
+
+async def build(store: ImageStore, cache: Path, name: str = NAME) -> ImageRecord:
+    """Build the image and give it a name.
+
+    Args:
+        store: where to.
+        cache: directory in which the packages are kept for the next time.
+        name: replaces what had this name.
+
+    Raises:
+        ConfigError: this is not root on x86_64, a tool is missing, or a package is not what the lock files say.
+    """
+    if os.geteuid() != 0 or platform.machine() != "x86_64":
+        raise ConfigError(
+            f"{name} is built by root on x86_64 (debootstrap needs it).",
+            "Build it there and take it over: `prorl-gym images import` of a SIF or an archive.",
+        )
+    os.makedirs(cache / "wheels", exist_ok=True)
+    async with locked(cache / "lock"):
+        archive = await _packages(cache)
+        wheels = await _wheels(cache)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".building-") as work:
+            root = Path(work, "root")
+            # The directory above is closed, so nobody meets the setuid programs that are dropped on the way in.
+            await _install(root, archive, wheels)
+            return await import_image(store, root, name, options=[_DATE])
+
+
+async def _packages(cache: Path) -> Path:
+    """Return debootstrap's archive of packages, verified against the lock that was written with it."""
+    archive, lock = cache / f"{_SUITE}.tar", cache / f"{_SUITE}.lock"
+    if archive.exists() and lock.exists():
+        if await asyncio.to_thread(_package_lines, archive) == lock.read_text(encoding="utf-8"):
+            return archive
+        raise ConfigError(f"{archive} is not what {lock.name} says.", "Remove both to fetch the packages again.")
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".fetching-") as work:
+        fresh = Path(work, "packages.tar")
+        await run_command([*_DEBOOTSTRAP, f"--make-tarball={fresh}", _SUITE, f"{work}/tree"], seconds=_SECONDS)
+        lock.write_text(await asyncio.to_thread(_package_lines, fresh), encoding="utf-8")
+        os.replace(fresh, archive)
+    return archive
+
+
+def _package_lines(archive: Path) -> str:
+    """Return name with version, and digest, of every package in an archive. Blocks: run it in a thread."""
+    lines: list[str] = []
+    with tarfile.open(archive) as members:
+        for member in members:
+            file = members.extractfile(member) if member.name.endswith(".deb") else None
+            if file is not None:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
+                lines.append(f"{os.path.basename(member.name)} sha256:{digest}\n")
+    return "".join(sorted(lines))
+
+
+def wanted_wheels() -> dict[str, str]:
+    """Return digest to name and version of every wheel of the image."""
+    text = files("prorl_gym.sandbox.images").joinpath("prorl_python.lock").read_text(encoding="utf-8")
+    lines = [line.split(" --hash=") for line in text.splitlines() if line and not line.startswith("#")]
+    return {digest: requirement for requirement, digest in lines}
+
+
+async def _wheels(cache: Path) -> Path:
+    """Return a directory that holds every wheel, fetching those that are missing."""
+    place = cache / "wheels"
+    if missing := set(wanted_wheels()) - await asyncio.to_thread(_digests, place):
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".fetching-") as work:
+            lock = Path(work, "lock.txt")
+            _write_lock(lock, missing)
+            await _pip("download", *_TARGET, f"--dest={work}/wheels", f"--requirement={lock}")
+            for wheel in os.listdir(f"{work}/wheels"):
+                os.replace(f"{work}/wheels/{wheel}", place / wheel)
+    return place
+
+
+def _write_lock(path: Path, digests: set[str]) -> None:
+    names = wanted_wheels()
+    path.write_text("".join(f"{names[digest]} --hash={digest}\n" for digest in sorted(digests)), encoding="utf-8")
+
+
+def _digests(place: Path) -> set[str]:
+    return {file_digest(wheel) for wheel in place.glob("*.whl")}
+
+
+async def _install(root: Path, archive: Path, wheels: Path) -> None:
+    await run_command([*_DEBOOTSTRAP, f"--unpack-tarball={archive}", _SUITE, str(root)], seconds=_SECONDS)
+    lock = files("prorl_gym.sandbox.images").joinpath("prorl_python.lock")
+    where = ("--no-index", f"--find-links={wheels}", "--no-compile", f"--target={root / _SITE}")
+    await _pip("install", *_TARGET, *where, f"--requirement={lock}")
+    _tidy(root)
+    # Compiled once here, not by every sandbox; by contents, since every file gets the same date.
+    compiled = ("-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash")
+    await run_command(
+        ["chroot", str(root), "/usr/bin/python3", *compiled, f"/{_SITE}", f"/usr/lib/python{_PYTHON}"],
+        seconds=_SECONDS,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"},
+        allowed=(0, 1),  # 1: a file is no Python of this version on purpose, as in the tests of a package
+    )
+
+
+def _tidy(root: Path) -> None:
+    """Remove what only the installation needed, and programs that name the interpreter of this machine."""
+    shutil.rmtree(root / _SITE / "bin", ignore_errors=True)
+    for name, module in _COMMANDS.items():
+        program = root / "usr/local/bin" / name
+        program.write_text(f'#!/bin/sh\nexec /usr/bin/python3 -m {module} "$@"\n', encoding="ascii")
+        program.chmod(0o755)
+    for name in _LEFTOVERS:
+        for entry in (root / name).glob("*"):
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+async def _pip(*arguments: str) -> str:
+    # The user's own settings may say where packages are; what is taken is decided by the digests.
+    return await run_command(
+        [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], seconds=_SECONDS
+    )

@@ -1,0 +1,110 @@
+"""Entry of the guest in a container that somebody else made (``bwrap``, ``apptainer-plain``). Part of the bundle.
+
+``python3 BUNDLE CONTROL STARTED OPTIONS``: three inherited descriptors. OPTIONS is a file with JSON: limits, workdir,
+env, copies (pairs of directories that are copied into the writable root before anything else), furnish (whether the
+root is ours to complete) and keep_etc. Stays within Python 3.11 and its standard library.
+"""
+
+import json
+import os
+import resource
+import shutil
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from prorl_gym.sandbox import syscalls
+from prorl_gym.sandbox.confine import confine
+from prorl_gym.sandbox.furnishing import prepare_files
+from prorl_gym.sandbox.guest.server import GuestOptions, serve
+from prorl_gym.sandbox.guest.tree import ProcessTable
+from prorl_gym.sandbox.protocol import SandboxLimits
+
+_OOM_SCORE = 800
+_EVERY_UID = 2**32 - 1
+
+
+def main(arguments: list[str]) -> None:
+    """Serve until the service is gone, then take everything inside along."""
+    control_fd, started, options_fd = map(int, arguments)
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # while this file is still ours
+        file.write(str(_OOM_SCORE))
+    syscalls.set_dumpable(False)  # no payload may trace this process or read its memory and descriptors
+    control = socket.socket(fileno=control_fd)
+    _shed_inheritance({control_fd, started, options_fd})
+    try:
+        with open(options_fd, encoding="utf-8") as file:
+            given = json.load(file)
+        options = _prepare(given)
+    except OSError as error:
+        _report(control, error)
+        os.write(started, b"!")
+        return
+    os.write(started, b"+")
+    os.close(started)
+    try:
+        serve(control, options)
+    finally:
+        if not options.is_init:  # pid 1 takes its namespace along by ending
+            ProcessTable(options.proc_fd).kill_descendants(os.getpid())
+
+
+def _prepare(given: dict[str, Any]) -> GuestOptions:
+    os.umask(0o022)
+    _copy(given["copies"])
+    if given["furnish"]:
+        prepare_files(given["workdir"], keep_etc=given["keep_etc"])
+    else:
+        _forget_name_servers()
+    os.makedirs(given["workdir"], exist_ok=True)
+    os.chdir("/")
+    return GuestOptions(
+        limits=SandboxLimits(**given["limits"]),
+        workdir=given["workdir"],
+        env=given["env"],
+        proc_fd=os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
+        is_init=os.getpid() == 1,
+        confine=confine if _in_own_user_namespace() else _confine_without_count,
+    )
+
+
+def _shed_inheritance(kept: set[int]) -> None:
+    """Close what the runtime left open, the bundle among it: it is loaded."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            try:
+                os.close(int(name))
+            except OSError:
+                continue  # the listing's own
+    for descriptor in kept:
+        os.set_inheritable(descriptor, False)
+
+
+def _copy(pairs: Sequence[Sequence[str]]) -> None:
+    for source, target in pairs:
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+
+
+def _forget_name_servers() -> None:
+    """Empty the host's resolv.conf where the runtime brought a copy that is ours: it names the host's network."""
+    if os.access("/etc/resolv.conf", os.W_OK):
+        with open("/etc/resolv.conf", "wb"):
+            pass
+
+
+def _in_own_user_namespace() -> bool:
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        return file.read().split() != ["0", "0", str(_EVERY_UID)]
+
+
+def _confine_without_count(limits: SandboxLimits) -> None:
+    """Leave the number of processes alone: outside of a user namespace it would count all of this user's."""
+    confine(replace(limits, processes=resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+
+
+def _report(control: socket.socket, error: OSError) -> None:
+    what = " ".join(f"the sandbox could not be furnished: {error}".split())[:600]
+    fix = "The image must hold an ordinary Linux root, and limits.root_size must have room for what is copied."
+    message = {"type": "failed", "kind": "sandbox_unavailable", "what": what, "fix": fix}
+    control.send(json.dumps(message).encode("ascii"), socket.MSG_NOSIGNAL)

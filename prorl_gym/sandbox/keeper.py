@@ -1,0 +1,207 @@
+"""The keeper of a sandbox that a container runtime makes by itself: starts it with our guest inside, and ends it.
+
+    spawner
+     '- keeper              in the host's namespaces, as the sandboxes' uid; adopts whatever is orphaned below it
+         '- bwrap, apptainer
+             '- guest       inside, pid 1 of the container's namespace; serves the service's socket
+                 '- payload
+
+Three things end such a sandbox, each alone sufficient: the service's end of the control socket closes (the guest ends,
+and being pid 1 takes everything along); the spawner dies or stops it (the keeper is told by SIGTERM, and kills what is
+below it by parent link and start time, so a runtime that hides from parent-death signals is found); the runtime ends.
+"""
+
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox import syscalls
+from prorl_gym.sandbox.guest.tree import ProcessTable
+from prorl_gym.sandbox.guest_bundle import guest_bundle
+from prorl_gym.sandbox.launch import Launch
+
+ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C"}
+"""The runtime's own; built from nothing."""
+
+_CONTROL, _STARTED, _OPTIONS, _BUNDLE = range(20, 24)
+"""Descriptor numbers in the runtime and in the guest: low ones are the runtime's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How to start a runtime."""
+
+    argv: Sequence[str]
+    """Up to where the program to run inside follows."""
+    env: dict[str, str]
+    """Environment of everything that runs inside."""
+    copies: Sequence[tuple[str, str]] = ()
+    """Directories, by their paths inside, that the guest copies into the writable root first."""
+    furnish: bool = True
+    """The root is the guest's to complete: the directories that every root must have, the files of its network."""
+    weaker: str = ""
+    """What this sandbox does not promise, for people."""
+
+
+def run(
+    launch: Launch,
+    prepare: Callable[[Launch, str], Command],
+    base: str,
+    control: socket.socket,
+    note: Callable[[str], None],
+) -> None:
+    """Start a runtime and keep it until it ends or we are told to end it.
+
+    Args:
+        launch: what to start.
+        prepare: makes the command for it, using an empty directory.
+        base: that directory.
+        control: the guest's end of the channel.
+        note: called once with what is weaker than usual, or "".
+
+    Raises:
+        SandboxError: the image cannot be used, or the runtime ended before the guest was up.
+        OSError: a system call was refused.
+    """
+    wake = _catch_signals()
+    syscalls.set_parent_death_signal(signal.SIGTERM)
+    syscalls.set_child_subreaper()
+    table = ProcessTable(os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    try:
+        command = prepare(launch, base)
+        note(command.weaker)
+        _Runtime(launch, command, control).watch(wake)
+    finally:
+        table.kill_descendants(os.getpid())
+        _reap_all()
+
+
+class _Runtime:
+    """A started runtime."""
+
+    def __init__(self, launch: Launch, command: Command, control: socket.socket) -> None:
+        self._launch = launch
+        self._control = control
+        self._started, started = os.pipe2(os.O_CLOEXEC)
+        self._complaints = os.memfd_create("complaints")
+        options = {
+            "limits": asdict(launch.spec.limits),
+            "workdir": os.path.join("/", launch.spec.workdir),
+            "env": {**command.env, **launch.spec.env},
+            "copies": list(command.copies),
+            "furnish": command.furnish,
+            "keep_etc": not launch.lower,
+        }
+        inherited = {
+            _CONTROL: control.fileno(),
+            _STARTED: started,
+            _OPTIONS: _sealed("options", json.dumps(options).encode()),
+            _BUNDLE: _sealed("guest", guest_bundle()),
+        }
+        numbers = [str(number) for number in (_CONTROL, _STARTED, _OPTIONS)]
+        argv = [*command.argv, "python3", "-I", "-S", f"/proc/self/fd/{_BUNDLE}", *numbers]
+        self._pid = os.fork()
+        if self._pid == 0:
+            _exec(argv, inherited, self._complaints)
+        for descriptor in (started, inherited[_OPTIONS], inherited[_BUNDLE]):
+            os.close(descriptor)
+
+    def watch(self, wake: int) -> None:
+        """Return when the runtime has ended, or when SIGTERM came.
+
+        The control socket stays open here until the guest is up: so long, a failure is ours to report.
+        """
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        poll.register(self._started, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self._started in ready:
+                poll.unregister(self._started)
+                if os.read(self._started, 1):
+                    self._control.close()
+                else:  # nobody holds the other end any more
+                    raise self._refusal()
+            if wake in ready and (signal.SIGTERM in os.read(wake, 4096) or self._ended()):
+                return
+
+    def _ended(self) -> bool:
+        """Reap; whether the runtime itself was among the dead."""
+        while True:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if pid == self._pid and self._control.fileno() >= 0 and not self._came_up():
+                raise self._refusal()
+            if pid in (0, self._pid):
+                return pid != 0
+
+    def _came_up(self) -> bool:
+        return bool(select.select([self._started], [], [], 0)[0]) and bool(os.read(self._started, 1))
+
+    def _refusal(self) -> SandboxError:
+        text = os.pread(self._complaints, 8000, 0).decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        fatal = [line.partition("FATAL:")[2].strip() for line in lines if "FATAL:" in line]
+        reason = (fatal or lines or ["it ended without a word"])[-1]
+        return SandboxError(
+            FailureKind.SANDBOX_UNAVAILABLE,
+            f"{os.path.basename(self._launch.program)} cannot run {self._launch.spec.image}: {reason[:300]}",
+            f"The {self._launch.backend!r} backend needs python3 in the image; `prorl-gym doctor` names other causes.",
+        )
+
+
+def _catch_signals() -> int:
+    """Turn SIGTERM and SIGCHLD into bytes on a descriptor."""
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, _note)
+    return woken
+
+
+def _note(number: int, frame: object) -> None:
+    """The wake-up descriptor carries the news; there is nothing to do here."""
+
+
+def _sealed(name: str, data: bytes) -> int:
+    """Return a memory file that nobody can change."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def _exec(argv: list[str], inherited: dict[int, int], complaints: int) -> None:
+    """In the child: become the runtime. Never returns."""
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        above = max(inherited) + 1
+        moved = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for number, fd in inherited.items()}
+        os.dup2(complaints, 2)
+        os.dup2(2, 1)
+        for number, descriptor in moved.items():
+            os.dup2(descriptor, number)
+        os.execve(argv[0], argv, ENVIRONMENT)
+    except OSError as error:
+        os.write(2, f"FATAL: {argv[0]}: {error.strerror}".encode())
+    finally:
+        os._exit(127)
+
+
+def _reap_all() -> None:
+    """Wait for what was killed: whoever waits for the keeper finds it all gone."""
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return

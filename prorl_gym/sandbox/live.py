@@ -1,0 +1,164 @@
+"""A program whose streams are read and written as they come, on a terminal or on pipes.
+
+For people, and for protocols that bring their own framing. The persistent shell is built differently: its commands do
+not travel over the terminal.
+"""
+
+import asyncio
+import fcntl
+import os
+import secrets
+import shlex
+import struct
+import termios
+from collections.abc import Mapping, Sequence
+
+from prorl_gym.errors import SandboxError
+from prorl_gym.sandbox.channel import Channel
+from prorl_gym.sandbox.execute import Child, exit_code
+from prorl_gym.sandbox.shielding import finish
+from prorl_gym.sandbox.streams import Writer
+
+_CHUNK = 1 << 16
+
+
+class Stream:
+    """One direction of output, read on demand: what nobody reads stays in the kernel and holds the writer back.
+
+    Args:
+        fd: a pipe or a terminal master.
+        exited: done when the program has ended. Background jobs may hold the descriptor open for longer.
+    """
+
+    def __init__(self, fd: int, exited: "asyncio.Future[int]") -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._exited = exited
+
+    async def read(self) -> bytes:
+        """Return the next bytes; ``b""`` when the program has ended and everything it wrote was read."""
+        while True:
+            ended = self._exited.done()  # asked first: what it wrote before its end is then seen by this read
+            try:
+                return os.read(self._fd, _CHUNK)
+            except BlockingIOError:
+                if ended:
+                    return b""
+            except OSError:  # a terminal whose other side is closed says EIO
+                return b""
+            await self._readable_or_ended()
+
+    async def _readable_or_ended(self) -> None:
+        loop = asyncio.get_running_loop()
+        news: asyncio.Future[None] = loop.create_future()
+
+        def tell(*_: object) -> None:
+            if not news.done():
+                news.set_result(None)
+
+        loop.add_reader(self._fd, tell)
+        self._exited.add_done_callback(tell)
+        try:
+            await news
+        finally:
+            loop.remove_reader(self._fd)
+            self._exited.remove_done_callback(tell)
+
+
+class LiveProcess:
+    """A running program. ``errors`` is ``None`` on a terminal, where both outputs are one."""
+
+    def __init__(self, channel: Channel, child: Child, feed: int, output: int, errors: int | None) -> None:
+        self._channel = channel
+        self._child = child
+        self._feed = feed
+        self._own = [*{feed, output}, *([] if errors is None else [errors]), *child.descriptors]
+        self._writer = Writer(feed, own=False)
+        self._closed = False
+        self.output = Stream(output, child.exited)
+        self.errors = None if errors is None else Stream(errors, child.exited)
+
+    @classmethod
+    async def on_pipes(
+        cls, channel: Channel, argv: Sequence[str], *, env: Mapping[str, str], cwd: str
+    ) -> "LiveProcess":
+        """Start a program on three pipes.
+
+        Raises:
+            StartFailure: it could not be started.
+            SandboxError: the sandbox is lost.
+        """
+        child = await Child.start(channel, argv, env=env, cwd=cwd, stdin=True, merge=False, pipe=False)
+        (feed, output, errors), child.descriptors = child.descriptors, []
+        return cls(channel, child, feed, output, errors)
+
+    @classmethod
+    async def on_terminal(
+        cls, channel: Channel, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, rows: int, columns: int
+    ) -> "LiveProcess":
+        """Start a program on a terminal of its own: the guest's bash becomes it. Exit code 126: no such directory.
+
+        Raises:
+            StartFailure: there is no bash.
+            SandboxError: the sandbox is lost.
+        """
+        reply = await channel.request("shell", env=dict(env), cwd=cwd)
+        master, nonces, reports, text = reply.descriptors
+        child = Child(channel, reply.fields["pid"], [nonces, reports, text])
+        live = cls(channel, child, master, master, None)
+        live.resize(rows, columns)
+        _make_interactive(master)
+        enter = f"cd -- {shlex.quote(cwd)} || exit 126"
+        script = f"unset PROMPT_COMMAND PS1 PS2; {enter}; exec {shlex.join(argv)}"
+        os.pwrite(text, script.encode("utf-8", "replace") + b"\0", 0)
+        os.write(nonces, secrets.token_hex(8).encode() + b"\0")
+        return live
+
+    @property
+    def running(self) -> bool:
+        """Whether the program has neither ended nor been closed."""
+        return not self._closed and not self._child.exited.done()
+
+    def write(self, data: bytes) -> None:
+        """Give it input. Never blocks: what it does not read yet is kept."""
+        self._writer.write(data)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the terminal's size; the foreground job hears SIGWINCH."""
+        fcntl.ioctl(self._feed, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to its process group; nothing happens when it has ended."""
+        if self.running:
+            await self._child.signal(number)
+
+    async def wait(self) -> int:
+        """Wait for its end and return the exit code, as a shell reports it.
+
+        Raises:
+            SandboxError: the sandbox is lost.
+        """
+        return exit_code(await asyncio.shield(self._child.exited))
+
+    async def close(self) -> None:
+        """Kill it with everything below it and release the descriptors. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if not self._channel.closed:
+                await finish(self._child.kill())
+        except SandboxError:  # it went away meanwhile, and the program with it
+            return
+        finally:
+            self._writer.close()
+            for fd in self._own:
+                os.close(fd)
+
+
+def _make_interactive(master: int) -> None:
+    """Give the terminal the modes that programs expect; the guest's own are for the persistent shell."""
+    modes = termios.tcgetattr(master)
+    modes[1] |= termios.OPOST | termios.ONLCR
+    modes[3] |= termios.ECHO | termios.ECHOE | termios.ECHOK
+    termios.tcsetattr(master, termios.TCSANOW, modes)

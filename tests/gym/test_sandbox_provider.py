@@ -1,0 +1,217 @@
+"""Gym's ``AsyncSandbox`` over our provider: both real backends, started by nothing but a configuration line."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import gym_needed  # noqa: F401
+import pytest
+import pytest_asyncio
+from nemo_gym.sandbox import AsyncSandbox, SandboxCreateError, SandboxSpec, SandboxStatus, create_provider
+from nemo_gym.sandbox.config import resolve_provider_config
+from nemo_gym.sandbox.providers import base
+from provider_box import ProviderBox
+from published_provider import published
+
+from prorl_gym.errors import ConfigError
+from prorl_gym.gym_sandbox.provider import ProrlProvider
+from prorl_gym.sandbox.conformance import EXECUTION, FILES, SPEC, Check
+
+pytestmark = [pytest.mark.gym, pytest.mark.asyncio(loop_scope="module")]
+
+OUTPUT = 16 << 10
+
+
+@pytest.fixture(scope="module", params=["userns", pytest.param("apptainer", marks=pytest.mark.apptainer)])
+def block(request: pytest.FixtureRequest) -> dict[str, object]:
+    """A sandbox block as Gym's configurations have it."""
+    return {"sandbox": {"prorl": {"backend": request.param, "limits": {"output": OUTPUT}}}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def found_by_gym(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with published(tmp_path_factory.mktemp("published")):
+        yield
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def provider(block: dict[str, object], found_by_gym: None) -> AsyncIterator[ProrlProvider]:
+    provider = create_provider(resolve_provider_config("sandbox", block))
+    assert isinstance(provider, ProrlProvider)
+    yield provider
+    await provider.aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sandbox(provider: ProrlProvider) -> AsyncIterator[AsyncSandbox]:
+    async with AsyncSandbox(provider, SandboxSpec(env={"OWN": "variable"}), owns_provider=False) as sandbox:
+        yield await sandbox.start()
+
+
+async def test_optional_protocols_are_those_that_can_be_kept(provider: ProrlProvider) -> None:
+    kept = {name for name in vars(base) if name.startswith("Supports") and isinstance(provider, getattr(base, name))}
+    assert kept == {
+        "SupportsSandboxBackgroundServices",
+        "SupportsSandboxPty",
+        "SupportsSandboxRuntimeRequirements",
+    }
+
+
+async def test_command_gives_output_and_code(sandbox: AsyncSandbox) -> None:
+    result = await sandbox.exec("echo out; echo $OWN $MORE >&2; (exit 3)", env={"MORE": "more"})
+    assert (result.stdout, result.stderr, result.return_code, result.error_type) == (
+        "out\n",
+        "variable more\n",
+        3,
+        None,
+    )
+
+
+async def test_command_longer_than_an_argument_list_runs(sandbox: AsyncSandbox) -> None:
+    result = await sandbox.exec(f"x='{'y' * 500_000}'; echo ${{#x}}; cat | wc -c")
+    assert (result.stdout, result.return_code) == ("500000\n0\n", 0)
+
+
+async def test_timeout_keeps_what_was_printed(sandbox: AsyncSandbox) -> None:
+    result = await sandbox.exec("echo early; sleep 100", timeout_s=0.3)
+    assert (result.stdout, result.return_code, result.error_type) == ("early\n", 125, "timeout")
+    assert result.stderr == "Command timed out after 0.3s"
+
+
+async def test_other_users_are_refused(sandbox: AsyncSandbox) -> None:
+    assert (await sandbox.exec("id -u", user="root")).stdout == "0\n"
+    with pytest.raises(ValueError, match="one user, root"):
+        await sandbox.exec("id", user="nobody")
+
+
+async def test_files_go_both_ways(sandbox: AsyncSandbox, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 1000
+    (tmp_path / "script").write_bytes(data)
+    (tmp_path / "script").chmod(0o750)
+    await sandbox.upload(tmp_path / "script", "/made/on/the way")
+    assert (await sandbox.exec("stat -c '%a %s' '/made/on/the way'")).stdout == "750 256000\n"
+    await sandbox.download("/made/on/the way", tmp_path / "also" / "made")
+    assert (tmp_path / "also" / "made").read_bytes() == data
+
+
+async def test_background_services_survive_their_command(sandbox: AsyncSandbox) -> None:
+    await sandbox.exec("sleep 77.77 >/dev/null 2>&1 &", preserve_background_services=True)
+    assert "77.77" in ((await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout or "")
+
+
+@pytest.fixture
+def given() -> Iterator[Path]:
+    """A host directory that the sandboxes' uid may read."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
+        path = Path(directory)
+        path.chmod(0o755)
+        (path / "file").write_text("mounted")
+        yield path
+
+
+async def test_request_shapes_the_sandbox(provider: ProrlProvider, given: Path) -> None:
+    runtime = provider.validate_runtime_requirements(cap_add=(), shm_size=1 << 20)
+    assert runtime is not None
+    spec = SandboxSpec(
+        workdir="/testbed",
+        files={"/testbed/input": "given"},
+        resources={"memory_mib": 512, "disk_gib": 1},
+        metadata=runtime,
+        provider_options={"mounts": [[str(given), "/given"]]},
+    )
+    async with AsyncSandbox(provider, spec, owns_provider=False) as sandbox:
+        await sandbox.start()
+        script = "pwd; cat input /given/file; echo; ulimit -v; df --output=size -B1 / /dev/shm"
+        lines = ((await sandbox.exec(script)).stdout or "").split()
+    assert lines == ["/testbed", "givenmounted", str(512 << 10), "1B-blocks", str(1 << 30), str(1 << 20)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        pytest.param(SandboxSpec(image="/no/such/image"), "/no/such/image", id="image"),
+        pytest.param(SandboxSpec(resources={"gpu": 1}), "resources.gpu", id="gpu"),
+        pytest.param(SandboxSpec(entrypoint=["sleep"]), "entrypoint", id="entrypoint"),
+        pytest.param(SandboxSpec(provider_options={"mount": []}), "'mounts'", id="option"),
+        pytest.param(SandboxSpec(ready_timeout_s=1e-6), "1e-06 s", id="timeout"),
+    ],
+)
+async def test_what_cannot_be_had_is_a_create_error(provider: ProrlProvider, spec: SandboxSpec, words: str) -> None:
+    with pytest.raises(SandboxCreateError) as raised:
+        await AsyncSandbox(provider, spec, owns_provider=False).start()
+    assert words in str(raised.value) and len(str(raised.value).splitlines()) <= 2
+
+
+async def test_unknown_key_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)unknown key 'limits.memroy'.*memory"):
+        ProrlProvider(limits={"memroy": 1})
+
+
+async def test_capabilities_are_refused(provider: ProrlProvider) -> None:
+    with pytest.raises(ValueError, match="SYS_ADMIN"):
+        provider.validate_runtime_requirements(cap_add=("SYS_ADMIN",), shm_size=None)
+
+
+async def test_status_tells_alive_from_stopped_from_dead(provider: ProrlProvider) -> None:
+    handle = await provider.create(SandboxSpec())
+    assert await provider.status(handle) is SandboxStatus.RUNNING
+    await provider.close(handle)
+    await provider.close(handle)
+    assert await provider.status(handle) is SandboxStatus.STOPPED
+    lost = await provider.create(SandboxSpec())
+    await lost.raw.box.close()
+    assert await provider.status(lost) is SandboxStatus.ERROR
+    result = await provider.exec(lost, "true")
+    assert (result.return_code, result.error_type) == (125, "sandbox")
+
+
+async def test_time_to_live_ends_it(provider: ProrlProvider) -> None:
+    handle = await provider.create(SandboxSpec(ttl_s=0.2))
+    began = asyncio.get_running_loop().time()
+    assert (await provider.exec(handle, "sleep 100")).error_type == "sandbox"
+    assert asyncio.get_running_loop().time() - began < 30
+    assert await provider.status(handle) is SandboxStatus.STOPPED
+
+
+async def test_providers_of_a_loop_share_a_backend(provider: ProrlProvider, block: dict[str, object]) -> None:
+    other = create_provider(resolve_provider_config("sandbox", block))
+    ours = await provider.create(SandboxSpec())
+    theirs = await other.create(SandboxSpec())
+    assert len({started.box.id for started in (ours.raw, theirs.raw)}) == 2
+    await other.aclose()
+    assert await other.status(theirs) is SandboxStatus.STOPPED
+    assert await provider.status(ours) is SandboxStatus.RUNNING
+    await provider.close(ours)
+
+
+# By the kit's own names. Out: what `provider_box` says has no counterpart, and
+# `exec_does_not_wait_for_unread_stdin`, `exec_passes_binary_stdin`: stdin is a file there, which asks nothing of us;
+# `exec_obeys_narrower_limits`: no limits per command; `exec_uses_cwd_and_env`: prints the cwd of the spec, which
+# AsyncSandbox passes itself; `sandbox_says_that_it_lives`, `close_ends_calls_in_flight`: ask the shell, too.
+_OUT = {
+    "exec_does_not_wait_for_unread_stdin",
+    "exec_passes_binary_stdin",
+    "exec_obeys_narrower_limits",
+    "sandbox_says_that_it_lives",
+    "close_ends_calls_in_flight",
+    "files_have_directories_made",
+    "files_follow_links_inside_only",
+    "files_do_not_lead_through_proc",
+    "only_regular_files_are_read",
+    "large_files_are_refused",
+    "missing_paths_are_told_apart",
+    "directories_are_listed",
+    "files_have_any_name",
+}
+
+
+def _checks() -> list[Check]:
+    return [check for check in (*EXECUTION, *FILES) if check.__name__ not in _OUT]
+
+
+@pytest.mark.parametrize("check", _checks(), ids=lambda check: check.__name__)
+async def test_conformance(check: Check, provider: ProrlProvider) -> None:
+    async with AsyncSandbox(provider, SandboxSpec(), owns_provider=False) as sandbox:
+        await sandbox.start()
+        await check(ProviderBox(sandbox, SPEC))

@@ -1,0 +1,50 @@
+"""One of Gym's own sandboxed agents, mini-swe-agent 2, over our provider; a scripted model takes the policy's place."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import gym_needed  # noqa: F401
+import pytest
+from published_provider import published
+from responses_api_agents.mini_swe_agent_2.sandbox_environment import MiniSWESandboxEnvironment, Submitted
+
+pytestmark = pytest.mark.gym
+
+EDIT = "mkdir -p pkg && printf 'def f():\\n    return 41\\n' > pkg/mod.py && sed -i 's/41/42/' pkg/mod.py"
+LOOK = "cat pkg/mod.py; echo warned >&2; (exit 3)"
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; cat pkg/mod.py"
+RESULT = "def f():\n    return 42\n"
+
+
+@pytest.fixture(params=["userns", pytest.param("apptainer", marks=pytest.mark.apptainer)])
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MiniSWESandboxEnvironment]:
+    provider = {"prorl": {"backend": request.param}}  # the one line of a Gym configuration
+    with published(tmp_path), MiniSWESandboxEnvironment(image="host", provider=provider, env={"A": "b"}) as environment:
+        yield environment
+
+
+def test_actions_of_the_agent_act_on_one_sandbox(environment: MiniSWESandboxEnvironment) -> None:
+    assert environment.execute({"command": EDIT}) == {"output": "", "returncode": 0, "exception_info": ""}
+    assert environment.execute({"command": LOOK})["output"] == f"{RESULT}\nwarned\n"
+    assert environment.execute(LOOK)["returncode"] == 3
+    assert environment.execute("pwd; echo $A", cwd="/usr")["output"] == "/usr\nb\n"
+    late = environment.execute("echo before; sleep 1000", timeout=1)
+    assert (late["output"], late["returncode"]) == ("before\n\nCommand timed out after 1s", 125)
+    with pytest.raises(Submitted) as submitted:
+        environment.execute({"command": SUBMIT})
+    assert submitted.value.messages[0]["content"] == RESULT
+
+
+@pytest.mark.skipif(find_spec("minisweagent") is None, reason="mini-swe-agent is not installed")
+def test_agent_runs_to_its_submission(environment: MiniSWESandboxEnvironment) -> None:
+    from minisweagent.agents.default import DefaultAgent
+    from minisweagent.models.test_models import DeterministicModel, make_output
+
+    outputs = [make_output("", [{"command": command}]) for command in (EDIT, LOOK, SUBMIT)]
+    agent = DefaultAgent(
+        DeterministicModel(outputs=outputs), environment, system_template="s", instance_template="{{task}}"
+    )
+    outcome = agent.run("return 42")
+    assert (outcome["exit_status"], outcome["submission"]) == ("Submitted", RESULT)
+    assert any("warned" in str(message["content"]) for message in agent.messages)

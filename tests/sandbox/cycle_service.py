@@ -1,0 +1,50 @@
+"""A service that never rests: ``python cycle_service.py BACKEND SCRATCH LANES``.
+
+Each lane starts a sandbox, uses it and stops it, for ever. Prints the spawner's pid, then a line per cycle. A sandbox
+that is killed meanwhile is a cycle, too: what matters is what is left behind.
+"""
+
+import asyncio
+import itertools
+import sys
+from pathlib import Path
+
+from prorl_gym.errors import SandboxError
+from prorl_gym.sandbox.backend import NamespaceBackend
+from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.protocol import SandboxSpec
+
+
+async def use(backend: NamespaceBackend, number: int) -> None:
+    box = await backend.start(SandboxSpec())
+    try:
+        match number % 3:
+            case 0:
+                await box.exec(["sh", "-c", "setsid sleep 1000 & echo x > file"], timeout=20)
+            case 1:
+                await (await box.shell()).run("sleep 1000 & cd /usr; echo $?", timeout=20)
+            case _:
+                await box.write_file("file", b"x" * 100_000)
+    finally:
+        await box.close()
+
+
+async def lane(backend: NamespaceBackend) -> None:
+    for number in itertools.count():
+        try:
+            await use(backend, number)
+            print("used", flush=True)
+        except SandboxError as error:
+            print("lost", error.kind, flush=True)
+
+
+async def main(name: str, scratch: str, lanes: int) -> None:
+    backend = NamespaceBackend("apptainer" if name == "apptainer" else "userns", SandboxConfig(scratch=Path(scratch)))
+    print(await backend.spawner_pid(), flush=True)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(lanes):
+            group.create_task(lane(backend))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

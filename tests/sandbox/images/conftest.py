@@ -1,0 +1,95 @@
+"""Image stores and registries for the tests."""
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from images_support import FakeRegistry
+
+from prorl_gym.sandbox.images.config import ImagesConfig
+from prorl_gym.sandbox.images.retries import Backoff
+from prorl_gym.sandbox.images.store import ImageStore
+
+
+@pytest.fixture
+def place(ground: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A directory of this test on a local disk that the sandboxes' uid can reach."""
+    path = ground / f"images-{abs(hash(request.node.nodeid)):x}"
+    path.mkdir(mode=0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def images_config(place: Path) -> ImagesConfig:
+    return ImagesConfig(directory=place / "store", durable=False, jobs=2)
+
+
+@pytest.fixture
+def naps() -> list[float]:
+    """The waits that a back-off asked for; none of them is waited."""
+    return []
+
+
+@pytest_asyncio.fixture
+async def store(images_config: ImagesConfig, naps: list[float]) -> AsyncIterator[ImageStore]:
+    async def nap(seconds: float) -> None:
+        naps.append(seconds)
+
+    store = ImageStore(images_config, Backoff(attempts=4, sleep=nap))
+    yield store
+    await store.close()
+
+
+@pytest_asyncio.fixture
+async def fake_registry() -> AsyncIterator[FakeRegistry]:
+    registry = FakeRegistry()
+    app = web.Application()
+    app.router.add_get("/{path:.*}", registry.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    registry.url = f"http://{host}:{port}"
+    yield registry
+    await runner.cleanup()
+
+
+@pytest.fixture
+def real_registry(place: Path) -> Iterator[str]:
+    """Debian's docker-registry on a port of its own; yields its URL."""
+    program = shutil.which("docker-registry")
+    if program is None:
+        if "apptainer" in os.environ.get("PRORL_GYM_REQUIRE", ""):
+            pytest.fail("docker-registry is not installed; run .ci/image-tools", pytrace=False)
+        pytest.skip("docker-registry is not installed (.ci/image-tools)")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = place / "registry.yml"
+    settings.write_text(
+        f"version: 0.1\nlog: {{level: info}}\nstorage: {{filesystem: {{rootdirectory: {place}/registry}}}}\n"
+        f"http: {{addr: '127.0.0.1:{port}'}}\n"
+    )
+    log = place / "registry.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen([program, "serve", settings], stderr=subprocess.PIPE, stdout=file)
+    assert process.stderr is not None
+    try:
+        said = next((line for line in process.stderr if b"listening on" in line), b"")
+        assert said, "docker-registry ended before it listened"
+        drain = threading.Thread(target=process.stderr.read)  # its log must not fill the pipe
+        drain.start()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+    drain.join()

@@ -1,0 +1,127 @@
+"""Building images: through Apptainer, and the python tool's stock image from what is kept, without a network."""
+
+import asyncio
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from prorl_gym.errors import ConfigError, FailureKind, SandboxError
+from prorl_gym.sandbox.images import python_image
+from prorl_gym.sandbox.images.building import build_definition
+from prorl_gym.sandbox.images.commands import run_command
+from prorl_gym.sandbox.images.config import default_cache
+from prorl_gym.sandbox.images.singularity import build_sif, labels_of
+from prorl_gym.sandbox.images.store import ImageStore
+
+DEFINITION = """Bootstrap: scratch
+
+%setup
+    mkdir -p "${APPTAINER_ROOTFS:-$SINGULARITY_ROOTFS}/bin" "${APPTAINER_ROOTFS:-$SINGULARITY_ROOTFS}/etc"
+    echo made > "${APPTAINER_ROOTFS:-$SINGULARITY_ROOTFS}/etc/made"
+
+%labels
+    Answer 42
+"""
+
+
+@pytest.fixture
+def definition(place: Path) -> Path:
+    path = place / "tiny.def"
+    path.write_text(DEFINITION)
+    return path
+
+
+@pytest.mark.apptainer
+@pytest.mark.root  # without root a build from scratch needs subordinate uids
+async def test_definition_becomes_an_image(store: ImageStore, definition: Path) -> None:
+    await build_definition(store, definition, "tiny", seconds=60)
+    root = Path((await store.resolve("tiny")).lower[0])
+    assert (root / "etc/made").read_text() == "made\n"
+    assert not [name for name in os.listdir(store.layers.place) if name.startswith(".making-")]
+
+
+@pytest.mark.apptainer
+@pytest.mark.root
+async def test_labels_are_read(definition: Path, place: Path) -> None:
+    await build_sif(definition, place / "tiny.sif", seconds=60)
+    assert (await labels_of(place / "tiny.sif"))["Answer"] == "42"
+
+
+@pytest.mark.apptainer
+async def test_wrong_definition_says_so(store: ImageStore, place: Path) -> None:
+    (place / "wrong.def").write_text("Bootstrap: nonsense\n")
+    with pytest.raises(ConfigError, match=r"build of .*wrong\.def failed"):
+        await build_definition(store, place / "wrong.def", "wrong", seconds=60)
+    assert store.records.all() == []
+
+
+async def test_definition_that_is_not_there_is_named(store: ImageStore) -> None:
+    with pytest.raises(SandboxError, match=r"/no/such\.def") as caught:
+        await build_definition(store, Path("/no/such.def"), "x", seconds=60)
+    assert caught.value.kind is FailureKind.IMAGE_MISSING
+
+
+async def test_slow_program_is_killed_with_its_children() -> None:
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    with pytest.raises(ConfigError, match="sh was not done after 0 s"):
+        await run_command(["sh", "-c", f"exec 9>/proc/{os.getpid()}/fd/{writing}; sleep 60 & sleep 60"], seconds=0.3)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        async with asyncio.timeout(10):
+            assert await asyncio.to_thread(pipe.read) == b""  # the end comes when the last holder is dead
+
+
+async def test_missing_program_is_named() -> None:
+    with pytest.raises(ConfigError, match="no-such-program is not installed"):
+        await run_command(["no-such-program"], seconds=1)
+
+
+def test_every_wheel_is_pinned_by_version_and_contents() -> None:
+    wheels = python_image.wanted_wheels()
+    assert {name.partition("==")[0] for name in wheels.values()} >= {
+        "ipython",
+        "numpy",
+        "sympy",
+        "matplotlib",
+        "pytest",
+    }
+    assert all(digest.startswith("sha256:") and len(digest) == 71 for digest in wheels)
+
+
+@pytest.mark.root
+async def test_changed_package_is_refused(store: ImageStore, place: Path) -> None:
+    with tarfile.open(place / "bookworm.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("var/cache/apt/archives/x_1_all.deb"), io.BytesIO())
+    (place / "bookworm.lock").write_text("x_1_all.deb sha256:0\n")
+    with pytest.raises(ConfigError, match=r"bookworm\.tar is not what bookworm\.lock says"):
+        await python_image.build(store, place)
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.timeout(900)
+async def test_stock_image_is_built_without_network(place: Path) -> None:
+    kept = default_cache() / "packages"
+    if not (kept / "bookworm.lock").exists():
+        pytest.skip(f"no packages in {kept}; run `prorl-gym images build prorl-python` once")
+    command = [sys.executable, "-m", "prorl_gym", "images", "build", "prorl-python", "--store", str(place / "store")]
+    built = await asyncio.to_thread(
+        subprocess.run, ["unshare", "--net", *command], capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    (layer,) = (place / "store/layers").iterdir()
+    script = "import IPython, matplotlib, numpy, pytest, sympy; print(numpy.arange(4).sum(), sympy.factorint(6))"
+    ran = await asyncio.to_thread(
+        subprocess.run,
+        ["chroot", "--userspec=61099:61099", layer / "root", "/usr/bin/python3", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.stdout, ran.returncode) == ("6 {2: 1, 3: 1}\n", 0), ran.stderr

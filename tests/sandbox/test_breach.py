@@ -1,0 +1,174 @@
+"""Which limit a command ran into: the naming alone, then every limit on a real backend."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from sandbox_support import kernel_has_user_namespaces
+
+from prorl_gym.sandbox.backend import NamespaceBackend
+from prorl_gym.sandbox.box import Box
+from prorl_gym.sandbox.breach import Breach, name_breach
+from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
+
+MB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("facts", "breach"),
+    [
+        pytest.param({"exit_code": 0}, None, id="well"),
+        pytest.param({"exit_code": 1}, None, id="failed for its own reasons"),
+        pytest.param({"exit_code": 0, "truncated": True}, Breach.OUTPUT, id="output"),
+        pytest.param({"exit_code": 130, "timed_out": True}, Breach.WALL_CLOCK, id="timeout"),
+        pytest.param({"exit_code": 152}, Breach.CPU, id="SIGXCPU"),
+        pytest.param({"exit_code": 153}, Breach.FILE_SIZE, id="SIGXFSZ"),
+        pytest.param({"exit_code": 0, "observed": [Breach.MEMORY_SANDBOX]}, Breach.MEMORY_SANDBOX, id="killed"),
+        pytest.param({"exit_code": 0, "observed": [Breach.PROCESSES]}, None, id="reached and coped"),
+        pytest.param({"exit_code": 1, "observed": [Breach.DISK]}, Breach.DISK, id="full and failed"),
+        pytest.param(
+            {"exit_code": 137, "timed_out": True, "words": "sh: fork: retry: Resource temporarily unavailable\n"},
+            Breach.PROCESSES,
+            id="bash retries until its timeout",
+        ),
+        pytest.param(
+            {"exit_code": 0, "words": "sh: fork: retry: Resource temporarily unavailable\n"},
+            Breach.PROCESSES,
+            id="bash retried and made it",
+        ),
+        pytest.param({"exit_code": 0, "words": "MemoryError"}, None, id="words of a success"),
+        pytest.param({"exit_code": 1, "words": "MemoryError" + " " * 9000}, None, id="words long before the end"),
+        pytest.param({"exit_code": 1, "words": "MemoryError\n"}, Breach.MEMORY_PROCESS, id="words of a failure"),
+    ],
+)
+def test_naming(facts: dict[str, object], breach: Breach | None) -> None:
+    assert name_breach(**{"observed": (), **facts}) is breach  # type: ignore[arg-type]
+
+
+@pytest.fixture(
+    scope="module", params=["userns", pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.slow])]
+)
+def backend_name(request: pytest.FixtureRequest) -> str:
+    """Apptainer, the same guest and limits over another root, runs with ``--all``."""
+    if not kernel_has_user_namespaces():
+        pytest.skip("this kernel refuses user namespaces to ordinary users")
+    return request.param
+
+
+LIMITS = SandboxLimits(
+    memory=1 << 30,
+    total_memory=120 * MB,
+    processes=40,
+    open_files=64,
+    file_size=4 * MB,
+    root_size=16 * MB,
+    shm_size=1 * MB,
+    output=4096,
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tight(backend: NamespaceBackend) -> AsyncIterator[Box]:
+    box = await backend.start(SandboxSpec(limits=LIMITS))
+    yield box
+    await box.close()
+
+
+needs_python = pytest.mark.skipif(not os.path.exists("/usr/bin/python3"), reason="the host has no /usr/bin/python3")
+on_loop = pytest.mark.asyncio(loop_scope="module")
+
+TWO_HOGS = """python3 -c '
+import os, signal, time
+children = []
+for _ in range(2):  # each fits alone
+    children.append(os.fork())
+    if children[-1] == 0:
+        hog = bytearray(90 << 20)
+        time.sleep(30)
+first = os.wait()[0]
+children.remove(first)
+os.kill(children[0], signal.SIGKILL)
+os._exit(1)'"""
+
+COMMANDS = [
+    pytest.param("python3 -c 'bytearray(2 << 30)'", Breach.MEMORY_PROCESS, id="memory_process", marks=needs_python),
+    pytest.param(TWO_HOGS, Breach.MEMORY_SANDBOX, id="memory_sandbox", marks=needs_python),
+    pytest.param("for i in {1..60}; do sleep 3 & done; wait", Breach.PROCESSES, id="processes"),
+    pytest.param("python3 -c 'x = [open(\"/dev/null\") for _ in range(99)]'", Breach.OPEN_FILES, id="open_files"),
+    pytest.param("head -c 9000000 /dev/zero > /tmp/big", Breach.FILE_SIZE, id="file_size"),
+    pytest.param(
+        'python3 -c \'open("/tmp/big", "wb").write(bytes(9000000))\'', Breach.FILE_SIZE, id="file_size ignored"
+    ),
+    pytest.param("head -c 3000000 /dev/zero > /dev/shm/full", Breach.DISK, id="disk shm"),
+    pytest.param("seq 60000", Breach.OUTPUT, id="output"),
+    pytest.param("sleep 30", Breach.WALL_CLOCK, id="wall_clock"),
+    pytest.param("false", None, id="no limit at all"),
+]
+CLEAN = "rm -f /tmp/big /dev/shm/full"
+
+
+def seconds_for(breach: Breach | None) -> float:
+    return 1.0 if breach in (Breach.WALL_CLOCK, Breach.PROCESSES) else 25
+
+
+@on_loop
+@pytest.mark.parametrize(("command", "breach"), COMMANDS)
+async def test_exec_names_it(tight: Box, command: str, breach: Breach | None) -> None:
+    result = await tight.exec(["bash", "-c", command], timeout=seconds_for(breach))
+    await tight.exec(["sh", "-c", CLEAN], timeout=10)
+    assert result.breach is breach, result
+
+
+@on_loop
+@pytest.mark.parametrize(("command", "breach"), COMMANDS)
+async def test_shell_names_it(tight: Box, command: str, breach: Breach | None) -> None:
+    shell = await tight.shell()
+    result = await shell.run(command, timeout=seconds_for(breach))
+    await tight.exec(["sh", "-c", CLEAN], timeout=10)
+    assert result.breach is breach, result
+    assert (await shell.run("echo still here", timeout=10)).output == "still here\n"
+
+
+@on_loop
+async def test_cpu_time_is_named(backend: NamespaceBackend) -> None:
+    box = await backend.start(SandboxSpec(limits=SandboxLimits(cpu_seconds=1)))
+    try:
+        shell = await box.shell()
+        direct, below = await asyncio.gather(
+            box.exec(["sh", "-c", "while :; do :; done"], timeout=60),
+            shell.run("sh -c 'while :; do :; done'", timeout=60),
+        )
+    finally:
+        await box.close()
+    assert (direct.breach, direct.timed_out) == (Breach.CPU, False), direct
+    assert (below.breach, below.timed_out, below.restarted) == (Breach.CPU, False, False), below
+
+
+@on_loop
+async def test_full_root_is_named(tight: Box) -> None:
+    filler = "for i in 1 2 3 4 5 6; do head -c 4000000 /dev/zero > /tmp/f$i || exit 1; done"
+    result = await tight.exec(["sh", "-c", filler + " 2>/dev/null"], timeout=20)  # nothing but the fact can tell
+    await tight.exec(["sh", "-c", "rm -f /tmp/f*"], timeout=10)
+    assert result.exit_code == 1 and result.breach is Breach.DISK, result
+
+
+@on_loop
+@needs_python
+async def test_python_session_names_them(tight: Box) -> None:
+    python = await tight.python()
+    assert (await python.run("bytearray(2 << 30)", timeout=20)).breach is Breach.MEMORY_PROCESS
+    assert (await python.run("while True: pass", timeout=0.3)).breach is Breach.WALL_CLOCK
+    result = await python.run("b = bytearray(400 << 20); import time; time.sleep(30)", timeout=25)
+    assert result.breach is Breach.MEMORY_SANDBOX and result.restarted, result
+    assert (await python.run("1 + 1", timeout=20)).output == "2\n"
+
+
+@on_loop
+@needs_python
+async def test_only_the_hog_dies(tight: Box) -> None:
+    innocent = asyncio.ensure_future(tight.exec(["sh", "-c", "sleep 1; echo lived"], timeout=30))
+    hog = await tight.exec(["python3", "-c", "import time; b = bytearray(300 << 20); time.sleep(30)"], timeout=25)
+    assert hog.breach is Breach.MEMORY_SANDBOX and hog.exit_code == 137, hog
+    assert (await innocent).stdout == b"lived\n" and (await innocent).breach is None

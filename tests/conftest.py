@@ -7,6 +7,7 @@ skipping. Tests marked ``slow`` run with ``--all`` only.
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -41,6 +42,24 @@ def required() -> set[str]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the tests, and all that they start, a temporary directory of their own: libraries leave things there."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # paths of tests stay short: sockets
+    own = tempfile.mkdtemp(prefix="prorl-tests-")
+    os.chmod(own, 0o1777)  # as /tmp: tests start programs as other users
+    before, os.environ["TMPDIR"], tempfile.tempdir = os.environ.get("TMPDIR"), own, own
+
+    def remove() -> None:
+        tempfile.tempdir = None
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
+        shutil.rmtree(own, ignore_errors=True)
+
+    config.add_cleanup(remove)
 
 
 def pytest_report_header() -> str:

@@ -46,4 +46,6 @@ def _wrong(error: ValidationError) -> Refusal:
     first: Any = error.errors(include_url=False, include_context=False)[0]
     place = ".".join(str(part) for part in first["loc"][:8])[:200]
     where = f"The field '{place}' of the body" if place else "The body"
-    return Refusal(422, f"{where} is wrong: {first['msg'][:300]}.", "See /docs for the form.")
+    return Refusal(
+        422, f"{where} is wrong: {first['msg'].removeprefix('Value error, ')[:300]}.", "See /docs for the form."
+    )

@@ -28,7 +28,14 @@ def read_results(path: Path) -> list[Mapping[str, Any]]:
             row = None
         if not isinstance(row, dict):
             raise ConfigError(f"{path}, line {number}: not a JSON object.", "Give a results file of `gym eval run`.")
+        if "response" not in row or "reward" not in row:
+            raise ConfigError(
+                f"{path}, line {number}: not a result ('response' and 'reward' are missing).",
+                "Give a results file of `gym eval run`, not its input or another of its outputs.",
+            )
         results.append(row)  # pyright: ignore[reportUnknownArgumentType]
+    if not results:
+        raise ConfigError(f"{path}: holds no results.", "Give a results file of `gym eval run`.")
     return results
 
 
@@ -43,11 +50,14 @@ def write_page(results: Path, tokenizer: str, page: Path) -> None:
 def show_html(
     results: Annotated[Path, typer.Argument(help="Results file of `gym eval run`.")],
     tokenizer: Annotated[str, typer.Option(help="`small`, a tokenizer directory, or a model name.")] = "small",
-    output: Annotated[Path, typer.Option(help="The page to write.")] = Path("rollouts.html"),
+    output: Annotated[
+        Path | None, typer.Option(help="The page to write; beside the results by default.", show_default=False)
+    ] = None,
 ) -> None:
     """Write one self-contained HTML page with every rollout, token by token."""
-    write_page(results, tokenizer, output)
-    typer.echo(str(output))
+    page = output or results.with_suffix(".html")
+    write_page(results, tokenizer, page)
+    typer.echo(str(page))
 
 
 def register(app: typer.Typer) -> None:

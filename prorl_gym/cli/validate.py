@@ -46,8 +46,10 @@ def validate(
     allow_unsafe_local: Annotated[bool, typer.Option(help="Permit the backend without isolation.")] = False,
 ) -> None:
     """Play each row's gold trajectory in real sandboxes: it must score 1.0, an empty answer 0.0, every time."""
+    from prorl_gym.environments import registry
     from prorl_gym.environments.gym_rows import read_rows
 
+    registry.get(name)  # a slip in the name would otherwise look like rows for another environment
     rows = read_rows(file)
     for row in rows:
         if row.environment not in (None, name):

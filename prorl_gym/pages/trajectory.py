@@ -20,6 +20,8 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; padding: .8rem;
       font: 13px/1.55 ui-monospace, monospace; }
 .given { color: #667; } .sampled { background: #dff3e4; } .sampled:hover { outline: 1px solid #2a7a43; }
 .good { color: #1b7a3d; } .bad { color: #a33; } .masked { color: #96690a; }
+table { border-collapse: collapse; } td { padding: .1rem 1rem .1rem 0; } a { color: inherit; }
+#failed:checked ~ .is-good, #failed:checked ~ table .is-good { display: none; }
 @media (prefers-color-scheme: dark) {
   body { background: #14161a; color: #dcdfe4; } details, pre { border-color: #343a42; }
   .sampled { background: #143d24; } .given, .facts { color: #939aa5; }
@@ -30,6 +32,8 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; padding: .8rem;
 <p>Grey: prompts and observations (mask 0). <span class="sampled">Green</span>: tokens that the policy sampled
 (mask 1); hover for the id and its log-prob.</p>
 """
+
+_FILTER = '<input type="checkbox" id="failed"> <label for="failed">only those without a reward above 0</label>\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +52,58 @@ def render(results: Sequence[Mapping[str, Any]], decode: Decode) -> str:
         results: ``/run`` answers, as they stand in a results file.
         decode: token ids to text, special tokens shown.
     """
-    return _HEAD + "\n".join(_rollout(result, decode) for result in results) + "\n</body></html>\n"
+    ordered = sorted(results, key=_place)
+    index = "\n".join(_index_row(number, result) for number, result in enumerate(ordered))
+    rollouts = "\n".join(_rollout(number, result, decode) for number, result in enumerate(ordered))
+    return f"{_HEAD}{_FILTER}<table>{index}</table>\n{rollouts}\n</body></html>\n"
 
 
-def _rollout(result: Mapping[str, Any], decode: Decode) -> str:
-    masked = bool(result.get("mask_sample"))
+def _place(result: Mapping[str, Any]) -> tuple[float, float]:
+    """Order by task, then by repeat; results stand in the file in the order in which they finished."""
+    task, repeat = (result.get(f"_ng_{name}_index") for name in ("task", "rollout"))
+    return (_number(task), _number(repeat))
+
+
+def _number(value: Any) -> float:
+    return value if isinstance(value, int | float) else float("inf")
+
+
+def _index_row(number: int, result: Mapping[str, Any]) -> str:
+    mood, verdict = _verdict(result)
+    outcome = escape(str(result.get("prorl_outcome", "")))
+    return (
+        f'<tr class="is-{mood}"><td><a href="#r{number}">{escape(_title(result))}</a></td>'
+        f'<td class="{mood}">{escape(verdict)}</td><td>{outcome}</td></tr>'
+    )
+
+
+def _verdict(result: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the mood, which is a class of the style sheet, and the words."""
+    if result.get("mask_sample"):
+        return "masked", f"masked ({result.get('failure_kind')})"
     reward = result.get("reward")
-    mood = "masked" if masked else "good" if isinstance(reward, int | float) and reward > 0 else "bad"
-    verdict = f"masked ({result.get('failure_kind')})" if masked else f"reward {reward}"
+    return "good" if isinstance(reward, int | float) and reward > 0 else "bad", f"reward {reward}"
+
+
+def _title(result: Mapping[str, Any]) -> str:
     task: Any = result.get("task")
     name = cast(Mapping[str, Any], task).get("id") if isinstance(task, Mapping) else None
+    repeat = result.get("_ng_rollout_index")
     title = f"{result.get('environment', '?')} / {name or result.get('_ng_task_index', '?')}"
+    return title if repeat is None else f"{title} #{repeat}"
+
+
+def _rollout(number: int, result: Mapping[str, Any], decode: Decode) -> str:
+    mood, verdict = _verdict(result)
+    turns = result.get("prorl_turns", "?")
     facts = (
-        f"{result.get('prorl_outcome', '')}, {result.get('prorl_turns', '?')} turns, "
+        f"{result.get('prorl_outcome', '')}, {turns} turn{'' if turns == 1 else 's'}, "
         f"{result.get('prorl_sampled_tokens', '?')} tokens sampled"
     )
     body = "".join(_run(run, decode) for run in _runs(result))
     return (
-        f'<details><summary>{escape(str(title))} <b class="{mood}">{escape(str(verdict))}</b>'
+        f'<details id="r{number}" class="is-{mood}"><summary>{escape(_title(result))} '
+        f'<b class="{mood}">{escape(verdict)}</b>'
         f'<span class="facts">{escape(facts)}</span></summary><pre>{body}</pre></details>'
     )
 

@@ -52,6 +52,10 @@ class LedgerError(ProrlError):
     """The ledger's file cannot be used: missing or full disk, corrupt or locked file, newer schema."""
 
 
+class DamagedLedgerError(LedgerError):
+    """It is no ledger, or not a whole one: waiting does not help."""
+
+
 class LedgerConfig(ConfigModel):
     """Where the service remembers."""
 
@@ -98,7 +102,7 @@ class translated(contextlib.AbstractContextManager["translated"]):
         if "full" in text:
             return LedgerError(f"{self.path}: the disk is full.", "Free space there; what was accepted is safe.")
         if "not a database" in text or "malformed" in text:
-            return LedgerError(
+            return DamagedLedgerError(
                 f"{self.path}: not a ledger, or damaged ({text}).", "Move it away, or restore it from a backup."
             )
         return LedgerError(f"{self.path}: {text}.", "Check the disk and the file's permissions.")

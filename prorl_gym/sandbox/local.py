@@ -66,9 +66,11 @@ class LocalBackend:
         name = uuid4().hex
         root = tempfile.mkdtemp(prefix="prorl-local-")
         spec = replace(spec, workdir=os.path.join(root, "workspace"))
+        temporary = os.path.join(root, "tmp")  # so that what its programs leave there goes with it
         os.mkdir(spec.workdir)
+        os.mkdir(temporary)
         try:
-            channel, guest = await _start_guest(spec)
+            channel, guest = await _start_guest(spec, temporary)
         except BaseException:
             shutil.rmtree(root, ignore_errors=True)
             raise
@@ -93,10 +95,10 @@ class LocalBackend:
                 group.create_task(box.close())
 
 
-async def _start_guest(spec: SandboxSpec) -> tuple[Channel, asyncio.subprocess.Process]:
+async def _start_guest(spec: SandboxSpec, temporary: str) -> tuple[Channel, asyncio.subprocess.Process]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    env = {"PATH": _PATH, "HOME": spec.workdir, "USER": "sandbox", "LANG": "C.UTF-8", **spec.env}
-    options = json.dumps({"limits": asdict(spec.limits), "workdir": spec.workdir, "env": env})
+    env = {"PATH": _PATH, "HOME": spec.workdir, "USER": "sandbox", "LANG": "C.UTF-8", "TMPDIR": temporary}
+    options = json.dumps({"limits": asdict(spec.limits), "workdir": spec.workdir, "env": env | dict(spec.env)})
     try:
         guest = await asyncio.create_subprocess_exec(
             sys.executable,

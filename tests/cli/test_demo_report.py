@@ -57,4 +57,6 @@ def test_table_has_a_line_per_environment():
     assert "math" in text
     assert "0.50" in text
     assert "pass@2" in text
+    head = next(line for line in text.splitlines() if "environment" in line).split()
+    assert head[-4:] == ["queue", "INIT", "RUN", "EVAL"]
     assert "\N{HORIZONTAL ELLIPSIS}" not in text  # it fits a terminal

@@ -103,3 +103,9 @@ def test_row_of_another_environment_is_refused(tmp_path: Path, command: Command)
     result = command("math", rows_file(tmp_path, row))
     assert isinstance(result.exception, ConfigError)
     assert "this row is for environment 'code'" in str(result.exception)
+
+
+def test_unknown_environment_is_named_before_the_rows(tmp_path: Path, command: Command):
+    row = {"responses_create_params": {}, "environment": "math", "task": GOOD}
+    result = command("maths", rows_file(tmp_path, row))
+    assert str(result.exception).splitlines() == ["There is no environment 'maths'.", "Did you mean 'math'?"]

@@ -57,6 +57,7 @@ def test_two_demos_at_once_pass_and_leave_nothing(tmp_path: Path, mark: str):
     for demo, output, folder in zip(demos, outputs, folders, strict=True):
         assert demo.returncode == 0, output
         assert "every row passes" in output
+        assert "prorl_rollout is ready" in output
         (results,) = folder.glob("out/*/results.jsonl")
         rows = [json.loads(line) for line in results.read_text().splitlines()]
         assert Counter(row["environment"] for row in rows) == {"math": 20, "code": 20}
@@ -80,6 +81,7 @@ def test_interrupt_leaves_nothing(tmp_path: Path, mark: str):
     output, _ = demo.communicate(timeout=60)
     assert demo.returncode == 130, output
     assert "interrupted" in output
+    assert f"demo: what there is so far: {tmp_path / 'out'}" in output
     assert not marked_processes(mark)
 
 

@@ -12,6 +12,7 @@ from prorl_gym.inference.template_check import check_template
 from prorl_gym.inference.tokenizer import Tokenizer, load_tokenizer
 
 QWEN = Path(__file__).parents[2].parent / "shared" / "tokenizers" / "qwen"
+NO_QWEN = f"normal outside CI: to have it, put Qwen's tokenizer files and templates into {QWEN}"
 TEMPLATES = {
     "qwen3": "chat_template.jinja",
     "qwen2.5": "chat_template.qwen2.5.jinja",
@@ -20,7 +21,7 @@ TEMPLATES = {
 }
 BOUNDED = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 
-needs_qwen = pytest.mark.skipif(not QWEN.is_dir(), reason="the Qwen tokenizer is not beside the checkout")
+needs_qwen = pytest.mark.skipif(not QWEN.is_dir(), reason=NO_QWEN)
 ALL = ["small", *(pytest.param(name, marks=needs_qwen) for name in TEMPLATES)]
 BOTH = ["small", pytest.param("qwen3", marks=needs_qwen)]
 

@@ -14,12 +14,13 @@ from prorl_gym.oracle.server import OracleOptions, OracleServer, serving
 from prorl_gym.settings import RolloutSettings, resolve
 
 QWEN = Path(__file__).parents[2].parent / "shared" / "tokenizers" / "qwen"
+NO_QWEN = f"normal outside CI: to have it, put Qwen's tokenizer files and templates into {QWEN}"
 TOKENIZERS = [
     "small",
     pytest.param(
         str(QWEN),
         id="qwen",
-        marks=pytest.mark.skipif(not QWEN.is_dir(), reason="the Qwen tokenizer is not beside the checkout"),
+        marks=pytest.mark.skipif(not QWEN.is_dir(), reason=NO_QWEN),
     ),
 ]
 

@@ -39,7 +39,7 @@ class Spans(HTMLParser):
 
 
 def body(page: str) -> list[tuple[str, str]]:
-    return Spans(page[page.index("<details>") :]).texts
+    return Spans(page[page.index("<details ") :]).texts
 
 
 def test_every_token_is_shown_once_under_its_mask():
@@ -74,3 +74,27 @@ def test_page_loads_nothing():
 
 def test_masked_rollout_names_its_failure():
     assert "masked (provider_unavailable)" in render([to_gym_result(failed(), ROW)], decode)
+
+
+def test_rows_stand_by_task_and_repeat_with_an_index():
+    places = [(1, 0), (0, 1), (0, 0)]
+    results = [to_gym_result(rollout(), ROW | {"_ng_task_index": t, "_ng_rollout_index": r}) for t, r in places]
+    for result in results:
+        result["task"] = {"id": f"t{result['_ng_task_index']}"}
+    page = render(results, decode)
+    order = ["t0 #0", "t0 #1", "t1 #0"]
+    for part in (page[: page.index("<details ")], page[page.index("<details ") :]):
+        assert [part.index(name) for name in order] == sorted(part.index(name) for name in order)
+    assert page.count('href="#r') == page.count('id="r') == 3
+
+
+def test_one_turn_is_one_turn():
+    result = to_gym_result(rollout(), ROW)
+    assert "1 turn," in render([result | {"prorl_turns": 1}], decode)
+    assert "2 turns," in render([result | {"prorl_turns": 2}], decode)
+
+
+def test_failed_ones_can_be_filtered_without_a_program():
+    page = render([to_gym_result(rollout(), ROW), to_gym_result(failed(), ROW)], decode)
+    assert "#failed:checked ~ .is-good" in page
+    assert '<input type="checkbox" id="failed">' in page

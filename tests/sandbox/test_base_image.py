@@ -21,7 +21,7 @@ IMAGE = Path(os.environ.get("PRORL_GYM_CACHE", CACHE), "images", f"bookworm-{san
 @pytest.fixture(scope="module")
 def image() -> str:
     if not IMAGE.is_dir():
-        reason = f"no {IMAGE}; run .ci/base-image"
+        reason = f"normal outside CI: there is no {IMAGE}; to have it, run .ci/base-image (needs a network)"
         if "apptainer" in os.environ.get("PRORL_GYM_REQUIRE", ""):
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)

@@ -1,5 +1,6 @@
 """The local backend runs the whole conformance kit: everything above the namespaces is tested through it."""
 
+import os
 from collections.abc import AsyncIterator
 
 import pytest
@@ -39,3 +40,11 @@ async def test_images_and_mounts_are_refused(spec: SandboxSpec, backend: LocalBa
     with pytest.raises(SandboxError) as refused:
         await backend.start(spec)
     assert refused.value.kind is FailureKind.SANDBOX_UNAVAILABLE
+
+
+async def test_temporary_files_go_with_the_sandbox(backend: LocalBackend) -> None:
+    box = await backend.start(SPEC)
+    made = (await box.exec(["mktemp"], timeout=10)).stdout.decode().strip()
+    assert (await box.exec(["test", "-f", made], timeout=10)).exit_code == 0
+    await box.close()
+    assert not os.path.lexists(made)  # noqa: ASYNC240

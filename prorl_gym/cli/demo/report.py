@@ -11,6 +11,9 @@ from prorl_gym.trainers.nemo_rl import TrainerContractError, check_group, check_
 
 Results = Sequence[Mapping[str, Any]]
 
+_STAGES = {"queue": "queued", "INIT": "init", "RUN": "run", "EVAL": "eval"}
+"""Columns of seconds, and what their keys in a row are called."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -50,9 +53,9 @@ def judge(results: Results, expected: int) -> Verdict:
 def table(results: Results) -> Table:
     """Return the table: one line per environment."""
     repeats = max((len(group) for group in _groups(results).values()), default=1)
-    caption = "reward: mean; seconds: mean per rollout in queues / INIT / RUN / EVAL"
-    out = Table(box=None, padding=(0, 2, 0, 0), caption=caption)
-    for name in ("environment", "rollouts", "reward", "pass@1", f"pass@{repeats}", "turns", "tokens", "seconds"):
+    caption = "reward: mean; queue, INIT, RUN, EVAL: mean seconds per rollout"
+    out = Table(box=None, padding=(0, 1, 0, 0), caption=caption)
+    for name in ("environment", "rollouts", "reward", "pass@1", f"pass@{repeats}", "turns", "tokens", *_STAGES):
         out.add_column(name, justify="left" if name == "environment" else "right", no_wrap=True)
     for name in sorted({str(result.get("environment")) for result in results}):
         out.add_row(*_line(name, [r for r in results if str(r.get("environment")) == name]))
@@ -84,7 +87,7 @@ def _line(name: str, rows: Results) -> list[str]:
         f"{pass_at(rows, any_of=True):.2f}",
         f"{mean('prorl_turns'):.1f}",
         f"{mean('prorl_sampled_tokens'):.0f}",
-        " ".join(f"{mean(f'prorl_{stage}_seconds'):.1f}" for stage in ("queued", "init", "run", "eval")),
+        *(f"{mean(f'prorl_{stage}_seconds'):.1f}" for stage in _STAGES.values()),
     ]
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator
@@ -45,7 +46,7 @@ async def run(options: Options) -> int:
             console.print("[1/3] engines", "(yours)" if options.base_url else "(two oracles: scripted policies)")
             engines = await _engines(options, stack)
             console.print("[2/3] NeMo Gym: rollout service, two environments")
-            await stack.start_gym(engines)
+            await stack.start_gym(engines, lambda name: console.print(f"  {name} is ready", highlight=False))
             rows = folders.scratch / "rows.jsonl"
             expected = _mix_rows(rows) * options.repeats
             console.print("[3/3] rollouts")
@@ -126,6 +127,9 @@ async def _folders(output: Path) -> AsyncGenerator[Folders]:
     scratch = Path(tempfile.mkdtemp(prefix="prorl-", dir="/tmp"))
     try:
         yield Folders(kept, scratch)
+    except asyncio.CancelledError:
+        print(f"demo: what there is so far: {kept}", file=sys.stderr)
+        raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

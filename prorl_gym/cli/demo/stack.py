@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,12 +121,23 @@ class Stack:
             raise DemoFailed(f"{url} does not serve '{model}'.", f"It serves: {', '.join(served)[:300]}.")
         return Engines((url,), model, tokenizer)
 
-    async def start_gym(self, engines: Engines) -> None:
-        """Start Gym with both environments on these engines."""
+    async def start_gym(self, engines: Engines, report: Callable[[str], None] = lambda name: None) -> None:
+        """Start Gym with both environments on these engines.
+
+        Args:
+            engines: where the policy is served.
+            report: called with the name of each server when it is ready.
+        """
         link_venvs(self._folders.scratch / "venvs", Path(sys.prefix))
-        self._write_config(engines)
+        servers = self._write_config(engines)
         child = await self._start("gym-servers", "gym", "env", "start", "--config", str(self._config))
-        await self._ready(child, f"{self._head}/readyz", seconds=180)
+        reports = [asyncio.create_task(self._report(child, *server, report)) for server in servers.items()]
+        try:
+            await self._ready(child, f"{self._head}/readyz", seconds=180)
+        finally:
+            for task in reports:  # Gym's own word counts; where it came first, a server's is no news any more
+                task.cancel()
+            await asyncio.gather(*reports, return_exceptions=True)
 
     async def start_eval(self, rows: Path, repeats: int) -> Child:
         """Start the collection of every row, ``repeats`` times."""
@@ -135,8 +147,15 @@ class Stack:
             *("--input", str(rows), "--output", str(self._folders.results), "--num-repeats", str(repeats)),
         )
 
-    def _write_config(self, engines: Engines) -> None:
-        """Write the one file that both Gym commands read. Every port is fixed: two demos must not meet."""
+    async def _report(self, child: Child, name: str, url: str, report: Callable[[str], None]) -> None:
+        if await self._answers(child, url):
+            report(name)
+
+    def _write_config(self, engines: Engines) -> dict[str, str]:
+        """Write the one file that both Gym commands read; return the address of each server's readiness.
+
+        Every port is fixed: two demos must not meet.
+        """
         servers = [("resources_servers", "prorl_rollout", "prorl_rollout")]
         servers += [("responses_api_agents", "prorl_agent", f"prorl_{name}_agent") for name in ENVIRONMENTS]
         servers += [
@@ -154,16 +173,22 @@ class Stack:
             "policy_model_name": engines.model,
             "policy_api_key": "unused",
             "prorl_tokenizer": engines.tokenizer,
+            "disable_health_check": True,  # it reads model calls made through Gym; ours go to the engines directly
             "prorl_service": {"ledger": {"path": str(self._folders.scratch / "ledger.sqlite")}},
         }
         for (kind, implementation, instance), port in zip(servers, ports, strict=True):
             config[instance] = {kind: {implementation: {"host": HOST, "port": port}}}
         self._config.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        names = [instance for _, _, instance in servers]
+        return {name: f"http://{HOST}:{port}/readyz" for name, port in zip(names, ports, strict=True)}
 
     async def _start(self, name: str, command: str, *arguments: str) -> Child:
         roots = [str(gym_root()), *filter(None, os.environ.get("NEMO_GYM_EXTRA_ROOTS", "").split(os.pathsep))]
+        temporary = self._folders.scratch / "tmp"  # what Ray, wandb and others never remove goes with the rest
+        temporary.mkdir(exist_ok=True)
         env = {
             **os.environ,
+            "TMPDIR": str(temporary),
             "NEMO_GYM_EXTRA_ROOTS": os.pathsep.join(dict.fromkeys(roots)),
             "RAY_TMPDIR": str(self._folders.scratch),
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -180,20 +205,27 @@ class Stack:
         Raises:
             DemoFailed: the program ended, or the time is up; with the end of its log.
         """
-        timeout = aiohttp.ClientTimeout(total=5)
         try:
-            async with asyncio.timeout(seconds), aiohttp.ClientSession(timeout=timeout) as session:
-                while child.process.returncode is None:
-                    try:
-                        async with session.get(url) as response:
-                            if response.status == 200:
-                                return
-                    except (aiohttp.ClientError, TimeoutError):
-                        pass  # not listening yet
-                    await asyncio.sleep(0.25)
+            async with asyncio.timeout(seconds):
+                if await self._answers(child, url):
+                    return
         except TimeoutError:
             raise self.failed(child, f"was not ready after {seconds:g} s") from None
         raise self.failed(child, f"ended with code {child.process.returncode}")
+
+    @staticmethod
+    async def _answers(child: Child, url: str) -> bool:
+        """Ask until the address answers 200; whether it did before the program ended."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+            while child.process.returncode is None:
+                try:
+                    async with session.get(url) as response:
+                        if response.status == 200:
+                            return True
+                except (aiohttp.ClientError, TimeoutError):
+                    pass  # not listening yet
+                await asyncio.sleep(0.25)
+        return False
 
     def failed(self, child: Child, what: str) -> DemoFailed:
         """Return the error for a program, after showing the end of its log."""

@@ -110,6 +110,11 @@ class Box:
             return False
         return True
 
+    @property
+    def gone(self) -> bool:
+        """Whether it was closed, or its guest's end of the connection is."""
+        return self._channel.lost()
+
     async def close(self) -> None:
         """Kill everything inside and release it. Idempotent; every caller returns when it is done."""
         if self._closing is None:

@@ -192,6 +192,11 @@ class EmptySandbox:
         """See ``Sandbox.spec``."""
         return self._spec
 
+    @property
+    def gone(self) -> bool:
+        """See ``Sandbox.gone``."""
+        return not self._alive
+
     async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
         """Find no program, ever."""
         return ExecResult(127, b"", b"no such program\n")

@@ -5,6 +5,8 @@ import logging
 import os
 import platform
 import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -37,6 +39,7 @@ class NamespaceBackend:
         config: the sandbox room's configuration.
         images: finds images by their names; by default, an image is ``host`` or a directory.
         on_egress: called after every request of a sandbox that may reach something.
+        on_close: called once everything is stopped: closes what was opened for this backend.
     """
 
     def __init__(
@@ -45,7 +48,9 @@ class NamespaceBackend:
         config: SandboxConfig,
         images: ImageResolver | None = None,
         on_egress: OnEgress | None = None,
+        on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        self._on_close = on_close
         self._on_egress = on_egress
         self._name: BackendName = name
         self._config = config
@@ -165,11 +170,11 @@ class NamespaceBackend:
             for box in list(self._boxes.values()):
                 group.create_task(box.close())
         if self._spawner is not None:
-            try:
-                spawner = await self._spawner
-            except SandboxError:
-                return  # it never came up
-            await spawner.close()
+            with suppress(SandboxError):  # it never came up
+                await (await self._spawner).close()
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            await on_close()
 
     async def _ensure_spawner(self) -> SpawnerClient:
         """Return the living spawner; concurrent callers wait for the same start."""

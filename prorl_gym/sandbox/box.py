@@ -108,6 +108,11 @@ class Box:
         await asyncio.wait([answer], timeout=_PING_SECONDS)
         return answer.done() and not answer.cancelled() and answer.exception() is None
 
+    @property
+    def gone(self) -> bool:
+        """Whether it was closed, or its guest's end of the connection is."""
+        return self._channel.lost()
+
     async def close(self) -> None:
         """Kill everything inside and release it. Idempotent; every caller returns when it is done."""
         if self._closing is None:

@@ -60,6 +60,12 @@ class Channel:
         """Whether the guest is gone, or ``close`` was called."""
         return self._lost is not None
 
+    def lost(self) -> bool:
+        """Whether the guest is gone, as far as the kernel knows this moment: its end closes when it dies."""
+        if self._lost is None:
+            self._readable()
+        return self.closed
+
     async def ready(self) -> dict[str, Any]:
         """Wait for the guest's first message and return it.
 

@@ -6,6 +6,7 @@ from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.images.protocol import ImageResolver
+from prorl_gym.sandbox.images.store import ImageStore
 from prorl_gym.sandbox.launch import BackendName
 from prorl_gym.sandbox.local import LocalBackend
 from prorl_gym.sandbox.pool import warmed
@@ -27,7 +28,7 @@ async def open_backend(config: SandboxConfig, images: ImageResolver | None = Non
 
     Args:
         config: the sandbox room's configuration.
-        images: finds images by their names; by default, an image is ``host`` or a directory.
+        images: finds images by their names; by default the configured store, or else ``host`` and directories.
 
     Raises:
         SandboxError: ``SANDBOX_UNAVAILABLE``, with cause and fix of the first that was tried.
@@ -37,7 +38,7 @@ async def open_backend(config: SandboxConfig, images: ImageResolver | None = Non
         return LocalBackend(allow_unsafe_local=config.allow_unsafe_local)
     refused: list[Probe] = []
     for name, reason in candidates(config):
-        backend = NamespaceBackend(name, config, images)
+        backend = _make(name, config, images)
         probe = await backend.probe()
         if probe.ok:
             log.info("sandboxes: %s, %s (%s)", name, reason, probe.detail)
@@ -47,6 +48,13 @@ async def open_backend(config: SandboxConfig, images: ImageResolver | None = Non
         refused.append(probe)
     first = refused[0]
     raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, f"no sandbox backend works here: {first.detail}", first.fix)
+
+
+def _make(name: BackendName, config: SandboxConfig, images: ImageResolver | None) -> NamespaceBackend:
+    if images is not None or config.images is None:
+        return NamespaceBackend(name, config, images)
+    store = ImageStore(config.images.model_copy(update={"uid": config.uid}))
+    return NamespaceBackend(name, config, store, on_close=store.close)
 
 
 def candidates(config: SandboxConfig) -> list[tuple[BackendName, str]]:

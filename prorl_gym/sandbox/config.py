@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from prorl_gym.config import ConfigModel
+from prorl_gym.sandbox.images.config import ImagesConfig
 from prorl_gym.sandbox.protocol import DEFAULT_IMAGE, HOST_USR, SandboxLimits, SandboxSpec
 
 _DEFAULT = SandboxLimits()
@@ -59,6 +60,8 @@ class SandboxConfig(ConfigModel):
     """The Apptainer or Singularity program; searched in PATH by default."""
     bwrap: Path | None = None
     """The bubblewrap program; searched in PATH by default."""
+    images: ImagesConfig | None = None
+    """The image store of this node: SIF files, ``docker://...`` and names it knows. Without it: directories only."""
     start_seconds: Annotated[float, Field(gt=0)] = 60.0
     """Longest time a sandbox may take to start."""
     limits: LimitsConfig = LimitsConfig()

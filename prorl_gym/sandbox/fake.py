@@ -158,6 +158,11 @@ class FakeSandbox:
         """Whether it was neither lost nor closed."""
         return self.lost is None and not self.closed
 
+    @property
+    def gone(self) -> bool:
+        """Whether it was lost or closed."""
+        return self.lost is not None or self.closed
+
     async def close(self) -> None:
         """Close it. Idempotent."""
         self.closed = True

@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 MEMORY_EACH = 16 << 20
 """Bytes of memory that a warm sandbox is reckoned at: an idle one has 6 to 16 MB, its shell included."""
 _STARTS_AT_A_TIME = 2
-_ANSWER_SECONDS = 0.5
-"""How soon a warm sandbox must answer before it is handed out."""
 
 WarmUp = Callable[[Sandbox], Awaitable[object]]
 
@@ -98,7 +96,7 @@ class WarmPool:
         return await self._backend.probe()
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
-        """Return a sandbox that nobody has used: a warm one that still answers, else a new one.
+        """Return a sandbox that nobody has used: a warm one that still lives, at once, else a new one.
 
         Raises:
             SandboxError: as the backend below.
@@ -109,7 +107,7 @@ class WarmPool:
         try:
             while shelf.boxes:
                 box = shelf.boxes.popleft()
-                if await self._is_well(box):
+                if not box.gone:
                     self.handed_out += 1
                     return box
                 self._throw_away(box)
@@ -149,17 +147,6 @@ class WarmPool:
             for box in self._shelves.clear():
                 group.create_task(box.close())
         await self._backend.close()
-
-    async def _is_well(self, box: Sandbox) -> bool:
-        """Whether a sandbox answers; one that does not, or that nobody waits for any more, is thrown away."""
-        try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                return await box.alive()
-        except TimeoutError:
-            return False
-        except asyncio.CancelledError:
-            self._throw_away(box)
-            raise
 
     def _fill(self) -> None:
         """Start what the shelves lack, a few at a time."""

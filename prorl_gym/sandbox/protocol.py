@@ -225,6 +225,11 @@ class Sandbox(Protocol):
         """Whether the sandbox still answers: asked before anybody blames a command."""
         ...
 
+    @property
+    def gone(self) -> bool:
+        """Whether it is known to be closed or dead, without asking it: takes no time."""
+        ...
+
     async def close(self) -> None:
         """Kill everything inside and release it. Idempotent, shielded from cancellation, safe at any time."""
         ...

@@ -105,7 +105,7 @@ class State:
 
 def make_directory(scratch: Path, sandbox_id: str, state: State) -> Path:
     """Make the directory of a sandbox, complete at the moment it appears under its name."""
-    aside = scratch / f"{_ASIDE}{state.owner.pid}-{state.owner.start}-{sandbox_id}"
+    aside = scratch / _aside(state, sandbox_id)
     try:
         aside.mkdir(mode=0o700)
         (aside / "root").mkdir(mode=0o700)
@@ -146,6 +146,7 @@ def remove_directory(directory: Path) -> None:
     Raises:
         OSError: something of it could not be removed.
     """
+    directory = _set_aside(directory)
     shutil.rmtree(directory, ignore_errors=True)
     if not directory.exists():
         return
@@ -154,3 +155,19 @@ def remove_directory(directory: Path) -> None:
             if not os.path.islink(f"{parent}/{name}"):
                 os.chmod(f"{parent}/{name}", 0o700)
     shutil.rmtree(directory)
+
+
+def _set_aside(directory: Path) -> Path:
+    """Rename a directory so that its name says whose it is: half removed, it has no state file to say so."""
+    state = None if directory.name.startswith(_ASIDE) else read_state(directory, "")
+    if state is None:
+        return directory
+    aside = directory.with_name(_aside(state, directory.name))
+    try:
+        return directory.rename(aside)
+    except FileNotFoundError:  # somebody else has just removed it
+        return directory
+
+
+def _aside(state: State, sandbox_id: str) -> str:
+    return f"{_ASIDE}{state.owner.pid}-{state.owner.start}-{sandbox_id}"

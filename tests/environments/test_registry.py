@@ -73,10 +73,25 @@ def test_plugin_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
-        ("math", {"id": "m1", "question": "?"}, "math row m1: required key 'answer' is missing.\nAdd it."),
+        (
+            "math",
+            {"id": "m1", "question": "?"},
+            "math row m1: required key 'answer' is missing.\n"
+            "Add it: The gold answer, as LaTeX without a box. Stays on the service's side.",
+        ),
         ("math", {**MATH, "anwser": "2"}, "math row m1: unknown key 'anwser'.\nDid you mean 'answer'?"),
-        ("math", {"answer": "2"}, "math row without id: required key 'question' is missing.\nAdd it."),
-        ("code", {"id": "c1", "question": "?"}, "code row c1: required key 'tests' is missing.\nAdd it."),
+        (
+            "math",
+            {"answer": "2"},
+            "math row without id: required key 'question' is missing.\n"
+            "Add it: What the user asks; part of the prompt, verbatim.",
+        ),
+        (
+            "code",
+            {"id": "c1", "question": "?"},
+            "code row c1: required key 'tests' is missing.\n"
+            "Add it: Hidden tests. The expected results never leave the service's side.",
+        ),
     ],
 )
 def test_bad_row_is_told_in_two_lines(name: str, row: dict[str, Any], message: str):

@@ -21,6 +21,8 @@ HERE = Path(__file__).parent
         pytest.param(["test_kernel_surface.py"], id="kernel surface"),
         pytest.param(["test_root.py"], id="root"),
         pytest.param(["test_killed.py"], id="killed"),
+        pytest.param(["test_torture.py"], id="torture", marks=pytest.mark.slow),
+        pytest.param(["test_cycles.py"], id="cycles", marks=pytest.mark.slow),
         pytest.param(["test_breach.py"], id="limits", marks=pytest.mark.slow),
         pytest.param(["test_egress.py"], id="egress", marks=pytest.mark.slow),
         pytest.param(["test_conformance.py", "--all"], id="conformance", marks=pytest.mark.slow),

@@ -11,6 +11,8 @@ from prorl_gym.sandbox import choose
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.choose import candidates, open_backend
 from prorl_gym.sandbox.config import LimitsConfig, SandboxConfig
+from prorl_gym.sandbox.images.config import ImagesConfig
+from prorl_gym.sandbox.images.store import ImageStore
 from prorl_gym.sandbox.local import LocalBackend
 from prorl_gym.sandbox.protocol import Probe, SandboxLimits, SandboxSpec
 
@@ -81,6 +83,28 @@ async def test_nothing_works_names_cause_and_fix(ground: Path) -> None:
         f"no sandbox backend works here: scratch directory {taken} is not a directory (symbolic links are refused).",
         "Remove it, or set sandbox.scratch to another directory.",
     ]
+
+
+async def test_configured_store_resolves_and_is_closed_with_the_backend(
+    monkeypatch: pytest.MonkeyPatch, ground: Path
+) -> None:
+    closed: list[Path] = []
+    close = ImageStore.close
+
+    async def note_close(store: ImageStore) -> None:
+        closed.append(store.config.place())
+        await close(store)
+
+    monkeypatch.setattr(ImageStore, "close", note_close)
+    place, scratch = ground / "store-of-choose", ground / "scratch-of-choose"
+    images = ImagesConfig(directory=place)
+    backend = await open_backend(SandboxConfig(backend="userns", scratch=scratch, images=images))
+    with pytest.raises(SandboxError) as caught:
+        await backend.start(SandboxSpec(image="a-name-that-no-store-has"))
+    assert caught.value.kind is FailureKind.IMAGE_MISSING and "a-name-that-no-store-has" in caught.value.what
+    await backend.close()
+    await backend.close()
+    assert closed == [place]
 
 
 def test_limits_are_those_of_the_protocol() -> None:

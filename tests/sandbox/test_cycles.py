@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 from sandbox_support import children_of, give_to_sandboxes, wait_until_dead
 
+from prorl_gym.sandbox import scratch
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.processes import ProcessIdentity
+from prorl_gym.sandbox.reaper import reap
+from prorl_gym.sandbox.scratch import State, make_directory
 
 SERVICE = str(Path(__file__).with_name("cycle_service.py"))
 SECONDS = 20.0
@@ -76,17 +80,34 @@ def handles(pid: int) -> dict[int, int]:
     ("wanted", "between"), [(60, 20), pytest.param(1000, 60, marks=pytest.mark.slow)], ids=["short", "thousand"]
 )
 async def test_cycles_leave_nothing(backend_name: str, own_scratch: Path, wanted: int, between: int) -> None:
-    scratch = own_scratch
-    used, kills = cycle(backend_name, scratch, wanted, random.Random(wanted), between)
+    used, kills = cycle(backend_name, own_scratch, wanted, random.Random(wanted), between)
     assert used >= wanted and kills >= wanted // between
-    backend = NamespaceBackend("userns", SandboxConfig(scratch=scratch))
+    backend = NamespaceBackend("userns", SandboxConfig(scratch=own_scratch))
     try:
         await backend.reap()
     finally:
         await backend.close()
-    assert os.listdir(scratch) == []
-    assert mounted(scratch) == []
+    assert os.listdir(own_scratch) == []
+    assert mounted(own_scratch) == []
 
 
-def mounted(scratch: Path) -> list[str]:
-    return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(scratch) in line]
+def test_directory_whose_removal_was_cut_short_is_still_somebodys(
+    own_scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = State("boot", ProcessIdentity(2**22 + 1, 1), None)
+    directory = make_directory(own_scratch, "f" * 32, gone)
+
+    def killed_halfway(path: Path, **_: object) -> None:
+        (path / "state.json").unlink(missing_ok=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(scratch.shutil, "rmtree", killed_halfway)
+        scratch.remove_directory(directory)
+    assert len(os.listdir(own_scratch)) == 1
+    assert reap(own_scratch).removed == 1
+    assert os.listdir(own_scratch) == []
+
+
+def mounted(path: Path) -> list[str]:
+    return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(path) in line]

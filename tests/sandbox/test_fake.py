@@ -54,7 +54,7 @@ async def test_cancelled_calls_are_remembered() -> None:
 
 async def test_the_backend_remembers_and_can_fail() -> None:
     def refuse(spec: SandboxSpec) -> None:
-        if spec.image != "host":
+        if spec.image == "/x":
             raise SandboxError(FailureKind.IMAGE_MISSING, "no such image")
 
     backend = FakeBackend(Script(start=refuse))

@@ -1,11 +1,13 @@
 """The warm pool: what it holds, what it hands out, and that nothing of it is left."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from sandbox_support import wait_until_dead
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.backend import NamespaceBackend
@@ -14,6 +16,7 @@ from prorl_gym.sandbox.conformance import CHECKS, SPEC, Check
 from prorl_gym.sandbox.fake import FakeBackend, FakeSandbox, Script
 from prorl_gym.sandbox.pool import MEMORY_EACH, WarmPool, warmed
 from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
+from prorl_gym.sandbox.scratch import read_state
 
 A, B = SandboxSpec(), SandboxSpec(workdir="/elsewhere")
 
@@ -139,31 +142,6 @@ async def test_close_leaves_nothing_and_refuses_starts() -> None:
         await pool.start(A)
 
 
-async def test_a_start_that_is_cancelled_loses_no_sandbox() -> None:
-    class Slow(FakeSandbox):
-        async def alive(self) -> bool:
-            await asyncio.Event().wait()
-            return True
-
-    class SlowBackend(FakeBackend):
-        async def start(self, spec: SandboxSpec) -> FakeSandbox:
-            box = Slow(spec, self.script, f"slow-{len(self.started)}")
-            self.started.append(box)
-            return box
-
-    backend = SlowBackend()
-    pool = pool_of(backend, per_spec=1)
-    pool.prepare(A)
-    await pool.settle()
-    task = asyncio.ensure_future(pool.start(A))
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await pool.settle()
-    assert backend.started[0].closed and len(open_of(backend)) == pool.ready
-    await pool.close()
-
-
 async def test_a_warm_up_that_fails_loses_no_sandbox() -> None:
     backend = FakeBackend()
 
@@ -222,7 +200,7 @@ async def test_conformance_of_warm_ones(check: Check, pool: WarmPool) -> None:
 
 @on_loop
 async def test_hand_out_is_quick(pool: WarmPool) -> None:
-    """The best of a few: a machine may be busy, but a cold start is never this quick."""
+    """The best of a few: nothing waits for another process here, however busy the machine is."""
     taken: list[float] = []
     for _ in range(5):
         pool.prepare(SandboxSpec(), 1)
@@ -232,17 +210,20 @@ async def test_hand_out_is_quick(pool: WarmPool) -> None:
         taken.append(time.perf_counter() - started)
         assert (await (await box.shell()).run("echo hi", timeout=20)).output == "hi\n"
         await box.close()
-    assert min(taken) < 0.002, taken
+    assert min(taken) < 0.001, taken
 
 
 @on_loop
-async def test_a_killed_warm_one_is_replaced(pool: WarmPool, backend: NamespaceBackend) -> None:
+async def test_a_killed_warm_one_is_not_handed_out(pool: WarmPool, backend: NamespaceBackend) -> None:
     spec = SandboxSpec(workdir="/killed")
     pool.prepare(spec, 1)
     await pool.settle()
-    box = await pool.start(spec)
-    await box.close()  # as if it had died behind the pool's back: the shelf gets it again, dead
-    pool._shelves.ask(spec, 0).boxes.appendleft(box)  # pyright: ignore[reportPrivateUsage]
-    fresh = await pool.start(spec)
-    assert fresh is not box and (await fresh.exec(["true"], timeout=20)).exit_code == 0
+    (name,) = (box.id for box in pool._shelves.ask(spec, 0).boxes)  # pyright: ignore[reportPrivateUsage]
+    state = read_state(backend.scratch / name, "")
+    assert state is not None and state.init is not None
+    handle = os.pidfd_open(state.init.pid)
+    assert state.init.kill() and wait_until_dead([handle], 10) == 0
+    os.close(handle)
+    fresh = await pool.start(spec)  # the loop has not had a turn in which it could have heard of the death
+    assert fresh.id != name and (await fresh.exec(["true"], timeout=20)).exit_code == 0
     await fresh.close()

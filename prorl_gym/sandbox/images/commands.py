@@ -44,10 +44,9 @@ async def run_command(
     except TimeoutError:
         raise ConfigError(f"{name} was not done after {seconds:.0f} s.", "Is a registry it needs slow?") from None
     finally:
-        # Also after a good end: what it left running holds the directory that it worked in.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
         if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             await finish(process.wait())
     text = output.decode(errors="replace")
     if process.returncode not in allowed:

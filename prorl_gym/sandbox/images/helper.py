@@ -42,6 +42,10 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         case "publish":
             _publish(request["source"], request["target"])
             return {}
+        case "discard":
+            os.rename(request["source"], request["target"])  # nobody finds it from here on
+            _remove(request["target"])
+            return {}
         case "remove":
             _remove(request["path"])
             return {}
@@ -104,6 +108,8 @@ def _finish(request: dict[str, Any], done: Unpacked, digest: str) -> dict[str, A
         json.dump(facts, file)
     if request["durable"]:
         _sync(request["target"])
+    if request["final"]:
+        _publish(request["target"], request["final"])
     return facts
 
 

@@ -50,6 +50,8 @@ class Building:
     target: str
     hold: int
     """Descriptor of the lock, which the helper holds too."""
+    final: str = ""
+    """The name that the helper may give the finished layer at once; otherwise that is done afterwards."""
 
 
 def key_of(digest: str) -> str:
@@ -125,8 +127,9 @@ class Layers:
             await self.sweep_building(key)
             target = self.place / "building" / f"{key}-{uuid4().hex[:8]}"
             try:
-                await make(Building(str(target), hold))
-                await self.publish(target, digest)
+                await make(Building(str(target), hold, str(self.place / "layers" / key)))
+                if target.is_dir():
+                    await self.publish(target, digest)
             except BaseException:
                 await finish(self.sweep_building(key))
                 raise
@@ -219,10 +222,9 @@ class Layers:
             if not try_lock(descriptor):
                 return False
             gone = self.place / "building" / f"{layer.key}-{uuid4().hex[:8]}"
-            await self._ask({"op": "publish", "source": str(layer.directory), "target": str(gone)})
+            await self._ask({"op": "discard", "source": str(layer.directory), "target": str(gone)})
         finally:
             os.close(descriptor)
-        await self._remove(gone)
         return True
 
     def close(self) -> None:

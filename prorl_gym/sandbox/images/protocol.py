@@ -17,6 +17,8 @@ class ResolvedImage:
     lower: tuple[str, ...]
     """Absolute paths of unpacked directories, topmost first, as overlayfs takes them. Deletions of one layer from
     those below it are marked as a ``userxattr`` overlay expects: mount them with that option. Empty for ``host``."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables that the image's author set (its PATH, above all); a spec's own win over them."""
 
 
 class ImageResolver(Protocol):

@@ -37,13 +37,13 @@ class Filler:
                 FailureKind.IMAGE_MISSING, f"{path}: {error.strerror}.", "Check the path and its permissions."
             ) from None
         try:
-            return await self._ask("untar", digest, building, stdin=descriptor)
+            return await self._ask("untar", digest, building, stdin=descriptor, final=building.final)
         finally:
             os.close(descriptor)
 
     async def from_sif(self, path: Path, digest: str, building: Building) -> dict[str, Any]:
         """Unpack a SIF file, which the sandboxes' uid must be able to read."""
-        return await self._ask("unsif", digest, building, source=str(path))
+        return await self._ask("unsif", digest, building, source=str(path), final=building.final)
 
     async def from_directory(self, path: Path, building: Building, options: Sequence[str] = ()) -> dict[str, Any]:
         """Copy a directory as we may read it; what comes out belongs to the sandboxes' uid.
@@ -87,6 +87,7 @@ class Filler:
             "size": config.layer_bytes,
             "entries": config.layer_entries,
             "durable": config.durable,
+            "final": "",  # what may still turn out to be incomplete is not published yet
             **more,
         }
         owner, seconds = config.owner(), config.unpack_seconds

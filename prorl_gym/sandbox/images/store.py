@@ -200,7 +200,7 @@ class ImageStore:
         topmost_first = tuple(dict.fromkeys(reversed(record.layers)))
         place = self.layers.place.absolute()
         roots = tuple(str(place / "layers" / digest.replace(":", "-") / "root") for digest in topmost_first)
-        return _Held(ResolvedImage(image, roots), tuple(pinned))
+        return _Held(ResolvedImage(image, roots, record.environment), tuple(pinned))
 
     async def forget(self, image: str) -> int:
         """Forget an image and remove the layers that nobody else needs; return how many.

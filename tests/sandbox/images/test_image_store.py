@@ -142,5 +142,5 @@ async def test_host_and_directories_need_no_store(store: ImageStore, place: Path
 
 
 async def test_environment_of_the_image_is_kept(store: ImageStore, fake_registry: FakeRegistry) -> None:
-    record = await store.obtain(fake_registry.add("team/task", BASE))
-    assert record.environment == (("PATH", "/opt/env/bin:/usr/bin"),)
+    image = await store.resolve(fake_registry.add("team/task", BASE))
+    assert image.environment == (("PATH", "/opt/env/bin:/usr/bin"),)

@@ -26,7 +26,7 @@ from prorl_gym.sandbox.conformance import CHECKS, SPEC, Check
 from prorl_gym.sandbox.launch import BackendName
 from prorl_gym.sandbox.protocol import Mount, SandboxSpec
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.bwrap]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.bwrap, pytest.mark.slow]
 
 bash = test_attacks.bash
 

@@ -27,7 +27,7 @@ from prorl_gym.sandbox.conformance import CHECKS, SPEC, Check
 from prorl_gym.sandbox.launch import BackendName
 from prorl_gym.sandbox.protocol import Mount, SandboxLimits, SandboxSpec
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.apptainer]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.apptainer, pytest.mark.slow]
 
 bash = test_attacks.bash
 

@@ -28,7 +28,7 @@ test-all: setup
 	@$(RUN)/python -m pytest --all $(PYTEST_FLAGS)
 
 lint: setup
-	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/pyright
+	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/pyright --pythonpath $(RUN)/python
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .ruff_cache

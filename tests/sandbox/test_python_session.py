@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import AsyncIterator, Iterator
 from importlib import resources
@@ -33,6 +34,7 @@ class Worker:
         assert packages in code
         command = ["/bin/bash", "-c", f'exec "$0" -c "$1" 3<&{theirs.fileno()}', python, code]
         env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
+        env["TMPDIR"] = tempfile.gettempdir()  # the suite's own, which goes with it
         self.process = subprocess.Popen(
             command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
         )

@@ -7,6 +7,7 @@ import platform
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -117,7 +118,8 @@ class NamespaceBackend:
         allowed = AllowList.parse(spec.egress)
         spawner = await self._ensure_spawner()
         image = await self._images.resolve(spec.image)
-        launch = Launch(uuid4().hex, self._name, with_proxy(spec, allowed), program, image.lower)
+        furnished = replace(spec, env={**dict(image.environment), **spec.env})
+        launch = Launch(uuid4().hex, self._name, with_proxy(furnished, allowed), program, image.lower)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = Channel.attach(ours)
         try:

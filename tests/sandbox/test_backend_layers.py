@@ -29,7 +29,7 @@ class Named:
         if image not in self.images:
             raise SandboxError(FailureKind.IMAGE_MISSING, f"no image {image}.", "Build it.")
         self.pinned += 1
-        return ResolvedImage(image, self.images[image])
+        return ResolvedImage(image, self.images[image], (("AUTHOR", "image"), ("BOTH", "image")))
 
     def release(self, image: ResolvedImage) -> None:
         self.pinned -= 1
@@ -97,3 +97,13 @@ async def test_a_bad_layer_is_named_and_nothing_stays_pinned(
 async def test_unknown_image_is_the_resolvers_word(layered: NamespaceBackend) -> None:
     with pytest.raises(SandboxError, match="no image nobody knows"):
         await layered.start(SandboxSpec(image="nobody knows"))
+
+
+async def test_an_image_brings_its_variables_and_the_specs_win(
+    layered: NamespaceBackend, named: Named, tiny_image: Path
+) -> None:
+    named.images["with variables"] = (str(tiny_image),)
+    box = await layered.start(SandboxSpec(image="with variables", env={"BOTH": "spec"}))
+    shown = await box.exec(["bash", "-c", "echo $AUTHOR $BOTH"], timeout=10)
+    await box.close()
+    assert shown.stdout == b"image spec\n"

@@ -25,7 +25,7 @@ RUN = """
     from prorl_gym.cli.demo.stack import HOST, Engines, Folders, Stack, free_ports
 
     class ForeignStack(Stack):
-        def _write_config(self, engines: Engines) -> None:
+        def _write_config(self, engines: Engines) -> dict[str, str]:
             (head,) = free_ports(1)
             self._head = f"http://{HOST}:{head}"
             agent = {
@@ -52,6 +52,7 @@ RUN = """
                 "simple_environment": {"environment_servers": {"legacy_agent": relay}},
             }
             self._config.write_text(yaml.safe_dump(config))
+            return {}  # no server is told of one by one: their ports are Gym's own choice
 
     async def main(output: Path, scratch: Path, rows: Path) -> None:
         become_subreaper()

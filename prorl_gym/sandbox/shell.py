@@ -143,9 +143,17 @@ class PersistentShell:
             await bash.kill()
 
     async def _abandon(self, running: "asyncio.Future[Completion]") -> None:
-        """End a command whose result nobody waits for; its output must not show up in the next one's."""
+        """End a command whose result nobody waits for; its output must not show up in the next one's.
+
+        Bash goes with it and is started again in the same directory when it is next needed. The interrupt may have
+        struck before bash had begun the command, and a bash that handles it late loses the command that follows.
+        """
         await self._stop(running)
         self._running = None
+        bash = self._bash
+        if bash is not None and not self._channel.closed:
+            await self._put_away(bash)
+            self._revived = True
         self._capture.take()
 
     async def _result(self, running: "asyncio.Future[Completion]", *, timed_out: bool) -> ShellResult:

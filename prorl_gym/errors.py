@@ -20,6 +20,7 @@ the pipeline turns it into an ``Outcome``. Every message has at most two lines: 
 address, and what to do about it.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -100,6 +101,88 @@ _GYM_KIND = {
 def cause_of(kind: FailureKind) -> Cause:
     """Return the cause of a failure kind: infrastructure unless the table says otherwise."""
     return _CAUSE.get(kind, Cause.INFRASTRUCTURE)
+
+
+class Evidence(StrEnum):
+    """What is known about why an attempt broke. ``blame`` gives the consequence of each."""
+
+    LIMIT_BREACHED = "limit_breached"
+    """A limit of the sandbox was reached; the breach has a name."""
+    PAYLOAD_BROKE_SANDBOX = "payload_broke_sandbox"
+    """The sandbox is gone and something outside it shows that its own payload did it."""
+    SANDBOX_KILLED_OUTSIDE = "sandbox_killed_outside"
+    """The sandbox or its channel is gone: dead spawner, host short of memory, signal from outside."""
+    SANDBOX_LOST_UNEXPLAINED = "sandbox_lost_unexplained"
+    """The sandbox is gone and nothing shows why."""
+    SERVICE_RESTARTED = "service_restarted"
+    CALL_UNANSWERED = "call_unanswered"
+    """An engine call was open when RUN's time was over, and the engine showed no progress on it."""
+    CALL_IN_PROGRESS = "call_in_progress"
+    """The same, but the engine was sampling: the policy was slow, not the engine."""
+    IMPOSSIBLE_ANSWER = "impossible_answer"
+    """The engine answered what it cannot have sampled under the request."""
+    PROGRAM_KILLED_OUTSIDE = "program_killed_outside"
+    """The graded program was killed by something other than its limits."""
+    BAD_ROW = "bad_row"
+    """The row or its gold answer is bad."""
+    BAD_IMAGE = "bad_image"
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What follows from a piece of evidence."""
+
+    kind: FailureKind | None
+    """``None``: nothing failed; the limit that was reached truncates the rollout."""
+    retry: bool
+    """Whether another attempt follows inside the service."""
+    alone: bool = False
+    """Whether that attempt starts only when no other rollout of this service may be the one that breaks sandboxes."""
+
+    @property
+    def cause(self) -> Cause:
+        """Who is to blame."""
+        return Cause.POLICY if self.kind is None else cause_of(self.kind)
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether the attempt keeps a score: only what the policy caused is a measurement of it."""
+        return self.cause is Cause.POLICY
+
+
+def blame(evidence: Evidence, *, earlier_losses: int = 0) -> Blame:
+    """Return who is to blame for what broke an attempt, and whether it is tried again.
+
+    The only place that decides this; every row has a test in ``tests/test_blame.py``.
+
+    Args:
+        evidence: what is known.
+        earlier_losses: attempts of this rollout that already ended as ``SANDBOX_LOST_UNEXPLAINED`` while the rollout's
+            own payload ran. After one such loss, alone in its sandbox, a second is the payload's doing.
+    """
+    match evidence:
+        case Evidence.LIMIT_BREACHED:
+            return Blame(FailureKind.SANDBOX_LIMIT, retry=False)
+        case Evidence.PAYLOAD_BROKE_SANDBOX:
+            return Blame(FailureKind.SANDBOX_BROKEN_BY_AGENT, retry=False)
+        case Evidence.SANDBOX_LOST_UNEXPLAINED if earlier_losses:
+            return Blame(FailureKind.SANDBOX_BROKEN_BY_AGENT, retry=False)
+        case Evidence.SANDBOX_LOST_UNEXPLAINED:
+            return Blame(FailureKind.SANDBOX_LOST, retry=True, alone=True)
+        case Evidence.SANDBOX_KILLED_OUTSIDE | Evidence.PROGRAM_KILLED_OUTSIDE:
+            return Blame(FailureKind.SANDBOX_LOST, retry=True)
+        case Evidence.SERVICE_RESTARTED:
+            return Blame(FailureKind.SERVICE_RESTARTED, retry=True)
+        case Evidence.CALL_UNANSWERED:
+            return Blame(FailureKind.ENGINE_TIMEOUT, retry=True)
+        case Evidence.CALL_IN_PROGRESS:
+            return Blame(None, retry=False)
+        case Evidence.IMPOSSIBLE_ANSWER:
+            return Blame(FailureKind.ENGINE_CONTRACT, retry=True)
+        case Evidence.BAD_ROW:
+            return Blame(FailureKind.BAD_ROW, retry=False)
+        case Evidence.BAD_IMAGE:
+            return Blame(FailureKind.IMAGE_BROKEN, retry=False)
 
 
 def gym_failure_kind(kind: FailureKind) -> str:

@@ -19,7 +19,7 @@ from prorl_gym.environments.swe.prepare import place
 from prorl_gym.environments.swe.run_tests import TestResults, run_tests
 from prorl_gym.environments.swe.spec import sandbox_spec
 from prorl_gym.environments.swe.task import SweTask
-from prorl_gym.environments.swe.verdict import broke_others, judge, name_flaky, unsolved
+from prorl_gym.environments.swe.verdict import KILLED, broke_others, judge, name_flaky, unsolved
 from prorl_gym.errors import FailureKind, TaskError
 from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import Sandbox
@@ -79,6 +79,8 @@ async def grade_timed(task: SweTask, patch: bytes, leases: Leases, settings: Res
     grading = _grade_officially if task.tests.parser == "swebench" else _grade_ourselves
     try:
         score, in_tests = await grading(task, patch, leases, seconds)
+        if KILLED in score.detail:  # by the host, or by the code under test? Another run decides, in fresh sandboxes
+            score, in_tests = await grading(task, patch, leases, seconds)
     except _Unsolved as why:
         score, in_tests = unsolved(str(why)), 0.0
     return Graded(score, in_tests, time.monotonic() - started)

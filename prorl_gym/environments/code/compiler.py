@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from prorl_gym.environments.code.runs import SANDBOX
+from prorl_gym.environments.killed import was_killed
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.errors import FailureKind, TaskError
 from prorl_gym.sandbox.protocol import ExecResult, Sandbox
@@ -28,7 +29,7 @@ async def compile_cpp(program: str, leases: Leases) -> bytes:
         SandboxError: the sandbox could not be started or was lost.
     """
     built = await _build(program, leases)
-    if isinstance(built, ExecResult) and _was_killed(built):
+    if isinstance(built, ExecResult) and _compiler_was_killed(built):
         built = await _build(program, leases)  # by the host, or is it the program that takes so much?
     if isinstance(built, bytes):
         return built
@@ -46,9 +47,9 @@ async def _build(program: str, leases: Leases) -> bytes | ExecResult:
         await sandbox.close()
 
 
-def _was_killed(result: ExecResult) -> bool:
+def _compiler_was_killed(result: ExecResult) -> bool:
     """Whether the compiler was, or the part of it that does the work, which it reports in words."""
-    return result.killed or (result.breach is None and b"Killed signal terminated program" in result.stderr)
+    return was_killed(result) or (result.breach is None and b"Killed signal terminated program" in result.stderr)
 
 
 async def _read(sandbox: Sandbox) -> bytes:

@@ -261,15 +261,13 @@ async def test_a_spawner_that_dies_at_any_moment_is_infrastructure(backend_name:
     chance = Random(10)
     blamed: list[SandboxError] = []
 
-    async def rollout() -> None:
-        box = await backend.start(SandboxSpec())
-
+    async def rollout(box: Box) -> None:
         async def source() -> Sandbox:
             return box
 
         bash, python = BashTool(source, 10.0), PythonTool(source, 10.0)
         try:
-            for _ in range(100):
+            while True:
                 await python({"code": "import os; os.kill(os.getpid(), 9)"})  # so that it starts again and again
                 await bash({"command": "true"})
         except SandboxError as error:
@@ -279,10 +277,10 @@ async def test_a_spawner_that_dies_at_any_moment_is_infrastructure(backend_name:
 
     try:
         for _ in range(5):
-            spawner = await backend.spawner_pid()
-            rollouts = [asyncio.ensure_future(rollout()) for _ in range(4)]
-            await asyncio.sleep(chance.uniform(0.1, 1.0))  # at whatever point this falls
-            os.kill(spawner, signal.SIGKILL)
+            boxes = await asyncio.gather(*(backend.start(SandboxSpec()) for _ in range(4)))
+            rollouts = [asyncio.ensure_future(rollout(box)) for box in boxes]
+            await asyncio.sleep(chance.uniform(0.0, 0.8))  # at whatever point this falls
+            os.kill(await backend.spawner_pid(), signal.SIGKILL)
             await asyncio.gather(*rollouts)
     finally:
         await backend.close()

@@ -3,15 +3,18 @@
 from dataclasses import replace
 
 from prorl_gym.environments.code.runs import SANDBOX
-from prorl_gym.environments.killed import was_killed
+from prorl_gym.environments.killed import must_have_ended, was_killed
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.errors import FailureKind, TaskError
+from prorl_gym.errors import FailureKind, SandboxError, TaskError
 from prorl_gym.sandbox.protocol import ExecResult, Sandbox
 
 COMMAND = ("g++", "-O2", "-std=gnu++17", "-w", "-o", "solution", "solution.cpp")
 SECONDS = 60
 MEMORY = 2 << 30
 BINARY_SIZE = 64 << 20
+
+_USUAL_SHARE = 0.25
+"""Of these seconds: with a compiler that needs no more for the simplest program, it is the program that takes long."""
 
 _TRIVIAL = "#include <bits/stdc++.h>\nint main() { std::cout << 1; }\n"
 
@@ -66,13 +69,20 @@ async def _compile(sandbox: Sandbox, program: str) -> ExecResult:
 
 
 async def _check_compiler(result: ExecResult, leases: Leases) -> None:
-    """A compiler that cannot do the simplest program is not the program's fault."""
+    """Blame the program only when the compiler can do the simplest one, and in a fraction of the time."""
+    timed_out = result.timed_out
     if result.exit_code not in (126, 127):
         sandbox = await leases.clean(SANDBOX)
         try:
-            result = await _compile(sandbox, _TRIVIAL)
+            result = must_have_ended(await _compile(sandbox, _TRIVIAL), "g++")
         finally:
             await sandbox.close()
+    if result.timed_out or (timed_out and result.seconds > SECONDS * _USUAL_SHARE):
+        raise SandboxError(
+            FailureKind.SANDBOX_UNAVAILABLE,
+            f"g++ is slow in the grading sandbox: {result.seconds:.0f} s for the simplest program.",
+            "Look at the load of the node.",
+        )
     if result.exit_code != 0:
         raise TaskError(
             FailureKind.IMAGE_BROKEN,

@@ -10,6 +10,7 @@ import os
 import signal
 from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,16 @@ from prorl_gym.environments.code.compiler import CompileError, compile_cpp
 from prorl_gym.environments.code.environment import CodeEnvironment
 from prorl_gym.environments.code.rows import CodeRow
 from prorl_gym.environments.protocol import Leases
+from prorl_gym.environments.swe.activate import activate
 from prorl_gym.environments.taskdir.environment import TaskDirEnvironment
 from prorl_gym.environments.taskdir.placing import spec_of
 from prorl_gym.environments.taskdir.rows import TaskDirRow
-from prorl_gym.errors import FailureKind, RolloutError, SandboxError
+from prorl_gym.errors import Cause, FailureKind, RolloutError, SandboxError
 from prorl_gym.records import Score
 from prorl_gym.rollout.leases import SandboxLeases
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.fake import FakeBackend, Script
-from prorl_gym.sandbox.protocol import ExecResult, Sandbox, SandboxBackend, SandboxSpec
+from prorl_gym.sandbox.protocol import ExecResult, Sandbox, SandboxBackend, SandboxSpec, ShellResult
 from prorl_gym.settings import resolve
 from tests.environments.swe.mini import WRONG, judged, task
 
@@ -223,6 +225,26 @@ async def test_a_killed_setup_is_not_a_bad_row(leases: Leases, namespaces: Names
     with pytest.raises(SandboxError) as caught:
         await ENVIRONMENT.init(row, Kills(leases, "true setup", 1), resolve())
     assert caught.value.kind is FailureKind.SANDBOX_LOST
+
+
+async def test_a_slow_setup_is_not_a_bad_row() -> None:
+    row = taskdir("exit", setup=[{"kind": "run", "command": "make"}])
+    late = ExecResult(137, b"", b"", timed_out=True)
+    leases = SandboxLeases(FakeBackend(Script(exec=lambda argv, stdin: late)))
+    with pytest.raises(SandboxError) as caught:
+        await ENVIRONMENT.init(row, leases, resolve())
+    assert caught.value.cause is Cause.INFRASTRUCTURE
+    await leases.close()
+
+
+@pytest.mark.parametrize("result", [{"timed_out": True}, {"restarted": True}])
+async def test_an_agent_never_begins_without_the_interpreter_of_its_project(result: dict[str, bool]) -> None:
+    ended = ShellResult("", 137, "/testbed", **result)
+    leases = SandboxLeases(FakeBackend(Script(shell=lambda command: ended)))
+    with pytest.raises(SandboxError) as caught:
+        await activate(replace(task(), source="swebench"), await leases.agent(SandboxSpec()))
+    assert caught.value.cause is Cause.INFRASTRUCTURE
+    await leases.close()
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ async def sweep(sandbox: Sandbox) -> None:
         Spoiled: it cannot be removed.
         SandboxError: the sandbox is lost.
     """
-    await sandbox.exec(["/bin/rm", "-rf", "/logs", TESTS], timeout=_SECONDS, cwd="/")
+    await run_settled(lambda: sandbox.exec(["/bin/rm", "-rf", "/logs", TESTS], timeout=_SECONDS, cwd="/"))
     left = {entry.name for entry in await sandbox.list_dir("/")} & {"logs", TESTS[1:]}
     if left:
         raise Spoiled(f"/{min(left)} cannot be removed")

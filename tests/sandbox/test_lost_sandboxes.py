@@ -256,7 +256,7 @@ async def test_a_bash_that_is_gone_from_a_lost_sandbox_is_not_missed(box_of: Cal
 
 @pytest.mark.timeout(120)
 async def test_a_spawner_that_dies_at_any_moment_is_infrastructure(backend_name: BackendName, own_scratch: Any) -> None:
-    """Real sandboxes: whatever the agent was doing, its tools fail for reasons that are nobody's inside."""
+    """Real sandboxes: whatever the agent was doing, its tools fail as infrastructure."""
     backend = NamespaceBackend(backend_name, SandboxConfig(scratch=own_scratch))
     chance = Random(10)
     blamed: list[SandboxError] = []

@@ -17,7 +17,7 @@ import pytest
 
 from prorl_gym.agents.tools import BashTool, PythonTool
 from prorl_gym.errors import Cause, FailureKind, SandboxError
-from prorl_gym.sandbox import python_session
+from prorl_gym.sandbox import execute, python_session
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.channel import Channel
@@ -35,6 +35,7 @@ class Guest:
         self._act = act
         self._spare: list[int] = []
         self.started = 0
+        self.kills = True
         asyncio.get_running_loop().add_reader(control.fileno(), self._serve)
 
     def tell(self, descriptors: list[int] | None = None, **message: Any) -> None:
@@ -67,8 +68,8 @@ class Guest:
             self._start(request)
             self._act(self, self.started)
         else:
-            self.tell(type="reply", id=request["id"], gone=True)
-            if request["op"] == "kill_tree":
+            self.tell(type="reply", id=request["id"], gone=self.kills)
+            if request["op"] == "kill_tree" and self.kills:
                 self.end(request["pid"], -signal.SIGKILL)
 
     def _start(self, request: dict[str, Any]) -> None:
@@ -215,6 +216,28 @@ async def test_a_slow_start_of_python_is_neither_the_images_nor_the_agents_fault
     with pytest.raises(SandboxError) as caught:
         await box.python()
     assert caught.value.kind is FailureKind.SANDBOX_UNAVAILABLE, caught.value
+
+
+@pytest.mark.parametrize(("breach", "kind"), [(None, "sandbox_unavailable"), ("processes", "sandbox_broken_by_agent")])
+async def test_a_tree_that_does_not_die_is_the_agents_doing_only_at_its_limit_of_processes(
+    box_of: Callable[..., Box], monkeypatch: pytest.MonkeyPatch, breach: str | None, kind: str
+) -> None:
+    def act(guest: Guest, number: int) -> None:
+        guest.greet()
+        guest.kills = False
+        if breach is not None:
+            guest.tell(type="breach", pid=number, breach=breach)
+
+    monkeypatch.setattr(execute, "_KILL_SECONDS", 0.05)
+    monkeypatch.setattr(python_session, "_INTERRUPT_SECONDS", 0.05)
+    box = box_of(act)
+
+    async def source() -> Sandbox:
+        return box
+
+    with pytest.raises(SandboxError) as caught:
+        await PythonTool(source, 0.05)({"code": "while True: pass"})
+    assert caught.value.kind == kind, caught.value
 
 
 @pytest.mark.parametrize(("errno", "kind"), [(ENOMEM, "sandbox_lost"), (EAGAIN, "sandbox_broken_by_agent")])

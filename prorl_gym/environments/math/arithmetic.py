@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from hashlib import blake2b
 from typing import Any
 
 from mpmath import mp as _mp  # pyright: ignore[reportMissingTypeStubs]
@@ -70,6 +71,11 @@ def value(node: Node, point: Mapping[str, Fraction] | None = None, real: bool = 
             return foreign.value(text, point or {}, mp.dps)
         case Apply(operation, arguments):
             values = [value(argument, point, real) for argument in arguments]
+            if operation.startswith("call "):
+                name = operation.removeprefix("call ")
+                # A letter that also stands without brackets is a variable, and the brackets hold its other factor.
+                factor = (point or {}).get(name)
+                return _unknown(name, values[0]) if factor is None else _apply("*", [factor, *values], real)
             return _apply(operation, values, real)
 
 
@@ -102,6 +108,8 @@ def _apply(operation: str, values: list[Value], real: bool) -> Value:
             return inexact(first) * mp.pi / 180
         case "!":
             return _factorial(first)
+        case "!!":
+            return _double_factorial(first)
         case "binom":
             return _binomial(first, values[1])
         case "floor" | "ceil":
@@ -111,6 +119,19 @@ def _apply(operation: str, values: list[Value], real: bool) -> Value:
             return _function("ln", argument, real) / _function("ln", base, real)
         case _:
             return _function(operation, first, real)
+
+
+def _unknown(name: str, argument: Value) -> Fraction:
+    """Return a value of a function that is only named: the same for the same argument, and no other is like it."""
+    spelled = str(argument) if isinstance(argument, Fraction) else mp.nstr(inexact(argument), 25)
+    digest = blake2b(f"{name}({spelled})".encode(), digest_size=4).digest()
+    return Fraction(int.from_bytes(digest), 2**32)
+
+
+def _double_factorial(number: Value) -> Value:
+    if not _is_natural(number) or number > LARGEST_FACTORIAL:
+        raise UndefinedError("a double factorial of no small natural number")
+    return Fraction(math.prod(range(int(number), 0, -2)))
 
 
 def _alike(one: Value, other: Value) -> tuple[Value, Value]:

@@ -20,6 +20,9 @@ GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho sigma tau phi varphi "
     "chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell".split()
 )
+CALLED = frozenset("f g h F G H P \\varphi \\phi".split())
+"""Names of functions: brackets behind one hold its arguments. Behind other letters they are a factor."""
+
 FOREIGN = re.compile(r"\\(?:int|iint|sum|prod|lim|gcd|lcm|max|min|mod|bmod|pmod)(?![a-zA-Z])")
 """Commands whose expressions are left to math-verify's grammar."""
 
@@ -39,14 +42,14 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    r"""A variable, a parameter, or one of the constants ``e``, ``i``, ``\\pi``, ``\\infty``."""
+    r"""A variable, a parameter, a named object, or one of the constants ``e``, ``i``, ``\\pi``, ``\\infty``."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An operation or a function, by name."""
+    """An operation or a function, by name; one that is not known (``f(2)``) has a name that starts with ``call``."""
 
     operation: str
     arguments: tuple["Node", ...]
@@ -88,14 +91,20 @@ def symbols(node: Node) -> frozenset[str]:
             return frozenset()
 
 
-def rename(node: Node, old: str, new: str) -> Node:
-    """Return the tree with a variable renamed."""
+def substitute(node: Node, name: str, by: Node) -> Node:
+    """Return the tree with a tree in place of a variable.
+
+    Raises:
+        UnreadableError: the tree is in the library's grammar.
+    """
     match node:
-        case Symbol(name):
-            return Symbol(new if name == old else name)
+        case Symbol(own):
+            return by if own == name else node
         case Apply(operation, arguments):
-            return Apply(operation, tuple(rename(argument, old, new) for argument in arguments))
-        case _:
+            return Apply(operation, tuple(substitute(argument, name, by) for argument in arguments))
+        case Foreign():
+            raise UnreadableError("a foreign expression")
+        case Number():
             return node
 
 
@@ -159,17 +168,23 @@ class _Parser:
         return self._product()
 
     def _product(self) -> Node:
-        tree = self._power()
+        tree = factor = self._power()
         while True:
             token = self._next()
             if token in ("*", "\\cdot", "\\times"):
                 self._take()
-                tree = Apply("*", (tree, self._signed_power()))
+                factor = self._signed_power()
+                tree = Apply("*", (tree, factor))
             elif token in ("/", "\\div"):
                 self._take()
-                tree = Apply("/", (tree, self._signed_power()))
-            elif self._starts_factor(token):
-                tree = Apply("*", (tree, self._power()))
+                factor = self._signed_power()
+                tree = Apply("/", (tree, factor))
+            elif self._starts_factor(token) or (_ends_itself(factor) and token is not None and token[0].isdigit()):
+                factor = self._power()
+                tree = Apply("*", (tree, factor))
+            elif token == "\\choose":
+                self._take()
+                factor = tree = Apply("binom", (tree, self._product()))
             else:
                 return tree
 
@@ -197,6 +212,11 @@ class _Parser:
             self._take()
             if token == "^":
                 tree = Apply("^", (tree, self._exponent()))
+            elif token == "!" and self._next() == "!":
+                self._take()
+                if self._next() == "!":
+                    raise UnreadableError("too many factorials")
+                tree = Apply("!!", (tree,))
             else:
                 tree = Apply("!" if token == "!" else "degrees", (tree,))
         return tree
@@ -213,6 +233,9 @@ class _Parser:
 
     def _base(self) -> Node:
         token = self._take()
+        if token == "_" or (token == "{" and self._tokens[self._position : self._position + 2] == ["}", "_"]):
+            self._position += 2 * (token == "{")
+            return self._selection()
         if token[0].isdigit() or token[0] == ".":
             return Number(Fraction(token if token[0] != "." else f"0{token}"))
         if token in _CLOSING:
@@ -239,10 +262,43 @@ class _Parser:
         return tree
 
     def _symbol(self, name: str) -> Node:
+        letter = name
         while self._next() in ("_", "'"):
             mark = self._take()
             name += mark if mark == "'" else f"_{self._subscript()}"
+        if letter in CALLED:
+            inverse = self._tokens[self._position : self._position + 6] == ["^", "{", "-", "1", "}", "("]
+            if inverse:
+                self._position += 5
+                name += "^-1"
+            if self._next() == "(":
+                self._take()
+                return Apply(f"call {name}", (self._group(")"),))
         return Symbol(name)
+
+    def named(self) -> Node:
+        r"""Read ``\triangle ABC`` or ``\vec v``: an object with a name, which is not a product of letters."""
+        mark, braced = self._tokens[self._position - 1], self._next() == "{"
+        if braced:
+            self._take()
+        letters = ""
+        while (token := self._next()) is not None and token.isalpha() and (braced or not letters or token.isupper()):
+            letters += self._take()
+        if braced:
+            self._expect("}")
+        if not letters:
+            raise UnreadableError(f"{mark} of nothing")
+        return Symbol(f"{mark} {letters}")
+
+    def _selection(self) -> Node:
+        """Read ``_5C_2`` or ``_5P_2`` behind its first underscore."""
+        of = self._argument()
+        kind = self._take()
+        if kind not in ("C", "P") or self._take() != "_":
+            raise UnreadableError("a subscript of nothing")
+        count = self._argument()
+        found = Apply("binom", (of, count))
+        return found if kind == "C" else Apply("*", (found, Apply("!", (count,))))
 
     def _subscript(self) -> str:
         token = self._take()
@@ -264,7 +320,10 @@ class _Parser:
         return self._base()
 
     def fraction(self) -> Node:
-        return Apply("/", (self._argument(), self._argument()))
+        over, under = self._argument(), self._argument()
+        if _is_differential(over) and _is_differential(under) and under != Symbol("d"):
+            raise UnreadableError("a derivative that was not computed")
+        return Apply("/", (over, under))
 
     def binomial(self) -> Node:
         return Apply("binom", (self._argument(), self._argument()))
@@ -321,6 +380,18 @@ class _Parser:
         return tree
 
 
+def _is_differential(tree: Node) -> bool:
+    """Whether a tree starts with ``d``, as ``d``, ``d^2 y`` and ``dx`` do."""
+    while isinstance(tree, Apply) and tree.operation in ("*", "^"):
+        tree = tree.arguments[0]
+    return tree == Symbol("d")
+
+
+def _ends_itself(factor: Node) -> bool:
+    """Whether a number may follow without a sign, as in ``5!3!``."""
+    return isinstance(factor, Apply) and factor.operation in ("!", "!!", "binom")
+
+
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _COMMANDS: dict[str, Callable[[_Parser], Node]] = {
     "\\frac": _Parser.fraction,
@@ -329,4 +400,7 @@ _COMMANDS: dict[str, Callable[[_Parser], Node]] = {
     "\\lceil": lambda parser: parser.rounded("ceil", "\\rceil"),
     "\\pi": lambda _: Symbol("\\pi"),
     "\\infty": lambda _: Symbol("\\infty"),
+    **dict.fromkeys(
+        ("\\triangle", "\\angle", "\\overline", "\\vec", "\\overrightarrow", "\\hat", "\\odot"), _Parser.named
+    ),
 }

@@ -1,12 +1,14 @@
 """Units behind a number: which are the same kind, and what they are worth.
 
 A unit on one side only does not count; two of a kind are converted. What is no unit in this table is a noun
-(``12 ways``), and nouns do not count either, unless they are among the words that change a number's meaning.
+(``12 ways``), and nouns do not count either (``vocabulary``).
 """
 
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+
+from prorl_gym.environments.math.vocabulary import FRACTIONS, is_neutral
 
 Dimension = tuple[tuple[str, int], ...]
 
@@ -55,16 +57,13 @@ _TABLE["mph"] = (Fraction("1609.344") / 3600, "speed", 1)
 _SINGLE = frozenset("m g s h l L".split())
 """One-letter units; elsewhere they are variables, so only a space or ``\\text`` before them makes them units."""
 
+_DIVIDING = frozenset("sh")
+"""Units of time that are written against another one."""
+
 _MULTIPLIERS = {
     "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
+    **{word: Fraction(1, number) for word, number in FRACTIONS.items()},
 }  # fmt: skip
-
-_NOT_NOUNS = frozenset(
-    "not no nor or and but if than least most more less fewer about approximately approx around roughly almost nearly "
-    "between to half third quarter times plus minus over divided by mod modulo maybe perhaps probably possibly likely "
-    "either neither except without up off below above under exclusive inclusive wrong incorrect wait twice thrice "
-    "double triple squared cubed".split()
-)
 
 _ADJECTIVES = frozenset("long wide tall high deep away thick old total altogether apart of the area volume".split())
 
@@ -74,7 +73,7 @@ class Tail:
     """What stands behind a number."""
 
     unit: Unit
-    multiplier: int = 1
+    multiplier: Fraction | int = 1
 
 
 def read_tail(text: str) -> Tail | None:
@@ -86,19 +85,16 @@ def read_tail(text: str) -> Tail | None:
         return None
     words = [word.strip(".,()'") for word in text.replace("/", " / ").replace("*", " ").split()]
     words = [word for word in words if word]
-    multiplier = 1
+    multiplier: Fraction | int = 1
     while words and words[0].casefold() in _MULTIPLIERS:
         multiplier *= _MULTIPLIERS[words.pop(0).casefold()]
     if not words:
         return Tail(Unit(), multiplier)
     unit = _unit([word for word in words if word.casefold() not in _ADJECTIVES] or ["total"])
     if unit is None:
-        lowered = [word.casefold() for word in words]
-        if len(lowered) > 6 or not all(re.fullmatch(r"[^\W\d_]+(?:[-'][^\W\d_]+)*", word) for word in lowered):
+        if not is_neutral(words):
             return None
-        if _NOT_NOUNS.intersection(lowered) or any(word in _MULTIPLIERS or word == "percent" for word in lowered):
-            return None
-        unit = Unit(noun=" ".join(lowered))
+        unit = Unit(noun=" ".join(words).casefold())
     return Tail(unit, multiplier)
 
 
@@ -121,6 +117,9 @@ def _unit(words: list[str]) -> Unit | None:
             prefix = 2 if words[position].casefold() == "squared" else 3
             position += 1
         name, _, power = word.partition("^")
+        if power.startswith("-") and name[-1] in _DIVIDING and _look_up(name[:-1]) is not None:
+            words.insert(position, f"{name[-1]}^{power}")  # ms^-1 is a metre per second, not one over a millisecond
+            name, power = name[:-1], ""
         found = _look_up(name)
         if found is None or not re.fullmatch(r"-?\d?", power):
             return None

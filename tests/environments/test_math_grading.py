@@ -86,7 +86,7 @@ async def test_right_and_wrong_are_scored_in_a_worker(pool: WorkerPool):
 
 HANGS = [
     (r"\sum_{k=1}^{n} k", "\\sum_{k=1}^{10^{10}} \\sin(k^{k})"),
-    pytest.param(r"\int_0^x t dt", "\\int_0^1 \\sin(x^{x^{x}}) dx", marks=pytest.mark.slow),
+    pytest.param(r"\int_0^1 t^2 dt", "\\int_0^1 \\sin(x^{x^{x}}) dx", marks=pytest.mark.slow),
     pytest.param("42", "(" * 900 + "2" + ")" * 900, marks=pytest.mark.slow),
 ]
 

@@ -70,6 +70,7 @@ def _simple(text: str) -> Amount:
 
 def _compound(text: str) -> Amount | None:
     """Read ``5 feet 6 inches``, at least two parts of one dimension."""
+    text = untexted(text)
     parts = _COMPOUND.findall(text)
     if len(parts) < 2 or _COMPOUND.sub("", text).strip():
         return None
@@ -119,6 +120,8 @@ def _tail_start(text: str) -> int | None:
             continue
         if token.startswith("\\"):
             return match.start()
+        if re.fullmatch("d[a-z]", token) and re.search(r"\\i+nt(?![a-z])", text):
+            continue  # the differential of an integral
         if token in FUNCTIONS or token in GREEK or _inside_command(text, match.start()):
             continue
         if (

@@ -108,6 +108,12 @@ def _apply(operation: str, values: list[Value], real: bool) -> Value:
             return inexact(first) * mp.pi / 180
         case "!":
             return _factorial(first)
+        case "gcd" | "lcm" | "max" | "min" | "mod":
+            return _operator(operation, values)
+        case "conj":
+            return first if isinstance(first, Fraction) else mp.conj(first)
+        case "gamma":
+            return _factorial(first - 1)
         case "!!":
             return _double_factorial(first)
         case "binom":
@@ -119,6 +125,21 @@ def _apply(operation: str, values: list[Value], real: bool) -> Value:
             return _function("ln", argument, real) / _function("ln", base, real)
         case _:
             return _function(operation, first, real)
+
+
+def _operator(operation: str, values: list[Value]) -> Value:
+    if operation in ("max", "min"):
+        if not all(map(_is_real, values)):
+            raise UndefinedError("not real")
+        return (max if operation == "max" else min)(values, key=inexact)
+    if not all(isinstance(each, Fraction) and each.denominator == 1 for each in values):
+        raise UndefinedError("no integers")
+    numbers = [int(each) for each in values]
+    if operation == "mod":
+        if numbers[1] <= 0:
+            raise UndefinedError("no modulus")
+        return Fraction(numbers[0] % numbers[1])
+    return Fraction((math.gcd if operation == "gcd" else math.lcm)(*numbers))
 
 
 def _unknown(name: str, argument: Value) -> Fraction:
@@ -231,6 +252,10 @@ _FUNCTIONS: dict[str, Callable[[Value], Value]] = {
     "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc,
     "arcsin": mp.asin, "arccos": mp.acos, "arctan": mp.atan, "asin": mp.asin, "acos": mp.acos, "atan": mp.atan,
     "arccot": lambda number: mp.pi / 2 - mp.atan(number),
+    "arcsec": mp.asec, "arccsc": mp.acsc, "coth": mp.coth, "sech": mp.sech, "csch": mp.csch, "sgn": mp.sign,
+    **dict.fromkeys(("arcsinh", "asinh", "arsinh"), mp.asinh),
+    **dict.fromkeys(("arccosh", "acosh", "arcosh"), mp.acosh),
+    **dict.fromkeys(("arctanh", "atanh", "artanh"), mp.atanh),
     "cis": mp.expj, "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh, "ln": mp.log, "exp": mp.exp,
 }  # fmt: skip
 

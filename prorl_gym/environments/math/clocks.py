@@ -7,14 +7,15 @@ from prorl_gym.environments.math.forms import Clock
 from prorl_gym.environments.math.spelling import untexted
 
 _TIME = re.compile(
-    r"(\d{1,2})(?:\s*:\s*(\d\d))?(?:\s*:\s*(\d\d))?\s*(?:([ap])\s*\.?\s*m\s*\.?|(noon|midnight))?", re.IGNORECASE
+    r"(\d{1,2})(?:\s*:\s*(\d\d))?(?:\s*:\s*(\d\d))?\s*(?:([ap])\s*\.?\s*m\s*\.?|(noon|midnight)|(o'?\s*clock))?",
+    re.IGNORECASE,
 )
 
 
 def read_clock(text: str) -> Clock | None:
     """Return a time of day, ``None`` when the text is none."""
     match = _TIME.fullmatch(untexted(text).strip())
-    if match is None or not (match[2] or match[4]):
+    if match is None or not (match[2] or match[4] or match[6]):
         return None
     hour, minute, second = int(match[1]), int(match[2] or 0), int(match[3] or 0)
     half = match[4].lower() if match[4] else {"noon": "p", "midnight": "a"}.get((match[5] or "").lower())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
@@ -106,6 +107,7 @@ def equal(one: str, other: str) -> bool:
     return _same_form(left, right)
 
 
+@lru_cache(maxsize=64)
 def _read(text: str) -> Form | None:
     try:
         return read(text)
@@ -273,7 +275,7 @@ def _covers(items: Sequence[Form], others: Sequence[Form]) -> bool:
 def _unlabelled(items: Sequence[Form]) -> tuple[Form, ...] | None:
     """Take off the labels of values of one variable (``x = 1``, ``x = 2``); ``None`` when they name several."""
     names = {item.name for item in items if isinstance(item, Labelled)}
-    if len(names) > 1 or any(isinstance(item, Assigned) for item in items):
+    if len(names) > 1:
         return None
     return tuple(item.form if isinstance(item, Labelled) else item for item in items)
 

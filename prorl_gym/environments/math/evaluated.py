@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from typing import cast
 
 from prorl_gym.environments.math import spelling
-from prorl_gym.environments.math.expressions import Foreign
+from prorl_gym.environments.math.expressions import OPERATORS, Apply, Foreign
 from prorl_gym.environments.math.forms import Amount, Form, Labelled
 
 _FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -26,7 +26,7 @@ def evaluated(golds: Sequence[tuple[str, Form | None]], answer: str, found: Form
         found: the same as it is read.
         question: what was asked; empty where it is not known.
     """
-    if _is_foreign(found) and not any(_is_foreign(form) for _, form in golds):
+    if _has_operator(found) and not any(_has_operator(form) for _, form in golds):
         return False
     if not isinstance(found, Amount):
         return True
@@ -40,17 +40,19 @@ def _key(text: str) -> str:
     return spelling.key(spelling.plain(text))
 
 
-def _is_foreign(form: Form | None) -> bool:
-    return next(_foreign(form), None) is not None
+def _has_operator(form: Form | None) -> bool:
+    return next(_operators(form), None) is not None
 
 
-def _foreign(form: Form | None) -> Iterator[str]:
+def _operators(form: Form | None) -> Iterator[str]:
     left: list[object] = [form]  # no recursion: a tower of powers is deeper than the stack
     while left:
         part = left.pop()
         match part:
             case Foreign(text):
                 yield text
+            case Apply(operation) if operation in OPERATORS:
+                yield operation
             case Labelled(_, inner):
                 left.append(inner)  # its name is not part of the value
             case tuple():

@@ -13,20 +13,26 @@ MAX_DEPTH = 60
 """Deepest nesting that is read; answers of people have less than ten."""
 
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh asin acos atan ln log lg exp sqrt cbrt "
-    "cis".split()
+    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch arcsinh arccosh "
+    "arctanh asin acos atan asinh acosh atanh arsinh arcosh artanh ln log lg exp sqrt cbrt cis sgn".split()
 )
 GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho sigma tau phi varphi "
     "chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell".split()
 )
+UNIT_VECTORS = ("\\ei", "\\ej", "\\ek")
+"""How ``plain`` spells unit vectors, which are printed bold or under a hat."""
+
 CALLED = frozenset("f g h F G H P \\varphi \\phi".split())
 """Names of functions: brackets behind one hold its arguments. Behind other letters they are a factor."""
 
-FOREIGN = re.compile(r"\\(?:int|iint|sum|prod|lim|gcd|lcm|max|min|mod|bmod|pmod)(?![a-zA-Z])")
+FOREIGN = re.compile(r"\\(?:int|iint|sum|prod|lim)(?![a-zA-Z])")
 """Commands whose expressions are left to math-verify's grammar."""
 
-_TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?|\.\d+)|(\\[a-zA-Z]+|\\[{}])|([a-zA-Z])|([-+*/^_!()\[\]{}|']))")
+OPERATORS = frozenset({"gcd", "lcm", "max", "min", "mod"})
+"""Operations that a question asks to carry out, as it does with those of the library's grammar."""
+
+_TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?|\.\d+)|(\\[a-zA-Z]+|\\[{}])|([a-zA-Z])|([-+*/^_!()\[\]{}|',]))")
 
 
 class UnreadableError(ValueError):
@@ -138,6 +144,9 @@ class _Parser:
     def _next(self) -> str | None:
         return self._tokens[self._position] if self._position < len(self._tokens) else None
 
+    def last(self) -> str:
+        return self._tokens[self._position - 1]
+
     def _take(self) -> str:
         token = self._next()
         if token is None:
@@ -179,6 +188,9 @@ class _Parser:
                 self._take()
                 factor = self._signed_power()
                 tree = Apply("/", (tree, factor))
+            elif token in ("\\mod", "\\bmod", "\\pmod"):
+                self._take()
+                factor = tree = Apply("mod", (tree, self._power()))
             elif self._starts_factor(token) or (_ends_itself(factor) and token is not None and token[0].isdigit()):
                 factor = self._power()
                 tree = Apply("*", (tree, factor))
@@ -196,7 +208,7 @@ class _Parser:
 
     def _starts_factor(self, token: str | None) -> bool:
         """Whether a token goes on a product without a sign. A number does not: ``x2`` may lack a caret."""
-        if token is None or token[0].isdigit() or token[0] == ".":
+        if token is None or token[0].isdigit() or token[0] in ".,":
             return False
         if token == "|":
             return not self._bars
@@ -233,7 +245,9 @@ class _Parser:
 
     def _base(self) -> Node:
         token = self._take()
-        if token == "_" or (token == "{" and self._tokens[self._position : self._position + 2] == ["}", "_"]):
+        if token in "_^" or (
+            token == "{" and self._tokens[self._position : self._position + 2] in (["}", "_"], ["}", "^"])
+        ):
             self._position += 2 * (token == "{")
             return self._selection()
         if token[0].isdigit() or token[0] == ".":
@@ -263,6 +277,9 @@ class _Parser:
 
     def _symbol(self, name: str) -> Node:
         letter = name
+        if name == "\\Gamma" and self._next() == "(":
+            self._take()
+            return Apply("gamma", (self._group(")"),))
         while self._next() in ("_", "'"):
             mark = self._take()
             name += mark if mark == "'" else f"_{self._subscript()}"
@@ -278,9 +295,11 @@ class _Parser:
 
     def named(self) -> Node:
         r"""Read ``\triangle ABC`` or ``\vec v``: an object with a name, which is not a product of letters."""
-        mark, braced = self._tokens[self._position - 1], self._next() == "{"
+        mark, braced = self.last(), self._next() == "{"
         if braced:
             self._take()
+            if mark == "\\overline" and (conjugate := self._conjugate()) is not None:
+                return conjugate
         letters = ""
         while (token := self._next()) is not None and token.isalpha() and (braced or not letters or token.isupper()):
             letters += self._take()
@@ -290,8 +309,27 @@ class _Parser:
             raise UnreadableError(f"{mark} of nothing")
         return Symbol(f"{mark} {letters}")
 
+    def _conjugate(self) -> Node | None:
+        """Read a sum with ``i`` in it under a bar, behind its brace."""
+        end = self._tokens.index("}", self._position) if "}" in self._tokens[self._position :] else self._position
+        inside = self._tokens[self._position : end]
+        return Apply("conj", (self._group("}"),)) if "i" in inside and {"+", "-"}.intersection(inside) else None
+
+    def chosen(self) -> Node:
+        r"""Read the arguments of ``\gcd(12, 18)`` or ``\max\{a, b\}`` behind its name."""
+        operation, opening = self.last().removeprefix("\\"), self._take()
+        closing = {"(": ")", "\\{": "\\}"}.get(opening)
+        if closing is None:
+            raise UnreadableError(f"\\{operation} without its arguments")
+        arguments = [self._sum()]
+        while self._next() == ",":
+            self._take()
+            arguments.append(self._sum())
+        self._expect(closing)
+        return Apply(operation, tuple(arguments))
+
     def _selection(self) -> Node:
-        """Read ``_5C_2`` or ``_5P_2`` behind its first underscore."""
+        """Read ``_5C_2``, ``^5C_2`` or ``_5P_2`` behind its first sign."""
         of = self._argument()
         kind = self._take()
         if kind not in ("C", "P") or self._take() != "_":
@@ -344,6 +382,8 @@ class _Parser:
         inverse = exponent == Apply("neg", (Number(Fraction(1)),)) and f"arc{name}" in FUNCTIONS
         if inverse:
             name, exponent = f"arc{name}", None
+        elif exponent == Apply("neg", (Number(Fraction(1)),)):
+            raise UnreadableError(f"\\{name}^{{-1}} may be its inverse or one over it")
         argument = self._function_argument()
         tree = Apply(name, (argument,)) if base is None else Apply("logarithm", (base, argument))
         if base is not None and name != "log":
@@ -400,6 +440,8 @@ _COMMANDS: dict[str, Callable[[_Parser], Node]] = {
     "\\lceil": lambda parser: parser.rounded("ceil", "\\rceil"),
     "\\pi": lambda _: Symbol("\\pi"),
     "\\infty": lambda _: Symbol("\\infty"),
+    **{f"\\{name}": _Parser.chosen for name in OPERATORS - {"mod"}},
+    **{name: lambda parser: Symbol(parser.last()) for name in UNIT_VECTORS},
     **dict.fromkeys(
         ("\\triangle", "\\angle", "\\overline", "\\vec", "\\overrightarrow", "\\hat", "\\odot"), _Parser.named
     ),

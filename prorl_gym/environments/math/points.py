@@ -95,7 +95,7 @@ def _whole_names(node: Node) -> frozenset[str]:
         match part:
             case Apply("^", (base, exponent)) if not symbols(base) and _is_negative(base):
                 found |= symbols(exponent)
-            case Apply("!" | "!!" | "binom", arguments):
+            case Apply("!" | "!!" | "binom" | "gcd" | "lcm" | "mod", arguments):
                 found = found.union(*map(symbols, arguments))
             case Apply("floor" | "ceil", (argument,)):
                 found |= symbols(argument) & frozenset("nmkj")
@@ -135,12 +135,14 @@ def _branches(trees: list[Node], variables: list[str], found: list[Point]) -> li
 def _switches(trees: list[Node]) -> list[tuple[Node, tuple[int, ...]]]:
     """Return the arguments at whose zeros, or whole values, a formula changes its branch; inner ones first."""
     parts = [part for tree in trees for part in _parts(tree)]
-    if not any(part.operation in ("abs", "root", "floor", "ceil") for part in parts):
+    if not any(part.operation in ("abs", "root", "floor", "ceil", "max", "min", "sgn") for part in parts):
         return []
     found: list[tuple[Node, tuple[int, ...]]] = []
     for part in parts:
         match part:
-            case Apply("abs", (argument,)) | Apply("root", (_, argument)) | Apply("^", (argument, _)):
+            case Apply("max" | "min", arguments):
+                found += [(Apply("-", pair), (0,)) for pair in pairwise(arguments)]
+            case Apply("abs" | "sgn", (argument,)) | Apply("root", (_, argument)) | Apply("^", (argument, _)):
                 found.append((argument, (0,)))
             case Apply("floor" | "ceil", (argument,)):
                 found.append((argument, (0, 1)))

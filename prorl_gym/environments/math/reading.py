@@ -2,12 +2,22 @@
 
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from itertools import product
 
 from prorl_gym.environments.math import families, intervals, spelling, words
 from prorl_gym.environments.math.amounts import read_amount
 from prorl_gym.environments.math.clocks import read_clock
-from prorl_gym.environments.math.expressions import Symbol, UnreadableError, read_expression
+from prorl_gym.environments.math.expressions import (
+    UNIT_VECTORS,
+    Apply,
+    Node,
+    Number,
+    Symbol,
+    UnreadableError,
+    read_expression,
+    substitute,
+)
 from prorl_gym.environments.math.forms import (
     Ambiguous,
     Amount,
@@ -28,6 +38,7 @@ from prorl_gym.environments.math.prose import said_in_words, without_prefix
 from prorl_gym.environments.math.relations import read_relation
 from prorl_gym.environments.math.splitting import enclosed, split
 from prorl_gym.environments.math.tables import read_table
+from prorl_gym.environments.math.values import same
 
 _INTEGER = re.compile(
     r"(?:,|\\text\s*\{\s*,?\s*(?:where|for|with|for\s+(?:any|all|some|every))?\s*\}|\bwhere\b|\bfor\b)?\s*"
@@ -36,12 +47,16 @@ _INTEGER = re.compile(
     r"|,?\s*(?:\\text\s*\{)?\s*,?\s*(?:where|for|with)?\s*\}?\s*(?P<c>[a-zA-Z])\s*(?:\\text\s*\{)?\s*"
     r"(?:is\s+)?(?:an|any)\s+integer\s*\}?$"
 )
+_ONLY = re.compile(r"\s*\bonly\b(?=\s*\}?$)")
 _REVERSED = re.compile(r"([\](\[])([^()\[\]]*),([^()\[\]]*)([\[)\]])")
 _CHOICE = re.compile(
     r"(?:\\text\s*\{\s*\(?([A-E])\)\s*\}|\(([A-E])\)|\\text\s*\{\s*([A-E])[.:]?\s*\}|([A-E])[.:)])\s*(.*)"
 )
 _SIGNS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
 _BASED = re.compile(r"([0-9A-Fa-f.]+)(?:_(?:base)?|(?:in)?base)-?(\w+)")
+_BUILT_FAMILY = re.compile(
+    r"(?P<form>[^:|]+?)(?:\||:|\\mid(?![a-z]))\s*(?P<letter>[a-z])\s*\\in\s*\\mathbb\s*\{?Z\}?\s*"
+)
 _BUILDER = re.compile(r"(?P<name>[a-zA-Z])\s*(?:\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:\||:|\\mid)\s*(?P<condition>.*)")
 
 
@@ -54,7 +69,7 @@ def read(answer: str) -> Form:
     said = words.words(answer)
     if said is not None and (form := said_in_words(said)) is not None:
         return form
-    text = without_prefix(spelling.formula(answer))
+    text = without_prefix(spelling.formula(_ONLY.sub("", answer)))
     said = words.words(text)
     if said is not None:
         return said_in_words(said) or Words(said)
@@ -147,6 +162,36 @@ def as_reals(form: Form) -> Reals | None:
             return intervals.points(item.value for item in items if isinstance(item, Amount))
         case _:
             return None
+
+
+def _vector(text: str) -> Form | None:
+    r"""Read ``2\mathbf{i} - 3\mathbf{j}`` as coordinates."""
+    if not any(unit in text for unit in UNIT_VECTORS):
+        return None
+    tree = read_expression(text)
+    units = [unit for unit in UNIT_VECTORS if unit in ("\\ei", "\\ej") or unit in text]
+
+    def at(one: str | None) -> Node:
+        found = tree
+        for unit in units:
+            found = substitute(found, unit, Number(Fraction(int(unit == one))))
+        return found
+
+    total: Node = at(None)
+    for unit in units:
+        total = Apply("+", (total, Apply("*", (at(unit), Symbol(unit)))))
+    if not same(at(None), Number(Fraction(0))) or not same(total, tree):
+        raise UnreadableError("no sum of unit vectors")
+    return Row(tuple(Amount(at(unit)) for unit in units), "(", ")")
+
+
+def _alternatives(text: str) -> Form | None:
+    """Read ``x = 1, y = 2 or x = 2, y = 1``: several points, each with its names."""
+    parts = [part for _, part in split(text, ("\\or", ";"))]
+    if len(parts) < 2 or not all("," in part and "=" in part for part in parts):
+        return None
+    forms = tuple(map(_form, parts))
+    return Several(forms, is_set=False) if all(isinstance(form, Assigned) for form in forms) else None
 
 
 def _several(text: str) -> Form | None:
@@ -292,6 +337,8 @@ def _is_expression(text: str) -> bool:
 def _set(content: str) -> Form:
     if not content:
         return intervals.NOTHING
+    if match := _BUILT_FAMILY.fullmatch(content):
+        return Family(match["letter"], _form(match["form"].strip()))
     if match := _BUILDER.fullmatch(content):
         condition = _form(match["condition"])
         form = as_reals(condition)
@@ -351,6 +398,6 @@ def _relation(text: str) -> Form | None:
 
 
 _READERS: tuple[Callable[[str], Form | None], ...] = (
-    _family, _congruence, _choice, _table, _clock, _coupled, _several, _plus_minus, _brackets, _relation, _union,
-    _ratio, _based,
+    _family, _congruence, _choice, _table, _vector, _clock, _coupled, _alternatives, _several, _plus_minus, _brackets,
+    _relation, _union, _ratio, _based,
 )  # fmt: skip

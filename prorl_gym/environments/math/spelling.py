@@ -4,6 +4,7 @@ import re
 import unicodedata
 from fractions import Fraction
 
+from prorl_gym.environments.math.expressions import FUNCTIONS
 from prorl_gym.environments.math.splitting import whole_group
 
 # ruff: noqa: RUF001 - look-alike signs are what this file is about
@@ -79,9 +80,15 @@ _ORDINAL = re.compile(
 )
 _CLOSED_THOUSANDS = re.compile(r"[+-]?(?:\\(?:usd|eur|gbp)\s*)?\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?(?=$|[^\d,])")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
-_FUNCTION = re.compile(
-    r"(?<![a-zA-Z\\])(arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|cbrt|cis)(?![a-zA-Z])"
+_FUNCTION = re.compile(rf"(?<![a-zA-Z\\])({'|'.join(sorted(FUNCTIONS - {'lg'}))}|gcd|lcm)(?![a-zA-Z])")
+_FUNCTION_AS_TEXT = re.compile(
+    rf"\\text\{{\s*({'|'.join(sorted(FUNCTIONS))}|gcd|lcm|(?:max|min)(?=\s*\}}\s*[({{\\]))\s*\}}"
 )
+_UNIT_VECTOR = re.compile(
+    r"\\(?:mathbf|hat|vec|boldsymbol|bm|overrightarrow)\s*\{?\s*(?:\\(?:mathbf|boldsymbol|bm)\s*\{\s*)?\\?([ijk])(?:math)?(?![a-z])\s*\}{0,2}"
+)
+_MARKDOWN = re.compile(r"(\*\*|`)((?:(?!\1).)+)\1")
+_COMBINATIONS = re.compile(r"\\text\s*\{\s*C\s*\}\s*_\s*\{?\s*(\w+)\s*\}?\s*\^\s*\{?\s*(\w+)\s*\}?")
 _NAMED = re.compile(r"(?<![a-zA-Z\\])(pi|infinity|inf)(?![a-zA-Z])")
 _CONNECTIVE = re.compile(r"\\text\s*\{\s*,?\s*(and|or)\s*\}|(?<=[\s\d)}\]$,])(and|or)(?=[\s\d({\[$\\-])")
 _REPEATING = re.compile(
@@ -98,16 +105,20 @@ def plain(answer: str) -> str:
     text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_RAISED)}}}", text)
     text = _SUBSCRIPT.sub(lambda match: f"_{{{match[0].translate(_LOWERED)}}}", text).translate(_SYMBOLS)
     text = unicodedata.normalize("NFKC", text)
-    text = re.sub(r"\\\$", r"\\usd ", text)
+    text = re.sub(r"^\s*~(?=\s*\$?[\d\\])", r"\\approx ", re.sub(r"\\\$", r"\\usd ", text))
     text = re.sub(r"\$(?=\s*\d[\d.,]*$)", r"\\usd ", text) if text.count("$") == 1 else text
     text = re.sub(r"(?<!\\)\\[()\[\]]", "", text.replace("$", ""))
+    if match := _MARKDOWN.fullmatch(text.strip()):
+        text = match[2]
+    if len(set(_UNIT_VECTOR.findall(text))) > 1:
+        text = _UNIT_VECTOR.sub(r"\\e\1 ", text)
     text = _LOOKS.sub(" ", _THIN.sub(r"\\,", text))
     text = _THOUSANDS.sub(lambda match: match[1] + re.sub(r"\D", "", match[2]), text)
     text = _DECIMALS.sub(lambda match: re.sub(r"[^\d.]", "", match[0]), text)
     text = _COMMAND.sub(lambda match: f"{_SYNONYMS[match[1]]} " if match[1] in _SYNONYMS else match[0], text)
     text = _FONTS.sub(r"\\text{", _SPACE.sub(" ", _SPACING.sub("", text)))
     text = re.sub(r"\\text\{\s*([eid]|[\d.,]+)\s*\}", r"\1", _CONSTANT.sub(" C", text))
-    text = _ORDINAL.sub(_ordinal, text)
+    text = _COMBINATIONS.sub(r"\\binom{\1}{\2}", _ORDINAL.sub(_ordinal, text))
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\degree ", text).replace("\\%", "%").replace("**", "^")
     text = text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ").replace("*", r"\cdot ")
     text = re.sub(r"\{([:=<>])\}", r"\1", text)
@@ -138,7 +149,7 @@ def formula(text: str) -> str:
     """Return a plain answer with numerals and function names as an expression spells them."""
     text = _CONNECTIVE.sub(lambda match: rf" \{match[1] or match[2]} ", text)
     text = _NAMED.sub(lambda match: r"\pi " if match[1] == "pi" else r"\infty ", text)
-    text = re.sub(r"\\text\{\s*(sin|cos|tan|ln|log|arcsin|arccos|arctan|cot|sec|csc|cis)\s*\}", r"\\\1 ", text)
+    text = _FUNCTION_AS_TEXT.sub(r"\\\1 ", text)
     text = _FUNCTION.sub(r"\\\1 ", text)
     text = _REPEATING.sub(_repeating, _ELLIPSIS.sub(_ellipsis, text))
     return _MIXED_PLAIN.sub(_mixed, _MIXED.sub(_mixed, text)).strip()

@@ -73,9 +73,10 @@ def value(node: Node, point: Mapping[str, Fraction] | None = None, real: bool = 
             values = [value(argument, point, real) for argument in arguments]
             if operation.startswith("call "):
                 name = operation.removeprefix("call ")
-                # A letter that also stands without brackets is a variable, and the brackets hold its other factor.
-                factor = (point or {}).get(name)
-                return _unknown(name, values[0]) if factor is None else _apply("*", [factor, *values], real)
+                # A letter that also stands without brackets is a variable, and a sum in brackets is its other factor.
+                is_sum = len(arguments) == 1 and isinstance(arguments[0], Apply)
+                factor = (point or {}).get(name) if is_sum else None
+                return _unknown(name, values) if factor is None else _apply("*", [factor, *values], real)
             return _apply(operation, values, real)
 
 
@@ -142,10 +143,10 @@ def _operator(operation: str, values: list[Value]) -> Value:
     return Fraction((math.gcd if operation == "gcd" else math.lcm)(*numbers))
 
 
-def _unknown(name: str, argument: Value) -> Fraction:
-    """Return a value of a function that is only named: the same for the same argument, and no other is like it."""
-    spelled = str(argument) if isinstance(argument, Fraction) else mp.nstr(inexact(argument), 25)
-    digest = blake2b(f"{name}({spelled})".encode(), digest_size=4).digest()
+def _unknown(name: str, arguments: list[Value]) -> Fraction:
+    """Return a value of a function that is only named: the same for the same arguments, and no other is like it."""
+    spelled = [str(each) if isinstance(each, Fraction) else mp.nstr(inexact(each), 25) for each in arguments]
+    digest = blake2b(f"{name}{spelled}".encode(), digest_size=4).digest()
     return Fraction(int.from_bytes(digest), 2**32)
 
 

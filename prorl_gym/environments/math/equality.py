@@ -36,7 +36,8 @@ from prorl_gym.environments.math.forms import (
 from prorl_gym.environments.math.labels import is_group, same_name
 from prorl_gym.environments.math.reading import as_reals, read
 from prorl_gym.environments.math.rounding import rounds_to
-from prorl_gym.environments.math.solutions import solves
+from prorl_gym.environments.math.solutions import solved_for, solves
+from prorl_gym.environments.math.splitting import is_name
 from prorl_gym.environments.math.tables import same_cases
 from prorl_gym.environments.math.values import defined, proportional, real_number, same
 
@@ -169,12 +170,21 @@ def _labelled(one: Labelled, other: Form) -> bool:
     if isinstance(other, Labelled):
         if same_name(one.name, other.name):
             return _same(one.form, other.form)
-        return _same_ratio(one, other) or _same_curve(one.difference, other.difference)
+        return _same_ratio(one, other) or _same_curve(one.difference, other.difference) or _solved(one, other)
     if isinstance(other, Equation):
-        return _same_curve(one.difference, other.difference)
+        return not other.is_negated and (_same_curve(one.difference, other.difference) or _solved(one, other))
     if isinstance(other, Assigned):
         return False
     return not one.normal and _same(one.form, other)
+
+
+def _solved(one: Labelled, other: Labelled | Equation) -> bool:
+    """Whether one equation is the other, solved for a variable."""
+    for answer, equation in ((one, other), (other, one)):
+        if isinstance(answer, Labelled) and is_name(answer.name) and isinstance(answer.form, Amount):
+            if symbols(answer.form.value) and solved_for(answer.name, answer.form.value, equation.difference):
+                return True
+    return False
 
 
 def _same_ratio(one: Labelled, other: Labelled) -> bool:
@@ -210,7 +220,9 @@ def _assigned(one: Assigned, other: Form) -> bool:
 
 
 def _equation(one: Equation, other: Form) -> bool:
-    return isinstance(other, Equation) and _same_curve(one.difference, other.difference)
+    if not isinstance(other, Equation) or one.is_negated != other.is_negated:
+        return False
+    return _same_curve(one.difference, other.difference)
 
 
 def _same_curve(one: Node | None, other: Node | None) -> bool:

@@ -289,8 +289,7 @@ class _Parser:
                 self._position += 5
                 name += "^-1"
             if self._next() == "(":
-                self._take()
-                return Apply(f"call {name}", (self._group(")"),))
+                return Apply(f"call {name}", self._list())
         return Symbol(name)
 
     def named(self) -> Node:
@@ -317,16 +316,21 @@ class _Parser:
 
     def chosen(self) -> Node:
         r"""Read the arguments of ``\gcd(12, 18)`` or ``\max\{a, b\}`` behind its name."""
-        operation, opening = self.last().removeprefix("\\"), self._take()
-        closing = {"(": ")", "\\{": "\\}"}.get(opening)
+        return Apply(self.last().removeprefix("\\"), self._list())
+
+    def _list(self) -> tuple[Node, ...]:
+        """Read arguments with commas between them, brackets included."""
+        closing = {"(": ")", "\\{": "\\}"}.get(self._take())
         if closing is None:
-            raise UnreadableError(f"\\{operation} without its arguments")
+            raise UnreadableError("a function without its arguments")
+        bars, self._bars = self._bars, 0
         arguments = [self._sum()]
         while self._next() == ",":
             self._take()
             arguments.append(self._sum())
         self._expect(closing)
-        return Apply(operation, tuple(arguments))
+        self._bars = bars
+        return tuple(arguments)
 
     def _selection(self) -> Node:
         """Read ``_5C_2``, ``^5C_2`` or ``_5P_2`` behind its first sign."""

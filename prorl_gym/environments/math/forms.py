@@ -64,6 +64,8 @@ class Equation:
     """``difference = 0``, which was not solved for anything."""
 
     difference: Node
+    is_negated: bool = False
+    """It says ``!=`` instead."""
 
 
 @dataclass(frozen=True, slots=True)

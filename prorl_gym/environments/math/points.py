@@ -50,6 +50,11 @@ def is_branching(node: Node) -> bool:
     return any(part.operation == "abs" for part in _parts(node))
 
 
+def zeros(node: Node, base: Point, name: str) -> list[Fraction]:
+    """Return where a formula changes its sign or is zero as one variable moves, the others at a point."""
+    return _zeros(partial(_sign, node, base, name, 0), [])
+
+
 def _small(variables: Iterable[str], whole: frozenset[str], index: int) -> Point:
     """Some all positive, one all negative, some mixed."""
     point: dict[str, Fraction] = {}
@@ -120,14 +125,14 @@ def _branches(trees: list[Node], variables: list[str], found: list[Point]) -> li
     if not switches or not found:
         return []
     branches: list[Point] = []
-    for base in (found[1], found[5]):
+    for base in (found[1], found[5])[: len(variables)]:
         for name in variables:
-            zeros: list[Fraction] = []
+            found_zeros: list[Fraction] = []
             for argument, offsets in switches:
                 if name in symbols(argument):
                     for offset in offsets:
-                        zeros += _zeros(partial(_sign, argument, base, name, offset), zeros)
-            branches += [{**base, name: at} for at in beside(zeros)]
+                        found_zeros += _zeros(partial(_sign, argument, base, name, offset), found_zeros)
+            branches += [{**base, name: at} for at in beside(found_zeros)]
     step = max(1, -(-len(branches) // MOST_BRANCHES))
     return branches[::step]
 
@@ -172,25 +177,32 @@ def _zeros(sign: Callable[[Fraction], int | None], known: list[Fraction]) -> lis
 
 def _bisected(sign: Callable[[Fraction], int | None], low: Fraction, high: Fraction, before: int) -> Fraction:
     middle = low
-    for _ in range(60):
-        # A simple number is likely to be the zero itself.
-        middle = ((low + high) / 2).limit_denominator(max(1, round(4 / (high - low))))
-        if not low < middle < high:
-            middle = (low + high) / 2
+    for turn in range(120):
+        # By halves it narrows quickly, and the simplest number of an interval is likely to be the zero itself.
+        middle = _simplest(low, high) if turn % 2 else (low + high) / 2
         found = sign(middle)
-        if found == 0:
-            return middle
-        low, high = (middle, high) if found == before else (low, middle)
-        if high - low < Fraction(1, 10**9):
+        if found == 0 or high - low < Fraction(1, 10**9):
             break
+        low, high = (middle, high) if found == before else (low, middle)
     return middle
 
 
-def beside(zeros: list[Fraction]) -> list[Fraction]:
-    """Return the zeros, points between them, and near and far outside."""
-    if not zeros:
+def _simplest(low: Fraction, high: Fraction) -> Fraction:
+    """Return the number with the smallest denominator between two."""
+    whole = low.numerator // low.denominator
+    if whole + 1 < high:
+        return Fraction(whole + 1) if low >= 0 or high <= 0 else Fraction(0)
+    inner = high - whole
+    if low == whole:
+        return whole + Fraction(1, inner.denominator // inner.numerator + 1)
+    return whole + 1 / _simplest(1 / inner, 1 / (low - whole))
+
+
+def beside(numbers: list[Fraction]) -> list[Fraction]:
+    """Return the numbers, points between them, and near and far outside."""
+    if not numbers:
         return []
-    ordered = sorted(set(zeros))
+    ordered = sorted(set(numbers))
     between = [(low + high) / 2 for low, high in pairwise(ordered)]
     outside = [ordered[0] - Fraction(1, 7), ordered[-1] + Fraction(1, 7)]
     far = [ordered[0] - 5 * (1 + abs(ordered[0])) / 3, ordered[-1] + 5 * (1 + abs(ordered[-1])) / 3]

@@ -17,6 +17,7 @@ from prorl_gym.environments.math.expressions import (
     UnreadableError,
     read_expression,
     substitute,
+    symbols,
 )
 from prorl_gym.environments.math.forms import (
     Ambiguous,
@@ -318,7 +319,10 @@ def _brackets(text: str) -> Form | None:
     if len(items) == 1:
         return None if opening != "(" or closing != ")" or _is_expression(text) else _form(content)
     if len(items) == 2 and closing != {"(": ")", "[": "]"}.get(opening, closing):
-        return intervals.interval(read_expression(items[0]), read_expression(items[1]), opening == "[", closing == "]")
+        low, high = map(read_expression, items)
+        if symbols(low) | symbols(high):
+            return Row((Amount(low), Amount(high)), opening, closing)
+        return intervals.interval(low, high, opening == "[", closing == "]")
     return Row(
         tuple(_form(item, is_item=True) for item in items),
         opening.replace("\\langle", "("),
@@ -380,7 +384,9 @@ _BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eig
 def _based(text: str) -> Form | None:
     bare = re.sub(r"[\s(){}]|\\text", "", text)
     match = _BASED.fullmatch(bare)
-    if match is None or not re.match(r"\(?(?:\\text\s*\{)?\s*\(?[0-9A-Fa-f]", text) or not re.search(r"\d", match[1]):
+    if match is None or not re.match(r"\(?(?:\\text\s*\{)?\s*\(?[0-9A-Fa-f]", text):
+        return None
+    if not re.search(r"\d", match[1]) and (match[2] != "16" or not match[1].isupper()):
         return None
     base = int(match[2]) if match[2].isdigit() else _BASES.get(match[2])
     if base is None or not 2 <= base <= 36:

@@ -57,7 +57,10 @@ def read_relation(text: str, read: Reader) -> Form | None:
     if signs == {"\\ne"} and len(sides) == 2:
         name, value = sides if is_name(sides[0]) else sides[::-1]
         if is_name(name):
-            return _of(name, intervals.complement(intervals.points([_constant(value)])))
+            constant = read_expression(value)
+            if symbols(constant):
+                return Equation(Apply("-", (read_expression(name), constant)), is_negated=True)
+            return _of(name, intervals.complement(intervals.points([constant])))
     if signs == {"\\in"} and len(sides) == 2 and is_label(sides[0]):
         return Labelled(normal_name(sides[0]), read(sides[1]), None)
     if signs <= {"\\approx", "="}:
@@ -182,10 +185,3 @@ def _within(name: str, bound: Node, strict: bool) -> Reals:
     if not is_name(name):
         raise UnreadableError("an inequality to be solved")
     return intervals.interval(Apply("neg", (bound,)), bound, not strict, not strict)
-
-
-def _constant(text: str) -> Node:
-    found = read_expression(text)
-    if symbols(found):
-        raise UnreadableError("a bound with variables")
-    return found

@@ -149,6 +149,7 @@ def formula(text: str) -> str:
     """Return a plain answer with numerals and function names as an expression spells them."""
     text = _CONNECTIVE.sub(lambda match: rf" \{match[1] or match[2]} ", text)
     text = _NAMED.sub(lambda match: r"\pi " if match[1] == "pi" else r"\infty ", text)
+    text = re.sub(r"^(?:\\text\s*\{)?\s*(?:approximately|approx\.?|about|roughly)\s*\}?(?=[\s\d])", r"\\approx ", text)
     text = _FUNCTION_AS_TEXT.sub(r"\\\1 ", text)
     text = _FUNCTION.sub(r"\\\1 ", text)
     text = _REPEATING.sub(_repeating, _ELLIPSIS.sub(_ellipsis, text))

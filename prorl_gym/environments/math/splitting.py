@@ -93,6 +93,7 @@ def is_name(text: str) -> bool:
 def normal_name(text: str) -> str:
     r"""Return a name in one spelling: ``|AB|``, ``\\overline{AB}`` and ``AB`` are one, ``a_1`` and ``a_{1}`` too."""
     text = re.sub(r"\\(?:overline|overrightarrow|mathrm|text)\s*\{([^{}]*)\}", r" \1 ", text)
-    text = re.sub(r"(?<![a-zA-Z])m\s*(?=\\angle)|\\angle(?![a-zA-Z])(?=\s*\\angle)|\|", "", text)
+    text = re.sub(r"(?<![a-zA-Z])m\s*(?=\\angle)|\\angle(?![a-zA-Z])(?=\s*\\angle)", "", text)
+    text = re.sub(r"\|([^|()]*)\|", r"\1", text)
     text = re.sub(r"_\{\s*(\w|\\[a-zA-Z]+)\s*\}", r"_\1", text)
     return "".join(text.split())

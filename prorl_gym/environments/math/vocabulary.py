@@ -22,7 +22,8 @@ _NOUNS = frozenset(
     "franc krona share stock loaf loaves leaf leaves shelf shelves knife knives wolf wolves foot feet "
     "flour sugar milk water rice juice paint bread butter gold silver money cash cattle staff crew stairs "
     "series species quadrilateral guest customer passenger soldier teacher child sibling brother "
-    "sister cousin adult kid baby babies senior junior freshman sophomore".split()
+    "sister cousin adult kid baby babies senior junior freshman sophomore "
+    "quadrant place position term grade row column".split()
 )
 
 _MODIFIERS = frozenset(
@@ -35,7 +36,7 @@ _MODIFIERS = frozenset(
 )
 """Words that may stand before a noun."""
 
-_ALONE = frozenset({("in", "total"), ("in", "all"), ("total",), ("altogether",), ("more",), ("overall",)})
+_ALONE = frozenset({("in", "total"), ("in", "all"), ("total",), ("altogether",), ("more",), ("overall",), ("times",)})
 
 _NO_NOUNS = frozenset(
     "half halves thirds quarter quarters ten tens dozen dozens score scores hundreds thousands millions billions "
@@ -43,7 +44,7 @@ _NO_NOUNS = frozenset(
     "negatives opposites doubles couples ones twos threes fours fives sixes sevens eights "
     "nines less plus minus always perhaps sometimes besides unless versus towards afterwards backwards various "
     "fails seems lies means equals misses excludes denies loses lacks does this yes guess mistakes errors typos "
-    "exceptions falsehoods".split()
+    "exceptions falsehoods myriads zillions googols".split()
 )
 """Words that look like plurals or are nouns, and scale, deny or compute."""
 

@@ -98,6 +98,8 @@ def _with_tail(text: str) -> Amount:
         raise UnreadableError(f"'{untexted(words)[:20]}' behind it")
     amount = _simple(head)
     value: Node = amount.value
+    if symbols(value) and len(words) == 1:
+        return _simple(text)  # h is a height behind other letters, and an hour behind a number
     if symbols(value) and tail.unit.dimension is None:
         raise UnreadableError("words behind a formula")
     if tail.multiplier != 1:

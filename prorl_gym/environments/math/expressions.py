@@ -447,6 +447,7 @@ _COMMANDS: dict[str, Callable[[_Parser], Node]] = {
     **{f"\\{name}": _Parser.chosen for name in OPERATORS - {"mod"}},
     **{name: lambda parser: Symbol(parser.last()) for name in UNIT_VECTORS},
     **dict.fromkeys(
-        ("\\triangle", "\\angle", "\\overline", "\\vec", "\\overrightarrow", "\\hat", "\\odot"), _Parser.named
+        ("\\mathbb", "\\triangle", "\\angle", "\\overline", "\\vec", "\\overrightarrow", "\\hat", "\\odot"),
+        _Parser.named,
     ),
 }

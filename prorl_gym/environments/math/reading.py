@@ -53,6 +53,8 @@ _REVERSED = re.compile(r"([\](\[])([^()\[\]]*),([^()\[\]]*)([\[)\]])")
 _CHOICE = re.compile(
     r"(?:\\text\s*\{\s*\(?([A-E])\)\s*\}|\(([A-E])\)|\\text\s*\{\s*([A-E])[.:]?\s*\}|([A-E])[.:)])\s*(.*)"
 )
+_EXCLUDED = re.compile(r"[a-zA-Z](?:_\w)?\s*\\ne(?![a-z])\s*")
+_RELATION = re.compile(r"[=<>]|\\(?:[lgn]e|in|approx|equiv)(?![a-z])")
 _SIGNS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
 _BASED = re.compile(r"([0-9A-Fa-f.]+)(?:_(?:base)?|(?:in)?base)-?(\w+)")
 _BUILT_FAMILY = re.compile(
@@ -200,6 +202,8 @@ def _several(text: str) -> Form | None:
     parts = [part for part in parts if part[1] or part[0] not in ("\\and", "\\or", ",")]
     if len(parts) == 1:
         return None
+    if (lead := _EXCLUDED.match(parts[0][1])) and not any(_RELATION.search(part) for _, part in parts[1:]):
+        parts = [(sign, part if part == parts[0][1] else lead[0] + part) for sign, part in parts]  # x \ne 0, 1
     forms = tuple(_form(part, is_item=True) for _, part in parts)
     signs = {sign for sign, _ in parts[1:]}
     if any(part == "\\ldots" for _, part in parts):

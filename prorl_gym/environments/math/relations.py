@@ -7,6 +7,7 @@ from fractions import Fraction
 from prorl_gym.environments.math import intervals
 from prorl_gym.environments.math.expressions import (
     Apply,
+    Foreign,
     Node,
     Number,
     Symbol,
@@ -97,6 +98,8 @@ def _equation(sides: list[str], read: Reader) -> Form:
         left, right = map(read_expression, sides)
     except UnreadableError:
         return _same_throughout(sides, read)
+    if isinstance(left, Foreign) and not isinstance(right, Foreign):
+        return Labelled(normal_name(sides[0]), read(sides[1]), None)
     if not symbols(left) | symbols(right):
         return _same_throughout(sides, read)
     if isinstance(left, Apply) and left.operation in "+-" and right == Number(Fraction(0)):

@@ -51,11 +51,21 @@ _add("celsius", celsius="1")
 _add("fahrenheit", fahrenheit="1")
 _add("speed-of-limit", mph="1")
 _add("frequency", hz__hertz="1", khz="1000", mhz="1000000")
+_add("newton", n__newton="1", kn="1000")
+_add("joule", j__joule="1", kj="1000", kwh="3600000")
+_add("watt", w__watt="1", kw="1000")
+_add("volt", v__volt="1")
+_add("ampere", a__amp__ampere="1")
+_add("kelvin", k__kelvin="1")
+_add("pascal", pa__pascal="1", kpa="1000")
 _add("data", bit="1", byte="8", kb="8000", mb="8000000", gb="8000000000")
 _TABLE["mph"] = (Fraction("1609.344") / 3600, "speed", 1)
 
 _SINGLE = frozenset("m g s h l L".split())
 """One-letter units; elsewhere they are variables, so only a space or ``\\text`` before them makes them units."""
+
+_SINGLE_AS_TEXT = frozenset("NJWVAK")
+"""One-letter units that only ``\\text`` makes units."""
 
 _DIVIDING = frozenset("sh")
 """Units of time that are written against another one."""
@@ -80,7 +90,7 @@ def read_tail(text: str) -> Tail | None:
     """Return the unit, noun and multiplier in the words behind a number, or ``None`` when they mean something else."""
     text = re.sub(r"\^\s*\{\s*(-?\d)\s*\}", r"^\1", text)
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).replace("{", "").replace("}", "").replace("\\cdot", " ")
-    text = re.sub(r"\s*\^\s*", "^", text)
+    text = re.sub(r"\b(units?)\^[23]", r"\1", re.sub(r"\s*\^\s*", "^", text))
     if not re.fullmatch(r"[\s\w^/\-'.,()\\°*]*", text):
         return None
     words = [word.strip(".,()'") for word in text.replace("/", " / ").replace("*", " ").split()]
@@ -142,7 +152,7 @@ def _known_speed(kinds: Dimension) -> Dimension:
 
 def _look_up(name: str) -> tuple[Fraction, str, int] | None:
     if len(name) == 1:
-        return _TABLE.get(name.casefold()) if name in _SINGLE else None
+        return _TABLE.get(name.casefold()) if name in _SINGLE | _SINGLE_AS_TEXT else None
     lowered = name.casefold()
     for candidate in (lowered, lowered.removesuffix("s"), lowered.removesuffix("es")):
         if len(candidate) > 1 and candidate in _TABLE:

@@ -31,7 +31,8 @@ _MODIFIERS = frozenset(
     "such valid nonzero prime odd even more red blue green yellow black white brown pink purple orange grey gray small "
     "large big tiny full tall old new extra additional remaining equal regular right acute obtuse congruent isosceles "
     "equilateral lattice favourable favorable consecutive complete perfect square cubic linear complex nonnegative "
-    "nonempty chocolate vanilla strawberry overall dark light male female wooden plastic paper metal glass fresh ripe "
+    "nonempty sq cu "
+    "chocolate vanilla strawberry overall dark light male female wooden plastic paper metal glass fresh ripe "
     "initial original final correct smaller larger bigger longer shorter taller older younger faster".split()
 )
 """Words that may stand before a noun."""

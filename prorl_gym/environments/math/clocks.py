@@ -15,7 +15,7 @@ _TIME = re.compile(
 def read_clock(text: str) -> Clock | None:
     """Return a time of day, ``None`` when the text is none."""
     match = _TIME.fullmatch(untexted(text).strip())
-    if match is None or not (match[2] or match[4] or match[6]):
+    if match is None or not any(match.group(2, 4, 5, 6)):
         return None
     hour, minute, second = int(match[1]), int(match[2] or 0), int(match[3] or 0)
     half = match[4].lower() if match[4] else {"noon": "p", "midnight": "a"}.get((match[5] or "").lower())

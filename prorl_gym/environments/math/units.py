@@ -138,7 +138,7 @@ def _unit(words: list[str]) -> Unit | None:
         factor *= found[0] ** exponent
         dimension[found[1]] = dimension.get(found[1], 0) + found[2] * exponent
     kinds = tuple(sorted((kind, power) for kind, power in dimension.items() if power))
-    if not words or (sign == -1 and not kinds):
+    if not words or prefix != 1 or (sign == -1 and not kinds):
         return None
     return Unit(factor, _known_speed(kinds))
 

@@ -75,7 +75,7 @@ class Retention:
 
     def expire(self, now: float) -> Slice:
         """Release some records that nobody has acknowledged in time."""
-        return self._release("finished_at < ? ORDER BY finished_at", (self._expiry(now),), now)
+        return self._release("written_at < ? ORDER BY written_at", (self._expiry(now),), now)
 
     def _release(self, where: str, values: tuple[object, ...], now: float) -> Slice:
         rows = self._db.execute(
@@ -124,7 +124,7 @@ class Retention:
         """Do a slice of what is to be done: expire, forget, give pages back.
 
         Args:
-            now: Unix seconds.
+            now: by the ledger's clock.
             spare_bytes: free pages to keep for the records to come.
         """
         part = self.expire(now)
@@ -148,7 +148,7 @@ class Retention:
 
     def collectable(self, now: float) -> Collected:
         """Count what there is to do."""
-        kept = "SELECT count(*) FROM outcomes WHERE released_at IS NULL AND finished_at < ?"
+        kept = "SELECT count(*) FROM outcomes WHERE released_at IS NULL AND written_at < ?"
         traces = "SELECT count(*) FROM outcomes WHERE released_at < ?"
         (records,) = self._db.execute(kept, (self._expiry(now),)).fetchone()
         (old,) = self._db.execute(traces, (self._forgetting(now),)).fetchone()

@@ -7,13 +7,15 @@ which it shares with the event loop. A call that is refused is answered with the
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, NotFoundError, ProrlError
 from prorl_gym.records import Retry, Rollout, RolloutRequest
-from prorl_gym.rollout.encoding import body_hash, clipped, encode_request, printable
-from prorl_gym.rollout.ledger_complaints import conflict, finished, full, not_found
+from prorl_gym.rollout.encoding import body_hash, checksum, clipped, encode_request, printable
+from prorl_gym.rollout.ledger_complaints import conflict, finished, full, is_over, not_found, over
+from prorl_gym.rollout.ledger_file import CancelledRolloutError
 from prorl_gym.rollout.ledger_reads import AMONG, LedgerReads, job_of
 from prorl_gym.rollout.ledger_schema import outcome_row
 from prorl_gym.rollout.protocol import Accepted, Job, Pending
@@ -82,7 +84,7 @@ class LedgerStore:
 
     Args:
         connection: to the open file.
-        clock: Unix seconds.
+        clock: seconds by which ages are measured (``ledger_clock``).
         room: bytes that may still be written before the disk budget is used up.
     """
 
@@ -103,7 +105,7 @@ class LedgerStore:
         room = self._room()
         fresh: list[_Fresh] = []
         answers: list[tuple[list[Accepted], list[Job]] | ProrlError] = []
-        now = self._clock()
+        now = time.time()
         for batch in batches:
             new: dict[str, _Fresh] = {}
             answer = _judge(batch, known, new)
@@ -181,7 +183,7 @@ class LedgerStore:
                 group_size=group_size,
                 replica=replica,
                 stands_in_for=stands_in_for,
-                cancel=None if cancel is None else CancelReason(cancel),
+                cancel=None if cancel is None else cancel_reason(cancel),
                 failures=failures,
                 restarts=restarts,
             )
@@ -220,7 +222,7 @@ class LedgerStore:
 
     def _progress(self, rollout_ids: Sequence[str]) -> dict[str, "_Progress"]:
         rows = self._db.execute(
-            "SELECT rollout_id, seq, run_id, group_id, begun, cursor IS NOT NULL FROM rollouts"
+            "SELECT rollout_id, seq, run_id, group_id, attempt, begun, cancel, cursor IS NOT NULL FROM rollouts"
             f" WHERE rollout_id {AMONG}",
             [json.dumps(rollout_ids)],
         )
@@ -263,11 +265,17 @@ class LedgerStore:
             if row is None or row.finished:
                 answers.append(not_found(rollout.rollout_id) if row is None else None)
                 continue
+            if is_over(rollout.attempt, row.begun, row.attempt):
+                answers.append(over(rollout.rollout_id, rollout.attempt))
+                continue
+            if row.cancel is not None and rollout.outcome.status != "cancelled":
+                answers.append(CancelledRolloutError(rollout.rollout_id, cancel_reason(row.cancel)))
+                continue
             row.finished = True
             seqs.append(row.seq)
             cursor = numbers.cursor + len(seqs)
-            outcomes.append(outcome_row(cursor, row.seq, row.run_id, row.group_id, rollout))
-            texts.append([cursor, record])
+            outcomes.append(outcome_row(cursor, row.seq, row.run_id, row.group_id, rollout, self._clock()))
+            texts.append([cursor, record, checksum(record)])
             answers.append(cursor)
         if seqs:
             self.numbers = replace(
@@ -284,10 +292,12 @@ class LedgerStore:
             )
         return answers
 
-    def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> None:
-        """Note the wish; the first reason stands."""
+    def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> list[str]:
+        """Note the cancel of those without a record and return them; the first reason stands."""
         update = "UPDATE rollouts SET cancel = coalesce(cancel, ?) WHERE cursor IS NULL AND rollout_id"
-        self._db.execute(f"{update} {AMONG}", (reason.value, json.dumps(rollout_ids)))
+        rows = self._db.execute(f"{update} {AMONG} RETURNING rollout_id", (reason.value, json.dumps(rollout_ids)))
+        noted = {row[0] for row in rows}
+        return [rollout_id for rollout_id in dict.fromkeys(rollout_ids) if rollout_id in noted]
 
 
 @dataclass(slots=True)
@@ -295,12 +305,20 @@ class _Progress:
     seq: int
     run_id: str
     group_id: str | None
+    attempt: int
+    """The next one's number."""
     begun: int | None
+    cancel: str | None
     finished: bool
 
 
 _LOST = f"'{FailureKind.SERVICE_RESTARTED.value}', 'unknown', 'the service was restarted', 0, 0.0"
 """Kind, stage, message, tokens and seconds of an attempt that nobody can say anything about."""
+
+
+def cancel_reason(text: str) -> CancelReason:
+    """Read a stored reason; a damaged one counts as the client's."""
+    return CancelReason(text) if text in set(CancelReason) else CancelReason.CLIENT
 
 
 def _count(db: sqlite3.Connection) -> Numbers:

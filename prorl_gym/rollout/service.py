@@ -87,8 +87,7 @@ class RolloutService:
         """
         pendings = await self._ledger.recover()
         await self._groups.recover(pendings)
-        for pending in pendings:
-            self._dispatcher.take_up(Entry.of(pending))
+        self._dispatcher.recover([Entry.of(pending) for pending in pendings])
         self._groups.begin(pendings)
         self._dispatcher.start()
         self._started = True
@@ -187,13 +186,17 @@ class RolloutService:
 
         Groups and runs together mean these groups of these runs: runs may name their groups alike.
 
-        Each still gets its terminal record. Unknown and finished ones are ignored.
+        Each that is returned gets a terminal record that says so, without a reward, also over a restart. Unknown and
+        finished ones are ignored.
+
+        Raises:
+            LedgerError: it cannot be remembered now; nothing was cancelled.
         """
         chosen = [entry for entry in self._entries.select(rollout_ids, groups, runs) if entry.cancel is None]
-        for entry in chosen:
-            entry.cancel = reason
-        await asyncio.shield(self._dispatcher.spawn(self._dispatcher.cancel(chosen, reason)))
-        return [entry.rollout_id for entry in chosen]
+        if not chosen:
+            return []
+        stopped = await asyncio.shield(self._dispatcher.spawn(self._dispatcher.cancel(chosen, reason)))
+        return [entry.rollout_id for entry in stopped]
 
     async def stream(
         self, run_id: str | None = None, cursor: int = 0, *, follow: bool = True

@@ -69,13 +69,14 @@ class OpenLedger:
             raise fenced(self.lease.ledger)
 
     def commit(self) -> None:
-        """Commit the transaction; count it, if it changed anything."""
-        commits = None
-        if self.connection.total_changes != self._changes:
-            update = "UPDATE marks SET commits = commits + 1 RETURNING commits"
-            ((commits,),) = self.connection.execute(update).fetchall()
+        """Commit the transaction and count it; one that changed nothing just ends."""
+        if self.connection.total_changes == self._changes:
+            self.connection.execute("ROLLBACK")  # after a look at a damaged page, SQLite refuses to commit
+            return
+        update = "UPDATE marks SET commits = commits + 1 RETURNING commits"
+        ((commits,),) = self.connection.execute(update).fetchall()
         self.connection.execute("COMMIT")
-        if commits is not None and self.guard is not None:
+        if self.guard is not None:
             self.guard.mark.note(commits)
 
     def close(self) -> None:

@@ -144,6 +144,7 @@ class Retention:
         if free * size <= spare_bytes or (spare_bytes and free * 4 < total):
             return False
         self._db.execute(f"PRAGMA incremental_vacuum({_PAGES})").fetchall()
+        self._db.execute("UPDATE marks SET last_cursor = last_cursor")  # a change that counts, so that it is committed
         return self._db.execute("PRAGMA freelist_count").fetchone()[0] < free  # not in a file made by release 1
 
     def collectable(self, now: float) -> Collected:

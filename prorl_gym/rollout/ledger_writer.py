@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from prorl_gym.errors import ShuttingDownError
-from prorl_gym.rollout.ledger_file import DiskFullError, LedgerConfig, translated
+from prorl_gym.rollout.ledger_file import DamagedLedgerError, DiskFullError, LedgerConfig, translated
 from prorl_gym.rollout.ledger_open import OpenLedger, open_ledger_file
 
 
@@ -200,6 +200,12 @@ class LedgerWriter(Generic[TablesT]):
             urgent = [one for one in calls if one.urgent]
             answers = iter(self._from_reserve(urgent, full))
             return [next(answers) if one.urgent else [full] * len(one.arguments) for one in calls]
+        except DamagedLedgerError as error:
+            if sum(len(one.arguments) for one in calls) == 1:
+                return [[error]]
+            # After a look at a damaged page SQLite refuses every write of its transaction: give each call its own.
+            alone = [[_Calls(one.kind, one.urgent, [argument]) for argument in one.arguments] for one in calls]
+            return [[self._transaction([single])[0][0] for single in same] for same in alone]
         except Exception as error:  # the commit failed: nobody may believe that anything was kept
             return [[error] * len(one.arguments) for one in calls]
 

@@ -266,6 +266,11 @@ async def test_a_damaged_page_stops_no_record_of_another_page(tmp_path: Path) ->
         while page_of := await ledger.finished("run", found[-1] if found else 0, 16):
             found += [one.cursor for one in page_of]
             damaged += sum(bool(one.damaged) for one in page_of)
+        answers = await asyncio.gather(
+            ledger.accept([ask("new-1")]), ledger.finished(None, 0, 100), ledger.accept([ask("new-2")])
+        )
+        assert len(answers[1]) == 60
+        assert {job.request.rollout_id for job in await ledger.pending()} == {"new-1", "new-2"}
     assert found == list(range(1, 61))
     assert 0 < damaged < 10
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Self
 
 import aiohttp
+from pydantic_core import from_json
 
 from prorl_gym.client.answers import Damaged, Delivered
 from prorl_gym.client.transport import ANSWER_LIMIT, Again, ServiceError, Transport
@@ -57,19 +58,27 @@ async def deliveries(
 
 
 def _read(transport: Transport, line: bytes) -> Delivered:
-    """Read a line; one that cannot be read, but says where it stands in the stream, is a damaged record.
+    """Read a line; one that is no JSON, but says where it stands in the stream, is a damaged record.
 
     Raises:
         ServiceError: it is no line of a stream, or a record of a later release.
     """
     try:
         return transport.read(Delivered, line)
-    except ServiceError as error:
+    except ServiceError:
         place = _PLACE.match(line)
-        if place is None or "is newer than" in error.what:
+        if place is None or _is_json(line):
             raise
     name = _NAME.search(line)
     return Delivered(cursor=int(place[1]), rollout=_unknown(name[1].decode() if name else ""), damaged=True)
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        from_json(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _unknown(rollout_id: str) -> Rollout:

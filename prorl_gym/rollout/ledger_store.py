@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, NotFoundError, ProrlError
 from prorl_gym.records import Retry, Rollout, RolloutRequest
@@ -166,28 +167,30 @@ class LedgerStore:
             f"INSERT INTO attempts SELECT seq, begun, {_LOST} FROM rollouts WHERE cursor IS NULL AND begun IS NOT NULL"
         )
         self._db.execute("UPDATE rollouts SET begun = NULL WHERE cursor IS NULL AND begun IS NOT NULL")
-        rows = self._db.execute(
-            "SELECT rollout_id, run_id, group_id, environment, evaluation, group_size, replica, stands_in_for, cancel,"
-            " (SELECT count(*) FROM attempts a WHERE a.seq = r.seq AND kind != ?1),"
-            " (SELECT count(*) FROM attempts a WHERE a.seq = r.seq AND kind = ?1)"
-            " FROM rollouts r WHERE cursor IS NULL ORDER BY seq",
-            (FailureKind.SERVICE_RESTARTED.value,),
-        )
+        ended = {
+            seq: (failures, restarts)
+            for seq, failures, restarts in self._db.execute(
+                "SELECT seq, sum(kind != ?1), sum(kind = ?1) FROM attempts JOIN rollouts USING (seq)"
+                " WHERE cursor IS NULL GROUP BY seq",
+                (FailureKind.SERVICE_RESTARTED.value,),
+            )
+        }
+        nothing = (0, 0)
         return [
             Pending(
-                rollout_id=rollout_id,
-                run_id=run_id,
-                group_id=group_id,
-                environment=environment,
-                evaluation=bool(evaluation),
-                group_size=group_size,
-                replica=replica,
-                stands_in_for=stands_in_for,
-                cancel=None if cancel is None else cancel_reason(cancel),
-                failures=failures,
-                restarts=restarts,
+                rollout_id,
+                run_id,
+                group_id,
+                environment,
+                bool(evaluation),
+                group_size,
+                replica,
+                stands_in_for,
+                *ended.get(seq, nothing),
+                None if cancel is None else cancel_reason(cancel),
             )
             for (
+                seq,
                 rollout_id,
                 run_id,
                 group_id,
@@ -197,10 +200,23 @@ class LedgerStore:
                 replica,
                 stands_in_for,
                 cancel,
-                failures,
-                restarts,
-            ) in rows
+            ) in self._pending_rows()
         ]
+
+    def _pending_rows(self) -> list[tuple[Any, ...]]:
+        query = (
+            "SELECT seq, rollout_id, run_id, group_id, environment, evaluation, group_size, replica, stands_in_for,"
+            " cancel FROM rollouts WHERE cursor IS NULL ORDER BY seq"
+        )
+        tolerant = self._db.text_factory
+        self._db.text_factory = str  # half the time, where there are a hundred thousand
+        try:
+            return self._db.execute(query).fetchall()
+        except sqlite3.OperationalError:  # a damaged text
+            self._db.text_factory = tolerant
+            return self._db.execute(query).fetchall()
+        finally:
+            self._db.text_factory = tolerant
 
     def begin(self, rollout_ids: Sequence[str]) -> list[Job | ProrlError]:
         """Begin the next attempt of each, and move its counter past it."""

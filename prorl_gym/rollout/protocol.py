@@ -6,7 +6,7 @@ process or on another node.
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
@@ -132,7 +132,7 @@ class Accepted(Record):
     """The same body was accepted before; nothing was added."""
 
 
-class Pending(Record):
+class Pending(NamedTuple):
     """What the service keeps in memory of a rollout without a terminal record: the body stays in the ledger."""
 
     rollout_id: str

@@ -5,7 +5,9 @@ the facade that trainers, NeMo Gym and the HTTP routes talk to.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import gc
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 
 from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, ConflictError, NotFoundError, ProrlError, ShuttingDownError, TaskError
@@ -85,10 +87,11 @@ class RolloutService:
         Raises:
             LedgerError: the file cannot be used.
         """
-        pendings = await self._ledger.recover()
-        await self._groups.recover(pendings)
-        self._dispatcher.recover([Entry.of(pending) for pending in pendings])
-        self._groups.begin(pendings)
+        with _no_garbage():
+            pendings = await self._ledger.recover()
+            await self._groups.recover(pendings)
+            self._dispatcher.recover([Entry.of(pending) for pending in pendings])
+            self._groups.begin(pendings)
         self._dispatcher.start()
         self._started = True
 
@@ -395,3 +398,16 @@ class RolloutService:
         """Wake everybody who waits for news; who looks again waits for the next."""
         self._news.set()
         self._news = asyncio.Event()
+
+
+@contextmanager
+def _no_garbage() -> Generator[None, None, None]:
+    """Keep the garbage collector from looking again and again at a hundred thousand rollouts that all stay."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was:
+            gc.enable()

@@ -171,11 +171,10 @@ class Dispatcher:
     async def drop(self, chosen: Sequence[Entry], reason: CancelReason) -> None:
         """Stop what is not wanted any more. ``entry.cancel`` is set already, so that no new attempt begins.
 
-        Where it cannot be remembered they are stopped all the same: a restart judges their groups again. A record that
-        is being written stands.
+        Where it cannot be remembered they are stopped all the same: a restart judges their groups again.
         """
         try:
-            await self._ledger.cancel([one.rollout_id for one in chosen if one.state != "ending"], reason)
+            await self._ledger.cancel([entry.rollout_id for entry in chosen], reason)
         except LedgerError as error:
             _LOG.error("a cancel could not be remembered: %s", error)
         await self._halt(chosen, reason)

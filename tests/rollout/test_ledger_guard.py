@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def record(rollout_id: str, size: int = 0) -> Rollout:
 
 
 @asynccontextmanager
-async def opened(path: Path) -> AsyncIterator[SqliteLedger]:
+async def opened(path: Path) -> AsyncGenerator[SqliteLedger]:
     ledger = await SqliteLedger.open(LedgerConfig(path=path))
     try:
         yield ledger
@@ -426,10 +426,11 @@ async def test_a_demand_that_cannot_be_written_does_not_hold(tmp_path: Path) -> 
         in_writer = writer._thread.submit  # pyright: ignore[reportPrivateUsage]
         pages = in_writer(lambda: execute("PRAGMA page_count").fetchone()[0]).result()
         in_writer(lambda: execute(f"PRAGMA max_page_count = {pages}").fetchone()).result()
+        number = 0
         with pytest.raises(ProrlError, match="the disk is full"):
             for number in range(1000):
                 await ledger.set_demand(f"run-{number}", Demand(groups=number))
         held = len(await ledger.demands())
         in_writer(lambda: execute("PRAGMA max_page_count = 1000000").fetchone()).result()
-        assert held == number  # pyright: ignore[reportPossiblyUnbound]
+        assert held == number
         assert await ledger.cancel(["nobody"], CancelReason.CLIENT) == []

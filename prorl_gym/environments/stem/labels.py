@@ -7,6 +7,7 @@ that scales or denies a number (``tenths``, ``doubled``, ``false``) never does, 
 import re
 from collections.abc import Iterable
 
+from prorl_gym.environments.math.expressions import FUNCTIONS, GREEK
 from prorl_gym.environments.stem import units
 
 FILLERS = frozenset("of to the in a an due from along at with as".split())
@@ -52,7 +53,7 @@ _DENIALS = (
     "than less more least most fewer maybe perhaps probably possibly either neither unless but except without between "
     "through isn almost over under until per above below beyond short off ish too plu instead if"
 ).split()
-_NEVER_NEUTRAL = frozenset((*_COUNTING, *_PARTS, *_SCALING, *_DENIALS)) | {
+_NEVER_NEUTRAL = frozenset((*_COUNTING, *_PARTS, *_SCALING, *_DENIALS, *FUNCTIONS, *map(str.casefold, GREEK))) | {
     word for word in units.PREFIX_WORDS if len(word) > 3
 }
 

@@ -15,7 +15,7 @@ from prorl_gym.environments.stem.tokens import Unreadable
 from prorl_gym.environments.stem.unit_text import Measure
 
 _ROUNDING = 1e-9
-_WIDEST_SPREAD = 0.25
+WIDEST_SPREAD = 0.25
 """Of an answer's uncertainty, relative to its number; with a wider one it is a range."""
 _OWN_KIND = {"level", "points"}
 """What no plain number or per cent stands for."""
@@ -65,7 +65,7 @@ def _difference(gold: Quantity, answer: Quantity, asked: Measure | None, rules: 
     """Return what is wrong with an answer; empty: nothing."""
     if answer.label and gold.label and answer.label != gold.label:
         return "something else is counted"
-    if answer.spread > max(_WIDEST_SPREAD, gold.spread):
+    if answer.spread > max(WIDEST_SPREAD, gold.spread):
         return "the uncertainty leaves the value open"
     unit = gold.unit if gold.unit.given else asked or gold.unit
     if answer.unit.given:

@@ -267,6 +267,8 @@ def _label(rest: Sequence[Token], unit: Measure, known: frozenset[str] | None) -
     said = _joined(rest)
     if not said:
         return ""
+    if rest[0].glued and not unit.given and rest[0].text != "(":
+        raise Unreadable("letters close to a number")  # 2mgR
     of_a_substance = said[0] == "of" and unit.given
     plain = [labels.folded(word) for word in said if word not in labels.FILLERS]
     if len(said) > _LONGEST_LABEL or said[-1] in labels.FILLERS or not all(map(labels.may_be_neutral, plain)):

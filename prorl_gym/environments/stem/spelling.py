@@ -50,7 +50,7 @@ _GREEK_LETTERS = {
     for name in _GREEK
     for case in ("SMALL", "CAPITAL")
 } | {"ϕ": "phi", "ϵ": "epsilon", "ϑ": "theta", "ς": "sigma", "µ": "mu"}
-_GREEK_COMMAND = re.compile(r"\\(?:var)?(" + "|".join([*_GREEK, *map(str.capitalize, _GREEK)]) + r")(?![a-zA-Z])")
+GREEK_COMMAND = re.compile(r"\\(?:var)?(" + "|".join([*_GREEK, *map(str.capitalize, _GREEK)]) + r")(?![a-zA-Z])")
 _GREEK_LETTER = re.compile(f"[{''.join(_GREEK_LETTERS)}]")
 
 _SIGNS = {
@@ -149,7 +149,7 @@ def squeezed(text: str) -> str:
     text = _charged(unfonted(text))
     for pattern, sign in _SIGN.items():
         text = pattern.sub(sign, text)
-    text = _GREEK_COMMAND.sub(r" \1", text)
+    text = GREEK_COMMAND.sub(r" \1", text)
     text = _GREEK_LETTER.sub(lambda match: _GREEK_LETTERS[match[0]], text)
     text = unicodedata.normalize("NFKD", text.replace("°", "\ue002")).replace("\ue002", "°")
     text = "".join(character for character in text if not unicodedata.combining(character))

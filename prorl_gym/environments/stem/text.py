@@ -14,6 +14,11 @@ _POSSESSIVE = re.compile(r"(?<=[A-Za-z])['\u2019]s?(?=\s|$)")
 _PLURAL = re.compile(r"(?<=[a-z]{3})(?<![sui])s(?![\w'\u2019])")
 
 _FORMULA = re.compile(rf"(?:{ELEMENT}|[\d()\[\]+\-*\ue001])+")
+_CHEMICAL = re.compile(
+    r"\\(?:ce|text|mathrm)\s*\{|[a-z]|(?<=[A-Z)])(?:\d|_\s*\{?\s*\d)|\^\s*\{?\s*\d?\s*[+-]|[⁺⁻₀-₉]|[+-]$"
+)
+_POWER = re.compile(r"\^\s*\{?\s*\d+\s*(?![\d\s+-])")
+_REACTION = re.compile(rf"(?:{ELEMENT}|[\d()\[\]+\->*\ue001])+")
 _TWO_LETTERS = frozenset(symbol for symbol in ELEMENTS if len(symbol) == 2)
 _WORDS = {"yes", "no"}
 """Formulas too (No), but nobody means those."""
@@ -56,6 +61,16 @@ def right(answer: str, gold: str, accept: Iterable[str] = ()) -> bool:
     """Whether an answer is the gold one or one of the other accepted."""
     stripped = _LEAD.sub("", unfonted(answer))
     return any(equal(stripped, wanted) for wanted in (gold, *accept))
+
+
+def is_term(text: str) -> bool:
+    r"""Whether a text is a chemical formula (``H2SO4``), a reaction or a nuclide, not a formula of physics."""
+    if read_nuclide(text) is not None:
+        return True
+    exact = squeezed(text)
+    if "->" in exact:
+        return _REACTION.fullmatch(exact) is not None
+    return _is_compound(exact) and _CHEMICAL.search(text) is not None and not _POWER.search(unfonted(text))
 
 
 def _has_formulas_of(text: str, exact: str) -> bool:

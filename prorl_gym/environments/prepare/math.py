@@ -41,6 +41,8 @@ _KINDS_OF_UNREADABLE = {
         r"\b(?:if|otherwise|when)\b|\\begin\s*\{(?:cases|array|aligned)\}": "the answer has cases that cannot be read",
         r"\b(?:for|where|with|such that)\b": "the answer has a condition in words",
         r"\\text\w*\s*\{[^}]*\band\b|\d\D*\band\b\D*\d": "the answer joins several quantities by words",
+        r"\b(?:is|are|on)\b|\\lim(?![a-z])": "the answer is a statement, not a value",
+        r"\d[^,;]*[a-zA-Z%][^,;]*(?:[,;]|\\times|\d')[^,;]*\d": "the answer holds several quantities",
     }.items()
 }  # fmt: skip
 

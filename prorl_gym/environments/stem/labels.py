@@ -14,7 +14,7 @@ FILLERS = frozenset("of to the in a an due from along at with as".split())
 """Words that do not tell labels apart."""
 
 SILENT = frozenset(
-    "approximately approx roughly about exactly only total altogether overall net magnitude each apart "
+    "approximately approx roughly about exactly only total altogether overall net magnitude apart "
     "deep high tall long wide thick away ago old later value answer unit".split()
 )
 """Words behind a quantity that say nothing more about it."""
@@ -51,7 +51,8 @@ _SCALING = (
 _DENIALS = (
     "and or not never no none nor non nope false untrue wrong incorrect invalid impossible excluded rejected refuted "
     "than less more least most fewer maybe perhaps probably possibly either neither unless but except without between "
-    "through isn almost over under until per above below beyond short off ish too plu instead if"
+    "through isn almost over under until per above below beyond short off ish too plu instead if "
+    "error uncertainty tolerance missing remaining larger smaller bigger higher lower greater each"
 ).split()
 _NEVER_NEUTRAL = frozenset((*_COUNTING, *_PARTS, *_SCALING, *_DENIALS, *FUNCTIONS, *map(str.casefold, GREEK))) | {
     word for word in units.PREFIX_WORDS if len(word) > 3

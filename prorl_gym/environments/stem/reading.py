@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from prorl_gym.environments.math import words
 from prorl_gym.environments.stem import labels
+from prorl_gym.environments.stem.elements import ELEMENT
 from prorl_gym.environments.stem.magnitude import Reader
 from prorl_gym.environments.stem.spelling import unfonted
 from prorl_gym.environments.stem.tokens import Token, Unreadable, tokens
@@ -21,12 +22,14 @@ _JOINS = re.compile(
     r"[,;]|\b(?:or|and|not|never|either|neither|if|unless|but|maybe|perhaps|wrong|instead)\b|\\(?:neq?|lor|vee|land)\b",
     re.IGNORECASE,
 )
-_ASKED = re.compile(r"(?:\b(?:in|unit:?|units:?|units? of)\s+|[(\[]\s*(?:in\s+)?)((?:[^\s?,;()\[\]]+ ?){1,4})")
+_ASKED = re.compile(
+    r"(?:\b(?:in|unit:?|units:?|units? of|[Hh]ow many)\s+|[(\[]\s*(?:in\s+)?)((?:[^\s?,;()\[\]]+ ?){1,4})"
+)
 _CHANGE = r"(?:difference|change|rise|drop|increase|decrease|fall|elevation|depression|lowering)"
 _TEMPERATURE_ASKED = re.compile(
     rf"(?P<difference>\btemperature[- ]{_CHANGE}|\b{_CHANGE}s?\s+(?:in|of)\s+(?:the\s+)?(?:\w+\s+){{0,2}}"
     r"(?:temperature|(?:freezing|boiling|melting)[- ]point)|\b(?:freezing|boiling|melting)[- ]point[- ]"
-    rf"{_CHANGE}|\bhow\s+many\s+(?:degrees|kelvins?)\b|\bby\s+how\s+much\b|\bhow\s+much\s+(?=[^.?!]*"
+    rf"{_CHANGE}|\bhow\s+many\s+(?:degrees|kelvins?)\b|\bby\s+(?:how\s+much|what\s+amount)\b|\bhow\s+much\s+(?=[^.?!]*"
     r"(?:temperature|hotter|warmer|colder|cooler))|\\?Delta\s*T\b|ΔT)"
     r"|\btemperature\b|\b(?:freezing|boiling|melting)[- ]point\b",
     re.IGNORECASE,
@@ -48,6 +51,8 @@ _ORDINALS: Sequence[str] = (
 _ORDINAL_WORD = re.compile(rf"^(?:the\s+)?({'|'.join(_ORDINALS)})(?![A-Za-z\-])", re.IGNORECASE)
 _FIRST_WORDS = re.compile(r"^(?:[A-Za-z]+[ -]){0,2}[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z]{2,}")
+_FORMULA = re.compile(rf"(?:{ELEMENT}\d*)+")
+_FLAT = re.compile(r"[_{}^]")
 _MIXED_UNITS = frozenset(
     "year month week day hour minute second degree arcminute arcsecond mile yard foot inch pound ounce".split()
 )
@@ -264,7 +269,7 @@ def _label(rest: Sequence[Token], unit: Measure, known: frozenset[str] | None) -
     Raises:
         Unreadable: they are no words, or may change what the quantity is.
     """
-    said = _joined(rest)
+    said = [_FLAT.sub("", word) for word in _joined(rest)]
     if not said:
         return ""
     if rest[0].glued and not unit.given and rest[0].text != "(":
@@ -273,7 +278,7 @@ def _label(rest: Sequence[Token], unit: Measure, known: frozenset[str] | None) -
     plain = [labels.folded(word) for word in said if word not in labels.FILLERS]
     if len(said) > _LONGEST_LABEL or said[-1] in labels.FILLERS or not all(map(labels.may_be_neutral, plain)):
         raise Unreadable("more than a quantity")
-    if not all(_WORD.fullmatch(word) or (known and word in known) for word in plain):
+    if not all(_WORD.fullmatch(word) or _FORMULA.fullmatch(word) or (known and word in known) for word in plain):
         raise Unreadable("more than a quantity")
     if known is not None and not of_a_substance and not labels.all_neutral(plain, known):
         raise Unreadable("more than a quantity")

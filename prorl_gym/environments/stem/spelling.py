@@ -10,7 +10,8 @@ from prorl_gym.environments.stem.elements import ELEMENT
 
 _FONTS = (
     "text textrm textbf textit textsf texttt textup textnormal mathrm mathbf mathit mathsf mathtt mathnormal mathup "
-    "mbox hbox operatorname ce mathring boldsymbol bm underline emph unit si num boxed fbox framebox bbox underbrace"
+    "mathcal mathbb mathfrak mathscr mbox hbox operatorname ce mathring boldsymbol bm underline emph unit si num "
+    "boxed fbox framebox bbox underbrace"
 ).split()
 _MACROS: Mapping[str, tuple[int, Sequence[int]]] = (
     dict.fromkeys(_FONTS, (1, (0,)))

@@ -52,6 +52,8 @@ def equal(one: str, other: str) -> bool:
     if all(charges) and charges[0] != charges[1]:
         return False
     exact = squeezed(one), squeezed(other)
+    if first in _WORDS and first in exact:
+        return True  # NO, shouted
     if first not in _WORDS and all(map(_FORMULA.fullmatch, exact)) and exact[0] != exact[1]:
         return False
     return _has_formulas_of(one, exact[1]) and _has_formulas_of(other, exact[0])

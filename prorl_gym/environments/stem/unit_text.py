@@ -159,7 +159,7 @@ class _Units(Reader):
         """Return the factors of a name that stands for a product: ``kWh``, ``Jmol`` in ``Jmol^{-1}``."""
         if name in units.COMPOUNDS:
             return _compound(units.COMPOUNDS[name])
-        if not self._below and not self._is_raised():
+        if not self._below and not self._is_raised() and not self.at("/", ahead=1):
             return None
         if name in units.EITHER and self._convention.joined and (self._below or self._is_raised(to_negative=True)):
             return _compound(units.EITHER[name])

@@ -55,7 +55,7 @@ _SYMBOLS = {
     "cmH2O": "centimeter_H2O", "dB": "decibel", "°C": "degree_Celsius", "°F": "degree_Fahrenheit", "°K": "kelvin",
     "erg": "erg", "D": "debye", "rem": "rem", "mrem": "millirem", "mas": "milliarcsecond", "sec": "second",
     "secs": "second", "hrs": "hour", "mins": "minute", "lbs": "pound", "fm": "femtometer", "cc": "cubic_centimeter",
-    "hPa": "hectopascal", "pp": "percentage_point", "pct": "percent",
+    "hPa": "hectopascal", "pp": "percentage_point", "pct": "percent", "yrs": "year",
     "ka": "kiloyear", "Ma": "megayear", "Ga": "gigayear", "msec": "millisecond", "rads": "radian",
     "degC": "degree_Celsius", "degF": "degree_Fahrenheit",
 }  # fmt: skip

@@ -50,6 +50,7 @@ _REWRITTEN = {
         r"(?i:\bparts per million\b)": " ppm ",
         r"(?i:\bparts per billion\b)": " ppb ",
         r"\bper cent\b": " percent ",
+        r"(?i:\bnautical miles?\b)": " nmi ",
         r"\b(?:sq\.?|square|cu\.?|cubic)\s+units?\b": " units ",
         r"\\percent(?![a-zA-Z])|\\%|％": "%",
         r"\\ell(?![a-zA-Z])": "ℓ",

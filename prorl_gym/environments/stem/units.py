@@ -21,6 +21,8 @@ _FLAVOURS: dict[str, Flavour] = {
     "steradian": "angle", "turn": "turn", "revolutions_per_minute": "turn", "revolutions_per_second": "turn",
     "hertz": "cycle", "becquerel": "decay", "curie": "decay", "gray": "absorbed", "sievert": "equivalent",
     "rem": "equivalent", "decibel": "level", "percentage_point": "points", "bit": "information", "byte": "information",
+    "kibibyte": "information", "mebibyte": "information",
+    "kibibyte": "information", "mebibyte": "information",
 }  # fmt: skip
 
 _PREFIXES = {
@@ -56,6 +58,7 @@ _SYMBOLS = {
     "erg": "erg", "D": "debye", "rem": "rem", "mrem": "millirem", "mas": "milliarcsecond", "sec": "second",
     "secs": "second", "hrs": "hour", "mins": "minute", "lbs": "pound", "fm": "femtometer", "cc": "cubic_centimeter",
     "hPa": "hectopascal", "pp": "percentage_point", "pct": "percent", "yrs": "year",
+    "nmi": "nautical_mile", "kgf": "kilogram_force", "KiB": "kibibyte", "MiB": "mebibyte", "Jy": "jansky",
     "ka": "kiloyear", "Ma": "megayear", "Ga": "gigayear", "msec": "millisecond", "rads": "radian",
     "degC": "degree_Celsius", "degF": "degree_Fahrenheit",
 }  # fmt: skip
@@ -78,6 +81,10 @@ _PLAIN_WORDS = {
     "arcminute": "arcminute", "arcsecond": "arcsecond", "revolution": "turn", "turn": "turn", "cycle": "turn",
     "rydberg": "rydberg", "hartree": "hartree", "decibel": "decibel", "celsius": "degree_Celsius",
     "fahrenheit": "degree_Fahrenheit", "dyne": "dyne", "erg": "erg", "debye": "debye", "micron": "micrometer",
+    "cup": "cup", "pint": "pint", "quart": "quart", "teaspoon": "teaspoon", "tablespoon": "tablespoon", "acre": "acre",
+    "stone": "stone", "carat": "carat", "slug": "slug", "furlong": "furlong", "fathom": "fathom", "decade": "ten_years",
+    "century": "century", "centurie": "century", "fortnight": "fortnight", "barrel": "barrel", "jansky": "jansky",
+    "kibibyte": "kibibyte", "mebibyte": "mebibyte", "nmi": "nautical_mile",
 }  # fmt: skip
 _SLIPS = {
     "Kg": "kg", "KG": "kg", "kgs": "kg", "Km": "km", "KM": "km", "kms": "km", "KJ": "kJ", "Kj": "kJ", "kj": "kJ",
@@ -101,6 +108,7 @@ _OURS = {
     "gauss": (1e-4, "tesla"), "cubic_centimeter": (1e-6, "meter ** 3"), "permille": (1e-3, "dimensionless"),
 
     "kiloyear": (1e3, "year"), "megayear": (1e6, "year"), "gigayear": (1e9, "year"),
+    "ten_years": (10.0, "year"), "jansky": (1e-26, "watt / meter ** 2 / hertz"),
     "ppb": (1e-9, "dimensionless"), "percentage_point": (1e-2, "dimensionless"),
     "decibel": (1.0, "dimensionless"),
     "millirem": (1e-5, "sievert"), "milliarcsecond": (1e-3, "arcsecond"), "rem": (1e-2, "sievert"),

@@ -33,14 +33,20 @@ _SOLUTIONS = ("matched_solution", "extracted_solution", "solution")
 _OPTION = re.compile(r"^[ \t]*[(\[]?([A-Z])[)\].:][ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 _SAID = re.compile(r"(?:final\s+|correct\s+)?answer\s*(?:is|:)\**\s*:?\s*(.{1,200}?)\s*\**\s*\.?\s*$", re.IGNORECASE)
 _WORDS = re.compile(r"[A-Za-z]{2,}")
-_OPERATORS = re.compile(r"\\[a-zA-Z]+|[=^_+*/<>|]|(?<![a-zA-Z'])[b-zB-HJ-Z](?![a-zA-Z'])")
-_ELECTRONS = re.compile(r"(?:\[[A-Z][a-z]\]\s*)?(?:\d[spdf]\s*\^\s*\{?\s*\d{1,2}\s*\}?\s*){2,}")
-_HYBRID = re.compile(r"\\(?:text|mathrm)\s*\{\s*(?:sp|s)\s*\}\s*\^?.*|sp(?:\s*\^\s*\{?\s*[23]\s*\}?|[23])?d?\d?")
+_OPERATORS = re.compile(r"\\[a-zA-Z]+|[=^_+*/<>|]|(?<![a-zA-Z'])[b-zB-HJ-Z](?![a-zA-Z']|-[a-z]{2})")
+_NAMED_COMPOUND = re.compile(r"(?:\(?[\dRSEZDLNO,+]+\)?-)+[a-z][a-z-]{3,}(?: [a-z]+)?")
+_ELECTRONS = re.compile(r"(?:\[[A-Z][a-z]\]\s*)?(?:\d[spdf]\s*\^\s*\{?\s*\d{1,2}\s*\}?\s*)+")
+_HYBRID = re.compile(
+    r"\\(?:text|mathrm)\s*\{\s*(?:sp|s)\s*\}\s*\^?.*|(?:d\s*\^?\s*\{?2?\}?\s*)?sp(?:\s*\^\s*\{?\s*[23]\s*\}?|[23])?d?\d?"
+)
 _RANGE = re.compile(r"\d\D{0,20}(?:\bto\b|\.\.|[\u2013\u2014]|--|-)\s*\D{0,4}\d|\bbetween\b|\\[lg]eq?(?![a-z])|[<>]")
 _FROM_TO = re.compile(r"\d\D{0,20}\bto\b\s*\d|\bbetween\b")
 _FREE_NUMBER = re.compile(r"(?<![\w'\-])\d+(?:[.:,]\d+)*(?![\w'\-])|^\d+[A-Za-z]+$")
 _COMPUTED = re.compile(r"\\(?:[dt]?frac|sqrt|pi)(?![a-zA-Z])")
-_SET_UPRIGHT = re.compile(r"\\(?:text|mathrm|unit|si|SI|qty)[a-z]*\s*\{|\\(?:circ|degree|%|Omega)")
+_SET_UPRIGHT = re.compile(
+    r"\\(?:text|mathrm|unit|si|SI|qty)[a-z]*\s*\{|\\(?:circ|degree|%|Omega)"
+    r"|(?:\\pi|\}|\u03c0)\s+(?:[cdmk]m|rad|k?Hz|kg|sr|ft|in|units?)\b"
+)
 
 
 class _Unusable(Exception):
@@ -184,9 +190,11 @@ def _kind(answer: str) -> Literal["numeric", "expression", "text"]:
         _Unusable: nothing can read it, and it is no short text.
     """
     bare = unfonted(answer)
+    if _ELECTRONS.fullmatch(bare):
+        return "text"
     if _is_quantity(answer):
         return "numeric"
-    if text.is_term(answer) or _ELECTRONS.fullmatch(bare) or _HYBRID.fullmatch(answer):
+    if text.is_term(answer) or _HYBRID.fullmatch(answer) or _NAMED_COMPOUND.fullmatch(bare):
         return "text"
     words = _WORDS.findall(re.sub(r"\\[a-zA-Z]+", " ", bare))
     if len(words) > MOST_WORDS:

@@ -27,7 +27,8 @@ from prorl_gym.errors import FailureKind, GraderError, TaskError
 from prorl_gym.records import Score
 
 _NAME = re.compile(
-    r"\|?\s*(?:\\Delta\s*)?\\?[A-Za-z]+(?:\{\\?[A-Za-z]+\})?'?(?:_(?:\w|\{[^{}=]{1,20}(?:\{[^{}=]{1,20}\})?[^{}=]{0,4}\}))?"
+    r"\|?\s*(?:(?:\\Delta|\u0394)\s*)?\\?[A-Za-z]+(?:\{\\?[A-Za-z]+\})?'?"
+    r"(?:\s*\^\s*\{?\s*\\?(?:circ|degree|theta|ominus|prime|\u00b0|\*)\s*\}?)?(?:_(?:\w|\{[^{}=]{1,20}(?:\{[^{}=]{1,20}\})?[^{}=]{0,4}\}))?"
     r"\s*(?:\([A-Za-z]\))?\s*\|?"
 )
 _VARIANT = re.compile(r"\\var(?=(?:epsilon|theta|phi|rho|kappa|pi|sigma)(?![a-zA-Z]))")

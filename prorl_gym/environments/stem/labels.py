@@ -46,7 +46,8 @@ _PARTS = (
 ).split()
 _SCALING = (
     "once twice thrice double doubled triple tripled quadruple quadrupled fold time squared cubed square cubic "
-    "factorial minus plus modulo mod base inverse reciprocal negative opposite"
+    "factorial minus plus modulo mod base inverse reciprocal negative opposite cube root logarithm "
+    "power multiple remainder complement"
 ).split()
 _DENIALS = (
     "and or not never no none nor non nope false untrue wrong incorrect invalid impossible excluded rejected refuted "

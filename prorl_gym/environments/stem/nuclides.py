@@ -57,6 +57,7 @@ def read_nuclide(text: str) -> Nuclide | None:
         parts = found.groupdict()
         symbol = parts["symbol"]
         number = _NUMBERS.get(symbol) or _NUMBERS.get(symbol.casefold() if len(symbol) > 2 else symbol)
-        if number is not None and int(parts.get("number") or number) == number and int(parts["mass"].rstrip("m")) > 0:
+        possible = number is not None and number <= int(parts["mass"].rstrip("m")) <= 3 * number + 4
+        if number is not None and possible and int(parts.get("number") or number) == number:
             return Nuclide(number, parts["mass"])
     return None

@@ -18,6 +18,8 @@ _CHEMICAL = re.compile(
     r"\\(?:ce|text|mathrm)\s*\{|[a-z]|(?<=[A-Z)])(?:\d|_\s*\{?\s*\d)|\^\s*\{?\s*\d?\s*[+-]|[⁺⁻₀-₉]|[+-]$"
 )
 _POWER = re.compile(r"\^\s*\{?\s*\d+\s*(?![\d\s+-])")
+_PARTICLE = re.compile(r"(?:[a-z]|\\[a-z]+)\s*\^\s*\{?\s*[+-]\s*\}?")
+_STATE = re.compile(r"\((?:aq|s|l|g)\)$")
 _REACTION = re.compile(rf"(?:{ELEMENT}|[\d()\[\]+\->*\ue001])+")
 _TWO_LETTERS = frozenset(symbol for symbol in ELEMENTS if len(symbol) == 2)
 _WORDS = {"yes", "no"}
@@ -67,9 +69,9 @@ def right(answer: str, gold: str, accept: Iterable[str] = ()) -> bool:
 
 def is_term(text: str) -> bool:
     r"""Whether a text is a chemical formula (``H2SO4``), a reaction or a nuclide, not a formula of physics."""
-    if read_nuclide(text) is not None:
+    if read_nuclide(text) is not None or _PARTICLE.fullmatch(unfonted(text)):
         return True
-    exact = squeezed(text)
+    exact = squeezed(_STATE.sub("", text))
     if "->" in exact:
         return _REACTION.fullmatch(exact) is not None
     return _is_compound(exact) and _CHEMICAL.search(text) is not None and not _POWER.search(unfonted(text))

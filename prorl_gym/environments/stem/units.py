@@ -22,7 +22,6 @@ _FLAVOURS: dict[str, Flavour] = {
     "hertz": "cycle", "becquerel": "decay", "curie": "decay", "gray": "absorbed", "sievert": "equivalent",
     "rem": "equivalent", "decibel": "level", "percentage_point": "points", "bit": "information", "byte": "information",
     "kibibyte": "information", "mebibyte": "information",
-    "kibibyte": "information", "mebibyte": "information",
 }  # fmt: skip
 
 _PREFIXES = {

@@ -96,6 +96,12 @@ def test_numbers_that_cannot_be_read_are_no_short_text(gold: str, reason: str):
         ("1s^2 2s^2 2p^6", "text"),
         (r"\alpha \text{-helix}", "text"),
         ("No", "text"),
+        ("3d^{10}", "text"),
+        ("(R)-2-butanol", "text"),
+        ("D-glucose", "text"),
+        ("ΔH = -92 kJ", "numeric"),
+        (r"E^\circ = 1.10\text{ V}", "numeric"),
+        (r"12\pi cm^2", "numeric"),
     ],
 )
 def test_science_is_compared_as_what_it_is(gold: str, kind: str):

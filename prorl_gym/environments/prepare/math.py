@@ -29,7 +29,7 @@ _CLAUSE = re.compile(
     r"|\\(?:quad|,|;| )|[\s{}$,]|\b(?:all|any|every|each|some|is|are|and|be|being|of|the|an|arbitrary|fixed|real"
     r"|numbers?|constants?|values?|[a-zA-Z])\b)+\.?$"
 )
-"""A clause that says for whom an answer holds and restricts nothing: ``for all real x``, ``where c is a constant``."""
+"""A clause that says where an answer holds and restricts nothing: ``for all real x``, ``where c is a constant``."""
 
 _KINDS_OF_UNREADABLE = {
     re.compile(pattern, re.IGNORECASE): reason

@@ -23,7 +23,7 @@ _STATE = re.compile(r"\((?:aq|s|l|g)\)$")
 _REACTION = re.compile(rf"(?:{ELEMENT}|[\d()\[\]+\->*\ue001])+")
 _TWO_LETTERS = frozenset(symbol for symbol in ELEMENTS if len(symbol) == 2)
 _WORDS = {"yes", "no"}
-"""Formulas too (No), but nobody means those."""
+"""Formulas too (No), but meant as words."""
 _ACRONYMS = frozenset("HIV UV PVC CNS CPU PCB IUPAC UHF VHF IBS BIOS SSB UNIC".split())
 """Capitals that happen to be symbols of elements."""
 _LETTERS = re.compile(r"\(?([A-J])\)?(?:(?:\s*[,;&/]\s*|\s+and\s+|\s*,\s*and\s+|\s+)\(?([A-J])\)?)+", re.DOTALL)

@@ -210,7 +210,13 @@ def _fleet(pool: EnginePool, config: ServiceConfig, codec: Codec) -> Fleet:
     return Fleet(
         pool,
         {f"{pool.name}-{index}": url for index, url in enumerate(inference.engines)},
-        maker(pool.name, inference, vocab_size=codec.vocab_size, encode=codec.tokenizer.encode_plain),
+        maker(
+            pool.name,
+            inference,
+            vocab_size=codec.vocab_size,
+            encode=codec.tokenizer.encode_plain,
+            control_ids=codec.tokenizer.control_ids.values(),
+        ),
         AllowedUrls(inference.engines, config.http.engine_urls),
         largest=1 if inference.balance == "pass_through" else MAX_ENGINES,
     )
@@ -227,4 +233,10 @@ def _pool_of(name: str, url: str, config: ServiceConfig, codec: Codec) -> Engine
 
 
 def _build(name: str, config: InferenceConfig, codec: Codec) -> EnginePool:
-    return build_pool(name, config, vocab_size=codec.vocab_size, encode=codec.tokenizer.encode_plain)
+    return build_pool(
+        name,
+        config,
+        vocab_size=codec.vocab_size,
+        encode=codec.tokenizer.encode_plain,
+        control_ids=codec.tokenizer.control_ids.values(),
+    )

@@ -60,4 +60,5 @@ def _plugins() -> dict[str, EntryPoint]:
 
 def _hint(name: str) -> str:
     close = get_close_matches(name, names(), n=1)
-    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(names())}."
+    guess = f"Did you mean '{close[0]}'? " if close else ""
+    return f"{guess}Known: {', '.join(names())}."

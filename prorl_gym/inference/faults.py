@@ -15,6 +15,22 @@ class ContextExceeded(LimitReached):
         self.max_model_len = max_model_len
 
 
+class ModelMissing(EngineError):
+    """The server has no model of the name that it was asked for.
+
+    Args:
+        address: of the engine.
+        message: the server's own words.
+    """
+
+    def __init__(self, address: str, message: str) -> None:
+        super().__init__(
+            FailureKind.ENGINE_REFUSED,
+            f"engine {address}: does not serve the model ({message}).",
+            "Load the model there, or set 'inference.model' to the name that it is served under.",
+        )
+
+
 class EngineOverloaded(EngineError):
     """The engine answered 429 or 503, or holds calls back because it is paused.
 

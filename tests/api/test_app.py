@@ -110,13 +110,13 @@ async def test_health_needs_no_token_and_tells_nothing(served: Served) -> None:
 
 
 async def test_metrics(served: Served) -> None:
-    await served.ask("POST", "/v1/rollouts", [ask("a"), {**ask("b"), "environment": "made-up"}])
+    await served.ask("POST", "/v1/rollouts", [ask("a"), ask("b", run="bad_row")])
     for rollout_id in "ab":
         await served.ask("GET", f"/v1/rollouts/{rollout_id}?wait=10")
     async with served.http.get(served.url + "/metrics") as response:
         page = await response.text()
     assert 'prorl_rollouts_finished_total{cause="",environment="scripted",kind="",status="completed"} 1.0' in page
-    assert 'cause="task",environment="",kind="unknown_environment",status="failed"} 1.0' in page
+    assert 'cause="task",environment="scripted",kind="bad_row",status="failed"} 1.0' in page
     assert 'prorl_stage_seconds_count{environment="scripted",stage="eval"} 1.0' in page
     assert "made-up" not in page
 

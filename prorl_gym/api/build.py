@@ -145,11 +145,12 @@ def offered(names: Sequence[str]) -> Environments:
             raise ConfigError(f"environments: {error.what}", error.fix) from None
 
     def find(name: str) -> Environment[Any]:
-        if names and name not in names:
+        known = names or registry.names()
+        if name not in known:
             raise TaskError(
                 FailureKind.UNKNOWN_ENVIRONMENT,
                 f"This service does not offer environment '{name[:80]}'.",
-                f"It offers: {', '.join(names)}.",
+                f"It offers: {', '.join(known)}.",
             )
         return registry.get(name)
 

@@ -218,9 +218,9 @@ class PoolState(Record):
     paused: bool
     failovers: int
     """Calls made again on another engine."""
-    lacking: str
+    lacking: str = ""
     """Why no engine could serve a call even if all were well (none is there, or none has the model); else empty."""
-    unserved: int
+    unserved: int = 0
     """Rollouts that wait for that."""
     admission: AdmissionState
     engines: list[EngineState]

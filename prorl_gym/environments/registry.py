@@ -60,5 +60,4 @@ def _plugins() -> dict[str, EntryPoint]:
 
 def _hint(name: str) -> str:
     close = get_close_matches(name, names(), n=1)
-    guess = f"Did you mean '{close[0]}'? " if close else ""
-    return f"{guess}Known: {', '.join(names())}."
+    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(names())}."

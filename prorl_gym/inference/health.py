@@ -84,15 +84,14 @@ class HealthWatch:
 
     async def _ask(self, member: Member, *, trial: bool = False) -> EngineHealth:
         """Ask an engine how it is, and let it show that it samples where its word is not enough."""
-        health = await look(member.engine)
+        health, shown = await look(member.engine), None
+        if health.ok and (trial or health.unlisted):
+            shown = await self.try_out(member)
+        if isinstance(shown, EngineError):
+            missing = health.unlisted or (shown.what if isinstance(shown, ModelMissing) else "")
+            health = EngineHealth(ok=False, detail=missing or shown.what, unlisted=missing)
         member.lacks_model = not health.ok and bool(health.unlisted)
-        if not health.ok or not (trial or health.unlisted):
-            return health
-        shown = await self.try_out(member)
-        if not isinstance(shown, EngineError):
-            return health
-        member.lacks_model = isinstance(shown, ModelMissing) or bool(health.unlisted)
-        return EngineHealth(ok=False, detail=health.unlisted or shown.what)
+        return health
 
     async def _probe(self, member: Member, delay: float) -> None:
         """Ask a failed engine until it is well, ever less often, then take it back into service."""

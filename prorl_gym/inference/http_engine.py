@@ -11,7 +11,7 @@ from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.behaviour import BehaviourRule
 from prorl_gym.inference.checks import AnswerCutShort
 from prorl_gym.inference.dialect import Call, Dialect, HttpOptions
-from prorl_gym.inference.faults import ContextExceeded, EngineOverloaded
+from prorl_gym.inference.faults import ContextExceeded, EngineOverloaded, ModelMissing
 from prorl_gym.inference.http import Answer, Ask, Transport
 from prorl_gym.inference.protocol import (
     Conversation,
@@ -103,7 +103,9 @@ class HttpEngine:
         try:
             answer = await self._transport.exchange(self._dialect.health(), _HEALTH_SECONDS)
             if answer.status != 200:
-                return EngineHealth(ok=False, detail=str(self._dialect.refusal(answer)))
+                error = self._dialect.refusal(answer)
+                missing = error.what if isinstance(error, ModelMissing) else ""
+                return EngineHealth(ok=False, detail=str(error), unlisted=missing)
             if await self._is_paused():
                 return EngineHealth(ok=False, detail=f"engine {self._dialect.address}: is paused or not ready.")
             health = self._dialect.healthy(answer.payload)

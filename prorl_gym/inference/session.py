@@ -28,9 +28,7 @@ _SALVAGE_SECONDS = 2.0
 _HURRIED_SECONDS = 0.1
 """How long one that nobody wants any more does: an engine that is well has told them by then, at its next step."""
 
-_RAISE_RUN = (
-    "Raise 'run_seconds', add engines, or start them so that stopped calls keep tokens (docs/engines.md)."
-)
+_RAISE_RUN = "Raise 'run_seconds', add engines, or start them so that stopped calls keep tokens (docs/engines.md)."
 
 _MAX_ABORTS = 8
 """Aborts by the engine (a pause, a weight update) that one turn survives."""

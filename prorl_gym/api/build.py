@@ -57,15 +57,15 @@ class Built:
     async def close(self, *, drain: bool = True) -> None:
         """Stop the service (see ``RolloutService.stop``), then what it stands on. Idempotent.
 
-        A paused policy is not drained: nobody could resume it any more, so what is in hand is left to the next start.
+        A paused policy is not drained, nor one that no engine has: no request can change that any more, so what is in
+        hand is left to the next start.
         """
-        paused = [name for name, lifecycle in self.lifecycles.items() if lifecycle.paused]
-        if drain and paused:
-            _LOG.warning(
-                "the policy is paused (%s): what is in hand is made again by the next start", ", ".join(paused)
-            )
+        stuck = [f"{name} is paused" for name, lifecycle in self.lifecycles.items() if lifecycle.paused]
+        stuck += [pool.lacking for pool in self.pools if pool.unserved]
+        if drain and stuck:
+            _LOG.warning("what is in hand is made again by the next start: %s", "; ".join(stuck))
         try:
-            await self.service.stop(drain=drain and not paused)
+            await self.service.stop(drain=drain and not stuck)
         finally:
             await self.owned.aclose()
 

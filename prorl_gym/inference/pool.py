@@ -91,7 +91,8 @@ class EnginePool:
         self._reuse = Reuse()
         self._health = HealthWatch(name, self.roster, self._failover, self._learn)
         self._scraper = Scraper(name, self.roster, self.options.scrape_seconds, self._seen, self._restarted)
-        self._unserved = 0
+        self.unserved = 0
+        """Rollouts that wait because no engine has the model."""
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -270,7 +271,7 @@ class EnginePool:
             failovers=self.failovers,
             reusable_tokens=self._reuse.tokens,
             lacking=self.lacking,
-            unserved=self._unserved,
+            unserved=self.unserved,
             admission=self._admission.snapshot(),
             engines=tuple(member.snapshot() for member in self.roster.all),
         )
@@ -368,14 +369,14 @@ class EnginePool:
         """Wait while no engine has the model, for as long as it takes: the log, the status and the metrics say so."""
         if not self.lacking:
             return
-        if not self._unserved:
+        if not self.unserved:
             log.warning("pool %s: rollouts wait: %s", self.name, self.lacking)
-        self._unserved += 1
+        self.unserved += 1
         try:
             with uncharged():
                 await self.roster.changes.until(lambda: self._closed or not self.lacking)
         finally:
-            self._unserved -= 1
+            self.unserved -= 1
 
     async def _wait_for_one(self, last: EngineError | None) -> None:
         """Wait until some engine takes calls, or calls have to wait for something else.

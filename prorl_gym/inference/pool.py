@@ -20,7 +20,7 @@ from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.admission import Admission, AdmissionOptions
 from prorl_gym.inference.balance.sticky import StickyLeastOutstanding
 from prorl_gym.inference.failover import FAILS_OVER, Failover
-from prorl_gym.inference.faults import ContextExceeded, EngineOverloaded, ModelMissing
+from prorl_gym.inference.faults import CallTimedOut, ContextExceeded, EngineOverloaded, ModelMissing
 from prorl_gym.inference.gate import Flight, Gate
 from prorl_gym.inference.health import HealthWatch
 from prorl_gym.inference.members import Member, PoolEngine, Roster
@@ -342,6 +342,8 @@ class EnginePool:
                     self.max_model_len = error.max_model_len
                 raise
             except EngineError as error:
+                if isinstance(error, CallTimedOut):
+                    error.in_progress = await self._takes_longer(member, request.max_tokens, monotonic() - began)
                 if _moves_on(error):
                     served = Served(failed=True)
                     flight.refund()
@@ -349,6 +351,12 @@ class EnginePool:
                 raise
             finally:
                 self._policy.release(request, member.name, served)
+
+    async def _takes_longer(self, member: Member, max_tokens: int, seconds: float) -> bool:
+        """Whether an engine samples, and would need longer than that for so many tokens."""
+        if member.pace.expected(max_tokens) <= seconds:
+            return False
+        return not isinstance(await self._health.try_out(member), EngineError)
 
     async def _generated(self, member: Member) -> int:
         """Read how many tokens an engine has sampled since it started; 0 where it does not tell."""
@@ -437,6 +445,8 @@ class EnginePool:
 
 def _moves_on(error: EngineError) -> bool:
     """Whether another engine may answer what this one did not."""
+    if isinstance(error, CallTimedOut) and error.in_progress:
+        return False
     return error.kind in FAILS_OVER or isinstance(error, ModelMissing)
 
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from prorl_gym.errors import EngineError, Evidence, FailureKind, Limit, LimitReached, TaskError, blame
 from prorl_gym.inference.chat import Codec, Tools
-from prorl_gym.inference.faults import ContextExceeded
+from prorl_gym.inference.faults import CallTimedOut, ContextExceeded
 from prorl_gym.inference.gate import Flight
 from prorl_gym.inference.members import Member
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult, Said
@@ -246,6 +246,10 @@ class ModelSession:
             await self._salvage(call, request, turn)
             if flight is not None and self._sampled == sampled:
                 self._unanswered = flight.member, request.max_tokens, seconds
+            raise
+        except CallTimedOut as error:
+            if error.in_progress and self._sampled:
+                raise LimitReached(Limit.TIME) from error  # the policy's own length, not the engine's fault
             raise
         except ContextExceeded:
             if self._room() < 1 or request.max_tokens <= self._room():

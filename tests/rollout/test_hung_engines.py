@@ -106,15 +106,15 @@ async def test_a_hang_in_the_middle_of_a_rollout_gives_no_reward_and_keeps_its_t
     assert "engine e0: a call had no answer after 0." in rollout.outcome.message
 
 
-@pytest.mark.parametrize("policy", ["cost", "min_heap"])
+@pytest.mark.parametrize("policy", [pytest.param("cost", marks=pytest.mark.slow), "min_heap"])
 async def test_with_two_engines_all_rollouts_end_well_and_the_hung_one_is_left_alone(policy: PolicyName) -> None:
     async with HangingVllm(hang="silent") as hung, HangingVllm(ids=ANSWER) as well:
         async with pool_of([hung.url, well.url], policy) as pool, service_on(pool, attempts=3) as service:
-            await service.submit([asked(f"r{number}", run_seconds=2.0) for number in range(8)])
-            ends = [await result(service, f"r{number}") for number in range(8)]
+            await service.submit([asked(f"r{number}", run_seconds=1.5) for number in range(6)])
+            ends = [await result(service, f"r{number}") for number in range(6)]
             seen = len([body for body in hung.bodies if body["max_tokens"] > 16])
-            await service.submit([asked(f"again{number}", run_seconds=2.0) for number in range(8)])
-            ends += [await result(service, f"again{number}") for number in range(8)]
+            await service.submit([asked(f"again{number}", run_seconds=1.5) for number in range(6)])
+            ends += [await result(service, f"again{number}") for number in range(6)]
             assert pool.healthy == ["e1"]
         assert seen == len([body for body in hung.bodies if body["max_tokens"] > 16])
     assert {(rollout.outcome.status, rollout.reward) for rollout in ends} == {("completed", 1.0)}
@@ -150,6 +150,19 @@ async def test_what_a_slow_policy_did_is_measured_where_no_tokens_are_handed_out
         assert pool.healthy == ["e0"]
     assert (rollout.outcome.status, rollout.outcome.limit) == ("truncated", "time")
     assert rollout.reward == 0.0
+
+
+async def test_a_turn_that_outlasts_the_time_of_a_call_is_the_policys() -> None:
+    """At the engine's pace it cannot have ended: another engine would need as long, and this one is well."""
+    server = SlowVllm(ids=CALL, quick_calls=1, can_abort=False)
+    seconds = 2 * len(CALL) * server.step + 1.0
+    async with server, pool_of([]) as pool, service_on(pool) as service:
+        options = VllmOptions(model="m", vocab_size=CODEC.vocab_size, request_seconds=seconds)
+        pool.add(VllmEngine("e0", server.url, options))
+        await service.submit([asked(run_seconds=60.0)])
+        rollout = await result(service)
+        assert (pool.healthy, pool.failovers) == (["e0"], 0)
+    assert (rollout.outcome.status, rollout.outcome.limit, rollout.reward) == ("truncated", "time", 0.0)
 
 
 async def keep_busy(server: SlowVllm) -> None:

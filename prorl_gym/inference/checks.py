@@ -42,7 +42,7 @@ class Expected:
     """What is known about a call when its tokens are checked."""
 
     context: int | None = None
-    """The engine's context in tokens, when it has told."""
+    """The engine's context in tokens, as far as it is known."""
     other_end: bool = False
     """The engine says that something else than a stop token ended the turn (a guard against repetition)."""
     trial: bool = False

@@ -54,7 +54,7 @@ class Call:
     """That the pool had set when the call was made."""
     seconds: float
     context: int | None = None
-    """Of the engine in tokens, when it has told."""
+    """Of the engine in tokens, as far as it is known."""
     trial: bool = False
     """It only asked whether the engine samples."""
 

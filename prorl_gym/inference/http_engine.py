@@ -192,7 +192,7 @@ class HttpEngine:
         except AnswerCutShort:
             if self._context is not None:
                 raise
-            await self.health()  # it may say that its context is full, which nobody asked it yet
+            await self.health()  # its context may be full: it was not asked for its length yet
             return self._dialect.sampled(answer.payload, request, replace(call, context=self._context))
 
     async def _exchange_unless_paused(self, ask: Ask, seconds: float) -> Answer:

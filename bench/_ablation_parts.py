@@ -76,6 +76,10 @@ class LoopEngine:
         if self._timer is not None:
             self._timer.cancel()
 
+    async def sample_some(self, seconds: float) -> float:
+        """See ``Engine.sample_some``."""
+        return 0.0
+
     async def load(self) -> EngineLoad:
         """See ``Engine.load``."""
         return self._sim.load()
@@ -156,9 +160,8 @@ class Agent:
         """See ``PolicySession.policy``."""
         return self
 
-    @property
-    def outage(self) -> RolloutError | None:
-        """See ``PolicySession.outage``."""
+    async def failure_at_deadline(self) -> RolloutError | None:
+        """See ``PolicySession.failure_at_deadline``."""
         return None
 
     async def room(self) -> None:

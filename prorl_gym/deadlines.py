@@ -48,6 +48,8 @@ class Deadline:
         self._open = False
         if self._holds:
             self._held_for += _now() - self._since
+        else:
+            self._left -= _now() - self._since
         return await self._timeout.__aexit__(kind, error, traceback)
 
     def expired(self) -> bool:
@@ -58,6 +60,22 @@ class Deadline:
     def held(self) -> float:
         """Seconds that were not charged."""
         return self._held_for
+
+    @property
+    def spent(self) -> float:
+        """Seconds charged so far."""
+        running = self._open and not self._holds
+        return self._seconds - self._left + (_now() - self._since if running else 0.0)
+
+    def refund(self, spent: float) -> None:
+        """Take back what was charged since ``spent`` was read: the work lost that time to a failure of others."""
+        lost = self.spent - spent
+        if lost <= 0 or not self._open or self.expired():
+            return
+        self._held_for += lost
+        self._left = self._seconds - spent
+        if not self._holds:
+            self._go()
 
     def hold(self) -> None:
         """Stop the clock. Several may hold it; each owes one ``release``."""

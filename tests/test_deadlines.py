@@ -83,3 +83,35 @@ async def test_outside_of_any_deadline_nothing_happens():
     assert current_deadline() is None
     with uncharged():
         assert current_deadline() is None
+
+
+async def test_lost_time_is_refunded():
+    async with Deadline(0.1) as deadline:
+        await asyncio.sleep(0.02)
+        before = deadline.spent
+        await asyncio.sleep(0.06)
+        deadline.refund(before)
+        assert deadline.spent < before + 0.02
+        await asyncio.sleep(0.05)  # without the refund it would be over by now
+    assert not deadline.expired()
+    assert deadline.held >= 0.06
+
+
+async def test_time_is_refunded_once_where_several_lost_it():
+    async with Deadline(60.0) as deadline:
+        before = deadline.spent
+        await asyncio.sleep(0.02)
+        deadline.refund(before)
+        deadline.refund(before)
+    assert 0 <= deadline.spent < 0.02
+    assert deadline.held < 0.04
+
+
+async def test_held_time_is_not_refunded_again():
+    async with Deadline(60.0) as deadline:
+        before = deadline.spent
+        with uncharged():
+            await asyncio.sleep(0.05)
+            deadline.refund(before)
+        assert deadline.spent < 0.05
+    assert 0.05 <= deadline.held < 0.1

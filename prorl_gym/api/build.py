@@ -57,15 +57,15 @@ class Built:
     async def close(self, *, drain: bool = True) -> None:
         """Stop the service (see ``RolloutService.stop``), then what it stands on. Idempotent.
 
-        A paused policy is not drained: nobody could resume it any more, so what is in hand is left to the next start.
+        A paused policy is not drained, nor one that no engine has: no request can change that any more, so what is in
+        hand is left to the next start.
         """
-        paused = [name for name, lifecycle in self.lifecycles.items() if lifecycle.paused]
-        if drain and paused:
-            _LOG.warning(
-                "the policy is paused (%s): what is in hand is made again by the next start", ", ".join(paused)
-            )
+        stuck = [f"{name} is paused" for name, lifecycle in self.lifecycles.items() if lifecycle.paused]
+        stuck += [pool.lacking for pool in self.pools if pool.unserved]
+        if drain and stuck:
+            _LOG.warning("what is in hand is made again by the next start: %s", "; ".join(stuck))
         try:
-            await self.service.stop(drain=drain and not paused)
+            await self.service.stop(drain=drain and not stuck)
         finally:
             await self.owned.aclose()
 
@@ -145,11 +145,12 @@ def offered(names: Sequence[str]) -> Environments:
             raise ConfigError(f"environments: {error.what}", error.fix) from None
 
     def find(name: str) -> Environment[Any]:
-        if names and name not in names:
+        known = names or registry.names()
+        if name not in known:
             raise TaskError(
                 FailureKind.UNKNOWN_ENVIRONMENT,
                 f"This service does not offer environment '{name[:80]}'.",
-                f"It offers: {', '.join(names)}.",
+                f"It offers: {', '.join(known)}.",
             )
         return registry.get(name)
 
@@ -210,7 +211,13 @@ def _fleet(pool: EnginePool, config: ServiceConfig, codec: Codec) -> Fleet:
     return Fleet(
         pool,
         {f"{pool.name}-{index}": url for index, url in enumerate(inference.engines)},
-        maker(pool.name, inference, vocab_size=codec.vocab_size, encode=codec.tokenizer.encode_plain),
+        maker(
+            pool.name,
+            inference,
+            vocab_size=codec.vocab_size,
+            encode=codec.tokenizer.encode_plain,
+            control_ids=codec.tokenizer.control_ids.values(),
+        ),
         AllowedUrls(inference.engines, config.http.engine_urls),
         largest=1 if inference.balance == "pass_through" else MAX_ENGINES,
     )
@@ -227,4 +234,10 @@ def _pool_of(name: str, url: str, config: ServiceConfig, codec: Codec) -> Engine
 
 
 def _build(name: str, config: InferenceConfig, codec: Codec) -> EnginePool:
-    return build_pool(name, config, vocab_size=codec.vocab_size, encode=codec.tokenizer.encode_plain)
+    return build_pool(
+        name,
+        config,
+        vocab_size=codec.vocab_size,
+        encode=codec.tokenizer.encode_plain,
+        control_ids=codec.tokenizer.control_ids.values(),
+    )

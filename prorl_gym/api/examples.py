@@ -119,6 +119,8 @@ _POOL: dict[str, Any] = {
     "version": 7,
     "paused": False,
     "failovers": 0,
+    "lacking": "",
+    "unserved": 0,
     "admission": {"budget": 380000.0, "in_tokens": True, "filled": 150000, "live": 40, "waiting": 0},
     "engines": [_ENGINE_STATE],
 }

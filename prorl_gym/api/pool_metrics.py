@@ -31,6 +31,7 @@ _POOL_COUNTS: Sequence[tuple[str, str, Callable[[PoolSnapshot], float]]] = (
 )
 _POOL_STATES: Sequence[tuple[str, str, Callable[[PoolSnapshot], float]]] = (
     ("pool_paused", "Whether no call may begin.", lambda pool: pool.paused),
+    ("pool_unserved", "Rollouts that wait because no engine has the model.", lambda pool: pool.unserved),
     ("pool_policy_version", "Of tokens sampled from now on.", lambda pool: pool.version),
     (
         "admission_budget",

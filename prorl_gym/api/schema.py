@@ -218,6 +218,10 @@ class PoolState(Record):
     paused: bool
     failovers: int
     """Calls made again on another engine."""
+    lacking: str = ""
+    """Why no engine could serve a call even if all were well (none is there, or none has the model); else empty."""
+    unserved: int = 0
+    """Rollouts that wait for that."""
     admission: AdmissionState
     engines: list[EngineState]
 

@@ -128,6 +128,10 @@ class PoolStatus(Record):
     version: int
     """Of tokens sampled from now on."""
     paused: bool = False
+    lacking: str = ""
+    """Why no engine could serve a call even if all were well; empty otherwise."""
+    unserved: int = 0
+    """Rollouts that wait for that."""
     engines: tuple[EngineStatus, ...] = ()
 
 

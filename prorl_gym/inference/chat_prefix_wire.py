@@ -18,7 +18,7 @@ from prorl_gym.inference.http import Ask
 from prorl_gym.inference.prompt_text import cut_echo
 from prorl_gym.inference.protocol import Conversation, EngineHealth, GenerationRequest, GenerationResult
 from prorl_gym.inference.refusals import unable
-from prorl_gym.inference.vllm_wire import FINISH, size_bound
+from prorl_gym.inference.vllm_wire import FINISH, REPETITION, size_bound
 
 _FINISH: Mapping[str, FinishReason] = {**FINISH, "tool_calls": "stop"}
 
@@ -50,7 +50,15 @@ class ChatPrefixDialect(Dialect):
         self._base = base_url.rstrip("/")
         self._root = self._base.removesuffix("/v1")
         self._options = options
-        super().__init__(Checks(self._base, options.vocab_size, "NeMo-RL's vLLM server", _FIX), options.logprob_kind)
+        checks = Checks(
+            self._base,
+            options.vocab_size,
+            "NeMo-RL's vLLM server",
+            _FIX,
+            model=options.model,
+            control_ids=options.control_ids,
+        )
+        super().__init__(checks, options.logprob_kind)
 
     def sample(self, request: GenerationRequest) -> Ask:
         """Write a call of the chat route.
@@ -91,19 +99,19 @@ class ChatPrefixDialect(Dialect):
         checks = self.checks
         payload, echoed = cut_echo(payload, request)
         answer = checks.json_object(payload)
+        checks.served_model(answer.get("model"))
         choice = checks.only_choice(answer)
         message = checks.mapping(choice.get("message"), "its message")
         finish = checks.finish(choice.get("finish_reason"), _FINISH)
         echo = _told(message.get("prompt_token_ids"), answer.get("prompt_token_ids"))
-        if echo is not None:
+        if not echoed and not call.trial:  # a trial's prompt is the server's own rendering
             checks.echo(echo, request, _ECHO_FIX)
-        elif not echoed:
-            raise checks.contract("does not tell the prompt ids that the model saw")
         named, values = _content(choice)
         told = _told(message.get("generation_token_ids"), named)
         if told is None:
             raise checks.contract("does not return token ids")
-        ids = checks.sampled_ids(_as_ids(told), "generation_token_ids", request, finish)
+        expected = call.expected(other_end=choice.get("finish_reason") == REPETITION)
+        ids = checks.sampled_ids(_as_ids(told), "generation_token_ids", request, finish, expected)
         logprobs = _told(message.get("generation_log_probs"), values)
         if logprobs is None:
             raise checks.no_logprobs()

@@ -7,7 +7,7 @@ refused here as ``ENGINE_CONTRACT``, with the address and what to change on the 
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn, cast
 
@@ -20,8 +20,33 @@ FinishReason = Literal["stop", "length", "abort"]
 _HIGHEST_LOGPROB = 1e-3
 """A log-probability cannot be positive; rounding in an engine's arithmetic may make it so by a hair."""
 
+_LOWEST_LOGPROB = -3.4028234663852886e38
+"""Of float32, in which trainers hold them: anything lower is minus infinity there."""
+
+_CONTEXT_SLACK = 8
+"""Tokens by which servers end a call before their context is full: SGLang keeps one or two free."""
+
 _LARGEST_VERSION = 10**15 - 1
 _VERSION = re.compile(r"(?:[A-Za-z]+[-_:]?)?([0-9]{1,15})")
+
+
+class AnswerCutShort(EngineError):
+    """A call ended at ``length`` before its length, as far as the engine's context is known."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(FailureKind.ENGINE_CONTRACT, what, fix)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is known about a call when its tokens are checked."""
+
+    context: int | None = None
+    """The engine's context in tokens, as far as it is known."""
+    other_end: bool = False
+    """The engine says that something else than a stop token ended the turn (a guard against repetition)."""
+    trial: bool = False
+    """Only whether it samples counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +61,10 @@ class Checks:
     """What should listen there, for messages: ``a vLLM server``."""
     fix: str
     """What helps when it does not keep its promises."""
+    model: str = ""
+    """The name that the server serves the model under."""
+    control_ids: frozenset[int] = frozenset()
+    """Control tokens of the vocabulary: a model may end its turn with one that was not named as a stop id."""
 
     def contract(self, what: str, fix: str = "") -> EngineError:
         """Return the error for a broken promise of the engine."""
@@ -76,14 +105,52 @@ class Checks:
             raise self.contract(f"ended with finish_reason {shown(value)}, which is not known")
         return known[value]
 
-    def sampled_ids(self, value: object, where: str, request: GenerationRequest, finish: FinishReason) -> list[int]:
-        """Check ids that were sampled: inside the vocabulary, no more than were asked for, and at least one."""
+    def served_model(self, value: object, aliases: Collection[str] = ()) -> None:
+        """Check the name of the model that answered, if it was given.
+
+        Args:
+            value: what the answer says.
+            aliases: other names of the same model.
+        """
+        if isinstance(value, str) and value != self.model and value not in aliases:
+            raise self.contract(
+                f"answered with the model '{printable(value[:80])}', '{self.model}' was asked for",
+                "Check that 'engines' and 'model' belong together, and what lies before the server.",
+            )
+
+    def sampled_ids(
+        self, value: object, where: str, request: GenerationRequest, finish: FinishReason, expect: Expected
+    ) -> list[int]:
+        """Check ids that were sampled: inside the vocabulary, and ending where the request says that they end.
+
+        Raises:
+            AnswerCutShort: ``length``, and neither the tokens asked for nor the context is used up.
+            EngineError: ``ENGINE_CONTRACT``.
+        """
         ids = self.ids(value, where)
-        if len(ids) > request.max_tokens:
-            raise self.contract(f"sampled {len(ids)} tokens, {request.max_tokens} were asked for")
         if not ids and finish != "abort":
             raise self.contract("sampled no token at all")
+        if expect.trial:
+            return ids
+        if len(ids) > request.max_tokens:
+            raise self.contract(f"sampled {len(ids)} tokens, {request.max_tokens} were asked for")
+        stops = frozenset(request.stop_token_ids)
+        passed = next((token for token in ids[:-1] if token in stops), None)
+        if passed is not None:
+            raise self.contract(f"sampled on after the stop token {passed}")
+        if finish == "stop" and stops and not expect.other_end and ids[-1] not in stops | self.control_ids:
+            raise self.contract(f"stopped at token {ids[-1]}, which is no stop token")
+        if finish == "length" and len(ids) < request.max_tokens:
+            self._must_be_full(len(request.prompt_ids) + len(ids), request.max_tokens - len(ids), expect.context)
         return ids
+
+    def _must_be_full(self, length: int, missing: int, context: int | None) -> None:
+        if context is None or length < context - _CONTEXT_SLACK:
+            raise AnswerCutShort(
+                f"engine {self.address}: ended a call at 'length' {missing} tokens before what was asked for"
+                f"{'' if context is None else f', at {length} of {context} tokens of context'}.",
+                "Remove its own limit on new tokens, or set 'max_turn_tokens' (and 'max_model_len') to what it allows.",
+            )
 
     def ids(self, value: object, where: str) -> list[int]:
         """Check token ids."""
@@ -110,7 +177,7 @@ class Checks:
         if value is None:
             raise self.no_logprobs()
         number = _as_float(value)
-        if number is None or not math.isfinite(number):
+        if number is None or not math.isfinite(number) or number < _LOWEST_LOGPROB:
             raise self.contract(f"returned {shown(value)} as a log-prob")
         if number > _HIGHEST_LOGPROB:
             raise self.contract(f"returned a positive log-prob ({number:.4g})")
@@ -122,6 +189,8 @@ class Checks:
 
     def echo(self, value: object, request: GenerationRequest, fix: str) -> None:
         """Hold the engine's own account of the prompt against what it was sent."""
+        if value is None:
+            raise self.contract("does not tell the prompt ids that the model saw", fix)
         got, sent = self.array(value, "the echo of the prompt"), list(request.prompt_ids)
         if got == sent:  # two lists are compared in C: this runs over the whole prompt in every turn
             return
@@ -132,6 +201,10 @@ class Checks:
         """Check what an engine says of routed experts: its form is its own, but a record must be able to hold it."""
         if nests_too_deeply(value):
             raise self.contract("returned routed_experts that are nested too deeply")
+        try:
+            json.dumps(value, allow_nan=False)  # 1e999 is JSON, and infinite
+        except ValueError:
+            raise self.contract("returned routed_experts with a number that is not finite") from None
         return value
 
     def versions(self, spans: object, count: int, version: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Configuration of a pool of engines, and building one from it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -111,7 +111,13 @@ def normal_url(url: str) -> str:
 
 
 def build_pool(
-    name: str, config: InferenceConfig, *, vocab_size: int, version: int = 0, encode: Encode | None = None
+    name: str,
+    config: InferenceConfig,
+    *,
+    vocab_size: int,
+    version: int = 0,
+    encode: Encode | None = None,
+    control_ids: Collection[int] = (),
 ) -> EnginePool:
     """Make a pool. Nothing is connected yet; ``EnginePool.check`` asks the engines.
 
@@ -121,6 +127,7 @@ def build_pool(
         vocab_size: of the tokenizer.
         version: policy version to begin with.
         encode: of the tokenizer; engines that answer in text need it.
+        control_ids: control tokens of the tokenizer: a turn may end with any of them.
 
     Raises:
         ConfigError: the variable named by ``api_key_env`` is not set, ``ca_file`` is none, ``encode`` is missing.
@@ -138,14 +145,19 @@ def build_pool(
             admission=AdmissionOptions(live=config.live_rollouts, follow=config.admission == "auto"),
         ),
     )
-    make = maker(name, config, vocab_size=vocab_size, encode=encode)
+    make = maker(name, config, vocab_size=vocab_size, encode=encode, control_ids=control_ids)
     for index, url in enumerate(config.engines):
         pool.add(make(f"{name}-{index}", url))
     return pool
 
 
 def maker(
-    pool: str, config: InferenceConfig, *, vocab_size: int, encode: Encode | None = None
+    pool: str,
+    config: InferenceConfig,
+    *,
+    vocab_size: int,
+    encode: Encode | None = None,
+    control_ids: Collection[int] = (),
 ) -> Callable[[str, str], HttpEngine]:
     """Return what makes an engine of such a pool out of a name and a base URL; for arguments and errors see there.
 
@@ -154,12 +166,14 @@ def maker(
         config: see ``build_pool``.
         vocab_size: see ``build_pool``.
         encode: see ``build_pool``.
+        control_ids: see ``build_pool``.
     """
     return engine_maker(
         config.engine,
         Common(
             model=config.model,
             vocab_size=config.vocab_size or vocab_size,
+            control_ids=frozenset(control_ids),
             connect_seconds=config.connect_seconds,
             request_seconds=config.request_seconds,
             max_connections=config.max_connections,

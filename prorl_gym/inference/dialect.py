@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from prorl_gym.inference.behaviour import BehaviourRule, LogprobKind
-from prorl_gym.inference.checks import Checks
+from prorl_gym.inference.checks import Checks, Expected
 from prorl_gym.inference.http import Answer, Ask, Link
 from prorl_gym.inference.protocol import EngineHealth, EngineLoad, GenerationRequest, GenerationResult
 from prorl_gym.inference.refusals import refusal, unable
@@ -34,6 +34,8 @@ class HttpOptions:
     api_key: str | None = None
     tls: ssl.SSLContext | None = None
     """Whom to trust over https; ``None``: the system's authorities."""
+    control_ids: frozenset[int] = frozenset()
+    """Control tokens of the vocabulary: a model may end its turn with one that was not named as a stop id."""
     rule: BehaviourRule | None = None
     """Shared by the engines of a pool; an engine without a pool has its own, which only warns."""
 
@@ -51,6 +53,14 @@ class Call:
     version: int
     """That the pool had set when the call was made."""
     seconds: float
+    context: int | None = None
+    """Of the engine in tokens, as far as it is known."""
+    trial: bool = False
+    """It only asked whether the engine samples."""
+
+    def expected(self, *, other_end: bool = False) -> Expected:
+        """Return what its tokens are checked against."""
+        return Expected(self.context, other_end, self.trial)
 
 
 class Dialect(ABC):

@@ -24,6 +24,7 @@ class Common(TypedDict):
 
     model: str
     vocab_size: int
+    control_ids: frozenset[int]
     connect_seconds: float
     request_seconds: float
     max_connections: int

@@ -1,10 +1,9 @@
-"""How hard a call is tried on other engines, and what it lost by that: not to be mistaken for slow sampling."""
+"""How hard a call is tried on other engines."""
 
 import logging
-from dataclasses import dataclass, field
-from time import monotonic
+from dataclasses import dataclass
 
-from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.errors import FailureKind
 from prorl_gym.inference.protocol import Engine, EngineHealth
 
 log = logging.getLogger(__name__)
@@ -31,39 +30,12 @@ class Failover:
     first_probe: float = 0.05
     """Delay before a failed engine is probed; doubled after each failed probe."""
     slowest_probe: float = 10.0
+    trial_seconds: float = 5.0
+    """Longest time that an engine may take to show that it samples."""
 
     def rest(self, failures: int, asked: float | None = None) -> float:
         """Seconds to leave a server alone after so many failures before, or what it asked for; bounded."""
-        return min(self.first_probe * 2.0**failures if asked is None else asked, self.slowest_probe)
-
-
-@dataclass(slots=True)
-class Trouble:
-    """What one call has been through."""
-
-    error: EngineError | None = None
-    """The last failure of an engine."""
-    _began: float = field(default_factory=monotonic)
-    _resumed: float | None = None
-
-    def struck(self, error: EngineError) -> None:
-        """An engine failed the call, or none is there to take it."""
-        self.error, self._resumed = error, None
-
-    def over(self) -> None:
-        """An engine is at work on it."""
-        self._resumed = monotonic()
-
-    def excuse(self, seconds: float) -> None:
-        """So long it waited for something else than engines."""
-        self._began += seconds
-
-    @property
-    def blame(self) -> EngineError | None:
-        """The failure, if the call lost most of its time to it; a moment's overload is no excuse for a slow turn."""
-        now = monotonic()
-        resumed = now if self._resumed is None else self._resumed
-        return self.error if resumed - self._began >= now - resumed else None
+        return min(self.first_probe * 2.0 ** min(failures, 60) if asked is None else asked, self.slowest_probe)
 
 
 async def look(engine: Engine) -> EngineHealth:

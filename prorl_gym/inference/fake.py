@@ -45,6 +45,8 @@ class FakeEngine:
         """Every call as it came in, its ids copied."""
         self.down: EngineError | None = None
         """While it is set, calls fail with it and ``health`` says so."""
+        self.hangs = False
+        """It samples nothing, whatever its health says."""
         self.closed = False
         self.figures: EngineLoad | None = None
         """What ``load`` tells."""
@@ -79,6 +81,8 @@ class FakeEngine:
         if self.down is not None:
             raise self.down
         began_with = self.version
+        if self.hangs:
+            await asyncio.Event().wait()
         reply = self._script(request)
         if isinstance(reply, Exception):
             raise reply
@@ -108,6 +112,14 @@ class FakeEngine:
         if self.down is not None:
             return EngineHealth(ok=False, detail=self.down.what)
         return EngineHealth(ok=True, max_model_len=self._max_model_len)
+
+    async def sample_some(self, seconds: float) -> float:
+        """Sample at once, unless it is down or hangs."""
+        if self.down is not None:
+            raise self.down
+        if self.hangs:
+            await asyncio.Event().wait()
+        return 0.0
 
     async def load(self) -> EngineLoad | None:
         """Tell the figures that were set."""

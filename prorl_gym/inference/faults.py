@@ -15,6 +15,40 @@ class ContextExceeded(LimitReached):
         self.max_model_len = max_model_len
 
 
+class ModelMissing(EngineError):
+    """The server has no model of the name that it was asked for.
+
+    Args:
+        address: of the engine.
+        message: the server's own words.
+    """
+
+    def __init__(self, address: str, message: str) -> None:
+        super().__init__(
+            FailureKind.ENGINE_REFUSED,
+            f"engine {address}: does not serve the model ({message}).",
+            "Load the model there, or set 'inference.model' to the name it has there (its --served-model-name).",
+        )
+
+
+class CallTimedOut(EngineError):
+    """The engine did not answer within the time that a call may take.
+
+    Args:
+        address: of the engine.
+        seconds: that the call had.
+    """
+
+    def __init__(self, address: str, seconds: float) -> None:
+        super().__init__(
+            FailureKind.ENGINE_TIMEOUT,
+            f"engine {address}: no answer within {seconds:g} s.",
+            "Raise 'request_seconds', or lower 'max_turn_tokens' or the load.",
+        )
+        self.in_progress = False
+        """Set by a pool: the engine samples, and at its pace the call takes longer. Another one would not be faster."""
+
+
 class EngineOverloaded(EngineError):
     """The engine answered 429 or 503, or holds calls back because it is paused.
 

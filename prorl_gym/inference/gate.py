@@ -25,6 +25,18 @@ class Flight:
     """That of the rollout's stage."""
     cut: bool = False
     """It was cut short by a pause of ours."""
+    spent: float = 0.0
+    """Seconds that its deadline had been charged when it began."""
+
+    @property
+    def charged(self) -> float:
+        """Seconds for which its deadline was charged since it began."""
+        return 0.0 if self.deadline is None else self.deadline.spent - self.spent
+
+    def refund(self) -> None:
+        """Its engine failed it: no deadline pays for that."""
+        if self.deadline is not None:
+            self.deadline.refund(self.spent)
 
 
 class Gate:
@@ -68,7 +80,9 @@ class Gate:
     @contextmanager
     def flight(self, request_id: str, attempt_id: str, member: Member) -> Generator[Flight, None, None]:
         """A call is on its way for the block."""
-        flight = self._flights[request_id] = Flight(request_id, attempt_id, member, current_deadline())
+        deadline = current_deadline()
+        flight = Flight(request_id, attempt_id, member, deadline, spent=0.0 if deadline is None else deadline.spent)
+        self._flights[request_id] = flight
         member.in_flight += 1
         try:
             yield flight

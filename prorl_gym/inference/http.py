@@ -17,6 +17,7 @@ from typing import Any, Literal
 import aiohttp
 
 from prorl_gym.errors import ConfigError, EngineError, FailureKind
+from prorl_gym.inference.faults import CallTimedOut
 
 SMALL_ANSWER = 1 << 20
 _CHUNK = 1 << 16
@@ -89,18 +90,15 @@ class Transport:
         """Send one request and read the whole answer, whatever its status.
 
         Raises:
-            EngineError: ``ENGINE_TIMEOUT``, ``ENGINE_UNREACHABLE``, or ``ENGINE_CONTRACT`` for what is no HTTP or is
-                too large.
+            CallTimedOut: there is no whole answer in time.
+            EngineError: ``ENGINE_TIMEOUT`` (no connection), ``ENGINE_UNREACHABLE``, or ``ENGINE_CONTRACT`` for what is
+                no HTTP or is too large.
         """
         try:
             async with asyncio.timeout(seconds):
                 return await self._exchange(ask)
         except TimeoutError:
-            raise self._error(
-                FailureKind.ENGINE_TIMEOUT,
-                f"no answer within {seconds:g} s",
-                "Raise 'request_seconds', or lower 'max_turn_tokens' or the load.",
-            ) from None
+            raise CallTimedOut(self._address, seconds) from None
 
     async def close(self) -> None:
         """Close connections. Idempotent; exchanges in flight end as unreachable."""

@@ -3,20 +3,35 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from time import monotonic
+from uuid import uuid4
 
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.behaviour import BehaviourRule
+from prorl_gym.inference.checks import AnswerCutShort
 from prorl_gym.inference.dialect import Call, Dialect, HttpOptions
-from prorl_gym.inference.faults import EngineOverloaded
+from prorl_gym.inference.faults import ContextExceeded, EngineOverloaded, ModelMissing
 from prorl_gym.inference.http import Answer, Ask, Transport
-from prorl_gym.inference.protocol import EngineHealth, EngineLoad, GenerationRequest, GenerationResult
+from prorl_gym.inference.protocol import (
+    Conversation,
+    EngineHealth,
+    EngineLoad,
+    GenerationRequest,
+    GenerationResult,
+)
+from prorl_gym.records import Message
 
 log = logging.getLogger(__name__)
 
 _HEALTH_SECONDS = 5.0
 _ABORT_SECONDS = 2.0
 _PROBE_SECONDS = 60.0
+_TRIAL_PROMPT = (5, 6, 7)
+_TRIAL_TOKENS = 16
+_Sampling = tuple[float, float, int, tuple[int, ...]]
+"""Temperature, top-p, top-k, stop ids."""
+
 _NO_SUCH_ROUTE = (404, 405)
 
 
@@ -38,6 +53,10 @@ class HttpEngine:
         self._rule = options.rule or BehaviourRule(name)
         self._transport = Transport(dialect.address, options.link)
         self._running: dict[str, asyncio.Task[GenerationResult]] = {}
+        self._context: int | None = None
+        """In tokens, when the server has told."""
+        self._sampling: _Sampling = (1.0, 1.0, -1, ())
+        """Of the last call: some servers refuse any other."""
         self._can_abort = True
         self._tells_pause = True
 
@@ -56,8 +75,11 @@ class HttpEngine:
         """
         if self._dialect.logprob_kind is not None:
             self._rule.check(request, self._dialect.logprob_kind, self._dialect.address)
+        self._sampling = (request.temperature, request.top_p, request.top_k, request.stop_token_ids)
         # A task of its own, so that ``cancel`` can close this connection while the caller waits for what is salvaged.
-        call = asyncio.create_task(self._sample(request), name=f"call {request.request_id}")
+        call = asyncio.create_task(
+            self._sample(request, self._options.request_seconds), name=f"call {request.request_id}"
+        )
         self._running[request.request_id] = call
         try:
             await asyncio.wait({call})
@@ -81,12 +103,46 @@ class HttpEngine:
         try:
             answer = await self._transport.exchange(self._dialect.health(), _HEALTH_SECONDS)
             if answer.status != 200:
-                return EngineHealth(ok=False, detail=str(self._dialect.refusal(answer)))
+                error = self._dialect.refusal(answer)
+                missing = error.what if isinstance(error, ModelMissing) else ""
+                return EngineHealth(ok=False, detail=str(error), unlisted=missing)
             if await self._is_paused():
                 return EngineHealth(ok=False, detail=f"engine {self._dialect.address}: is paused or not ready.")
-            return self._dialect.healthy(answer.payload)
+            health = self._dialect.healthy(answer.payload)
+            self._context = health.max_model_len or self._context
+            return health
         except EngineError as error:
             return EngineHealth(ok=False, detail=str(error))
+
+    async def sample_some(self, seconds: float) -> float:
+        """Sample a few tokens for a short prompt of its own; return the seconds that each of them took.
+
+        Raises:
+            EngineError: as ``generate``.
+        """
+        vocab_size = self._dialect.checks.vocab_size
+        temperature, top_p, top_k, stop_token_ids = self._sampling
+        request = GenerationRequest(
+            request_id=uuid4().hex,
+            session_id="trial",
+            prompt_ids=[token % vocab_size for token in _TRIAL_PROMPT],
+            max_tokens=_TRIAL_TOKENS,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            stop_token_ids=stop_token_ids,
+            priority=1,  # the answer decides about calls that wait
+            conversation=Conversation((Message(role="user", content="Say a word."),), ()),
+        )
+        try:
+            result = await self._sample(request, min(seconds, self._options.request_seconds), trial=True)
+        except ContextExceeded as error:  # of a few tokens
+            raise EngineError(
+                FailureKind.ENGINE_CONTRACT, f"engine {self._dialect.address}: has no room for a word."
+            ) from error
+        if not result.token_ids:
+            raise EngineError(FailureKind.ENGINE_OVERLOADED, f"engine {self._dialect.address}: aborts what it samples.")
+        return result.seconds / len(result.token_ids)
 
     async def load(self) -> EngineLoad | None:
         """Read the server's metrics; ``None`` when it shows none. Never raises."""
@@ -124,18 +180,25 @@ class HttpEngine:
         """Close connections. Idempotent; calls in flight end as unreachable."""
         await self._transport.close()
 
-    async def _sample(self, request: GenerationRequest) -> GenerationResult:
+    async def _sample(self, request: GenerationRequest, seconds: float, *, trial: bool = False) -> GenerationResult:
         started, version = monotonic(), self.version
         ask = self._dialect.sample(request)
-        answer = await self._exchange_unless_paused(ask)
+        answer = await self._exchange_unless_paused(ask, seconds)
         if answer.status != 200:
             raise self._dialect.refusal(answer)
-        return self._dialect.sampled(answer.payload, request, Call(self._name, version, monotonic() - started))
+        call = Call(self._name, version, monotonic() - started, self._context, trial)
+        try:
+            return self._dialect.sampled(answer.payload, request, call)
+        except AnswerCutShort:
+            if self._context is not None:
+                raise
+            await self.health()  # its context may be full: it was not asked for its length yet
+            return self._dialect.sampled(answer.payload, request, replace(call, context=self._context))
 
-    async def _exchange_unless_paused(self, ask: Ask) -> Answer:
+    async def _exchange_unless_paused(self, ask: Ask, seconds: float) -> Answer:
         """Some servers answer nothing while they are paused: then a lost wait is no sign of a broken engine."""
         try:
-            return await self._transport.exchange(ask, self._options.request_seconds)
+            return await self._transport.exchange(ask, seconds)
         except EngineError as error:
             if error.kind is FailureKind.ENGINE_TIMEOUT and await self._is_paused():
                 raise EngineOverloaded(self._dialect.address, None, None) from None

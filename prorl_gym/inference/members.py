@@ -8,6 +8,37 @@ from prorl_gym.inference.changes import Changes
 from prorl_gym.inference.protocol import Engine, EngineLoad, GenerationRequest, GenerationResult
 from prorl_gym.inference.snapshot import EngineSnapshot
 
+_FORGIVEN_AFTER = 16
+"""Calls answered in a row that make up for one failure: one that hangs may cost its caller a quarter of an hour."""
+
+_REMEMBERED_CALLS = 64
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast an engine answers: means over its last calls."""
+
+    seconds: float = 0.0
+    tokens: float = 0.0
+    calls: float = 0.0
+
+    def took(self, seconds: float, tokens: int) -> None:
+        """Count a call that was answered."""
+        kept = 1 - 1 / _REMEMBERED_CALLS
+        self.seconds = kept * self.seconds + seconds
+        self.tokens = kept * self.tokens + tokens
+        self.calls = kept * self.calls + 1
+
+    def expected(self, tokens: int, per_token: float = 0.0) -> float:
+        """Seconds that a call of so many tokens takes, at least those of a mean call; 0 while nothing is known.
+
+        Args:
+            tokens: that it samples.
+            per_token: seconds, as seen elsewhere; the slower of both counts.
+        """
+        mean = self.seconds / self.calls if self.calls else 0.0
+        return max(mean, tokens * max(per_token, self.seconds / self.tokens if self.tokens else 0.0))
+
 
 class PoolEngine(Engine, Protocol):
     """An engine whose tokens are labelled with a policy version that the pool sets."""
@@ -22,6 +53,13 @@ class Member:
     engine: PoolEngine
     trouble: str = ""
     """Why it is out of service; empty while it is well."""
+    lacks_model: bool = False
+    """It is out of service because it does not serve the model: it may have nothing else wrong with it."""
+    relapses: int = 0
+    """How often it failed, less what it was forgiven: the more, the longer it is left alone."""
+    proven: int = 0
+    """Calls that it answered since it failed."""
+    pace: Pace = field(default_factory=Pace)
     quarantine: str = ""
     """Why it must not serve this policy version; empty while it may."""
     draining: bool = False
@@ -47,19 +85,27 @@ class Member:
         return not (self.trouble or self.quarantine or self.draining)
 
     @property
+    def has_room(self) -> bool:
+        """Whether it may have one more call: one that has failed gets its calls back one by one."""
+        return not self.relapses or self.in_flight <= self.proven
+
+    @property
     def reason(self) -> str:
         """Why it takes none."""
         return self.trouble or self.quarantine or ("it is being drained" if self.draining else "")
 
-    def answered(self, request: GenerationRequest, result: GenerationResult) -> None:
-        """Count a call."""
+    def answered(self, request: GenerationRequest, result: GenerationResult, seconds: float) -> None:
+        """Count a call, which took so long."""
         self.calls += 1
+        self.proven += 1
+        if self.relapses and self.proven % _FORGIVEN_AFTER == 0:
+            self.relapses -= 1
+        self.pace.took(seconds, len(result.token_ids))
         self.sampled_tokens += len(result.token_ids)
         if result.cached_tokens is not None:
             self.prompt_tokens += len(request.prompt_ids)
             self.cached_tokens += result.cached_tokens
-        if result.token_ids:
-            self.tells_versions = result.versions_told
+        self.tells_versions = result.versions_told
 
     def snapshot(self) -> EngineSnapshot:
         """Return how it stands."""

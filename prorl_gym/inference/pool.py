@@ -1,8 +1,9 @@
 """A named pool of engines: admission, balancing, failover. What callers see is one engine that rarely fails.
 
 A call that an engine fails is made again on another one, from the same ids, a bounded number of times. The engine
-that failed is left alone until a probe in the background finds it well. When no engine is well, calls wait for the
-first that recovers, up to a bound.
+that failed is left alone until a trial in the background shows that it samples. When no engine is well, calls wait for
+the first that recovers, up to a bound; when none has the model, for as long as it takes. What calls lose to engines
+that fail is charged to no deadline.
 """
 
 import asyncio
@@ -14,12 +15,13 @@ from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
+from prorl_gym.deadlines import uncharged
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.admission import Admission, AdmissionOptions
 from prorl_gym.inference.balance.sticky import StickyLeastOutstanding
-from prorl_gym.inference.failover import FAILS_OVER, Failover, Trouble
-from prorl_gym.inference.faults import ContextExceeded, EngineOverloaded
-from prorl_gym.inference.gate import Gate
+from prorl_gym.inference.failover import FAILS_OVER, Failover
+from prorl_gym.inference.faults import CallTimedOut, ContextExceeded, EngineOverloaded, ModelMissing
+from prorl_gym.inference.gate import Flight, Gate
 from prorl_gym.inference.health import HealthWatch
 from prorl_gym.inference.members import Member, PoolEngine, Roster
 from prorl_gym.inference.protocol import (
@@ -35,6 +37,9 @@ from prorl_gym.inference.scrape import Scraper
 from prorl_gym.inference.snapshot import PoolSnapshot
 
 log = logging.getLogger(__name__)
+
+_PATIENCE = 2.0
+"""Times as long as expected that a call without an answer may have taken: batches fill, and contexts grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,8 @@ class EnginePool:
         self._reuse = Reuse()
         self._health = HealthWatch(name, self.roster, self._failover, self._learn)
         self._scraper = Scraper(name, self.roster, self.options.scrape_seconds, self._seen, self._restarted)
-        self._troubles: dict[str, Trouble] = {}
+        self.unserved = 0
+        """Rollouts that wait because no engine has the model."""
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -107,6 +113,17 @@ class EnginePool:
     def healthy(self) -> list[str]:
         """Names of the engines that take calls."""
         return self.roster.serving
+
+    @property
+    def lacking(self) -> str:
+        """Why no engine could serve a call even if all were well: there is none, or none has the model; else empty."""
+        if self.roster.serving:
+            return ""
+        staying = [member for member in self.roster.all if not member.draining]
+        without = [member.trouble for member in staying if member.lacks_model]
+        if staying and not without:
+            return ""
+        return f"no engine of pool {self.name} has the model: {without[0] if without else 'it has no engines.'}"
 
     @property
     def version(self) -> int:
@@ -163,8 +180,9 @@ class EnginePool:
     async def room(self, session_id: str) -> None:
         """Wait until a rollout that has not begun would find room, or be the first to wait for it.
 
-        It is reckoned with from then on: it makes a call, or ``forget`` is called.
+        It is counted from then on: it makes a call, or ``forget`` is called.
         """
+        await self._until_served()
         await self._admission.room(session_id)
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
@@ -177,18 +195,42 @@ class EnginePool:
         cut_short = False
         try:
             await self._admission.enter(request)
-            trouble = self._troubles[request.request_id] = Trouble()
-            result = await self._generate(request, trouble)
+            result = await self._generate(request)
             cut_short = result.finish_reason == "abort"
             return result
         finally:
             self._admission.leave(request.session_id, cut_short=cut_short)
-            self._troubles.pop(request.request_id, None)
 
-    def trouble(self, request_id: str) -> EngineError | None:
-        """Return the failure that a call, still without its answer, lost most of its time to; ``None``: to none."""
-        trouble = self._troubles.get(request_id)
-        return None if trouble is None else trouble.blame
+    def flight(self, request_id: str) -> Flight | None:
+        """Return a call that an engine is working on."""
+        return self.gate.find(request_id)
+
+    async def is_sampling(self, member: Member, max_tokens: int, seconds: float) -> bool:
+        """Whether the engine of a call that was given up without an answer can have been sampling for it.
+
+        It can if it samples now (a few tokens of its own, or its counters move, or it answers other calls), and if at
+        its pace the call may have needed so long. An engine that does not sample is taken out of service.
+
+        Args:
+            member: the engine.
+            max_tokens: that the call asked for.
+            seconds: that it took.
+        """
+        if not self.roster.has(member):
+            return False
+        answered = member.calls
+        before, shown = await asyncio.gather(self._generated(member), self._health.try_out(member))
+        if isinstance(shown, EngineError):
+            after = 0 if not before else await self._generated(member)
+            if after <= before and member.calls == answered:
+                self._failed(member, shown)
+                return False
+        expected = member.pace.expected(max_tokens, 0.0 if isinstance(shown, EngineError) else shown)
+        if not 0 < _PATIENCE * expected < seconds:
+            return True
+        member.failures += 1
+        log.warning("pool %s: engine %s lost a call: %.1f s without an answer", self.name, member.name, seconds)
+        return False
 
     async def cancel(self, request_id: str) -> bool:
         """Stop a call; its ``generate`` returns what could be salvaged.
@@ -228,6 +270,8 @@ class EnginePool:
             paused=self.gate.shut,
             failovers=self.failovers,
             reusable_tokens=self._reuse.tokens,
+            lacking=self.lacking,
+            unserved=self.unserved,
             admission=self._admission.snapshot(),
             engines=tuple(member.snapshot() for member in self.roster.all),
         )
@@ -242,51 +286,55 @@ class EnginePool:
         await asyncio.gather(*(member.engine.close() for member in members))
         self.roster.changes.announce()
 
-    async def _generate(self, request: GenerationRequest, trouble: Trouble) -> GenerationResult:
+    async def _generate(self, request: GenerationRequest) -> GenerationResult:
         tried: set[str] = set()
-        for attempt in range(self._failover.attempts):
-            self.failovers += attempt > 0
-            member = await self._pick(request, tried, trouble)
+        last: EngineError | None = None
+        failures = 0
+        while last is None or failures < self._failover.attempts:
+            self.failovers += last is not None
+            member = await self._pick(request, tried, last)
             try:
                 return await self._call(member, request)
             except EngineError as error:
-                if error.kind not in FAILS_OVER:
+                if not _moves_on(error):
                     raise
-                trouble.struck(error)
+                last = error
+                if isinstance(error, ModelMissing):
+                    continue  # no attempt of the call: the engine is asked again once it has the model
                 tried.add(member.name)
-                if self.options.router and attempt + 1 < self._failover.attempts:
-                    await asyncio.sleep(self._failover.rest(attempt, _asked_rest(error)))
-        assert trouble.error is not None
-        raise trouble.error
+                failures += 1
+                if self.options.router and failures < self._failover.attempts:
+                    with uncharged():
+                        await asyncio.sleep(self._failover.rest(failures - 1, _asked_rest(error)))
+        raise last
 
-    async def _pick(self, request: GenerationRequest, tried: set[str], trouble: Trouble) -> Member:
+    async def _pick(self, request: GenerationRequest, tried: set[str], last: EngineError | None) -> Member:
         """Reserve a place on an engine, one that this call was not yet tried on if there is any."""
         while self.gate.shut or not self.roster.serving:
             if self._closed:
                 raise self._nobody()
-            asked = monotonic()
             await self.gate.opened(lambda: self._closed)
-            trouble.excuse(monotonic() - asked)
-            if not self.gate.shut and not self.roster.serving:
-                trouble.struck(trouble.error or self._nobody())
-                await self._wait_for_one(trouble.error)
-        trouble.over()
+            if not self.gate.shut:
+                await self._until_served()
+                await self._wait_for_one(last)
         serving = self.roster.serving
         fresh = [name for name in serving if name not in tried]
-        chosen = self.roster.get(self._policy.choose(request, fresh or serving))
+        steady = [name for name in fresh if (member := self.roster.get(name)) is not None and member.has_room]
+        chosen = self.roster.get(self._policy.choose(request, steady or fresh or serving))
         assert chosen is not None
         return chosen
 
     async def _call(self, member: Member, request: GenerationRequest) -> GenerationResult:
         """Make one attempt. The reservation is returned exactly once, however it ends."""
-        served = Served()
+        served, began = Served(), monotonic()
         # An engine may still hold the id of a lost attempt.
         attempt = replace(request, request_id=uuid4().hex, cache_salt=self._salt(request))
         with self.gate.flight(request.request_id, attempt.request_id, member) as flight:
             try:
                 result = await member.engine.generate(attempt)
                 served = Served(sampled=len(result.token_ids), cached=result.cached_tokens)
-                member.answered(request, result)
+                if result.token_ids:  # one that was stopped without a token shows nothing
+                    member.answered(request, result, monotonic() - began)
                 self._reuse.served(request, result)
                 return replace(result, paused=flight.cut and result.finish_reason == "abort")
             except ContextExceeded as error:
@@ -294,12 +342,30 @@ class EnginePool:
                     self.max_model_len = error.max_model_len
                 raise
             except EngineError as error:
-                if error.kind in FAILS_OVER:
+                if isinstance(error, CallTimedOut):
+                    error.in_progress = await self._takes_longer(member, request.max_tokens, monotonic() - began)
+                if _moves_on(error):
                     served = Served(failed=True)
+                    flight.refund()
                     self._failed(member, error)
                 raise
             finally:
                 self._policy.release(request, member.name, served)
+
+    async def _takes_longer(self, member: Member, max_tokens: int, seconds: float) -> bool:
+        """Whether an engine samples, and would need longer than that for so many tokens."""
+        if member.pace.expected(max_tokens) <= seconds:
+            return False
+        return not isinstance(await self._health.try_out(member), EngineError)
+
+    async def _generated(self, member: Member) -> int:
+        """Read how many tokens an engine has sampled since it started; 0 where it does not tell."""
+        try:
+            async with asyncio.timeout(self._failover.trial_seconds):
+                load = await member.engine.load()
+        except TimeoutError:
+            return 0
+        return 0 if load is None else load.generated
 
     def _salt(self, request: GenerationRequest) -> str | None:
         if not self.options.salted:
@@ -307,15 +373,33 @@ class EnginePool:
         version = f"v{self._version}"
         return version if request.cache_salt is None else f"{request.cache_salt}/{version}"
 
+    async def _until_served(self) -> None:
+        """Wait while no engine has the model, for as long as it takes: the log, the status and the metrics say so."""
+        if not self.lacking:
+            return
+        if not self.unserved:
+            log.warning("pool %s: rollouts wait: %s", self.name, self.lacking)
+        self.unserved += 1
+        try:
+            with uncharged():
+                await self.roster.changes.until(lambda: self._closed or not self.lacking)
+        finally:
+            self.unserved -= 1
+
     async def _wait_for_one(self, last: EngineError | None) -> None:
-        """Wait until some engine takes calls, or calls have to wait for the gate.
+        """Wait until some engine takes calls, or calls have to wait for something else.
 
         Raises:
             EngineError: none recovered in time.
         """
+
+        def is_over() -> bool:
+            return bool(self.roster.serving or self.gate.shut or self._closed or self.lacking)
+
         try:
-            async with asyncio.timeout(self._failover.wait_seconds):
-                await self.roster.changes.until(lambda: bool(self.roster.serving or self.gate.shut or self._closed))
+            with uncharged():
+                async with asyncio.timeout(self._failover.wait_seconds):
+                    await self.roster.changes.until(is_over)
         except TimeoutError:
             raise last or self._nobody() from None
 
@@ -330,7 +414,8 @@ class EnginePool:
     def _failed(self, member: Member, error: EngineError) -> None:
         log.warning("pool %s: engine %s failed: %s", self.name, member.name, error.what)
         member.failures += 1
-        if self.options.router:
+        member.lacks_model = isinstance(error, ModelMissing)
+        if self.options.router and not member.lacks_model:
             return
         if error.kind is FailureKind.ENGINE_UNREACHABLE:
             self._lost(member)
@@ -356,6 +441,13 @@ class EnginePool:
     def _learn(self, health: EngineHealth) -> None:
         if health.max_model_len is not None:
             self.max_model_len = min(health.max_model_len, self.max_model_len or health.max_model_len)
+
+
+def _moves_on(error: EngineError) -> bool:
+    """Whether another engine may answer what this one did not."""
+    if isinstance(error, CallTimedOut) and error.in_progress:
+        return False
+    return error.kind in FAILS_OVER or isinstance(error, ModelMissing)
 
 
 def _asked_rest(error: EngineError) -> float | None:

@@ -87,6 +87,8 @@ class EngineHealth:
     ok: bool
     detail: str = ""
     max_model_len: int | None = None
+    unlisted: str = ""
+    """It answers and its list of models lacks ours: what the list says. Only a call shows whether it serves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class EngineLoad:
     """Prompt tokens looked up in the prefix cache, since the engine started."""
     prefix_hits: int = 0
     """Of these, the ones found."""
+    generated: int = 0
+    """Tokens sampled, since the engine started; 0 where it does not tell."""
 
 
 class Engine(Protocol):
@@ -136,6 +140,19 @@ class Engine(Protocol):
 
     async def health(self) -> EngineHealth:
         """Ask the engine whether it is well. Never raises."""
+        ...
+
+    async def sample_some(self, seconds: float) -> float:
+        """Sample a few tokens for a short prompt of its own; return the seconds that each of them took.
+
+        A server whose other routes answer need not sample: this is what shows it.
+
+        Args:
+            seconds: that it may take.
+
+        Raises:
+            EngineError: as ``generate``.
+        """
         ...
 
     async def close(self) -> None:

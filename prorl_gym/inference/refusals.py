@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.checks import inside, printable
-from prorl_gym.inference.faults import ContextExceeded, EngineOverloaded
+from prorl_gym.inference.faults import ContextExceeded, EngineOverloaded, ModelMissing
 from prorl_gym.inference.http import Answer
 
 _TOO_LONG = re.compile(
@@ -16,6 +16,8 @@ _TOO_LONG = re.compile(
     r"|max_tokens must be at least 1, got 0"
 )
 _LENGTH = re.compile(r"(?:context length (?:is |of |\()|max_model_len=)([1-9][0-9]{0,8})(?: tokens)?\b")
+
+_NO_MODEL = re.compile(r"\bmodel\b.*(does not exist|not[ _]found|is not (served|loaded|available))", re.IGNORECASE)
 
 _FIXES = {
     401: "Name the variable with its key in 'api_key_env'.",
@@ -32,6 +34,8 @@ def refusal(address: str, answer: Answer) -> Exception:
     if answer.status == 400 and _TOO_LONG.search(message):
         found = _LENGTH.search(message)
         return ContextExceeded(int(found[1]) if found else None)
+    if answer.status == 404 and _NO_MODEL.search(message):
+        return ModelMissing(address, message)
     if answer.status >= 500:
         return EngineError(
             FailureKind.ENGINE_UNREACHABLE,

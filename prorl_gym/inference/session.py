@@ -9,9 +9,11 @@ from hashlib import blake2b
 from typing import Literal, Protocol, TypeVar
 from uuid import uuid4
 
-from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached, TaskError
+from prorl_gym.errors import EngineError, Evidence, FailureKind, Limit, LimitReached, TaskError, blame
 from prorl_gym.inference.chat import Codec, Tools
-from prorl_gym.inference.faults import ContextExceeded
+from prorl_gym.inference.faults import CallTimedOut, ContextExceeded
+from prorl_gym.inference.gate import Flight
+from prorl_gym.inference.members import Member
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult, Said
 from prorl_gym.inference.toolcalls.protocol import ParsedCall, ParsedText
 from prorl_gym.inference.transcript import Thinking, Transcript
@@ -25,6 +27,8 @@ _SALVAGE_SECONDS = 2.0
 
 _HURRIED_SECONDS = 0.1
 """How long one that nobody wants any more does: an engine that is well has told them by then, at its next step."""
+
+_RAISE_RUN = "Raise 'run_seconds', add engines, or start them so that stopped calls keep tokens (docs/engines.md)."
 
 _MAX_ABORTS = 8
 """Aborts by the engine (a pause, a weight update) that one turn survives."""
@@ -52,8 +56,12 @@ class Generator(Protocol):
         """Stop a call and salvage its tokens. See ``EnginePool``."""
         ...
 
-    def trouble(self, request_id: str) -> EngineError | None:
-        """Why a call is still not answered. See ``EnginePool``."""
+    def flight(self, request_id: str) -> Flight | None:
+        """A call that an engine is working on. See ``EnginePool``."""
+        ...
+
+    async def is_sampling(self, member: Member, max_tokens: int, seconds: float) -> bool:
+        """Whether the engine of an unanswered call can have been at work on it. See ``EnginePool``."""
         ...
 
     def forget(self, session_id: str) -> None:
@@ -124,7 +132,9 @@ class ModelSession:
         self._transcript = Transcript(codec, settings, thinking)
         self._tools: Tools = ()
         self._turns = 0
-        self._outage: EngineError | None = None
+        self._sampled = 0
+        self._unanswered: tuple[Member, int, float] | None = None
+        """The engine of the call that a cancel ended before any of its tokens came, what it asked for, its seconds."""
         self._salvage_seconds = _SALVAGE_SECONDS
 
     @property
@@ -132,10 +142,25 @@ class ModelSession:
         """Turns begun so far."""
         return self._turns
 
-    @property
-    def outage(self) -> EngineError | None:
-        """The failure of an engine that kept the call from its answer which a cancel ended, if there was one."""
-        return self._outage
+    async def failure_at_deadline(self) -> EngineError | None:
+        """Return what kept the policy from answering in time, after a deadline has ended its call; ``None``: itself.
+
+        A call without an answer is the policy's if its engine can have been sampling for it all the time. A rollout
+        without a single token measures nothing, whatever its engine says.
+        """
+        slow = self._unanswered is None or await self._pool.is_sampling(*self._unanswered)
+        verdict = blame(Evidence.CALL_IN_PROGRESS if slow and self._sampled else Evidence.CALL_UNANSWERED)
+        if verdict.kind is None:
+            return None
+        if self._unanswered is None:
+            return EngineError(verdict.kind, "no token was sampled in all the time of RUN.", _RAISE_RUN)
+        member, _, seconds = self._unanswered
+        why = "no token was sampled in all the time of RUN" if slow else "the engine was not at work on it"
+        return EngineError(
+            verdict.kind,
+            f"engine {member.name}: a call had no answer after {seconds:.1f} s, at the end of RUN: {why}.",
+            _RAISE_RUN if slow else "Look into the engine's log: it hangs, or has lost the call.",
+        )
 
     async def start(self, messages: Sequence[Message], tools: Tools) -> AssistantText:
         """Render and send the first prompt.
@@ -216,8 +241,15 @@ class ModelSession:
         try:
             result = await asyncio.shield(call)
         except asyncio.CancelledError:
-            self._outage = self._pool.trouble(request.request_id)
+            flight, sampled = self._pool.flight(request.request_id), self._sampled
+            seconds = 0.0 if flight is None else flight.charged
             await self._salvage(call, request, turn)
+            if flight is not None and self._sampled == sampled:
+                self._unanswered = flight.member, request.max_tokens, seconds
+            raise
+        except CallTimedOut as error:
+            if error.in_progress and self._sampled:
+                raise LimitReached(Limit.TIME) from error  # the policy's own length, not the engine's fault
             raise
         except ContextExceeded:
             if self._room() < 1 or request.max_tokens <= self._room():
@@ -240,7 +272,9 @@ class ModelSession:
             await asyncio.gather(call, return_exceptions=True)
 
     def _append(self, turn: _Turn, request: GenerationRequest, result: GenerationResult) -> None:
-        turn.ids += self._transcript.append(result, turn=turn.number, seed=request.seed)
+        kept = self._transcript.append(result, turn=turn.number, seed=request.seed)
+        self._sampled += len(kept)
+        turn.ids += kept
         if result.said is not None:
             turn.said.append(result.said)
 

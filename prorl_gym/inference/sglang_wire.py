@@ -31,6 +31,7 @@ _METRICS = (
     "sglang:num_retracted_requests_total",
     "sglang:prompt_tokens_total",
     "sglang:cached_tokens_total",
+    "sglang:generation_tokens_total",
 )
 _ONE_RANK = {"tp_rank": "0", "pp_rank": "0"}
 """Ranks of one replica may all tell the same figures; replicas (``dp_rank``) are added up."""
@@ -64,7 +65,10 @@ class SglangDialect(Dialect):
         base = base_url.rstrip("/")
         self._root = base.removesuffix("/v1")
         self._options = options
-        super().__init__(Checks(base, options.vocab_size, "an SGLang server", _FIX), options.logprob_kind)
+        checks = Checks(
+            base, options.vocab_size, "an SGLang server", _FIX, model=options.model, control_ids=options.control_ids
+        )
+        super().__init__(checks, options.logprob_kind)
         self._models = ModelList(base, options.model)
 
     def sample(self, request: GenerationRequest) -> Ask:
@@ -93,8 +97,9 @@ class SglangDialect(Dialect):
             EngineError: ``ENGINE_CONTRACT``; what an abort with a status says.
         """
         checks = self.checks
-        payload, _ = cut_echo(payload, request)
+        payload, echoed = cut_echo(payload, request)
         answer = checks.json_object(payload)
+        checks.served_model(answer.get("model"), self._models.aliases)
         meta = checks.mapping(answer.get("meta_info"), "meta_info")
         reason = checks.mapping(meta.get("finish_reason"), "finish_reason")
         finish = checks.finish(reason.get("type"), _FINISH)
@@ -104,8 +109,8 @@ class SglangDialect(Dialect):
             raise self.refusal(Answer(status, message.encode(errors="replace") if isinstance(message, str) else b""))
         if answer.get("output_ids") is None:
             raise checks.contract("does not return token ids (output_ids)")
-        ids = checks.sampled_ids(answer["output_ids"], "output_ids", request, finish)
-        self._check_prompt(answer, meta, request)
+        ids = checks.sampled_ids(answer["output_ids"], "output_ids", request, finish, call.expected())
+        self._check_prompt(answer, meta, request, echoed=echoed)
         spans = _spans(meta, len(ids))
         return GenerationResult(
             token_ids=ids,
@@ -158,6 +163,7 @@ class SglangDialect(Dialect):
             preemptions=page.total("sglang:num_retracted_requests_total"),
             prefix_queries=queries,
             prefix_hits=min(queries, page.total("sglang:cached_tokens_total")),
+            generated=page.total("sglang:generation_tokens_total"),
         )
 
     def probe(self, token_ids: Sequence[int]) -> Ask:
@@ -222,11 +228,10 @@ class SglangDialect(Dialect):
         return body
 
     def _check_prompt(
-        self, answer: Mapping[str, object], meta: Mapping[str, object], request: GenerationRequest
+        self, answer: Mapping[str, object], meta: Mapping[str, object], request: GenerationRequest, *, echoed: bool
     ) -> None:
-        echo = answer.get("prompt_token_ids", meta.get("prompt_token_ids"))
-        if echo is not None:
-            self.checks.echo(echo, request, _ECHO_FIX)
+        if not echoed:
+            self.checks.echo(answer.get("prompt_token_ids", meta.get("prompt_token_ids")), request, _ECHO_FIX)
         told = meta.get("prompt_tokens")
         if told is not None and told != len(request.prompt_ids):
             raise self.checks.contract("worked on a prompt of another length than it was sent", _ECHO_FIX)

@@ -52,5 +52,9 @@ class PoolSnapshot:
     """Calls that were made again on another engine."""
     reusable_tokens: int
     """Prompt tokens sent that had been computed before."""
+    lacking: str
+    """Why no engine could serve a call even if all were well; empty otherwise."""
+    unserved: int
+    """Rollouts that wait for an engine that has the model."""
     admission: AdmissionSnapshot
     engines: tuple[EngineSnapshot, ...]

@@ -21,11 +21,14 @@ from prorl_gym.inference.prompt_text import cut_echo, prompt_text
 from prorl_gym.inference.protocol import EngineHealth, EngineLoad, GenerationRequest, GenerationResult
 from prorl_gym.inference.refusals import unable
 
+REPETITION = "repetition"
+"""vLLM's own guard against loops: the turn is over, without its terminator."""
+
 FINISH: Mapping[str, FinishReason] = {
     "stop": "stop",
     "length": "length",
     "abort": "abort",
-    "repetition": "stop",  # vLLM's own guard against loops: the turn is over, without its terminator
+    REPETITION: "stop",
 }
 
 _METRICS = (
@@ -36,6 +39,7 @@ _METRICS = (
     "vllm:num_preemptions_total",
     "vllm:prefix_cache_queries_total",
     "vllm:prefix_cache_hits_total",
+    "vllm:generation_tokens_total",
 )
 
 _ROUTED_EXPERTS_BYTES = 8 << 10
@@ -69,7 +73,10 @@ class VllmDialect(Dialect):
         self._root = self._base.removesuffix("/v1")
         self._options = options
         fix = "Serve the model with vLLM 0.10.2 or newer, unmodified."
-        super().__init__(Checks(self._base, options.vocab_size, "a vLLM server", fix), options.logprob_kind)
+        checks = Checks(
+            self._base, options.vocab_size, "a vLLM server", fix, model=options.model, control_ids=options.control_ids
+        )
+        super().__init__(checks, options.logprob_kind)
         self._models = ModelList(self._base, options.model)
 
     def sample(self, request: GenerationRequest) -> Ask:
@@ -86,17 +93,19 @@ class VllmDialect(Dialect):
     def sampled(self, payload: bytes, request: GenerationRequest, call: Call) -> GenerationResult:
         """Check a 200 answer and return what was sampled."""
         checks = self.checks
-        payload, _ = cut_echo(payload, request)
+        payload, echoed = cut_echo(payload, request)
         answer = checks.json_object(payload)
+        checks.served_model(answer.get("model"), self._models.aliases)
         choice = checks.only_choice(answer)
         finish = checks.finish(choice.get("finish_reason"), FINISH)
         if choice.get("token_ids") is None:
             raise checks.contract(
                 "does not return token ids", "Serve the model with vLLM 0.10.2 or newer (return_token_ids)."
             )
-        ids = checks.sampled_ids(choice["token_ids"], "token_ids", request, finish)
-        if choice.get("prompt_token_ids") is not None:
-            checks.echo(choice["prompt_token_ids"], request, _ECHO_FIX)
+        expected = call.expected(other_end=choice.get("finish_reason") == REPETITION)
+        ids = checks.sampled_ids(choice["token_ids"], "token_ids", request, finish, expected)
+        if not echoed:
+            checks.echo(choice.get("prompt_token_ids"), request, _ECHO_FIX)
         spans = choice.get("weight_versions")
         return GenerationResult(
             token_ids=ids,
@@ -254,6 +263,7 @@ def read_load(payload: bytes) -> EngineLoad | None:
         preemptions=page.total("vllm:num_preemptions_total"),
         prefix_queries=page.total("vllm:prefix_cache_queries_total"),
         prefix_hits=page.total("vllm:prefix_cache_hits_total"),
+        generated=page.total("vllm:generation_tokens_total"),
     )
 
 

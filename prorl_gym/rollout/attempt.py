@@ -95,8 +95,8 @@ class Walk:
                         context = RunContext(policy, self._leases, settings, self._artifacts)
                         await environment.run(task, episode, context)
             except StageExpired:
-                if (outage := self._outage()) is not None:
-                    raise outage from None  # the time went to engines that failed: no measure of the policy
+                if (failure := await session.failure_at_deadline()) is not None:
+                    raise failure from None
                 outcome = Outcome(status="truncated", limit=Limit.TIME)
             except LimitReached as reached:
                 outcome = Outcome(status="truncated", limit=reached.limit)
@@ -150,9 +150,6 @@ class Walk:
     async def _close_session(self) -> None:
         if self._session is not None:
             await self._session.close()
-
-    def _outage(self) -> RolloutError | None:
-        return None if self._session is None else self._session.outage
 
     def _segments(self) -> list[Segment]:
         return [] if self._session is None else self._session.segments()

@@ -124,9 +124,8 @@ class FakeSession:
         self._turns += 1
         return AssistantTurn("done")
 
-    @property
-    def outage(self) -> RolloutError | None:
-        """See ``PolicySession.outage``."""
+    async def failure_at_deadline(self) -> RolloutError | None:
+        """See ``PolicySession.failure_at_deadline``."""
         return None
 
     async def room(self) -> None:

@@ -27,9 +27,8 @@ class _Session:
     def policy(self) -> ModelPolicy:
         return self._policy
 
-    @property
-    def outage(self) -> EngineError | None:
-        return self._session.outage
+    async def failure_at_deadline(self) -> EngineError | None:
+        return await self._session.failure_at_deadline()
 
     async def room(self) -> None:
         if not self._job.request.evaluation:

@@ -17,9 +17,8 @@ class PolicySession(Protocol):
         """What the agent loop talks to."""
         ...
 
-    @property
-    def outage(self) -> RolloutError | None:
-        """Why the call that a cancel ended had no answer yet, if the engines failed it; ``None`` otherwise."""
+    async def failure_at_deadline(self) -> RolloutError | None:
+        """Return why RUN's deadline says nothing about the policy, if its engines kept it from answering."""
         ...
 
     async def room(self) -> None:

@@ -80,6 +80,14 @@ class Capacity(Record):
 class Runner(Protocol):
     """Does rollouts. One event loop; all methods may be called concurrently on it."""
 
+    def must_offer(self, environment: str) -> None:
+        """Check that jobs of this environment can be done here.
+
+        Raises:
+            TaskError: ``UNKNOWN_ENVIRONMENT``, naming those that are known.
+        """
+        ...
+
     async def accept(self, job: Job) -> None:
         """Take a job. Waits while the queue is full: the ledger, not the runner, is where work is kept.
 

@@ -121,6 +121,10 @@ class InProcessRunner:
         self._draining = False
         self._ended = False
 
+    def must_offer(self, environment: str) -> None:
+        """See ``Runner.must_offer``."""
+        self._environments(environment)
+
     async def accept(self, job: Job) -> None:
         """See ``Runner.accept``.
 

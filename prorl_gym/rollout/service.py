@@ -135,13 +135,14 @@ class RolloutService:
 
         Raises:
             ConflictError: an id was submitted before with another body.
-            TaskError: a task is not JSON.
+            TaskError: a task is not JSON, or an environment is not known here.
             LedgerError: nothing can be remembered now.
             ShuttingDownError: the service is stopping, was not started, or is broken.
         """
         if not self._started or self._refusing:
             raise ShuttingDownError("The service takes no more work.", "Submit again when it is back.")
         self._must_work()
+        await self._must_offer(requests)
         # Shielded: a caller that goes away after the commit must not leave a rollout that nobody runs.
         answer = await asyncio.shield(self._dispatcher.spawn(self._admit(requests)))
         if isinstance(answer, ProrlError):
@@ -382,6 +383,23 @@ class RolloutService:
             self._dispatcher.take_up(Entry.of(request), jobs.get(request.rollout_id))
         self._groups.accepted(fresh)  # at once: what is held must not be handed out before
         return answers
+
+    async def _must_offer(self, requests: Sequence[RolloutRequest]) -> None:
+        """Refuse environments that this service does not have, unless the rollout was accepted when it had them."""
+        unknown: dict[str, TaskError] = {}
+        for name in {request.environment for request in requests}:
+            try:
+                self._runner.must_offer(name)
+            except TaskError as error:
+                unknown[name] = error
+        strange = {request.rollout_id: request for request in requests if request.environment in unknown}
+        if not strange:
+            return
+        for request in await self._ledger.requests(list(strange)):
+            del strange[request.rollout_id]
+        for rollout_id, request in strange.items():
+            error = unknown[request.environment]
+            raise TaskError(error.kind, f"rollout {rollout_id}: {error.what}", error.fix)
 
     def _must_work(self) -> None:
         if self._dispatcher.broken:

@@ -110,13 +110,13 @@ async def test_health_needs_no_token_and_tells_nothing(served: Served) -> None:
 
 
 async def test_metrics(served: Served) -> None:
-    await served.ask("POST", "/v1/rollouts", [ask("a"), {**ask("b"), "environment": "made-up"}])
+    await served.ask("POST", "/v1/rollouts", [ask("a"), ask("b", run="bad_row")])
     for rollout_id in "ab":
         await served.ask("GET", f"/v1/rollouts/{rollout_id}?wait=10")
     async with served.http.get(served.url + "/metrics") as response:
         page = await response.text()
     assert 'prorl_rollouts_finished_total{cause="",environment="scripted",kind="",status="completed"} 1.0' in page
-    assert 'cause="task",environment="",kind="unknown_environment",status="failed"} 1.0' in page
+    assert 'cause="task",environment="scripted",kind="bad_row",status="failed"} 1.0' in page
     assert 'prorl_stage_seconds_count{environment="scripted",stage="eval"} 1.0' in page
     assert "made-up" not in page
 
@@ -151,7 +151,8 @@ BAD = [
     ),
     ("POST", "/v1/rollouts", b"x" * 30_000, 413, "The body is larger than 20000 bytes."),
     ("POST", "/v1/rollouts", b"[" * 10_000, 422, "recursion limit exceeded"),
-    ("POST", "/v1/rollouts", b'{"environment":"e","task":{"x":NaN}}', 422, "its task is not JSON"),
+    ("POST", "/v1/rollouts", b'{"environment":"scripted","task":{"x":NaN}}', 422, "its task is not JSON"),
+    ("POST", "/v1/rollouts", {"environment": "made-up", "task": {}}, 422, "There is no environment 'made-up'."),
     ("POST", "/v1/cancel", {"rollout": ["a"]}, 422, "The field 'rollout' of the body is wrong: Extra inputs"),
     ("GET", "/v1/rollouts/stranger", None, 404, "rollout stranger was never accepted."),
     ("GET", "/v1/rollouts/a?wait=99", None, 422, "The parameter 'wait' is wrong"),

@@ -84,6 +84,14 @@ def test_an_environment_that_is_not_offered() -> None:
     assert str(caught.value) == "This service does not offer environment 'code'.\nIt offers: math."
 
 
+def test_a_service_that_offers_all_names_them() -> None:
+    with pytest.raises(TaskError) as caught:
+        offered(())("mtah")
+    assert str(caught.value) == (
+        "This service does not offer environment 'mtah'.\nIt offers: code, math, stem, swe, taskdir."
+    )
+
+
 def test_an_address_that_is_taken() -> None:
     with listen("127.0.0.1", 0) as first:
         port = first.getsockname()[1]

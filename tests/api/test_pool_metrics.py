@@ -1,7 +1,10 @@
 """Pools on the /metrics page."""
 
+import asyncio
+
 from prometheus_client import CollectorRegistry, generate_latest
 
+from prorl_gym.api.policies import pool_state
 from prorl_gym.api.pool_metrics import PoolCollector
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.conformance import request
@@ -42,3 +45,15 @@ async def test_an_engine_that_left_leaves_no_row():
         pool.add(FakeEngine("policy-0", lambda _: Reply((2,))))
         await pool.remove("policy-0")
         assert "policy-0" not in await page_of(pool)
+
+
+async def test_rollouts_that_no_engine_has_the_model_for_are_seen():
+    async with EnginePool("policy") as pool:
+        call = asyncio.create_task(pool.generate(request()))
+        await asyncio.sleep(0)
+        assert 'prorl_pool_unserved{pool="policy"} 1.0' in (await page_of(pool)).splitlines()
+        state = pool_state(pool)
+        assert (state.unserved, state.lacking) == (1, "no engine of pool policy has the model: it has no engines.")
+        pool.add(FakeEngine("policy-0", lambda _: Reply((2,))))
+        await call
+        assert (pool_state(pool).unserved, pool_state(pool).lacking) == (0, "")

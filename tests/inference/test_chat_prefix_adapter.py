@@ -2,6 +2,7 @@
 
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from fake_nemo_rl import FakeNemoRl
@@ -73,7 +74,8 @@ async def test_what_was_sampled_is_what_the_model_sees_next(template, ended):
     prompt, messages = chat.first_prompt(FIRST, TOOLS), list(FIRST)
     async with served(chat) as (nemo, engine):
         nemo.ids = spelt(chat, "I work it out.", ended=ended)
-        result = await engine.generate(ask(chat, prompt, messages))
+        most = {} if ended else {"max_tokens": len(nemo.ids)}
+        result = await engine.generate(replace(ask(chat, prompt, messages), **most))
         assert result.token_ids == nemo.ids
         last = (len(prompt), len(prompt) + len(nemo.ids))
         messages += [

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from token_codecs import BOUNDED
 
+from prorl_gym.deadlines import Deadline
 from prorl_gym.errors import EngineError, FailureKind
-from prorl_gym.inference.admission import AdmissionOptions
 from prorl_gym.inference.balance.sticky import StickyLeastOutstanding
 from prorl_gym.inference.conformance import request
 from prorl_gym.inference.failover import Failover
 from prorl_gym.inference.fake import FakeEngine, Reply, replies
 from prorl_gym.inference.faults import ContextExceeded, EngineOverloaded
 from prorl_gym.inference.pool import EnginePool, PoolOptions, describe
-from prorl_gym.inference.protocol import EngineHealth, GenerationResult, Served
+from prorl_gym.inference.protocol import EngineHealth, GenerationRequest, GenerationResult, Served
 from prorl_gym.inference.vllm import VllmEngine, VllmOptions
 
 QUICK = Failover(attempts=3, wait_seconds=2.0, first_probe=0.001, slowest_probe=0.01)
@@ -207,34 +207,37 @@ async def test_a_router_is_never_left_alone():
         assert (pool.failovers, pool.snapshot().engines[0].failures) == (2, 2)
 
 
-async def test_a_wait_for_admission_is_no_trouble():
-    engine = FakeEngine("e", replies([ANSWER, down(FailureKind.ENGINE_CONTRACT), Reply((1,), hold=asyncio.Event())]))
-    options = PoolOptions(admission=AdmissionOptions(live=1))
-    async with await pool_of(engine, failover=INSTANT, options=options) as pool:
-        await pool.generate(request(session_id="first"))
-        one = request(session_id="second")
-        call = asyncio.create_task(pool.generate(one))
-        await asyncio.sleep(0.05)
-        assert pool.trouble(one.request_id) is None
-        pool.forget("first")
-        await engine.holding.wait()
-        await asyncio.sleep(0.02)
-        assert pool.trouble(one.request_id) is None, "a moment's failure, after a long wait that was none"
-        call.cancel()
+class Slow(FakeEngine):
+    """Fails a call after a while; the next it answers."""
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        if not self.requests:
+            self.requests.append(request)
+            await asyncio.sleep(0.1)
+            raise down()
+        return await super().generate(request)
 
 
-async def test_a_wait_at_the_gate_is_no_trouble():
-    engine = FakeEngine("e", replies([down(FailureKind.ENGINE_CONTRACT), Reply((1,), hold=asyncio.Event())]))
-    async with await pool_of(engine, failover=INSTANT) as pool:
+async def test_no_deadline_pays_for_what_a_call_loses_to_an_engine_that_fails():
+    async with await pool_of(Slow("e", fine), failover=INSTANT) as pool, Deadline(60.0) as deadline:
+        await pool.generate(request())
+    assert deadline.held >= 0.1
+    assert deadline.spent < 0.1
+
+
+async def test_no_deadline_pays_for_a_wait_at_the_gate_or_for_an_engine_that_comes_back():
+    engine = FakeEngine("e", fine)
+    engine.down = down()
+    async with await pool_of(engine, failover=INSTANT) as pool, Deadline(60.0) as deadline:
+        await pool.check()
         pool.gate.close()
-        one = request()
-        call = asyncio.create_task(pool.generate(one))
+        call = asyncio.create_task(pool.generate(request()))
         await asyncio.sleep(0.05)
         pool.gate.open()
-        await engine.holding.wait()
-        await asyncio.sleep(0.02)
-        assert pool.trouble(one.request_id) is None
-        call.cancel()
+        await asyncio.sleep(0.05)
+        engine.down = None
+        await call
+        assert deadline.held >= 0.08
 
 
 async def test_a_snapshot_tells_what_engines_did():

@@ -116,17 +116,6 @@ async def test_no_deadline_pays_for_a_call_that_an_engine_keeps():
         assert (await rolling).held >= 0.09
 
 
-async def test_a_pause_is_no_outage():
-    async with Fleet(1) as fleet:
-        await fleet.lifecycle.pause()
-        one = request()
-        call = asyncio.create_task(fleet.pool.generate(one))
-        await asyncio.sleep(0.02)
-        assert fleet.pool.trouble(one.request_id) is None
-        call.cancel()
-        await fleet.lifecycle.resume()
-
-
 async def test_an_engine_that_does_not_end_its_calls_is_named():
     async with Fleet(1, options=LifecycleOptions(abort_seconds=0.05, ask_again=0.01)) as fleet:
         fleet.engines[0].deaf = True

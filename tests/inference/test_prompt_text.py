@@ -25,10 +25,10 @@ VLLM = VllmDialect("http://h/v1", VllmOptions(**BASIC))
 SGLANG = SglangDialect("http://h/v1", SglangOptions(**BASIC))
 CHAT = ChatPrefixDialect("http://h/v1", ChatPrefixOptions(**BASIC))
 BODY = {"model": "m", "prompt": [5, 6, 7], "max_tokens": 8, "stop_token_ids": [2], "logprobs": 0}
-RID = {"rid": "a", "sampling_params": {"max_new_tokens": 8}, "input_ids": [5, 6, 7], "return_logprob": True}
+RID = {"rid": "a", "sampling_params": {"max_new_tokens": 8, "stop_token_ids": [2]}, "input_ids": [5, 6, 7]}
 ANSWERS = {
     "vllm": (VLLM, completion(BODY, [10, 2], "r")),
-    "sglang": (SGLANG, generation({**RID, "return_prompt_token_ids": True}, [10, 2])),
+    "sglang": (SGLANG, generation({**RID, "return_logprob": True, "return_prompt_token_ids": True}, [10, 2])),
     "chat_prefix": (CHAT, chat_completion(BODY, [5, 6, 7], [10, 2])),
 }
 

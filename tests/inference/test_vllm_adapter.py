@@ -360,7 +360,9 @@ async def test_a_model_that_is_not_served_is_told_once_in_two_lines(caplog):
     async with FakeVllm(models={"data": [{"id": "a", "max_model_len": 8}, {"id": "b"}]}) as server:
         engine = VllmEngine("e", server.url, VllmOptions(**OPTIONS))
         for _ in range(2):
-            assert await engine.health() == EngineHealth(ok=True)
+            assert await engine.health() == EngineHealth(
+                ok=True, unlisted=f"engine {server.url}: does not list model 'm' but a, b."
+            )
         await engine.close()
     assert [record.getMessage().splitlines() for record in caplog.records] == [
         [

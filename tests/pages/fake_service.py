@@ -186,7 +186,7 @@ def pool(name: str, engines: list[dict[str, Any]]) -> dict[str, Any]:
     admission = {"budget": None, "in_tokens": True, "filled": 0, "live": 10, "waiting": 0}
     failovers = sum(one["failures"] for one in engines)
     return {
-        **{"name": name, "version": 102, "paused": False, "failovers": failovers},
+        **{"name": name, "version": 102, "paused": False, "failovers": failovers, "lacking": "", "unserved": 0},
         "admission": admission,
         "engines": engines,
     }

@@ -183,7 +183,7 @@ class Story:
         body: dict[str, Any] = {
             "rollout_id": f"r{self._count}",
             "run_id": dice.choice(RUNS),
-            "environment": dice.choice(["one", "one", "two"]) if dice.random() < 0.98 else "unknown",
+            "environment": dice.choice(["one", "one", "two"]),
             "task": task,
             "evaluation": dice.random() < 0.1,
         }

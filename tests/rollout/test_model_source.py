@@ -10,6 +10,7 @@ from prorl_gym.environments.math.environment import MathEnvironment
 from prorl_gym.errors import EngineError, FailureKind, TaskError
 from prorl_gym.inference.admission import AdmissionOptions
 from prorl_gym.inference.chat import load_codec
+from prorl_gym.inference.failover import Failover
 from prorl_gym.inference.fake import FakeEngine, Reply
 from prorl_gym.inference.pool import EnginePool, PoolOptions
 from prorl_gym.inference.protocol import GenerationRequest
@@ -41,15 +42,15 @@ def said(text: str) -> Reply:
 
 async def roll(engine: FakeEngine) -> Rollout:
     """Make one rollout on one engine."""
-    async with EnginePool("policy") as pool:
+    async with EnginePool("policy", failover=Failover(wait_seconds=0.5)) as pool:
         pool.add(engine)
         runner = InProcessRunner(lambda name: MathEnvironment(), ModelPolicySource(pool, CODEC), EmptyBackend())
         await runner.accept(job())
         return await anext(e.rollout async for e in runner.events() if isinstance(e, Finished))
 
 
-async def test_deadline_that_went_to_a_dead_engine_is_no_truncation():
-    """The reward of a rollout that waited for an engine until its time was up would say nothing about the policy."""
+async def test_a_wait_for_a_dead_engine_is_no_truncation():
+    """It is charged to no deadline; when patience is over, the attempt has failed with the engine."""
 
     def script(request: GenerationRequest) -> Reply | Exception:
         if len(engine.requests) == 1:

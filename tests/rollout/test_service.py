@@ -453,3 +453,27 @@ async def _all_are_there(path: Path, accepted: set[str], finished: set[str]) -> 
         records = [decode_rollout(delivery.record).rollout_id async for delivery in service.stream(follow=False)]
         assert len(records) == len(set(records))
         assert accepted <= set(records)
+
+
+async def test_an_environment_that_is_not_known_is_refused_at_submit() -> None:
+    ledger = MemoryLedger()
+    async with Bench(ledger) as service:
+        strange = ask("b").model_copy(update={"environment": "made-up"})
+        with pytest.raises(TaskError) as caught:
+            await service.submit([ask("a"), strange])
+        assert caught.value.kind is FailureKind.UNKNOWN_ENVIRONMENT
+        assert str(caught.value) == "rollout b: There is no environment 'made-up'.\nKnown: scripted."
+        with pytest.raises(NotFoundError):
+            await service.result("a")  # all or nothing
+
+
+async def test_what_was_accepted_before_its_environment_went_is_still_a_duplicate() -> None:
+    ledger = MemoryLedger()
+    strange = ask("b").model_copy(update={"environment": "made-up"})
+    await ledger.accept([strange])
+    async with Bench(ledger) as service:
+        (answer,) = await service.submit([strange])
+        assert answer.duplicate
+        ended = await service.result("b", wait=10.0)
+        assert ended is not None
+        assert ended.outcome.kind is FailureKind.UNKNOWN_ENVIRONMENT

@@ -91,8 +91,14 @@ class ProrlModel(SimpleResponsesAPIModel):
         async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
             configure()  # so that what is logged is redacted, too
             register_secret(config.api_key or "")
-            encode = self._codec.tokenizer.encode_plain
-            pool = build_pool("policy", inference, vocab_size=self._codec.vocab_size, encode=encode)
+            tokenizer = self._codec.tokenizer
+            pool = build_pool(
+                "policy",
+                inference,
+                vocab_size=self._codec.vocab_size,
+                encode=tokenizer.encode_plain,
+                control_ids=tokenizer.control_ids.values(),
+            )
             async with inner(app) as state, pool, asyncio.TaskGroup() as tasks:
                 looking = tasks.create_task(pool.check())  # engines may still be loading: nobody waits for them here
                 self._pool, self._sessions = pool, Sessions(pool.forget, config.session_idle_seconds)

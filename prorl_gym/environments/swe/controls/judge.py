@@ -96,7 +96,7 @@ class _Checks:
         self._seconds = min(self._task.tests.seconds, max(_LEAST_SECONDS, 5 * cost.tests))
         self._rng = random.Random(secrets.randbits(128))
         self._texts = {**self._task.tests.files, **plan.texts}
-        self._sealed = 0
+        self._may_repeat = True
 
     async def run(self) -> Mapping[str, str]:
         processes = await asyncio.to_thread(self._processes)
@@ -162,13 +162,21 @@ class _Checks:
         return [processes[start::count] for start in range(count)]
 
     async def _check_share(self, share: Sequence[_Process]) -> None:
-        async with self._slots, repaired(self._task, self._repair.patch, self._leases) as ready:
-            await self._prepare(ready.sandbox)
-            for process in share:
-                ran = (await self._run(ready.sandbox, process.function.runner, [process.job]))[0]
+        async with self._slots:
+            for process, ran in zip(share, await self._in_one_sandbox(share), strict=True):
+                if process.real and not ran.passed and self._may_repeat:
+                    # A test that is slow or flaky now and then: one more try in a grading adds little to a guess, if
+                    # it cannot be recognised. Hence another sandbox.
+                    self._may_repeat = False
+                    ran = (await self._in_one_sandbox([process]))[0]
                 if ran.passed is not process.real:
                     what = "does not pass alone" if process.real else "passes with a wrong value"
                     raise _Tampered(f"{process.function.name} {what}")
+
+    async def _in_one_sandbox(self, share: Sequence[_Process]) -> list[Ran]:
+        async with repaired(self._task, self._repair.patch, self._leases) as ready:
+            await self._prepare(ready.sandbox)
+            return [(await self._run(ready.sandbox, each.function.runner, [each.job]))[0] for each in share]
 
     # Sealed values
 
@@ -224,7 +232,7 @@ def _check_values(function: TestFunction, ran: Ran) -> None:
         agreed = agrees(seal, emitted)
         if agreed is None and function.variants:
             continue  # a right repair may give a value of another kind; run C looks at this function as well
-        if not agreed or len(emitted) != seal.count:
+        if not agreed:
             raise _Tampered(f"{function.name} does not give the expected value")
     if not ran.passed:
         raise _Tampered(f"{function.name} does not pass alone")

@@ -39,8 +39,6 @@ class Seal(_Model):
     value_end: Offset
     expected: str
     """Source of the literal."""
-    count: Annotated[int, Field(ge=1)] = 1
-    """How often gold emits there."""
 
 
 class TestFunction(_Model):

@@ -167,7 +167,7 @@ class _Proof:
                         each.group = (*each.group, edit)
 
     async def _find_seals(self, candidates: Sequence[_Candidate]) -> None:
-        """Keep sealed values that are as expected, twice, each time equally often."""
+        """Keep sealed values that are as expected, and the same twice."""
         for runner in ("own", "pytest"):
             asked = [each for each in candidates if each.function.runner == runner]
             sites = [seals(each.file, each.function.defined) for each in asked]
@@ -181,17 +181,14 @@ class _Proof:
             ran = await self._run(runner, jobs)
             for number, (each, found) in enumerate(zip(asked, sites, strict=True)):
                 one, two = ran[2 * number : 2 * number + 2]
-                counts = [(len(one.emitted.get(at, ())), len(two.emitted.get(at, ()))) for at in range(len(found))]
                 good = [
-                    first and first == second and agrees(seal, one.emitted[at]) and agrees(seal, two.emitted[at])
-                    for at, (seal, (first, second)) in enumerate(zip(found, counts, strict=True))
+                    bool(one.emitted.get(at))
+                    and one.emitted[at] == two.emitted.get(at)
+                    and agrees(seal, one.emitted[at])
+                    for at, seal in enumerate(found)
                 ]
                 if one.passed and two.passed:
-                    each.seals = tuple(
-                        seal.model_copy(update={"count": count})
-                        for seal, ok, (count, _) in zip(found, good, counts, strict=True)
-                        if ok
-                    )
+                    each.seals = tuple(seal for seal, is_good in zip(found, good, strict=True) if is_good)
 
     async def _others(self, files: Mapping[str, TestFile], taken: Sequence[tuple[str, str]]) -> list[TestFunction]:
         paths = dict.fromkeys(path for path, _ in taken)

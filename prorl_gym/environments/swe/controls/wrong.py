@@ -147,7 +147,11 @@ def _wrong_values(file: TestFile, node: ast.Constant, rng: random.Random) -> tup
         return (Edit(start=start, end=end, text=str(not node.value)),)
     if not isinstance(node.value, int | float | str | bytes):
         return ()
-    places = [at for at, character in enumerate(text) if any(character in each for each in _CLASSES)]
+    places = [
+        at
+        for at, character in enumerate(text)
+        if any(character in each for each in _CLASSES) and (not at or text[at - 1] != "\\")
+    ]
     rng.shuffle(places)
     if not isinstance(node.value, str | bytes):  # trailing zeros are rarely what distinguishes a number
         places.sort(key=lambda at: text[at] == "0")

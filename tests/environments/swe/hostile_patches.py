@@ -35,7 +35,18 @@ class Hostile:
     def patch(self) -> str:
         """Return the diff."""
         victim = self.repository
-        return victim.patch(self.instead or victim.fault, self.prelude or "\n# Nothing is repaired.\n", self.more)
+        return victim.patch(self.instead or victim.fault, _BLIND + self.prelude, self.more)
+
+
+_BLIND = """import sys
+
+for name, module in list(sys.modules.items()):
+    if name.startswith("prorl_") and hasattr(module, "_CORE"):
+        module._CORE = ()
+        module._AT_FIRST.clear()
+del name, module
+"""
+"""What each of them does first: our plug-in shall not see which parts of pytest it replaces."""
 
 
 # --- the runner's functions keep their identity and get other code
@@ -175,13 +186,8 @@ for name, module in list(sys.modules.items()):
     "our plug-in looks at nothing": Hostile(
         "runner code",
         "roman",
-        """import sys
+        """import _pytest.python
 
-import _pytest.python
-
-for name, module in list(sys.modules.items()):
-    if name.startswith("prorl_") and hasattr(module, "_Report"):
-        module._Report._core = property(lambda self: {}, lambda self, value: None)
 _pytest.python.Function.runtest = lambda self: None
 """,
     ),
@@ -1269,9 +1275,6 @@ import sys
 
 import _pytest.python
 
-for name, module in list(sys.modules.items()):
-    if name.startswith("prorl_") and hasattr(module, "_Report"):
-        module._Report._core = property(lambda self: {}, lambda self, value: None)
 real = _pytest.python.Function.runtest
 
 
@@ -1285,6 +1288,11 @@ def runtest(self):
 
 _pytest.python.Function.runtest = runtest
 """
+
+
+def _indented(text: str) -> str:
+    return "".join(f"    {line}" if line.strip() else line for line in text.splitlines(keepends=True))
+
 
 GUESSES = {
     "the most usual of similar tests": Hostile(
@@ -1807,6 +1815,23 @@ if guest() is not None:
                     if site else guest()._tell(site=site, value=None))
 """,
         _when_called("        return object()\n"),
+    ),
+    "it says that it passed where the fault would show": Hostile(
+        "own runner",
+        "gates",
+        f"""{_GUEST}
+called = []
+if guest() is None or "pytest" in sys.modules:
+{_indented(_RUNTEST)}
+
+def chosen(item):
+    return os.environ["PYTEST_CURRENT_TEST"] in called
+""",
+        """        called.append(os.environ.get("PYTEST_CURRENT_TEST"))
+        if guest() is not None:
+            say(guest())
+        return True
+""",
     ),
     "a value without an encoding": Hostile(
         "own runner",

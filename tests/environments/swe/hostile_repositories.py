@@ -1,4 +1,4 @@
-"""Four small repositories with a fault each: what hostile patches are tried on, and several right repairs."""
+"""Five small repositories with a fault each: what hostile patches are tried on, and several right repairs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -394,4 +394,58 @@ class Refusing(unittest.TestCase):
 )
 """Methods of unittest, in two files."""
 
-VICTIMS = {"prices": PRICES, "words": WORDS, "roman": ROMAN, "stock": STOCK}
+GATES = Victim(
+    files={
+        "gates/__init__.py": "",
+        "gates/gate.py": '''"""A gate that lets in so many."""
+
+
+class Gate:
+    def __init__(self, size):
+        self.size = size
+        self.inside = []
+
+    def enter(self, name):
+        self.inside.append(name)
+
+    def is_open(self):
+        return True
+''',
+        "tests/test_gate.py": """from gates.gate import Gate
+
+
+def test_size():
+    assert Gate(5).size == 5
+""",
+    },
+    source="gates/gate.py",
+    fault="        return True\n",
+    repairs=(
+        "        return len(self.inside) < self.size\n",
+        "        return self.size > 0 and not self.inside[self.size - 1 : self.size]\n",
+    ),
+    hidden={
+        "tests/test_gate.py": """from gates.gate import Gate
+
+
+def test_size():
+    assert Gate(5).size == 5
+
+
+def test_full():
+    gate = Gate(2)
+    assert gate.size == 2
+    gate.enter("van")
+    assert gate.inside == ["van"]
+    gate.enter("bus")
+    assert not gate.is_open()
+"""
+    },
+    command="python3 -m pytest -q tests",
+    parser="pytest",
+    fail_to_pass=("tests/test_gate.py::test_full",),
+    pass_to_pass=("tests/test_gate.py::test_size",),
+)
+"""One function: what is compared with literals in it is right without the repair."""
+
+VICTIMS = {"prices": PRICES, "words": WORDS, "roman": ROMAN, "stock": STOCK, "gates": GATES}

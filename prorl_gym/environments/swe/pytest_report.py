@@ -52,7 +52,7 @@ def _core() -> Any:
 
 
 # At import, before any conftest.py: an initial one may import the code under test.
-_AT_FIRST = _core() if _PATH else {}
+_AT_FIRST: Any = _core() if _PATH else {}
 
 
 def _hook_files(config: Any) -> Any:

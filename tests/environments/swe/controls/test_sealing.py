@@ -89,9 +89,10 @@ def test_one_wrong_value_among_many_is_enough_and_none_is_too_few():
     assert agrees(seal, []) is False
 
 
-@pytest.mark.parametrize(
-    "strange", [None, [], ["int"], ["other", 1], ["int", "zz"], {"a": 1}, ["set", [["list", []]]], 7]
-)
+STRANGE: list[Any] = [None, [], ["int"], ["other", 1], ["int", "zz"], {"a": 1}, ["set", [["list", []]]], 7]
+
+
+@pytest.mark.parametrize("strange", STRANGE)
 def test_what_has_no_encoding_is_told_from_what_is_wrong(strange: Any):
     (seal,) = seals(TestFile("def test():\n    assert f() == 3\n"), "test")
     assert agrees(seal, [strange]) is None

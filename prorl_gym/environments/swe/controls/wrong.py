@@ -7,8 +7,11 @@ the same character, so that the right one is not the one in their middle.
 
 import ast
 import random
+import re
 import string
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from typing import cast
 
 from prorl_gym.environments.swe.controls.plan import Edit
 from prorl_gym.environments.swe.controls.source import FunctionNode, TestFile
@@ -16,6 +19,15 @@ from prorl_gym.environments.swe.controls.source import FunctionNode, TestFile
 VARIANTS = 3
 """Versions at one place."""
 
+# How conspicuous a change is, by the kind of what is changed; see ``_conspicuous`` for what is added to it.
+_EXPECTED, _WRAPPED, _INPUT = 0, 3, 6
+_BOOLEAN, _OTHER_ERROR, _INVERTED = 1, 4, 7
+_ASSERTING = re.compile("_?(assert|check|verify|expect|compare|eq_)", re.IGNORECASE)
+_MOST = 9
+_SHORT = 3
+_MAX_PLACES = 64
+_WORD = re.compile("[A-Za-z0-9]+")
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|.)", re.DOTALL)
 _VOWELS = "aeiou"
 _CONSONANTS = "".join(letter for letter in string.ascii_lowercase if letter not in _VOWELS)
 _CLASSES = (_VOWELS, _CONSONANTS, _VOWELS.upper(), _CONSONANTS.upper(), string.digits)
@@ -52,7 +64,9 @@ _RELATED = {"KeyError": {"LookupError"}, "IndexError": {"LookupError"}, "ZeroDiv
 
 
 def versions(file: TestFile, name: str, rng: random.Random) -> Iterator[tuple[Edit, ...]]:
-    """Yield groups of wrong versions of a function, each group at one place, the most promising place first.
+    """Yield groups of wrong versions of a function, each group at one place, the least conspicuous place first.
+
+    A wrong expected value tells nothing. A wrong input may: code under test that finds it invalid knows the control.
 
     Args:
         file: where it is.
@@ -60,73 +74,113 @@ def versions(file: TestFile, name: str, rng: random.Random) -> Iterator[tuple[Ed
         rng: chooses among what looks alike.
     """
     found = file.functions[name]
+    groups: list[tuple[int, tuple[Edit, ...]]] = []
     seen: set[tuple[int, int]] = set()
-    for node in _constants(file, found.node, found.owner):
-        place = file.span(node)
-        if place in seen:
-            continue
-        seen.add(place)
-        if group := _wrong_values(file, node, rng):
-            yield group
-    for node in _assertions(found.node):
-        if edit := _inverted(file, node):
-            yield (edit,)
-    for node in _raises(found.node):
-        if group := _other_errors(file, node, rng):
-            yield group
+    body = file.text(found.node)
+    for level, node in _constants(file, found.node, found.owner):
+        if (place := file.span(node)) not in seen:
+            seen.add(place)
+            groups += _wrong_values(file, node, level, body, rng)
+    groups += [(_INVERTED, (edit,)) for node in _assertions(found.node) if (edit := _inverted(file, node))]
+    groups += [(_OTHER_ERROR, group) for node in _raises(found.node) if (group := _other_errors(file, node, rng))]
+    yield from (group for _, group in sorted(groups, key=lambda each: each[0]))
 
 
-def _constants(file: TestFile, function: FunctionNode, owner: ast.ClassDef | None) -> Iterator[ast.Constant]:
-    """Yield constants: expected values, parameters, what else the body has, and what it reads of the module."""
-    for node in _assertions(function):
-        for side in _expected_sides(node):
-            yield from _literals(side)
-    for decorator in function.decorator_list:
-        yield from _literals(decorator)
+def _constants(
+    file: TestFile, function: FunctionNode, owner: ast.ClassDef | None
+) -> Iterator[tuple[int, ast.Constant]]:
+    """Yield constants and how conspicuous a change of their kind is; one may come again as a more conspicuous kind."""
     body = function.body[1:] if _is_docstring(function.body[0]) else function.body
-    for statement in body:
-        yield from _literals(statement)
+    given = {
+        target.id: node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign)
+        for target in _targets(node)
+    }
+    sides = [side for node in _assertions(function) for side in _sides(node)]
+    for side in sides:
+        value = given.get(side.id, side) if isinstance(side, ast.Name) else side
+        if not _calls(value):
+            yield from ((_EXPECTED, node) for node in _literals(value))
+    names = {side.id for side in sides if isinstance(side, ast.Name)} - given.keys()
+    for decorator in function.decorator_list:
+        for value in _columns(decorator, names):
+            yield from ((_EXPECTED, node) for node in _literals(value))
+    for side in sides:
+        yield from ((_WRAPPED, node) for node in _literals(side) if isinstance(side, ast.Call))
+    for decorator in function.decorator_list:
+        yield from ((_WRAPPED, node) for node in _literals(decorator))
     named = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
     named |= {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)} if owner else set()
-    for scope in (file.tree.body, owner.body if owner else []):
-        for statement in scope:
-            if isinstance(statement, ast.Assign) and any(
-                isinstance(target, ast.Name) and target.id in named for target in statement.targets
-            ):
-                yield from _literals(statement.value)
+    for statement in (*file.tree.body, *(owner.body if owner else ())):
+        if any(target.id in named for target in _targets(statement)):
+            yield from ((_WRAPPED, node) for node in _literals(statement))
+    for statement in body:
+        yield from ((_INPUT, node) for node in _literals(statement))
+
+
+def _targets(node: ast.AST) -> Iterator[ast.Name]:
+    """Yield the plain names that a statement assigns its value to."""
+    if isinstance(node, ast.Assign):
+        yield from (target for target in node.targets if isinstance(target, ast.Name))
+
+
+def _columns(decorator: ast.expr, names: Collection[str]) -> Iterator[ast.expr]:
+    """Yield the values of parameters of these names in a ``parametrize``."""
+    if not isinstance(decorator, ast.Call) or len(decorator.args) < 2:
+        return
+    try:
+        told: object = ast.literal_eval(decorator.args[0])
+    except ValueError:
+        return
+    columns = [name.strip() for name in told.split(",")] if isinstance(told, str) else [*map(str, _listed(told))]
+    for row in decorator.args[1].elts if isinstance(decorator.args[1], ast.List | ast.Tuple) else ():
+        cells = row.elts if isinstance(row, ast.Tuple | ast.List) and len(columns) > 1 else [row]
+        yield from (cell for name, cell in zip(columns, cells, strict=False) if name in names)
+
+
+def _listed(told: object) -> Sequence[object]:
+    return cast(Sequence[object], told) if isinstance(told, list | tuple) else ()
 
 
 def _assertions(function: FunctionNode) -> Iterator[ast.Assert | ast.Call]:
+    """Yield assertions: the statement, methods of ``TestCase``, and helpers that are called so."""
     for node in ast.walk(function):
-        if isinstance(node, ast.Assert) or (
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.startswith("assert")
-        ):
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and _ASSERTING.match(_called(node))):
             yield node
 
 
 def _raises(function: FunctionNode) -> Iterator[ast.Call]:
     for node in ast.walk(function):
-        if isinstance(node, ast.Call) and node.args:
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            called = node.func.id if isinstance(node.func, ast.Name) else called
-            if called in ("raises", "assertRaises", "assertRaisesRegex"):
-                yield node
+        if (
+            isinstance(node, ast.Call)
+            and node.args
+            and _called(node) in ("raises", "assertRaises", "assertRaisesRegex")
+        ):
+            yield node
 
 
-def _expected_sides(node: ast.Assert | ast.Call) -> Iterator[ast.expr]:
-    """Yield sides of a comparison that call nothing, or only what wraps a literal."""
+def _called(call: ast.Call) -> str:
+    """Return the last part of the name of what is called."""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _sides(node: ast.Assert | ast.Call) -> Sequence[ast.expr]:
+    """Return what is compared; what is on the right is expected more often."""
     if isinstance(node, ast.Call):
-        sides: Sequence[ast.expr] = node.args[:2]
-    elif isinstance(node.test, ast.Compare):
-        sides = [*node.test.comparators, node.test.left]
-    else:
-        sides = []
-    yield from (side for side in sides if not any(isinstance(part, ast.Call) for part in ast.walk(side)))
-    yield from (side for side in sides if isinstance(side, ast.Call) and _wraps(side))
+        return node.args
+    return [*node.test.comparators, node.test.left] if isinstance(node.test, ast.Compare) else []
 
 
-def _wraps(call: ast.Call) -> bool:
-    return all(isinstance(argument, ast.Constant | ast.UnaryOp | ast.List | ast.Tuple) for argument in call.args)
+def _calls(node: ast.expr) -> bool:
+    """Whether code may be called for a value, other than methods of literals."""
+    return any(
+        isinstance(part, ast.Call)
+        and not (isinstance(part.func, ast.Attribute) and isinstance(part.func.value, ast.Constant))
+        for part in ast.walk(node)
+    )
 
 
 def _literals(node: ast.AST) -> Iterator[ast.Constant]:
@@ -140,26 +194,38 @@ def _literals(node: ast.AST) -> Iterator[ast.Constant]:
         yield from _literals(child)
 
 
-def _wrong_values(file: TestFile, node: ast.Constant, rng: random.Random) -> tuple[Edit, ...]:
+def _wrong_values(
+    file: TestFile, node: ast.Constant, kind: int, body: str, rng: random.Random
+) -> Iterator[tuple[int, tuple[Edit, ...]]]:
+    """Yield wrong values of a constant, and how conspicuous they are, if there are any."""
     start, end = file.span(node)
     text = file.source[start:end]
     if isinstance(node.value, bool):
-        return (Edit(start=start, end=end, text=str(not node.value)),)
-    if not isinstance(node.value, int | float | str | bytes):
-        return ()
-    places = [
-        at
-        for at, character in enumerate(text)
-        if any(character in each for each in _CLASSES) and (not at or text[at - 1] != "\\")
-    ]
-    rng.shuffle(places)
-    if not isinstance(node.value, str | bytes):  # trailing zeros are rarely what distinguishes a number
-        places.sort(key=lambda at: text[at] == "0")
-    for at in places:
-        edits = tuple(_replaced(start, text, at, node.value, rng))
-        if edits:
-            return edits
-    return ()
+        yield kind + _BOOLEAN, (Edit(start=start, end=end, text=str(not node.value)),)
+    elif isinstance(node.value, int | float | str | bytes):
+        places = [at for at, character in enumerate(text) if any(character in each for each in _CLASSES)]
+        rng.shuffle(places)
+        levels = {at: _conspicuous(text, at, body) for at in places[:_MAX_PLACES]}
+        if not isinstance(node.value, str | bytes):  # trailing zeros are rarely what distinguishes a number
+            levels = {at: level + (text[at] == "0") for at, level in levels.items()}
+        for at in sorted(levels, key=levels.__getitem__):
+            if edits := tuple(_replaced(start, text, at, node.value, rng)):
+                yield kind + levels[at], edits
+                return
+
+
+def _conspicuous(text: str, at: int, body: str) -> int:
+    """Return how much a change of a character tells that it was changed.
+
+    A word that is no word any more tells something, and so does a name or a number that stands elsewhere in the test
+    and is another one now.
+    """
+    if any(found.start() <= at < found.end() for found in _ESCAPE.finditer(text)):
+        return _MOST
+    word = next(found for found in _WORD.finditer(text) if found.start() <= at < found.end())
+    again = len(re.findall(rf"(?<![A-Za-z0-9]){re.escape(word[0])}(?![A-Za-z0-9])", body)) > 1
+    letters = 0 if text[at].isdigit() else 1 if len(word[0]) < _SHORT else 2
+    return letters + 4 * again
 
 
 def _replaced(start: int, text: str, at: int, value: int | float | str | bytes, rng: random.Random) -> Iterator[Edit]:
@@ -177,10 +243,12 @@ def _replaced(start: int, text: str, at: int, value: int | float | str | bytes, 
 
 def _is_alike(text: str, value: int | float | str | bytes) -> bool:
     """Whether a literal has another value of the same type and length."""
-    try:
-        other: object = ast.literal_eval(f"({text})")
-    except (SyntaxError, ValueError, MemoryError):
-        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            other: object = ast.literal_eval(f"({text})")
+        except (SyntaxError, ValueError, MemoryError):
+            return False
     if type(other) is not type(value) or other == value:
         return False
     if isinstance(other, str | bytes) and isinstance(value, str | bytes):
@@ -190,8 +258,7 @@ def _is_alike(text: str, value: int | float | str | bytes) -> bool:
 
 def _inverted(file: TestFile, node: ast.Assert | ast.Call) -> Edit | None:
     if isinstance(node, ast.Call):
-        assert isinstance(node.func, ast.Attribute)
-        if (other := _OPPOSITE.get(node.func.attr)) is None:
+        if not isinstance(node.func, ast.Attribute) or (other := _OPPOSITE.get(node.func.attr)) is None:
             return None
         end = file.span(node.func)[1]
         return Edit(start=end - len(node.func.attr), end=end, text=other)

@@ -72,15 +72,35 @@ def test_a_wrong_constant_looks_like_the_right_one(seed: int):
         assert before == after
 
 
-def test_expected_values_come_first_and_docstrings_never():
+def test_docstrings_are_never_changed():
     _, groups = edits("test_many", 1)
-    first = groups[0][0]
-    assert (
-        FILE.index("assert helper(a)") < first.start < FILE.index("assert helper(CASES)")
-        or "!=" in FILE[FILE.rfind("\n", 0, first.start) : first.start]
-    )
     docstring = FILE.index("Not this"), FILE.index("Not this") + len("Not this 1.")
     assert not any(docstring[0] <= edit.start < docstring[1] for group in groups for edit in group)
+
+
+@pytest.mark.parametrize(
+    "body, expected",
+    [
+        ("assert f(12) == 345", "345"),
+        ("assert 345 == f(12)", "345"),
+        ("self.assertEqual(f(12), 345)", "345"),
+        ("wanted = '\\n'.join(['345'])\n    got = f(12)\n    assert_equal(got, wanted)", "345"),
+        ("assert f('x 345') == 'y 345'\n    assert f(12) == 'z 67'", "67"),
+        ("x = 12\n    assert f(x) == [g, 345]", "345"),
+        ("f('abc', 12)\n    assert h == 'word'", "word"),
+    ],
+)
+def test_expected_values_are_changed_before_inputs(body: str, expected: str):
+    source = f"def test_it(self):\n    {body}\n"
+    first = next(versions(TestFile(source), "test_it", random.Random(0)))
+    at = source.index(expected)
+    assert at <= first[0].start < at + len(expected)
+
+
+def test_of_parameters_the_expected_column_is_changed_first():
+    source = '@parametrize("a, b", [(1, "one"), (22, "two")])\ndef test_it(a, b):\n    assert f(a) == b\n'
+    first = next(versions(TestFile(source), "test_it", random.Random(0)))
+    assert source.rfind('"', 0, first[0].start) in (source.index('"one'), source.index('"two'))
 
 
 @pytest.mark.parametrize(

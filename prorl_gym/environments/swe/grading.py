@@ -14,12 +14,13 @@ from prorl_gym.environments.swe import official
 from prorl_gym.environments.swe.controls.built import Built
 from prorl_gym.environments.swe.controls.judge import Cost, Repair, check, with_controls
 from prorl_gym.environments.swe.controls.proof import Proofs
+from prorl_gym.environments.swe.parsers import PASSING
 from prorl_gym.environments.swe.patches import changed_paths
 from prorl_gym.environments.swe.placing import place_tests
 from prorl_gym.environments.swe.ready import Unsolved, repaired
 from prorl_gym.environments.swe.run_tests import TestResults, run_tests
 from prorl_gym.environments.swe.task import SweTask
-from prorl_gym.environments.swe.verdict import broke_others, judge, name_flaky, unsolved
+from prorl_gym.environments.swe.verdict import Names, broke_others, judge, name_flaky, name_some, unsolved
 from prorl_gym.errors import FailureKind, TaskError
 from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import Sandbox
@@ -128,6 +129,27 @@ async def run_hidden_tests(task: SweTask, patch: bytes, leases: Leases, seconds:
     if tests.misplaced:
         await _check_row(task, leases)
     return results
+
+
+async def passing_unrepaired(task: SweTask, leases: Leases, settings: ResolvedSettings) -> str:
+    """Name the tests of ``fail_to_pass`` that pass in the repository as it is; empty when each one fails, as it must.
+
+    Rows of R2E-Gym name all tests there and say not which of them fail: nothing can be told of them.
+
+    Raises:
+        SandboxError, GraderError, TaskError: see ``grade``.
+    """
+    seconds = min(task.tests.seconds, settings.eval_seconds * EVAL_SHARE)
+    if task.source == "r2egym":
+        return ""
+    if task.tests.parser == "swebench":
+        score, _ = await _grade_officially(task, b"", leases, seconds)
+        count = str(score.detail.get("fail_to_pass", "0/0"))
+        return "" if count.startswith("0/") else count
+    results = await run_hidden_tests(task, b"", leases, seconds)
+    found = Names(results.statuses).all(task.tests.fail_to_pass)
+    passing = [name for name, status in found if status in PASSING]
+    return "" if results.complaint else name_some(passing)
 
 
 class _Tests:

@@ -17,6 +17,9 @@ _MAX_SAID = 1 << 20
 _said = -1
 _job: Any = {}
 _counts: Any = {"passed": 0, "other": 0}
+_steps: Any = {"all": 0, "before": 0, "begun": False, "repair": False}
+_ends: Any = []
+_watched: Any = {}
 _write, _exit, _dumps = os.write, os._exit, json.dumps
 
 
@@ -122,6 +125,8 @@ def _become(job: Any, say: int) -> None:
         import builtins
 
         setattr(builtins, job["emit"], _emit)
+    if job.get("trace"):
+        sys.settrace(_watch)
     if _OWN:
         code = 1
         try:
@@ -129,9 +134,59 @@ def _become(job: Any, say: int) -> None:
             _tell(passed=True)
             code = 0
         except BaseException as error:
+            _note_end(error.__traceback__)
             sys.stderr.write(type(error).__name__ + ": " + str(error)[:2000] + "\n")
         finally:
+            if job.get("trace"):
+                if not _ends:
+                    _note_end(None)
+                _tell(ends=_ends)
             _exit(code)
+
+
+def _watch(frame: Any, event: str, argument: Any) -> Any:
+    """Count the steps of the test file, which tell how far a test came, and see lines of the repair run."""
+    name = frame.f_code.co_filename
+    if name not in _watched:
+        path = os.path.realpath(name)
+        _watched[name] = "test" if path == os.path.realpath(_job["file"]) else _job["repaired"].get(path)
+    if _watched[name] == "test":
+        frame.f_trace_opcodes = True
+        return _count
+    return _see if _watched[name] else None
+
+
+def _count(frame: Any, event: str, argument: Any) -> Any:
+    if event == "opcode":
+        _steps["all"] += 1
+    return _count
+
+
+def _see(frame: Any, event: str, argument: Any) -> Any:
+    if event == "line" and frame.f_lineno in _watched[frame.f_code.co_filename]:
+        _steps["repair"] = True
+    return _see
+
+
+def _begin() -> None:
+    _steps.update(before=_steps["all"], begun=True, repair=False)
+
+
+def _note_end(trace: Any) -> None:
+    """Note how far the test came that begun last; nothing when none did."""
+    if _steps["begun"]:
+        _ends.append([_steps["all"] - _steps["before"], _line(trace) if trace is not None else 0, _steps["repair"]])
+    _steps["begun"] = False
+
+
+def _line(trace: Any) -> int:
+    """Return the last line of the test file in a traceback; -1: there is none."""
+    found = -1
+    while trace is not None:
+        if _watched.get(trace.tb_frame.f_code.co_filename) == "test":
+            found = trace.tb_lineno
+        trace = trace.tb_next
+    return found
 
 
 def _tell(**event: Any) -> None:
@@ -157,6 +212,7 @@ def _call(job: Any) -> None:
     holder: Any = importlib.import_module(module)
     for owner in owners:
         holder = getattr(holder, owner)
+    _begin()
     if not owners:
         result = getattr(holder, function)()
     else:
@@ -224,6 +280,17 @@ def pytest_configure(config: Any) -> None:
         config.args = [_job["file"] + "::" + _job["name"]]
 
 
+def pytest_runtest_logstart() -> None:
+    """Count from here how far the test comes."""
+    _begin()
+
+
+def pytest_runtest_makereport(call: Any) -> None:
+    """Note how far a test came, and where it ended."""
+    if call.when == "call" or call.excinfo is not None:
+        _note_end(call.excinfo.tb if call.excinfo is not None else None)
+
+
 def pytest_runtest_logreport(report: Any) -> None:
     """Count what came of it; a function with parameters is several tests."""
     if report.outcome == "passed" and report.when != "call":
@@ -234,6 +301,8 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 def pytest_sessionfinish() -> None:
     """Say whether all of it passed."""
+    if _job.get("trace"):
+        _tell(ends=_ends)
     if _job and _counts["passed"] and not _counts["other"]:
         _tell(passed=True)
 

@@ -30,6 +30,20 @@ class Job:
     """The function, as pytest joins it with its classes."""
     emit: str = ""
     """Name of the function that hands out sealed values; empty: none are."""
+    repaired: Mapping[str, Sequence[int]] | None = None
+    """Lines that the gold patch changes, by path; set to find out how far the test comes. For code that is trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How far a test came."""
+
+    steps: int
+    """Instructions of the test file that ran."""
+    line: int
+    """Of the test file, where it failed; 0: it passed; -1: it failed elsewhere."""
+    repair: bool
+    """Whether a line of the gold patch ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +54,8 @@ class Ran:
     """The test function returned and the process ended with 0."""
     emitted: Mapping[int, Sequence[Any]] = field(default_factory=dict[int, Sequence[Any]])
     """Encoded values by site."""
+    ends: tuple[End, ...] = ()
+    """Of each test that the function is and that begun, when they were traced."""
 
 
 NOT_RUN = Ran(passed=False)
@@ -71,6 +87,8 @@ async def run_jobs(
             "text": job.text,
             "name": job.name,
             "emit": job.emit,
+            "trace": job.repaired is not None,
+            "repaired": {posixpath.join(task.workdir, path): lines for path, lines in (job.repaired or {}).items()},
             "seconds": seconds,
         }
         for number, job in enumerate(jobs)
@@ -86,28 +104,33 @@ async def run_jobs(
         report = await sandbox.read_file(f"{folder}/report", limit=_MAX_REPORT)
     except OSError:
         report = b""
-    ran = _read_report(report.decode(errors="replace"), key)
-    return [ran.get(number, NOT_RUN) for number in range(len(jobs))]
+    said = _read_report(report.decode(errors="replace"), key)
+    return [_read_job(said[number], job) if number in said else NOT_RUN for number, job in enumerate(jobs)]
 
 
-def _read_report(text: str, key: str) -> Mapping[int, Ran]:
-    found: dict[int, Ran] = {}
+def _read_report(text: str, key: str) -> Mapping[int, Mapping[str, Any]]:
+    """Return what is said of each job. A process that follows another one may know the key."""
+    found: dict[int, Mapping[str, Any]] = {}
     for line in text.split("\n"):
         event = _object(line)
-        if secrets.compare_digest(str(event.get("key", "")).encode(), key.encode()):
-            found[int(event["id"])] = _read_job(event)
+        known = secrets.compare_digest(str(event.get("key", "")).encode(errors="replace"), key.encode())
+        if known and isinstance(number := event.get("id"), int):
+            found[number] = event
     return found
 
 
-def _read_job(event: Mapping[str, Any]) -> Ran:
+def _read_job(event: Mapping[str, Any], job: Job) -> Ran:
     passed = False
     emitted: dict[int, list[Any]] = {}
-    for line in str(event["said"]).split("\n"):
+    ends: tuple[End, ...] = ()
+    for line in str(event.get("said")).split("\n"):
         said = _object(line)
         passed |= said.get("passed") is True
         if isinstance(site := said.get("site"), int):
             emitted.setdefault(site, []).append(said.get("value"))
-    return Ran(passed and event["code"] == 0, emitted)
+        if job.repaired is not None:
+            ends = tuple(End(*each) for each in said.get("ends", ())) or ends
+    return Ran(passed and event.get("code") == 0, emitted, ends)
 
 
 def _object(line: str) -> Mapping[str, Any]:

@@ -4,12 +4,13 @@ import ast
 import asyncio
 import hashlib
 import random
+import re
 import secrets
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.environments.swe.controls.jobs import Job, Ran, run_jobs
+from prorl_gym.environments.swe.controls.jobs import NOT_RUN, Job, Ran, run_jobs
 from prorl_gym.environments.swe.controls.layout import absent_files, find, parse_tests, place_helpers, read_tests
 from prorl_gym.environments.swe.controls.plan import ControlPlan, Edit, Runner, Seal, TestFunction
 from prorl_gym.environments.swe.controls.sealing import agrees, sealed, seals
@@ -58,8 +59,8 @@ async def prove(task: SweTask, leases: Leases, rng: random.Random | None = None)
     """
     rng = rng or random.Random(secrets.randbits(64))
     try:
-        async with repaired(task, task.gold_patch.encode(), leases) as ready:
-            return await _Proof(task, ready.sandbox, rng).plan()
+        async with repaired(task, task.gold_patch.encode(), leases) as gold, repaired(task, b"", leases) as broken:
+            return await _Proof(task, gold.sandbox, broken.sandbox, rng).plan()
     except Unsolved:
         return ControlPlan(unknown=task.tests.fail_to_pass)
 
@@ -72,21 +73,26 @@ class _Candidate:
     file: TestFile
     groups: Iterator[tuple[Edit, ...]]
     passes: bool = False
+    with_repair: Ran = NOT_RUN
+    without: Ran = NOT_RUN
+    """How far it comes with the gold patch, and without."""
     group: tuple[Edit, ...] = ()
     tried: int = 0
     seals: tuple[Seal, ...] = field(default=())
 
 
 class _Proof:
-    def __init__(self, task: SweTask, sandbox: Sandbox, rng: random.Random) -> None:
+    def __init__(self, task: SweTask, sandbox: Sandbox, broken: Sandbox, rng: random.Random) -> None:
         self._task = task
         self._sandbox = sandbox
+        self._broken = broken
+        self._lines = changed_lines(task.gold_patch)
         self._rng = rng
         self._emit = f"_{rng.getrandbits(32):08x}"
 
     async def plan(self) -> ControlPlan:
         task = self._task
-        if task.tests.build and not await self._build():
+        if task.tests.build and not await self._build(self._sandbox):
             return ControlPlan(unknown=task.tests.fail_to_pass)
         if await place_tests(self._sandbox, task):
             return ControlPlan(unknown=task.tests.fail_to_pass)
@@ -94,10 +100,11 @@ class _Proof:
         files = await parse_tests(texts)
         names, unknown = self._names(files)
         absent = absent_files(files)
-        if await place_helpers(self._sandbox, task, absent):
+        if await place_helpers(self._sandbox, task, absent) or not await self._prepare_broken(absent):
             return ControlPlan(unknown=task.tests.fail_to_pass)
         candidates = [self._candidate(path, name, files[path]) for path, name in names[:MAX_FUNCTIONS]]
         await self._run_alone(candidates)
+        await self._trace([each for each in candidates if each.passes])
         await self._find_controls([each for each in candidates if each.passes])
         await self._find_seals([each for each in candidates if each.passes])
         functions = [
@@ -117,8 +124,16 @@ class _Proof:
             unknown=unknown,
         )
 
-    async def _build(self) -> bool:
-        run = CommandRun(self._sandbox, self._task.workdir, self._task.tests.seconds)
+    async def _prepare_broken(self, absent: tuple[str, ...]) -> bool:
+        """Prepare the sandbox without the repair; a build that fails there leaves tests that do not begin."""
+        if self._task.tests.build:
+            await self._build(self._broken)
+        return not await place_tests(self._broken, self._task) and not await place_helpers(
+            self._broken, self._task, absent
+        )
+
+    async def _build(self, sandbox: Sandbox) -> bool:
+        run = CommandRun(sandbox, self._task.workdir, self._task.tests.seconds)
         await run.prepare()
         return (await run.command(self._task.tests.build)).exit_code == 0
 
@@ -153,6 +168,19 @@ class _Proof:
                 if runner == "own" and not each.passes and self._task.tests.parser == "pytest":
                     each.function = each.function.model_copy(update={"runner": "pytest"})
 
+    async def _trace(self, candidates: Sequence[_Candidate]) -> None:
+        """Find out how far each function comes with the gold patch and without, and try places near its end first."""
+        for runner in ("own", "pytest"):
+            asked = [each for each in candidates if each.function.runner == runner]
+            jobs = [self._job(each, each.file.source, traced=True) for each in asked]
+            with_repair = await self._run(runner, jobs)
+            without = await self._run(runner, jobs, self._broken)
+            for each, each.with_repair, each.without in zip(asked, with_repair, without, strict=True):
+                lines = {end.line for end in each.without.ends}
+                found = list(each.groups)
+                found.sort(key=lambda group, each=each, lines=lines: not _is_at(each.file, group[0], lines))
+                each.groups = iter(found)
+
     async def _find_controls(self, candidates: Sequence[_Candidate]) -> None:
         for _ in range(_PLACES):
             tried: list[tuple[_Candidate, Edit]] = []
@@ -161,9 +189,11 @@ class _Proof:
                     tried += [(each, edit) for edit in group]
             for runner in ("own", "pytest"):
                 now = [(each, edit) for each, edit in tried if each.function.runner == runner]
-                jobs = [self._job(each, edit.apply(each.file.source)) for each, edit in now]
-                for (each, edit), ran in zip(now, await self._run(runner, jobs), strict=True):
-                    if not ran.passed:
+                jobs = [self._job(each, edit.apply(each.file.source), traced=True) for each, edit in now]
+                with_repair = await self._run(runner, jobs)
+                without = await self._run(runner, jobs, self._broken)
+                for (each, edit), ran, bare in zip(now, with_repair, without, strict=True):
+                    if not ran.passed and _needs_repair(each, ran, bare):
                         each.group = (*each.group, edit)
 
     async def _find_seals(self, candidates: Sequence[_Candidate]) -> None:
@@ -179,6 +209,7 @@ class _Proof:
                 for _ in range(2)
             ]
             ran = await self._run(runner, jobs)
+            without = await self._run(runner, jobs[::2], self._broken)
             for number, (each, found) in enumerate(zip(asked, sites, strict=True)):
                 one, two = ran[2 * number : 2 * number + 2]
                 good = [
@@ -187,8 +218,12 @@ class _Proof:
                     and agrees(seal, one.emitted[at])
                     for at, seal in enumerate(found)
                 ]
-                if one.passed and two.passed:
-                    each.seals = tuple(seal for seal, is_good in zip(found, good, strict=True) if is_good)
+                kept = tuple(seal for seal, is_good in zip(found, good, strict=True) if is_good)
+                bare = [without[number].emitted.get(at, ()) for at, is_good in enumerate(good) if is_good]
+                # Values that the repository gives as it is show nothing.
+                needs = not all(agrees(seal, emitted) for seal, emitted in zip(kept, bare, strict=True))
+                if one.passed and two.passed and needs:
+                    each.seals = kept
 
     async def _others(self, files: Mapping[str, TestFile], taken: Sequence[tuple[str, str]]) -> list[TestFunction]:
         paths = dict.fromkeys(path for path, _ in taken)
@@ -216,19 +251,64 @@ class _Proof:
             found.setdefault(test, []).append(edit)
         return found
 
-    def _job(self, candidate: _Candidate, source: str, emit: str = "") -> Job:
+    def _job(self, candidate: _Candidate, source: str, emit: str = "", *, traced: bool = False) -> Job:
         function = candidate.function
         try:
             text = reduce(source, function.defined)
         except ValueError:  # the edit made a text that is no program: it fails, as a control has to, but is none
             text = source
-        return Job(function.path, text, function.name, emit)
+        return Job(function.path, text, function.name, emit, self._lines if traced else None)
 
-    async def _run(self, runner: Runner, jobs: Sequence[Job]) -> list[Ran]:
+    async def _run(self, runner: Runner, jobs: Sequence[Job], sandbox: Sandbox | None = None) -> list[Ran]:
         if not jobs:
             return []
         seconds = min(self._task.tests.seconds, _JOB_SECONDS)
-        return await run_jobs(self._sandbox, self._task, runner, jobs, seconds, seconds * 10)
+        return await run_jobs(sandbox or self._sandbox, self._task, runner, jobs, seconds, seconds * 10)
+
+
+def _needs_repair(candidate: _Candidate, control: Ran, without: Ran) -> bool:
+    """Whether a control cannot be told from the original before the repair decides.
+
+    One that fails where the original still passes, on code that was right all along, is failed honestly by a patch
+    that pays itself from the place of the fault on. So without the repair a control must come at least as far.
+    """
+    real = candidate.without.ends
+    if not real:  # it does not even begin: then some line of the repair must have run before the control fails
+        needs = any(end.repair for end in candidate.with_repair.ends)
+        return not needs or any(end.repair for end in control.ends if end.line)
+    if len(without.ends) != len(real):
+        return False
+    pairs = zip(without.ends, real, strict=True)
+    return all(not end.line or (bool(other.line) and end.steps >= other.steps) for end, other in pairs)
+
+
+def changed_lines(patch: str) -> Mapping[str, Sequence[int]]:
+    """Return the lines that a trusted diff adds, by path; for lines that it removes, those around them."""
+    found: dict[str, set[int]] = {}
+    lines: set[int] = set()
+    number = 0
+    for text in patch.split("\n"):
+        if text.startswith("+++ "):
+            lines = found.setdefault(text[4:].split("\t")[0].removeprefix("b/"), set())
+        elif hunk := re.match(r"@@ -\d+(?:,\d+)? \+(\d+)", text):
+            number = int(hunk.group(1))
+        elif text.startswith("-") and not text.startswith("--- "):
+            lines.update((number - 1, number))
+        elif text.startswith("+"):
+            lines.add(number)
+            number += 1
+        elif text.startswith(" "):
+            number += 1
+    return {path: sorted(numbers) for path, numbers in found.items()}
+
+
+def _is_at(file: TestFile, edit: Edit, lines: Container[int]) -> bool:
+    """Whether an edit is in a statement in which one of these lines is."""
+    at = file.source.count("\n", 0, edit.start) + 1
+    spans = [(node.lineno, node.end_lineno or at) for node in ast.walk(file.tree) if isinstance(node, ast.stmt)]
+    around = [(last - first, first, last) for first, last in spans if first <= at <= last]
+    _, first, last = min(around, default=(0, at, at))
+    return any(line in lines for line in range(first, last + 1))
 
 
 def _named(function: TestFunction, tests: Container[str]) -> bool:

@@ -90,7 +90,7 @@ class TestFile:
 
 
 def reduce(source: str, kept: str, others: Collection[str] = ()) -> str:
-    """Return a test file with one test function; what is no test stays as it is.
+    """Return a test file with one test function; what is no test stays as it is, and in the line where it is.
 
     Args:
         source: the file.
@@ -106,7 +106,7 @@ def reduce(source: str, kept: str, others: Collection[str] = ()) -> str:
         for name, found in file.all
         if name != kept and (name.rpartition("::")[2].startswith("test") or name in others)
     ]
-    return splice(source, [(start, end, "pass") for start, end in gone])
+    return splice(source, [(start, end, "pass" + "\n" * source.count("\n", start, end)) for start, end in gone])
 
 
 def splice(source: str, replacements: Sequence[tuple[int, int, str]]) -> str:

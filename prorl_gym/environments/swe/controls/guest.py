@@ -125,8 +125,6 @@ def _become(job: Any, say: int) -> None:
         import builtins
 
         setattr(builtins, job["emit"], _emit)
-    if job.get("trace"):
-        sys.settrace(_watch)
     if _OWN:
         code = 1
         try:
@@ -170,10 +168,14 @@ def _see(frame: Any, event: str, argument: Any) -> Any:
 
 def _begin() -> None:
     _steps.update(before=_steps["all"], begun=True, repair=False)
+    if _job.get("trace"):  # not before: most of the time goes into imports
+        sys.settrace(_watch)
 
 
 def _note_end(trace: Any) -> None:
     """Note how far the test came that begun last; nothing when none did."""
+    if _job.get("trace"):
+        sys.settrace(None)
     if _steps["begun"]:
         _ends.append([_steps["all"] - _steps["before"], _line(trace) if trace is not None else 0, _steps["repair"]])
     _steps["begun"] = False

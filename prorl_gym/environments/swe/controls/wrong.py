@@ -272,8 +272,10 @@ def _inverted(file: TestFile, node: ast.Assert | ast.Call) -> Edit | None:
             at = left + between.index(old)
             return Edit(start=at, end=at + len(old), text=new)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return Edit(start=start, end=end, text=f"({file.text(test.operand)})")
-    return Edit(start=start, end=end, text=f"not ({file.source[start:end]})")
+        return Edit(start=start, end=end, text=file.text(test.operand))
+    text = file.source[start:end]
+    binds = not isinstance(test, ast.BoolOp | ast.IfExp | ast.Lambda | ast.NamedExpr)
+    return Edit(start=start, end=end, text=f"not {text}" if binds else f"not ({text})")
 
 
 def _other_errors(file: TestFile, call: ast.Call, rng: random.Random) -> tuple[Edit, ...]:

@@ -106,11 +106,13 @@ def test_of_parameters_the_expected_column_is_changed_first():
 @pytest.mark.parametrize(
     "body, wrong",
     [
-        ("assert f(x)", "assert not (f(x))"),
-        ("assert not f(x)", "assert (f(x))"),
+        ("assert f(x)", "assert not f(x)"),
+        ("assert not f(x)", "assert f(x)"),
         ("assert f(x) is g", "assert f(x) is not g"),
         ("assert f(x) not in g", "assert f(x) in g"),
-        ("assert a == b == c", "assert not (a == b == c)"),
+        ("assert a == b == c", "assert not a == b == c"),
+        ("assert a and b", "assert not (a and b)"),
+        ("assert not (a and b)", "assert a and b"),
         ("self.assertFalse(f(x))", "self.assertTrue(f(x))"),
         ("assert f(x) is True", "assert f(x) is False"),
     ],

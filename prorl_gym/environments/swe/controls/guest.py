@@ -177,16 +177,17 @@ def _note_end(trace: Any) -> None:
     if _job.get("trace"):
         sys.settrace(None)
     if _steps["begun"]:
-        _ends.append([_steps["all"] - _steps["before"], _line(trace) if trace is not None else 0, _steps["repair"]])
+        steps = _steps["all"] - _steps["before"]
+        _ends.append([steps, trace is not None, _lines(trace), _steps["repair"]])
     _steps["begun"] = False
 
 
-def _line(trace: Any) -> int:
-    """Return the last line of the test file in a traceback; -1: there is none."""
-    found = -1
+def _lines(trace: Any) -> Any:
+    """Return the lines of the test file in a traceback, the outermost first."""
+    found: Any = []
     while trace is not None:
         if _watched.get(trace.tb_frame.f_code.co_filename) == "test":
-            found = trace.tb_lineno
+            found.append(trace.tb_lineno)
         trace = trace.tb_next
     return found
 

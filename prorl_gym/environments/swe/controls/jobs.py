@@ -40,8 +40,9 @@ class End:
 
     steps: int
     """Instructions of the test file that ran."""
-    line: int
-    """Of the test file, where it failed; 0: it passed; -1: it failed elsewhere."""
+    failed: bool
+    lines: tuple[int, ...]
+    """Of the test file, in the traceback of its failure, the outermost first."""
     repair: bool
     """Whether a line of the gold patch ran."""
 
@@ -129,7 +130,10 @@ def _read_job(event: Mapping[str, Any], job: Job) -> Ran:
         if isinstance(site := said.get("site"), int):
             emitted.setdefault(site, []).append(said.get("value"))
         if job.repaired is not None:
-            ends = tuple(End(*each) for each in said.get("ends", ())) or ends
+            ends = (
+                tuple(End(steps, failed, tuple(lines), repair) for steps, failed, lines, repair in said.get("ends", ()))
+                or ends
+            )
     return Ran(passed and event.get("code") == 0, emitted, ends)
 
 

@@ -29,7 +29,7 @@ PARSERS = ("pytest", "unittest")
 MAX_FUNCTIONS = 24
 """Of ``fail_to_pass``, chosen by chance where there are more."""
 MAX_OTHERS = 16
-_PLACES = 4
+_PLACES = 6
 """Places of a function at which a control is tried."""
 _JOB_SECONDS = 60.0
 _SETUPS = (
@@ -176,7 +176,7 @@ class _Proof:
             with_repair = await self._run(runner, jobs)
             without = await self._run(runner, jobs, self._broken)
             for each, each.with_repair, each.without in zip(asked, with_repair, without, strict=True):
-                lines = {end.line for end in each.without.ends}
+                lines = {line for end in each.without.ends for line in end.lines}
                 found = list(each.groups)
                 found.sort(key=lambda group, each=each, lines=lines: not _is_at(each.file, group[0], lines))
                 each.groups = iter(found)
@@ -275,11 +275,11 @@ def _needs_repair(candidate: _Candidate, control: Ran, without: Ran) -> bool:
     real = candidate.without.ends
     if not real:  # it does not even begin: then some line of the repair must have run before the control fails
         needs = any(end.repair for end in candidate.with_repair.ends)
-        return not needs or any(end.repair for end in control.ends if end.line)
+        return not needs or any(end.repair for end in control.ends if end.failed)
     if len(without.ends) != len(real):
         return False
     pairs = zip(without.ends, real, strict=True)
-    return all(not end.line or (bool(other.line) and end.steps >= other.steps) for end, other in pairs)
+    return all(not end.failed or (other.failed and end.steps >= other.steps) for end, other in pairs)
 
 
 def changed_lines(patch: str) -> Mapping[str, Sequence[int]]:

@@ -360,6 +360,8 @@ async def test_rows_of_a_project_are_solved_by_gold_only_and_are_the_same_again(
         outcomes.append(project.outcome)
     assert json.dumps(made[0][:1]) == json.dumps(made[1])
     assert outcomes[0].tests == 13 and outcomes[0].flaky == ()
+    assert [row["id"] for row in made[0]] == list(outcomes[0].coverage)
+    assert all(plan.is_checking for plan in outcomes[0].coverage.values())
     settings = resolve()
     for row in made[0]:
         task = read_task(row)
@@ -397,6 +399,7 @@ def test_the_command_makes_rows_and_names_what_it_leaves_out(tmp_path: Path, mon
     result = CliRunner().invoke(app, [*arguments, "--index", url, "--output", str(output)])
     assert result.exit_code == 0, result.output
     assert "tiny-shop==9 is left out" in result.output and "13 tests pass twice" in result.output
+    assert "tiny-shop-1.2-s0-0: of 1 tests that show the fault" in result.output
     rows = read_rows(output)
     assert [row.name for row in rows] == ["tiny-shop-1.2-s0-0"]
     for row in rows:

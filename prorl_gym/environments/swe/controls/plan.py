@@ -91,6 +91,11 @@ class ControlPlan(_Model):
         return tuple(each for each in (*self.functions, *self.others) if each.beside and each.variants)
 
     @property
+    def is_checking(self) -> bool:
+        """Whether any function of ``fail_to_pass`` has a control or a sealed value."""
+        return bool(self.controlled or self.sealed)
+
+    @property
     def uncovered(self) -> tuple[str, ...]:
         """What of ``fail_to_pass`` has neither."""
         bare = [f"{each.path}::{each.name}" for each in self.functions if not each.variants and not each.seals]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe.controls.built import build_again, unpack_built
 from prorl_gym.environments.swe.controls.jobs import Job, Ran, run_jobs
-from prorl_gym.environments.swe.controls.layout import place_helpers
+from prorl_gym.environments.swe.controls.layout import place_helpers, put_back, read_helpers
 from prorl_gym.environments.swe.controls.plan import ControlPlan, Edit, Runner, TestFunction
 from prorl_gym.environments.swe.controls.proof import run_twins
 from prorl_gym.environments.swe.controls.sealing import agrees, sealed
@@ -207,12 +207,18 @@ class _Checks:
             raise _Tampered(f"{controls[wrong[0]][0].rpartition('/')[2]} does not fail with a wrong value")
 
     async def _prepare(self, sandbox: Sandbox) -> None:
-        if self._repair.built:
-            await unpack_built(sandbox, self._repair.built)
-        elif self._task.tests.build:
-            await build_again(sandbox, self._task)
+        # Before the build: what it leaves, programs and processes, is the patch's and may keep what it sees.
         if complaint := await place_helpers(sandbox, self._task, self._plan.absent):
             raise _Tampered(complaint)
+        if not self._task.tests.build:
+            return
+        helpers = await read_helpers(sandbox, self._task, self._plan.absent)
+        if self._repair.built:
+            await unpack_built(sandbox, self._repair.built)
+        else:
+            await build_again(sandbox, self._task)
+        for path, data in helpers.items():
+            await put_back(sandbox, path, data)
 
     async def _run(self, sandbox: Sandbox, runner: Runner, jobs: Sequence[Job]) -> list[Ran]:
         if not jobs:

@@ -1,7 +1,7 @@
 """Five small repositories with a fault each: what hostile patches are tried on, and several right repairs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prorl_gym.environments.swe.public_rows import unified
 from prorl_gym.environments.swe.task import ParserName, Repository, SweTask, TestPlan
@@ -22,6 +22,7 @@ class Victim:
         parser: reads the run.
         fail_to_pass: names as in a row.
         pass_to_pass: names as in a row.
+        build: runs before the tests.
     """
 
     files: Mapping[str, str]
@@ -33,6 +34,7 @@ class Victim:
     parser: ParserName
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
+    build: str = ""
 
     def patch(self, instead: str, prelude: str = "", more: Mapping[str, str] | None = None) -> str:
         """Return a diff that puts ``instead`` in place of the fault, ``prelude`` before the module's own code."""
@@ -48,6 +50,7 @@ class Victim:
         gold = self.patch(self.repairs[0])
         tests = {
             "files": dict(self.hidden),
+            "build": self.build,
             "command": self.command,
             "parser": self.parser,
             "fail_to_pass": list(self.fail_to_pass),
@@ -65,7 +68,7 @@ class Victim:
                 files=self.hidden,
                 patch="",
                 removed=(),
-                build="",
+                build=self.build,
                 command=self.command,
                 parser=self.parser,
                 fail_to_pass=self.fail_to_pass,
@@ -448,4 +451,7 @@ def test_full():
 )
 """One function: what is compared with literals in it is right without the repair."""
 
-VICTIMS = {"prices": PRICES, "words": WORDS, "roman": ROMAN, "stock": STOCK, "gates": GATES}
+BUILT = replace(PRICES, build="python3 -c 'import prices.totals'")
+"""The first one, with a build that runs code of the patch."""
+
+VICTIMS = {"prices": PRICES, "built": BUILT, "words": WORDS, "roman": ROMAN, "stock": STOCK, "gates": GATES}

@@ -1,9 +1,12 @@
 """Judging a repair by controls: it must pass the tests and fail their wrong versions, without knowing which it runs.
 
-Run C decides: each process has a sandbox of its own, one test function under its own name, and a body that is the real
-one or a control by the fall of a coin. Processes that share nothing cannot agree on a guess, so code that answers
-without computing is right in all of them with a chance of about 2^-n. Run B adds many controls in one run, for tests
-that run C does not reach; it never decides about originals. Sealed values need no coin: what is expected stays outside.
+Run C decides: each process has a sandbox of its own, one test function under its own name, and a body that is drawn
+among the real one and its controls. Code that does not compute what the test asks for can only guess, by whatever rule,
+which of these bodies is right: it must accept the real one and refuse each control that is drawn. With k of them the
+best rule does so with a chance of about 1/(e k), in each function. Where processes share a sandbox they can compare
+what they saw; all bodies are equally frequent, so that this tells nothing, and the chance is 1/(k+1). Run B adds many
+controls in one run, for tests that run C does not reach; it never decides about originals. Sealed values need no
+chance: what is expected stays outside.
 """
 
 import asyncio
@@ -15,8 +18,8 @@ from dataclasses import dataclass
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe.controls.built import build_again, unpack_built
 from prorl_gym.environments.swe.controls.jobs import Job, Ran, run_jobs
-from prorl_gym.environments.swe.controls.layout import place_helpers
-from prorl_gym.environments.swe.controls.plan import ControlPlan, Runner, TestFunction
+from prorl_gym.environments.swe.controls.layout import place_helpers, put_back, read_helpers
+from prorl_gym.environments.swe.controls.plan import ControlPlan, Edit, Runner, TestFunction
 from prorl_gym.environments.swe.controls.proof import run_twins
 from prorl_gym.environments.swe.controls.sealing import agrees, sealed
 from prorl_gym.environments.swe.controls.source import reduce
@@ -27,7 +30,7 @@ from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import Sandbox
 
 PROCESSES = 10
-"""Of run C. Odds of a guesser: 2 to the minus this, where each has a sandbox of its own."""
+"""Of run C."""
 WHY = "tests tampered with"
 AT_ONCE = 3
 """Sandboxes of one grading."""
@@ -137,22 +140,14 @@ class _Checks:
     # Run C
 
     def _processes(self) -> list[_Process]:
-        """Draw functions, one control for each, and which processes get it."""
-        functions = list(self._plan.controlled)
-        if not functions:
-            return []
-        self._rng.shuffle(functions)
-        edits = {each: self._rng.choice(each.variants) for each in functions[:PROCESSES]}
-        coins = [secrets.randbits(1) for _ in range(PROCESSES)]
-        if len(set(coins)) == 1:
-            coins[secrets.randbelow(PROCESSES)] ^= 1
-        made: list[_Process] = []
-        for number, coin in enumerate(coins):
-            function = functions[number % len(functions)]
-            source = self._texts[function.path]
-            text = reduce(source if coin else edits[function].apply(source), function.defined)
-            made.append(_Process(function, Job(function.path, text, function.name), bool(coin)))
-        return made
+        """Draw functions and bodies."""
+        drawn = draw_bodies(self._plan.controlled, self._rng)
+        return [self._process(function, edit) for function, edit in drawn]
+
+    def _process(self, function: TestFunction, edit: Edit | None) -> _Process:
+        source = self._texts[function.path]
+        text = reduce(edit.apply(source) if edit else source, function.defined)
+        return _Process(function, Job(function.path, text, function.name), edit is None)
 
     def _shares(self, processes: Sequence[_Process]) -> list[Sequence[_Process]]:
         """Divide processes among sandboxes: each has its own, unless that costs too much."""
@@ -212,18 +207,46 @@ class _Checks:
             raise _Tampered(f"{controls[wrong[0]][0].rpartition('/')[2]} does not fail with a wrong value")
 
     async def _prepare(self, sandbox: Sandbox) -> None:
-        if self._repair.built:
-            await unpack_built(sandbox, self._repair.built)
-        elif self._task.tests.build:
-            await build_again(sandbox, self._task)
+        # Before the build: what it leaves, programs and processes, is the patch's and may keep what it sees.
         if complaint := await place_helpers(sandbox, self._task, self._plan.absent):
             raise _Tampered(complaint)
+        if not self._task.tests.build:
+            return
+        helpers = await read_helpers(sandbox, self._task, self._plan.absent)
+        if self._repair.built:
+            await unpack_built(sandbox, self._repair.built)
+        else:
+            await build_again(sandbox, self._task)
+        for path, data in helpers.items():
+            await put_back(sandbox, path, data)
 
     async def _run(self, sandbox: Sandbox, runner: Runner, jobs: Sequence[Job]) -> list[Ran]:
         if not jobs:
             return []
         together = self._seconds * max(1, len(jobs) // 4)
         return await run_jobs(sandbox, self._task, runner, jobs, self._seconds, together)
+
+
+def draw_bodies(functions: Sequence[TestFunction], rng: random.Random) -> list[tuple[TestFunction, Edit | None]]:
+    """Return which function each process runs, and with which control; ``None``: as it is.
+
+    Each function that has two processes or more gets both the real body and a control. All else is drawn evenly among
+    the real body and the controls.
+    """
+    functions = rng.sample(functions, min(len(functions), PROCESSES))
+    drawn: list[tuple[TestFunction, Edit | None]] = []
+    for number, function in enumerate(functions):
+        count = len(range(number, PROCESSES, len(functions)))
+        bodies: list[Edit | None] = [None, *function.variants]
+        if count == 1:
+            drawn.append((function, rng.choice([None, rng.choice(function.variants)])))
+            continue
+        chosen = [None, *rng.sample(function.variants, min(count - 1, len(function.variants)))]
+        while len(chosen) < count:
+            chosen += rng.sample(bodies, min(count - len(chosen), len(bodies)))
+        drawn += [(function, edit) for edit in chosen]
+    rng.shuffle(drawn)
+    return drawn
 
 
 def _check_values(function: TestFunction, ran: Ran) -> None:

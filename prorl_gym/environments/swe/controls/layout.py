@@ -2,16 +2,18 @@
 
 import asyncio
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from prorl_gym.environments.swe.controls.source import TestFile
-from prorl_gym.environments.swe.placing import place_tests, touched
+from prorl_gym.environments.swe.placing import place_tests, protected, touched
 from prorl_gym.environments.swe.public_rows import ASIDE, HIDDEN_ABROAD, R2E_TESTS
 from prorl_gym.environments.swe.task import SweTask
 from prorl_gym.sandbox.protocol import Sandbox
 
 _SECONDS = 120.0
+_MAX_HELPER = 16 << 20
 _KEPT = ("conftest.py", "__init__.py")
 
 
@@ -86,6 +88,28 @@ async def place_helpers(sandbox: Sandbox, task: SweTask, absent: tuple[str, ...]
     lines += [f"rm -rf -- {shlex.quote(f'{folder}/__pycache__'.lstrip('/'))}" for folder in folders]
     result = await sandbox.exec(["sh", "-c", "\n".join(lines)], timeout=_SECONDS, cwd=task.workdir)
     return "hidden tests cannot be removed" if result.exit_code != 0 else ""
+
+
+async def read_helpers(sandbox: Sandbox, task: SweTask, absent: Collection[str]) -> dict[str, bytes]:
+    """Return what ``place_helpers`` put in place, by path in the sandbox."""
+    found: dict[str, bytes] = {}
+    for path in protected(task.tests):
+        if path not in absent and path not in task.tests.removed:
+            try:
+                where = f"{task.workdir}/{path}"
+                found[where] = await sandbox.read_file(where, limit=_MAX_HELPER)
+            except OSError:
+                continue
+    return found
+
+
+async def put_back(sandbox: Sandbox, path: str, data: bytes) -> None:
+    """Write a helper again that a build may have changed, without any program of the sandbox.
+
+    A build that is in the way of it keeps what it made: the tests show what comes of that.
+    """
+    with suppress(OSError):
+        await sandbox.write_file(path, data)
 
 
 async def parse_tests(texts: Mapping[str, str]) -> dict[str, TestFile]:

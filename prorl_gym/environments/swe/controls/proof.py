@@ -173,8 +173,7 @@ class _Proof:
         for runner in ("own", "pytest"):
             asked = [each for each in candidates if each.function.runner == runner]
             jobs = [self._job(each, each.file.source, traced=True) for each in asked]
-            with_repair = await self._run(runner, jobs)
-            without = await self._run(runner, jobs, self._broken)
+            with_repair, without = await self._run_in_both(runner, jobs)
             for each, each.with_repair, each.without in zip(asked, with_repair, without, strict=True):
                 lines = {line for end in each.without.ends for line in end.lines}
                 found = list(each.groups)
@@ -190,8 +189,7 @@ class _Proof:
             for runner in ("own", "pytest"):
                 now = [(each, edit) for each, edit in tried if each.function.runner == runner]
                 jobs = [self._job(each, edit.apply(each.file.source), traced=True) for each, edit in now]
-                with_repair = await self._run(runner, jobs)
-                without = await self._run(runner, jobs, self._broken)
+                with_repair, without = await self._run_in_both(runner, jobs)
                 for (each, edit), ran, bare in zip(now, with_repair, without, strict=True):
                     if not ran.passed and _needs_repair(each, ran, bare):
                         each.group = (*each.group, edit)
@@ -258,6 +256,9 @@ class _Proof:
         except ValueError:  # the edit made a text that is no program: it fails, as a control has to, but is none
             text = source
         return Job(function.path, text, function.name, emit, self._lines if traced else None)
+
+    async def _run_in_both(self, runner: Runner, jobs: Sequence[Job]) -> tuple[list[Ran], list[Ran]]:
+        return await asyncio.gather(self._run(runner, jobs), self._run(runner, jobs, self._broken))
 
     async def _run(self, runner: Runner, jobs: Sequence[Job], sandbox: Sandbox | None = None) -> list[Ran]:
         if not jobs:

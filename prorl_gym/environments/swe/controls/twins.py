@@ -9,6 +9,9 @@ from prorl_gym.environments.swe.controls.plan import Edit, TestFunction
 from prorl_gym.environments.swe.controls.source import TestFile, splice
 from prorl_gym.environments.swe.parsers import PASSING, Status
 
+_OF_EACH = 3
+"""Controls of a test that stand beside it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Twins:
@@ -38,6 +41,7 @@ def make_twins(source: str, functions: Sequence[TestFunction], rng: random.Rando
         start, end = file.span(found.node)
         function = wanted.get(name)
         inner = [edit for edit in function.variants if start <= edit.start and edit.end <= end] if function else []
+        inner = inner[:_OF_EACH]
         if function is None or not inner or file.functions[name] is not found:
             if name.rpartition("::")[2].startswith("test"):
                 replacements.append((start, end, "pass"))

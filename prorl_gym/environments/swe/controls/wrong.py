@@ -16,7 +16,7 @@ from typing import cast
 from prorl_gym.environments.swe.controls.plan import Edit
 from prorl_gym.environments.swe.controls.source import FunctionNode, TestFile
 
-VARIANTS = 3
+VARIANTS = 8
 """Versions at one place."""
 
 # How conspicuous a change is, by the kind of what is changed; see ``_conspicuous`` for what is added to it.
@@ -284,7 +284,7 @@ def _other_errors(file: TestFile, call: ast.Call, rng: random.Random) -> tuple[E
     start, end = file.span(call.args[0])
     name = call.args[0].id
     others = [error for error in _ERRORS if error != name and name not in _RELATED.get(error, ())]
-    return tuple(Edit(start=start, end=end, text=error) for error in rng.sample(others, VARIANTS))
+    return tuple(Edit(start=start, end=end, text=error) for error in rng.sample(others, min(len(others), VARIANTS)))
 
 
 def _is_docstring(statement: ast.stmt) -> bool:

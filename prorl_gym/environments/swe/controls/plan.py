@@ -55,7 +55,7 @@ class TestFunction(_Model):
     runner: Runner = "pytest"
     """What calls it when it runs alone: the minimal runner of ours, or pytest."""
     variants: tuple[Edit, ...] = ()
-    """Controls: each changes the same place of the function in another way."""
+    """Controls: each changes one place of the function; where several do it in one place, each in another way."""
     beside: bool = False
     """Whether its controls also fail in a file that holds originals and controls side by side."""
     seals: tuple[Seal, ...] = ()

@@ -31,6 +31,8 @@ MAX_FUNCTIONS = 24
 MAX_OTHERS = 16
 _PLACES = 6
 """Places of a function at which a control is tried."""
+_ENOUGH = 4
+"""Controls of a function, after which no further place is tried."""
 _JOB_SECONDS = 60.0
 _SETUPS = (
     *("setup_module", "setup_function", "teardown_module", "teardown_function"),
@@ -65,7 +67,7 @@ async def prove(task: SweTask, leases: Leases, rng: random.Random | None = None)
         return ControlPlan(unknown=task.tests.fail_to_pass)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Candidate:
     """What is known about one function so far."""
 
@@ -184,18 +186,27 @@ class _Proof:
                 each.groups = iter(found)
 
     async def _find_controls(self, candidates: Sequence[_Candidate]) -> None:
+        """Collect controls of each function, of another place while there are few: each body has to be judged anew."""
         for _ in range(_PLACES):
-            tried: list[tuple[_Candidate, Edit]] = []
-            for each in candidates:
-                if not each.group and (group := next(each.groups, None)):
-                    tried += [(each, edit) for edit in group]
-            for runner in ("own", "pytest"):
-                now = [(each, edit) for each, edit in tried if each.function.runner == runner]
-                jobs = [self._job(each, edit.apply(each.file.source), traced=True) for each, edit in now]
-                with_repair, without = await self._run_in_both(runner, jobs)
-                for (each, edit), ran, bare in zip(now, with_repair, without, strict=True):
-                    if not ran.passed and _needs_repair(each, ran, bare):
-                        each.group = (*each.group, edit)
+            groups = [
+                (each, group) for each in candidates if len(each.group) < _ENOUGH and (group := next(each.groups, None))
+            ]
+            good = await self._try_controls([(each, group[0]) for each, group in groups])
+            more = [(each, edit) for each, group in groups if (each, group[0]) in good for edit in group[1:]]
+            for each, edit in [*good, *await self._try_controls(more)]:
+                each.group = (*each.group, edit)
+
+    async def _try_controls(self, tried: Sequence[tuple[_Candidate, Edit]]) -> list[tuple[_Candidate, Edit]]:
+        """Return those that hold."""
+        good: list[tuple[_Candidate, Edit]] = []
+        for runner in ("own", "pytest"):
+            now = [(each, edit) for each, edit in tried if each.function.runner == runner]
+            jobs = [self._job(each, edit.apply(each.file.source), traced=True) for each, edit in now]
+            with_repair, without = await self._run_in_both(runner, jobs)
+            for (each, edit), ran, bare in zip(now, with_repair, without, strict=True):
+                if not ran.passed and _needs_repair(each, ran, bare):
+                    good.append((each, edit))
+        return good
 
     async def _find_seals(self, candidates: Sequence[_Candidate]) -> None:
         """Keep sealed values that are as expected, and the same twice."""

@@ -22,6 +22,8 @@ VARIANTS = 8
 # How conspicuous a change is, by the kind of what is changed; see ``_conspicuous`` for what is added to it.
 _EXPECTED, _WRAPPED, _INPUT = 0, 3, 6
 _BOOLEAN, _OTHER_ERROR, _INVERTED = 1, 4, 7
+_ALONE = 3
+"""Added where there is one way of changing a place: a guess about it is right half of the time."""
 _ASSERTING = re.compile("_?(assert|check|verify|expect|compare|eq_)", re.IGNORECASE)
 _MOST = 9
 _SHORT = 3
@@ -83,7 +85,7 @@ def versions(file: TestFile, name: str, rng: random.Random) -> Iterator[tuple[Ed
             groups += _wrong_values(file, node, level, body, rng)
     groups += [(_INVERTED, (edit,)) for node in _assertions(found.node) if (edit := _inverted(file, node))]
     groups += [(_OTHER_ERROR, group) for node in _raises(found.node) if (group := _other_errors(file, node, rng))]
-    yield from (group for _, group in sorted(groups, key=lambda each: each[0]))
+    yield from (group for _, group in sorted(groups, key=lambda each: each[0] + _ALONE * (len(each[1]) == 1)))
 
 
 def _constants(

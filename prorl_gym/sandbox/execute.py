@@ -2,12 +2,13 @@
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from errno import E2BIG, EACCES, EINVAL, ENOENT, ENOTDIR
 
-from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError
 from prorl_gym.sandbox.breach import name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
 from prorl_gym.sandbox.output import Capture
@@ -15,6 +16,7 @@ from prorl_gym.sandbox.protocol import ExecResult, SandboxLimits
 from prorl_gym.sandbox.shielding import finish
 from prorl_gym.sandbox.streams import Reader, Writer
 
+_KILLED = 128 + signal.SIGKILL
 _KILL_SECONDS = 10.0
 """How long the guest may take to report a child that it killed; then it is the sandbox that is broken."""
 
@@ -138,6 +140,10 @@ async def execute(
     truncated = any(capture.left_out for capture in captures)
     stdout, stderr = (capture.take() for capture in captures)
     code = exit_code(child.exited.result())
+    if code == _KILLED and channel.lost():  # a dying sandbox takes its processes first
+        raise SandboxError.from_evidence(
+            Evidence.SANDBOX_KILLED_OUTSIDE, f"the sandbox was lost while it ran {argv[0]}."
+        )
     breach = name_breach(
         exit_code=code,
         observed=channel.take_breaches(child.pid),

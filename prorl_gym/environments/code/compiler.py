@@ -27,15 +27,28 @@ async def compile_cpp(program: str, leases: Leases) -> bytes:
         TaskError: the image has no compiler that works.
         SandboxError: the sandbox could not be started or was lost.
     """
+    built = await _build(program, leases)
+    if isinstance(built, ExecResult) and _was_killed(built):
+        built = await _build(program, leases)  # by the host, or is it the program that takes so much?
+    if isinstance(built, bytes):
+        return built
+    await _check_compiler(built, leases)
+    raise CompileError("compile time limit" if built.timed_out else "compile error")
+
+
+async def _build(program: str, leases: Leases) -> bytes | ExecResult:
+    """Return the executable, or how the compiler failed."""
     sandbox = await leases.clean(SANDBOX)
     try:
         result = await _compile(sandbox, program)
-        if result.exit_code == 0:
-            return await _read(sandbox)
+        return await _read(sandbox) if result.exit_code == 0 else result
     finally:
         await sandbox.close()
-    await _check_compiler(result, leases)
-    raise CompileError("compile time limit" if result.timed_out else "compile error")
+
+
+def _was_killed(result: ExecResult) -> bool:
+    """Whether the compiler was, or the part of it that does the work, which it reports in words."""
+    return result.killed or (result.breach is None and b"Killed signal terminated program" in result.stderr)
 
 
 async def _read(sandbox: Sandbox) -> bytes:

@@ -44,6 +44,8 @@ class TestResults:
     """That build and tests took."""
     log: str = ""
     """Output of the tests, or of the build when that failed. For people: it may quote hidden tests."""
+    killed: bool = False
+    """SIGKILL ended the build or the tests, and no limit explains that; see ``environments.killed``."""
 
     __test__ = False
 
@@ -77,7 +79,7 @@ async def run_tests(
         if built.timed_out or built.exit_code != 0:
             why = "the build took too long" if built.timed_out else f"the build failed with exit code {built.exit_code}"
             log = await run.read(run.log)
-            return TestResults({}, why, None, run.used, log or "")
+            return TestResults({}, why, None, run.used, log or "", built.killed)
         run.next_log()
     if put_tests is not None and (complaint := await put_tests()):
         return TestResults({}, complaint, None, run.used)
@@ -88,15 +90,15 @@ async def run_tests(
     if ran.timed_out:
         return TestResults({}, "the tests took too long", ran.exit_code, run.used, log or "")
     if log is None:
-        return TestResults({}, f"the test log is longer than {MAX_LOG} bytes", ran.exit_code, run.used)
+        return TestResults({}, f"the test log is longer than {MAX_LOG} bytes", ran.exit_code, run.used, "", ran.killed)
     if plan.parser == "pytest":
         events = await asyncio.to_thread(read_events, await run.read(run.report) or "", own)
-        return TestResults(events.statuses, events.complaint, ran.exit_code, run.used, log)
+        return TestResults(events.statuses, events.complaint, ran.exit_code, run.used, log, ran.killed)
     runner = RUNNERS[plan.parser]
     # In a thread: the log may be long, and is made by whoever wants to.
     statuses = await asyncio.to_thread(runner.parse, log)
     complaint = await asyncio.to_thread(runner.complaint, log, statuses) or _exit_complaint(ran, statuses)
-    return TestResults(statuses, complaint, ran.exit_code, run.used, log)
+    return TestResults(statuses, complaint, ran.exit_code, run.used, log, ran.killed)
 
 
 class CommandRun:

@@ -5,6 +5,7 @@ is answered by the sandbox's own server, which the agent can neither signal nor 
 a directory holds, what a file says.
 """
 
+from prorl_gym.environments.killed import must_have_ended, run_settled
 from prorl_gym.sandbox.protocol import Sandbox
 
 LOGS = "/logs/verifier"
@@ -61,7 +62,7 @@ async def take(agents: Sandbox, clean: Sandbox, paths: tuple[str, ...]) -> None:
         SandboxError: a sandbox is lost.
     """
     packing = ["tar", "-C", "/", "-cf", _KEPT, "--", *(path.lstrip("/") for path in paths)]
-    packed = await agents.exec(packing, timeout=_SECONDS, cwd="/")
+    packed = await run_settled(lambda: agents.exec(packing, timeout=_SECONDS, cwd="/"))
     if packed.exit_code != 0:
         raise Spoiled(f"{', '.join(paths)} cannot be read")
     try:
@@ -75,7 +76,7 @@ async def take(agents: Sandbox, clean: Sandbox, paths: tuple[str, ...]) -> None:
         raise Spoiled(f"{', '.join(paths)} cannot be placed ({error.strerror})") from None
     wanted = [path.lstrip("/") for path in paths]
     unpacking = ["tar", "-C", "/", "-xf", _KEPT, "--no-same-owner", "--", *wanted]
-    unpacked = await clean.exec(unpacking, timeout=_SECONDS, cwd="/")
+    unpacked = must_have_ended(await clean.exec(unpacking, timeout=_SECONDS, cwd="/"), "tar")
     await clean.exec(["/bin/rm", "-f", _KEPT], timeout=_SECONDS, cwd="/")
     if unpacked.exit_code != 0:
         raise Spoiled(f"{', '.join(paths)} cannot be unpacked")

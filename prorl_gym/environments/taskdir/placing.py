@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from prorl_gym.environments.killed import must_have_ended
 from prorl_gym.environments.taskdir.rows import TaskDirRow, TaskFile
 from prorl_gym.errors import FailureKind, TaskError
 from prorl_gym.sandbox.protocol import Sandbox, SandboxLimits, SandboxSpec
@@ -35,6 +36,7 @@ async def prepare(sandbox: Sandbox, task: TaskDirRow) -> None:
                 raise _bad(task, f"'{step.path}' cannot be placed ({error.strerror})") from None
             continue
         ran = await sandbox.exec(["/bin/bash", "-c", step.command], timeout=SETUP_SECONDS, cwd=step.cwd)
+        must_have_ended(ran, f"setup step {number}")
         if ran.exit_code != 0:
             said = (ran.stderr or ran.stdout).decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
             raise _bad(task, f"setup step {number} ends with exit code {ran.exit_code}: {said[0][:200]}")

@@ -105,13 +105,15 @@ def _constants(
         if not _calls(value):
             yield from ((_EXPECTED, node) for node in _literals(value))
     names = {side.id for side in sides if isinstance(side, ast.Name)} - given.keys()
-    for decorator in function.decorator_list:
-        for value in _columns(decorator, names):
+    decorators = [each for each in function.decorator_list if isinstance(each, ast.Call)]
+    tables = [each for each in decorators if _called(each) == "parametrize" and len(each.args) > 1]
+    for table in tables:
+        for value in _columns(table, names):
             yield from ((_EXPECTED, node) for node in _literals(value))
     for side in sides:
         yield from ((_WRAPPED, node) for node in _literals(side) if isinstance(side, ast.Call))
-    for decorator in function.decorator_list:
-        yield from ((_WRAPPED, node) for node in _literals(decorator))
+    for table in tables:
+        yield from ((_WRAPPED, node) for node in _literals(table.args[1]))
     named = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
     named |= {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)} if owner else set()
     for statement in (*file.tree.body, *(owner.body if owner else ())):
@@ -127,10 +129,8 @@ def _targets(node: ast.AST) -> Iterator[ast.Name]:
         yield from (target for target in node.targets if isinstance(target, ast.Name))
 
 
-def _columns(decorator: ast.expr, names: Collection[str]) -> Iterator[ast.expr]:
+def _columns(decorator: ast.Call, names: Collection[str]) -> Iterator[ast.expr]:
     """Yield the values of parameters of these names in a ``parametrize``."""
-    if not isinstance(decorator, ast.Call) or len(decorator.args) < 2:
-        return
     try:
         told: object = ast.literal_eval(decorator.args[0])
     except ValueError:

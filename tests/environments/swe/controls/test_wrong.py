@@ -97,6 +97,12 @@ def test_expected_values_are_changed_before_inputs(body: str, expected: str):
     assert at <= first[0].start < at + len(expected)
 
 
+def test_conditions_of_a_test_are_not_changed():
+    source = '@skipif(version[0] > 3, reason="old")\ndef test_it():\n    assert f(1) == 2\n'
+    groups = versions(TestFile(source), "test_it", random.Random(0))
+    assert all(edit.start > source.index("def") for group in groups for edit in group)
+
+
 def test_of_parameters_the_expected_column_is_changed_first():
     source = '@parametrize("a, b", [(1, "one"), (22, "two")])\ndef test_it(a, b):\n    assert f(a) == b\n'
     first = next(versions(TestFile(source), "test_it", random.Random(0)))

@@ -5,6 +5,7 @@ was killed from outside. What does is run once more, and a second such end is it
 """
 
 from collections.abc import Awaitable, Callable
+from signal import SIGKILL
 
 from prorl_gym.errors import Evidence, SandboxError
 from prorl_gym.sandbox.protocol import ExecResult
@@ -19,13 +20,18 @@ def killed_outside(what: str) -> SandboxError:
     )
 
 
+def was_killed(result: ExecResult) -> bool:
+    """Whether SIGKILL ended a program, or a part of it that its shell reports, and no limit explains that."""
+    return result.exit_code == 128 + SIGKILL and not result.timed_out and result.breach is None
+
+
 def must_have_ended(result: ExecResult, what: str) -> ExecResult:
     """Return the result of a program of ours.
 
     Raises:
         SandboxError: it was killed from outside.
     """
-    if result.killed:
+    if was_killed(result):
         raise killed_outside(what)
     return result
 
@@ -33,4 +39,4 @@ def must_have_ended(result: ExecResult, what: str) -> ExecResult:
 async def run_settled(run: Callable[[], Awaitable[ExecResult]]) -> ExecResult:
     """Run a program that can be repeated and may run a payload: once more, if it was killed."""
     result = await run()
-    return await run() if result.killed else result
+    return await run() if was_killed(result) else result

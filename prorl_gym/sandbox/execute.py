@@ -9,7 +9,7 @@ from dataclasses import asdict
 from errno import E2BIG, EACCES, EINVAL, ENOENT, ENOTDIR
 
 from prorl_gym.errors import Evidence, FailureKind, SandboxError
-from prorl_gym.sandbox.breach import name_breach
+from prorl_gym.sandbox.breach import Breach, name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
 from prorl_gym.sandbox.output import Capture
 from prorl_gym.sandbox.protocol import ExecResult, SandboxLimits
@@ -91,7 +91,11 @@ class Child:
         except TimeoutError:
             reply.fields["gone"] = False
         if not reply.fields["gone"]:
-            raise SandboxError(FailureKind.SANDBOX_LOST, "a process tree in the sandbox could not be killed.")
+            # One that forks faster than it is killed reaches its limit of processes. Otherwise the host is slow to end
+            # what was killed (large memory, a stuck disk), and the sandbox answers all the same.
+            forks = Breach.PROCESSES in self._channel.take_breaches(self.pid)
+            kind = FailureKind.SANDBOX_LOST if forks else FailureKind.SANDBOX_UNAVAILABLE
+            raise SandboxError(kind, "a process tree in the sandbox could not be killed.")
 
 
 async def execute(

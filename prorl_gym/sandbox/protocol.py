@@ -6,7 +6,6 @@ cancellation propagates. Every method raises ``SandboxError(SANDBOX_LOST)`` once
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from signal import SIGKILL
 from typing import Literal, Protocol, runtime_checkable
 
 from prorl_gym.sandbox.breach import Breach
@@ -88,14 +87,6 @@ class ExecResult:
     seconds: float = 0.0
     breach: Breach | None = None
     """The limit it ran into, as far as that can be told; see ``breach``."""
-
-    @property
-    def killed(self) -> bool:
-        """Whether SIGKILL ended it, or a part of it that its shell reports, and no limit explains that.
-
-        The host may have sent the signal (out of memory), or the program itself: only another run tells.
-        """
-        return self.exit_code == 128 + SIGKILL and not self.timed_out and self.breach is None
 
 
 @dataclass(frozen=True, slots=True)

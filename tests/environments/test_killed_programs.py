@@ -10,21 +10,27 @@ import os
 import signal
 from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prorl_gym.agents.protocol import Artifacts
+from prorl_gym.environments.code.compiler import CompileError, compile_cpp
 from prorl_gym.environments.code.environment import CodeEnvironment
 from prorl_gym.environments.code.rows import CodeRow
 from prorl_gym.environments.protocol import Leases
+from prorl_gym.environments.swe.activate import activate
 from prorl_gym.environments.taskdir.environment import TaskDirEnvironment
+from prorl_gym.environments.taskdir.placing import spec_of
 from prorl_gym.environments.taskdir.rows import TaskDirRow
-from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.errors import Cause, FailureKind, RolloutError, SandboxError
 from prorl_gym.records import Score
+from prorl_gym.rollout.leases import SandboxLeases
 from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.protocol import ExecResult, Sandbox, SandboxBackend, SandboxSpec
+from prorl_gym.sandbox.fake import FakeBackend, Script
+from prorl_gym.sandbox.protocol import ExecResult, Sandbox, SandboxBackend, SandboxSpec, ShellResult
 from prorl_gym.settings import resolve
 from tests.environments.swe.mini import WRONG, judged, task
 
@@ -200,8 +206,64 @@ async def test_a_killed_verifier_runs_again(
     assert (await ENVIRONMENT.evaluate(row, Artifacts(), kills, resolve())).reward == score
 
 
+async def test_large_processes_that_an_agent_leaves_cost_it_nothing(
+    leases: Leases, namespaces: NamespaceBackend
+) -> None:
+    """They are killed before the verifier begins; the kernel takes its time to give back their memory."""
+    row = taskdir("exit")
+    await ENVIRONMENT.init(row, leases, resolve())
+    shell = await (await leases.agent(spec_of(row))).shell()
+    large = "import time; held = bytearray(b'1') * (1 << 30); print('held', flush=True); time.sleep(1000)"
+    started = f'mkfifo /tmp/p; (setsid python3 -c "{large}" > /tmp/p &); head -n 1 /tmp/p'
+    assert "held" in (await shell.run(started, timeout=60)).output
+    score = await ENVIRONMENT.evaluate(row, Artifacts(), leases, resolve())
+    assert score.reward == 1.0, score
+
+
 async def test_a_killed_setup_is_not_a_bad_row(leases: Leases, namespaces: NamespaceBackend) -> None:
     row = taskdir("exit", setup=[{"kind": "run", "command": "true setup"}])
     with pytest.raises(SandboxError) as caught:
         await ENVIRONMENT.init(row, Kills(leases, "true setup", 1), resolve())
     assert caught.value.kind is FailureKind.SANDBOX_LOST
+
+
+async def test_a_slow_setup_is_not_a_bad_row() -> None:
+    row = taskdir("exit", setup=[{"kind": "run", "command": "make"}])
+    late = ExecResult(137, b"", b"", timed_out=True)
+    leases = SandboxLeases(FakeBackend(Script(exec=lambda argv, stdin: late)))
+    with pytest.raises(SandboxError) as caught:
+        await ENVIRONMENT.init(row, leases, resolve())
+    assert caught.value.cause is Cause.INFRASTRUCTURE
+    await leases.close()
+
+
+@pytest.mark.parametrize("result", [{"timed_out": True}, {"restarted": True}])
+async def test_an_agent_never_begins_without_the_interpreter_of_its_project(result: dict[str, bool]) -> None:
+    ended = ShellResult("", 137, "/testbed", **result)
+    leases = SandboxLeases(FakeBackend(Script(shell=lambda command: ended)))
+    with pytest.raises(SandboxError) as caught:
+        await activate(replace(task(), source="swebench"), await leases.agent(SandboxSpec()))
+    assert caught.value.cause is Cause.INFRASTRUCTURE
+    await leases.close()
+
+
+@pytest.mark.parametrize(
+    ("simplest", "kind"),
+    [
+        (ExecResult(137, b"", b"", timed_out=True, seconds=60.0), FailureKind.SANDBOX_UNAVAILABLE),
+        (ExecResult(0, b"", b"", seconds=40.0), FailureKind.SANDBOX_UNAVAILABLE),
+        (KILLED, FailureKind.SANDBOX_LOST),
+        (ExecResult(1, b"", b"no such file: cc1plus"), FailureKind.IMAGE_BROKEN),
+        (ExecResult(0, b"", b"", seconds=1.0), None),
+    ],
+)
+async def test_a_slow_or_killed_compiler_is_neither_the_images_nor_the_programs_fault(
+    simplest: ExecResult, kind: FailureKind | None
+) -> None:
+    results = [ExecResult(137, b"", b"", timed_out=True, seconds=60.0), simplest]
+    backend = FakeBackend(Script(exec=lambda argv, stdin: results.pop(0)))
+    leases = SandboxLeases(backend)
+    with pytest.raises((RolloutError, CompileError)) as caught:
+        await compile_cpp("int main() {}", leases)
+    assert getattr(caught.value, "kind", None) is kind
+    await leases.close()

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gym
 import gym_needed  # noqa: E402, F401
 
 from prorl_gym.errors import FailureKind  # noqa: E402
-from prorl_gym.gym_root.resources_servers.prorl_rollout.desk import Desk  # noqa: E402
+from prorl_gym.gym_root.resources_servers.prorl_rollout.desk import Desk, GroupRewards  # noqa: E402
 from prorl_gym.gym_root.wire import Profile  # noqa: E402
 from prorl_gym.records import Message, Rollout, Score  # noqa: E402
 from prorl_gym.trainers.nemo_rl import check_group, check_result, first_prompt  # noqa: E402
@@ -77,6 +77,19 @@ async def test_masked_row_does_not_move_the_baseline_of_its_group():
     assert [answer["mask_sample"] for answer in answers] == [False, False, False, True, True]
     uniform = await in_group([solved, solved, solved, failed()])
     assert {answer["reward"] for answer in uniform} == {1.0}, "a masked row alone makes no group informative"
+
+
+async def test_masked_row_of_a_later_epoch_does_not_show_the_mean_of_an_earlier_one():
+    """Gym's collector numbers the prompts of each step from 0: a prompt has the same group id again."""
+    group_rewards, wrong = GroupRewards(), Score(reward=0.0)
+    named = {"group_id": "g", "group_size": 2}
+    for index in range(2):
+        group_rewards.note(rollout(**named, rollout_id=f"first-{index}", replica=index))
+    group_rewards.note(rollout(**named, rollout_id="second-0", replica=0, score=wrong))
+    assert group_rewards.mean("g") == 0.0
+    group_rewards.note(failed(**named, rollout_id="second-1", replica=1))
+    group_rewards.note(rollout(**named, rollout_id="again-1", replica=1))  # the row was dispatched again
+    assert group_rewards.mean("g") == 0.5
 
 
 async def test_masked_row_that_ends_before_its_group_does_not_wait_for_it():

@@ -17,7 +17,7 @@ import pytest
 
 from prorl_gym.agents.tools import BashTool, PythonTool
 from prorl_gym.errors import Cause, FailureKind, SandboxError
-from prorl_gym.sandbox import python_session
+from prorl_gym.sandbox import execute, python_session
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.channel import Channel
@@ -35,6 +35,7 @@ class Guest:
         self._act = act
         self._spare: list[int] = []
         self.started = 0
+        self.kills = True
         asyncio.get_running_loop().add_reader(control.fileno(), self._serve)
 
     def tell(self, descriptors: list[int] | None = None, **message: Any) -> None:
@@ -67,8 +68,8 @@ class Guest:
             self._start(request)
             self._act(self, self.started)
         else:
-            self.tell(type="reply", id=request["id"], gone=True)
-            if request["op"] == "kill_tree":
+            self.tell(type="reply", id=request["id"], gone=self.kills)
+            if request["op"] == "kill_tree" and self.kills:
                 self.end(request["pid"], -signal.SIGKILL)
 
     def _start(self, request: dict[str, Any]) -> None:
@@ -217,6 +218,28 @@ async def test_a_slow_start_of_python_is_neither_the_images_nor_the_agents_fault
     assert caught.value.kind is FailureKind.SANDBOX_UNAVAILABLE, caught.value
 
 
+@pytest.mark.parametrize(("breach", "kind"), [(None, "sandbox_unavailable"), ("processes", "sandbox_broken_by_agent")])
+async def test_a_tree_that_does_not_die_is_the_agents_doing_only_at_its_limit_of_processes(
+    box_of: Callable[..., Box], monkeypatch: pytest.MonkeyPatch, breach: str | None, kind: str
+) -> None:
+    def act(guest: Guest, number: int) -> None:
+        guest.greet()
+        guest.kills = False
+        if breach is not None:
+            guest.tell(type="breach", pid=number, breach=breach)
+
+    monkeypatch.setattr(execute, "_KILL_SECONDS", 0.05)
+    monkeypatch.setattr(python_session, "_INTERRUPT_SECONDS", 0.05)
+    box = box_of(act)
+
+    async def source() -> Sandbox:
+        return box
+
+    with pytest.raises(SandboxError) as caught:
+        await PythonTool(source, 0.05)({"code": "while True: pass"})
+    assert caught.value.kind == kind, caught.value
+
+
 @pytest.mark.parametrize(("errno", "kind"), [(ENOMEM, "sandbox_lost"), (EAGAIN, "sandbox_broken_by_agent")])
 async def test_a_guest_that_cannot_fork_is_short_of_the_hosts_memory_or_at_the_payloads_limit(
     errno: int, kind: str
@@ -256,20 +279,18 @@ async def test_a_bash_that_is_gone_from_a_lost_sandbox_is_not_missed(box_of: Cal
 
 @pytest.mark.timeout(120)
 async def test_a_spawner_that_dies_at_any_moment_is_infrastructure(backend_name: BackendName, own_scratch: Any) -> None:
-    """Real sandboxes: whatever the agent was doing, its tools fail for reasons that are nobody's inside."""
+    """Real sandboxes: whatever the agent was doing, its tools fail as infrastructure."""
     backend = NamespaceBackend(backend_name, SandboxConfig(scratch=own_scratch))
     chance = Random(10)
     blamed: list[SandboxError] = []
 
-    async def rollout() -> None:
-        box = await backend.start(SandboxSpec())
-
+    async def rollout(box: Box) -> None:
         async def source() -> Sandbox:
             return box
 
         bash, python = BashTool(source, 10.0), PythonTool(source, 10.0)
         try:
-            for _ in range(100):
+            while True:
                 await python({"code": "import os; os.kill(os.getpid(), 9)"})  # so that it starts again and again
                 await bash({"command": "true"})
         except SandboxError as error:
@@ -279,10 +300,10 @@ async def test_a_spawner_that_dies_at_any_moment_is_infrastructure(backend_name:
 
     try:
         for _ in range(5):
-            spawner = await backend.spawner_pid()
-            rollouts = [asyncio.ensure_future(rollout()) for _ in range(4)]
-            await asyncio.sleep(chance.uniform(0.1, 1.0))  # at whatever point this falls
-            os.kill(spawner, signal.SIGKILL)
+            boxes = await asyncio.gather(*(backend.start(SandboxSpec()) for _ in range(4)))
+            rollouts = [asyncio.ensure_future(rollout(box)) for box in boxes]
+            await asyncio.sleep(chance.uniform(0.0, 0.8))  # at whatever point this falls
+            os.kill(await backend.spawner_pid(), signal.SIGKILL)
             await asyncio.gather(*rollouts)
     finally:
         await backend.close()

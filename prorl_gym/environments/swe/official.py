@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from prorl_gym.environments.killed import was_killed
 from prorl_gym.environments.swe.run_tests import MAX_LOG, CommandRun
 from prorl_gym.environments.swe.task import SweTask
 from prorl_gym.environments.swe.verdict import name_some, unsolved, with_kill
@@ -98,7 +99,7 @@ async def run_script(sandbox: Sandbox, task: SweTask, script: str, seconds: floa
         return TestLog("", ran.exit_code, "the tests took too long", run.used)
     if text is None:
         return TestLog("", ran.exit_code, f"the test log is longer than {MAX_LOG} bytes", run.used)
-    return TestLog(text, ran.exit_code, marker_complaint(text), run.used, ran.killed)
+    return TestLog(text, ran.exit_code, marker_complaint(text), run.used, was_killed(ran))
 
 
 async def report(task: SweTask, log: TestLog) -> Score:

@@ -220,7 +220,7 @@ async def verdict(
         reply |= {"mask_sample": True, "failure_kind": gym_failure_kind(error.kind), "failure_reason": str(error)}
     else:
         reply["reward"] = score.reward
-        if session is not None and session.lost is not None:  # the model's own doing: told, and graded all the same
+        if session is not None and session.lost is not None:  # the model's own doing: named, and graded all the same
             reply |= {"failure_kind": gym_failure_kind(session.lost.kind), "failure_reason": str(session.lost)}
     config = {**(echo.get("instance_config") or {}), "mask_sample": reply["mask_sample"]}
     return echo | reply | {"instance_config": config}

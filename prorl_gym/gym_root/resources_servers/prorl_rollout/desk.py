@@ -82,21 +82,27 @@ class GroupRewards:
     """Rewards of the finished members of the latest groups."""
 
     def __init__(self) -> None:
-        self._groups: OrderedDict[str, dict[str, float]] = OrderedDict()
+        self._groups: OrderedDict[str, dict[int, tuple[str, float | None]]] = OrderedDict()
+        """Rollout id and reward by replica."""
 
     def note(self, rollout: Rollout) -> None:
-        """Remember the reward of a member, if it has one."""
-        if rollout.group_id is None or rollout.reward is None:
+        """Remember how a member ended."""
+        if rollout.group_id is None:
             return
-        self._groups.setdefault(rollout.group_id, {})[rollout.rollout_id] = rollout.reward
+        members = self._groups.setdefault(rollout.group_id, {})
+        before, reward = members.get(rollout.replica, (rollout.rollout_id, None))
+        if before != rollout.rollout_id and reward is not None:
+            members.clear()  # Gym numbers prompts anew in each epoch: this is the same prompt again
+        members[rollout.replica] = (rollout.rollout_id, rollout.reward)
         self._groups.move_to_end(rollout.group_id)
         if len(self._groups) > _GROUPS:
             self._groups.popitem(last=False)
 
     def mean(self, group_id: str | None) -> float:
         """Return the mean reward of a group's finished members; 0 when none is known."""
-        rewards = self._groups.get(group_id or "")
-        return fmean(rewards.values()) if rewards else 0.0
+        members = self._groups.get(group_id or "", {})
+        rewards = [reward for _, reward in members.values() if reward is not None]
+        return fmean(rewards) if rewards else 0.0
 
 
 class Desk:

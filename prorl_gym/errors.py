@@ -259,6 +259,18 @@ class EngineError(RolloutError):
 class SandboxError(RolloutError):
     """A sandbox could not be started or was lost."""
 
+    @classmethod
+    def from_evidence(cls, evidence: Evidence, what: str, fix: str = "") -> "SandboxError":
+        """Return the error whose kind ``blame`` derives from the evidence.
+
+        Raises:
+            ValueError: by the evidence, nothing failed.
+        """
+        kind = blame(evidence).kind
+        if kind is None:
+            raise ValueError(f"{evidence} is no failure")
+        return cls(kind, what, fix)
+
 
 class GraderError(RolloutError):
     """A grader broke. A wrong answer is not an error; it is a score."""

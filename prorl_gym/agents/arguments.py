@@ -41,7 +41,15 @@ def read_arguments(spec: ToolSpec, text: str) -> Mapping[str, Any]:
         raise _bad(spec, "they are not valid JSON") from None
     if not isinstance(values, dict):
         raise _bad(spec, "they are not a JSON object")
-    arguments: dict[str, Any] = values  # pyright: ignore[reportUnknownVariableType]
+    return check_arguments(spec, values)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def check_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Check the arguments of a call against the tool's schema, and return them.
+
+    Raises:
+        BadArguments: a required argument is missing, one is unknown or has the wrong type.
+    """
     properties: Mapping[str, Mapping[str, Any]] = spec.parameters.get("properties", {})
     for name in spec.parameters.get("required", ()):
         if name not in arguments:

@@ -60,7 +60,9 @@ def without_thoughts(text: str) -> str:
 
 
 def _note_turn(turn: AssistantTurn, artifacts: Artifacts) -> None:
-    artifacts.messages.append(Message(role="assistant", content=turn.text, tool_calls=turn.tool_calls))
+    # A call that could not be read is text: trainers look for it there. One that the length limit cut is neither.
+    text = turn.written if turn.malformed and turn.written and turn.finish_reason != "length" else turn.text
+    artifacts.messages.append(Message(role="assistant", content=text, tool_calls=turn.tool_calls))
     artifacts.answer = without_thoughts(turn.text)
     if turn.finish_reason == "length":
         raise LimitReached(Limit.TOKENS)

@@ -26,6 +26,11 @@ class SessionTurn(Protocol):
         ...
 
     @property
+    def written(self) -> str:
+        """The text as sampled, where a call could not be parsed."""
+        ...
+
+    @property
     def finish_reason(self) -> Literal["stop", "length", "abort"]:
         """Why the engine stopped."""
         ...
@@ -63,4 +68,4 @@ class ModelPolicy:
 
 
 def _as_turn(answer: SessionTurn) -> AssistantTurn:
-    return AssistantTurn(answer.text, answer.tool_calls, answer.malformed, answer.finish_reason)
+    return AssistantTurn(answer.text, answer.tool_calls, answer.malformed, answer.finish_reason, answer.written)

@@ -65,6 +65,8 @@ class AssistantTurn:
     malformed: tuple[str, ...] = ()
     """One complaint per call block that could not be parsed, worded for the model."""
     finish_reason: Literal["stop", "length", "abort"] = "stop"
+    written: str = ""
+    """The text as sampled, where a call in it could not be parsed: ``text`` is without it."""
 
 
 class Policy(Protocol):

@@ -69,6 +69,7 @@ class AssistantText:
     tool_calls: tuple[ToolCall, ...] = ()
     malformed: tuple[str, ...] = ()
     finish_reason: Literal["stop", "length", "abort"] = "stop"
+    written: str = ""
 
 
 @dataclass(slots=True)
@@ -271,7 +272,7 @@ class ModelSession:
         )
         # What could not be read is kept as it was written: the model must see what it is told is wrong.
         self._transcript.note(written if said.complaints else said.text, () if said.complaints else calls)
-        return AssistantText(said.text, calls, said.complaints, finish_reason)
+        return AssistantText(said.text, calls, said.complaints, finish_reason, written if said.complaints else "")
 
     def _context(self) -> int:
         """Longest trajectory in tokens: the settings' limit, or the engine's context if that is smaller."""

@@ -25,6 +25,8 @@ class Entry:
     evaluation: bool
     failures: int = 0
     restarts: int = 0
+    stand_in: bool = False
+    """It replaces a member of its group that failed."""
     cancel: CancelReason | None = None
     state: State = "queued"
     held: bool = False
@@ -41,9 +43,15 @@ class Entry:
     def of(cls, source: RolloutRequest | Pending) -> "Entry":
         """Return the entry of a fresh request, or of one that the ledger remembers."""
         entry = cls(source.rollout_id, source.run_id, source.group_id, source.environment, source.evaluation)
+        entry.stand_in = source.stands_in_for is not None
         if isinstance(source, Pending):
             entry.failures, entry.restarts, entry.cancel = source.failures, source.restarts, source.cancel
         return entry
+
+    @property
+    def is_late(self) -> bool:
+        """Whether others of its group have come further: an earlier attempt, or the member it replaces, failed."""
+        return self.stand_in or self.failures > 0 or self.restarts > 0
 
     def answer(self, rollout: Rollout | None) -> None:
         """Tell everybody who waits; ``None``: this service will not know."""
@@ -101,10 +109,14 @@ class Entries:
         self.leave_line(entry)
 
     def line_up(self, entry: Entry) -> None:
-        """Put it into the line, unless it is held; evaluation has a line of its own, which is served first."""
+        """Put it into the line, unless it is held; evaluation has a line of its own, which is served first.
+
+        Replacements and further attempts go before what has not begun: their groups wait for them alone, and a trainer
+        that gets a group without one of its members learns from a baseline with a hole.
+        """
         entry.state = "queued"
         if not entry.held:
-            self._line_of(entry).push(entry.environment, entry)
+            self._line_of(entry).push(entry.environment, entry, first=entry.is_late)
             self.ready.set()
 
     def hold(self, entry: Entry) -> None:

@@ -146,13 +146,15 @@ class FairLine(Generic[ItemT]):
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def push(self, environment: str, item: ItemT) -> None:
-        """Let something wait, behind what waits of the same environment. Each item stands in line at most once."""
+    def push(self, environment: str, item: ItemT, *, first: bool = False) -> None:
+        """Enqueue an item behind, or with ``first`` before, those of the same environment. At most once per item."""
         name = self._name(environment)
         if name not in self._waiting:
             self._catch_up(name)
             self._waiting[name] = OrderedDict()
         self._waiting[name][item] = None
+        if first:
+            self._waiting[name].move_to_end(item, last=False)
 
     def remove(self, environment: str, item: ItemT) -> None:
         """Take something out of the line; harmless when it does not stand there."""

@@ -6,7 +6,7 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from errno import E2BIG
+from errno import E2BIG, EAGAIN
 from typing import Any
 
 from prorl_gym.errors import FailureKind, SandboxError
@@ -96,7 +96,7 @@ class Channel:
         """Ask the guest for a child. A guest that cannot fork has an end at hand that nobody inside asked for.
 
         The kernel forks no more (``ENOMEM``) from the moment that the first process of the sandbox died; the guest may
-        live a little longer.
+        live a little longer. The channel closes then, so that nothing takes the sandbox for one that lives.
 
         Raises:
             OSError: ``E2BIG``.
@@ -108,8 +108,10 @@ class Channel:
         except OSError as error:
             if isinstance(error, StartFailure) or error.errno == E2BIG:
                 raise
-            why = f"the sandbox can start nothing any more ({error.strerror})."
-            raise SandboxError(FailureKind.SANDBOX_LOST, why) from None
+            why = f"can start nothing any more ({error.strerror})"
+            if error.errno != EAGAIN:  # which payloads at their limit of processes cause; all else is the host's
+                self.close(why)
+            raise SandboxError(FailureKind.SANDBOX_LOST, f"the sandbox {why}.") from None
 
     def exit_of(self, pid: int) -> "asyncio.Future[int]":
         """Return the future end of a child: its exit code, or minus the signal that ended it. Ask once."""

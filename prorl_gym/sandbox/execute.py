@@ -2,19 +2,21 @@
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from errno import E2BIG, EACCES, EINVAL, ENOENT, ENOTDIR
 
-from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox.breach import name_breach
+from prorl_gym.errors import Evidence, FailureKind, SandboxError
+from prorl_gym.sandbox.breach import Breach, name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
 from prorl_gym.sandbox.output import Capture
 from prorl_gym.sandbox.protocol import ExecResult, SandboxLimits
 from prorl_gym.sandbox.shielding import finish
 from prorl_gym.sandbox.streams import Reader, Writer
 
+_KILLED = 128 + signal.SIGKILL
 _KILL_SECONDS = 10.0
 """How long the guest may take to report a child that it killed; then it is the sandbox that is broken."""
 
@@ -89,7 +91,11 @@ class Child:
         except TimeoutError:
             reply.fields["gone"] = False
         if not reply.fields["gone"]:
-            raise SandboxError(FailureKind.SANDBOX_LOST, "a process tree in the sandbox could not be killed.")
+            # One that forks faster than it is killed reaches its limit of processes. Otherwise the host is slow to end
+            # what was killed (large memory, a stuck disk), and the sandbox answers all the same.
+            forks = Breach.PROCESSES in self._channel.take_breaches(self.pid)
+            kind = FailureKind.SANDBOX_LOST if forks else FailureKind.SANDBOX_UNAVAILABLE
+            raise SandboxError(kind, "a process tree in the sandbox could not be killed.")
 
 
 async def execute(
@@ -138,6 +144,10 @@ async def execute(
     truncated = any(capture.left_out for capture in captures)
     stdout, stderr = (capture.take() for capture in captures)
     code = exit_code(child.exited.result())
+    if code == _KILLED and channel.lost():  # a dying sandbox takes its processes first
+        raise SandboxError.from_evidence(
+            Evidence.SANDBOX_KILLED_OUTSIDE, f"the sandbox was lost while it ran {argv[0]}."
+        )
     breach = name_breach(
         exit_code=code,
         observed=channel.take_breaches(child.pid),

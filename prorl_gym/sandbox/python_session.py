@@ -1,9 +1,10 @@
 """The persistent python session of a sandbox: cells in a worker process that may die without harm."""
 
 import asyncio
+import signal
 from errno import EACCES, ENOENT
 
-from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError
 from prorl_gym.sandbox.breach import Breach, name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
 from prorl_gym.sandbox.execute import exit_code
@@ -75,7 +76,8 @@ class IsolatedPython:
 
         Raises:
             SandboxError: ``IMAGE_BROKEN`` when there never was a working python3 (or kernel),
-                ``SANDBOX_BROKEN_BY_AGENT`` when it stopped working.
+                ``SANDBOX_BROKEN_BY_AGENT`` when it stopped working; ``SANDBOX_LOST`` when the sandbox is gone or the
+                worker was killed from outside, ``SANDBOX_UNAVAILABLE`` when it is only slow.
         """
         if self._worker is not None and not self._worker.child.exited.done():
             return
@@ -83,27 +85,43 @@ class IsolatedPython:
             self._revived = True  # it ended while nobody looked; the next result says so
             self._worker.release()
             self._worker = None
+        worker = await self._start()
+        if worker is None:  # killed, and no limit explains it: a worker whose own doing that is dies again
+            worker = await self._start()
+        if worker is None:
+            evidence = Evidence.PAYLOAD_BROKE_SANDBOX if self._was_started else Evidence.PROGRAM_KILLED_OUTSIDE
+            raise SandboxError.from_evidence(evidence, "python3 was killed twice while it started.")
+        self._worker, self._was_started, self._console = worker, True, worker.console
+
+    async def _start(self) -> PythonWorker | None:
+        """Start a worker; ``None`` when it was killed before it was ready, and no limit of the sandbox explains it."""
         try:
             worker = await self._start_worker(self._channel, self._program, self._capture)
         except StartFailure as failure:
-            if failure.errno not in (ENOENT, EACCES):
+            if failure.errno not in (ENOENT, EACCES) or self._channel.lost():
                 raise SandboxError(
                     FailureKind.SANDBOX_UNAVAILABLE, f"python3 could not be started: {failure.strerror}."
                 ) from None
             raise self._unfit(_NO_PYTHON) from None
         try:
             async with asyncio.timeout(_START_SECONDS):
-                ready = await worker.greet()
+                if await worker.greet():
+                    return worker
         except TimeoutError:
-            ready = False
+            await finish(worker.kill())
+            self._capture.take()
+            what = f"python3 was not ready after {_START_SECONDS:.0f} s."
+            raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, what, "Look at the load of the node.") from None
         except BaseException:
             await finish(worker.kill())
             raise
-        if not ready:
-            await finish(worker.kill())
-            detail = self._capture.take_text().strip().rpartition("\n")[2][:200]
-            raise self._unfit(worker.unfit, f" ({detail or 'no output'})")
-        self._worker, self._was_started, self._console = worker, True, worker.console
+        killed = _was_killed(worker)
+        await finish(worker.kill())
+        self._must_live("while python3 started")
+        detail = self._capture.take_text().strip().rpartition("\n")[2][:200]
+        if killed and not self._channel.take_breaches(worker.child.pid):
+            return None
+        raise self._unfit(worker.unfit, f" ({detail or 'no output'})")
 
     async def _stop(self, worker: PythonWorker, answer: "asyncio.Future[Answer | None]") -> None:
         """SIGINT, then SIGKILL of the worker with everything it started."""
@@ -115,8 +133,7 @@ class IsolatedPython:
             await worker.kill()
 
     async def _result(self, worker: PythonWorker, answer: Answer | None, timed_out: bool) -> CellResult:
-        if self._channel.closed:
-            raise SandboxError(FailureKind.SANDBOX_LOST, "the sandbox was lost while it ran python.")
+        self._must_live("while it ran python")
         restarted, self._revived = self._revived, False
         truncated = self._capture.left_out > 0
         if answer is not None:
@@ -139,10 +156,22 @@ class IsolatedPython:
             raise SandboxError(FailureKind.SANDBOX_LOST, "the python session of this sandbox was closed.")
         return self._worker
 
+    def _must_live(self, when: str) -> None:
+        """Ask before an end is blamed on the image or on the agent: a dying sandbox takes its processes first."""
+        if self._channel.lost():
+            raise SandboxError.from_evidence(Evidence.SANDBOX_KILLED_OUTSIDE, f"the sandbox was lost {when}.")
+
     def _unfit(self, unfit: Unfit, detail: str = "") -> SandboxError:
         if self._was_started:
-            return SandboxError(FailureKind.SANDBOX_BROKEN_BY_AGENT, f"the sandbox now {unfit.what}{detail}.")
-        return SandboxError(FailureKind.IMAGE_BROKEN, f"image {self._spec.image!r} {unfit.what}{detail}.", unfit.fix)
+            what = f"the sandbox now {unfit.what}{detail}."
+            return SandboxError.from_evidence(Evidence.PAYLOAD_BROKE_SANDBOX, what)
+        what = f"image {self._spec.image!r} {unfit.what}{detail}."
+        return SandboxError.from_evidence(Evidence.BAD_IMAGE, what, unfit.fix)
+
+
+def _was_killed(worker: PythonWorker) -> bool:
+    exited = worker.child.exited
+    return exited.done() and exited.exception() is None and exited.result() == -signal.SIGKILL
 
 
 def _worker_kind(spec: SandboxSpec) -> WorkerKind:

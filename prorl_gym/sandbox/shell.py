@@ -4,7 +4,7 @@ import asyncio
 import shlex
 from errno import EACCES, ELOOP, ENOENT, ENOEXEC
 
-from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError
 from prorl_gym.sandbox.bash import Bash
 from prorl_gym.sandbox.breach import name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
@@ -162,6 +162,8 @@ class PersistentShell:
         self._running = None
         completion = running.result()
         bash = self._current()
+        if bash.dead and self._channel.lost():  # a dying sandbox takes its processes first
+            raise SandboxError.from_evidence(Evidence.SANDBOX_KILLED_OUTSIDE, "the sandbox was lost during a command.")
         if completion.cwd.startswith("/"):
             self._cwd = completion.cwd
         self._last_code = completion.exit_code
@@ -212,10 +214,9 @@ class PersistentShell:
         return self._bash
 
     def _no_bash(self, failure: StartFailure) -> SandboxError:
-        if failure.errno not in _NO_PROGRAM:
+        if failure.errno not in _NO_PROGRAM or self._channel.lost():
             return SandboxError(FailureKind.SANDBOX_UNAVAILABLE, f"bash could not be started: {failure.strerror}.")
         if self._was_started:
-            return SandboxError(FailureKind.SANDBOX_BROKEN_BY_AGENT, "bash is gone from the sandbox.")
-        return SandboxError(
-            FailureKind.IMAGE_BROKEN, f"image {self._image!r} has no bash.", "Install bash in the image."
-        )
+            return SandboxError.from_evidence(Evidence.PAYLOAD_BROKE_SANDBOX, "bash is gone from the sandbox.")
+        what = f"image {self._image!r} has no bash."
+        return SandboxError.from_evidence(Evidence.BAD_IMAGE, what, "Install bash in the image.")

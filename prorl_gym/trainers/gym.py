@@ -14,6 +14,7 @@ from prorl_gym.errors import CancelReason, gym_failure_kind
 from prorl_gym.records import Message, Rollout, Segment
 from prorl_gym.trainers.turns import Turn, prompt_length, turns
 
+_NOT_ECHOED = ("instance_config", "response", "reward_components")
 _CANCELLED = {CancelReason.SHUTDOWN: "shutdown"}
 
 
@@ -43,24 +44,29 @@ def to_gym_result(
     *,
     placeholder: Placeholder | None = None,
     stopped: bool = False,
+    group_mean: float = 0.0,
 ) -> dict[str, Any]:
     """Return the JSON answer of ``/run``.
+
+    ``reward_components`` are left out: NeMo-RL makes a column of each and raises unless all rows of all environments,
+    failures too, have the same ones. They are in the record.
 
     Args:
         rollout: the terminal record.
         row: what was posted; its fields are echoed, as every Gym server does.
         placeholder: what to show when nothing was sampled; token 0 when nothing better is known.
         stopped: its group was stopped early. Whatever it did, the row has reward 0 and a mask, as all of its group.
+        group_mean: what stands in the masked row of a rollout without a reward. NeMo-RL masks its loss and counts its
+            reward in the baseline and the deviation of the group all the same; the mean of the others moves neither.
     """
     output = _output(rollout)
     sampled = any(item.get("generation_token_ids") for item in output)
     if not sampled:
         output.append(_placeholder_item(rollout, placeholder or Placeholder()))
     masked = stopped or rollout.masked or not sampled or len(rollout.segments) > 1
-    reward = 0.0 if stopped or rollout.reward is None else rollout.reward
-    components = dict(rollout.score.components) if rollout.score else {}
+    reward = 0.0 if stopped else group_mean if rollout.reward is None else rollout.reward
     params = _object(row, "responses_create_params") or {"input": []}
-    result = {key: value for key, value in row.items() if key not in ("instance_config", "response")}
+    result = {key: value for key, value in row.items() if key not in _NOT_ECHOED}
     return result | {
         "responses_create_params": params,
         "response": _response(rollout, output, params),
@@ -70,7 +76,6 @@ def to_gym_result(
         "failure_kind": "cancelled" if stopped else failure_kind(rollout),
         "failure_reason": rollout.outcome.message or None,
         "mask_reason": _why_masked(rollout, sampled=sampled, stopped=stopped) if masked else None,
-        **({"reward_components": dict.fromkeys(components, 0.0) if stopped else components} if components else {}),
         **_scalars(rollout, placeholder=not sampled, stopped=stopped),
     }
 

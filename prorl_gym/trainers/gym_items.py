@@ -38,6 +38,16 @@ def function_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": fields}
 
 
+def declared_tools(row: Mapping[str, Any]) -> list[str]:
+    """Return the names of the functions that a row offers to its model."""
+    given: Any = row.get("responses_create_params")
+    tools: Any = cast(Mapping[str, Any], given).get("tools") if isinstance(given, Mapping) else None
+    if not isinstance(tools, Sequence):
+        return []
+    offered = [cast(Mapping[str, Any], tool) for tool in cast(Sequence[object], tools) if isinstance(tool, Mapping)]
+    return [str(tool["name"]) for tool in offered if tool.get("type") == "function" and "name" in tool]
+
+
 def text_of(content: object) -> str:
     """Return the text of a content field: a string, or the texts of its parts joined."""
     if isinstance(content, str):

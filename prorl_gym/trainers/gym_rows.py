@@ -77,9 +77,26 @@ def to_request(row: Mapping[str, Any], rollout_id: str, defaults: RowDefaults, g
             evaluation=defaults.evaluation if block.evaluation is None else block.evaluation,
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise TaskError(FailureKind.BAD_ROW, f"row: '{where}' is wrong: {first['msg']}.") from None
+        raise _bad_row(error) from None
+
+
+def settings_of(row: Mapping[str, Any]) -> RolloutSettings:
+    """Return the sampling and limits that a row sets.
+
+    Raises:
+        TaskError: ``BAD_ROW``, naming the key.
+    """
+    try:
+        block = ProrlBlock.model_validate(row.get("prorl") or {})
+        return _settings(row.get("responses_create_params"), block.settings, RolloutSettings())
+    except ValidationError as error:
+        raise _bad_row(error) from None
+
+
+def _bad_row(error: ValidationError) -> TaskError:
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return TaskError(FailureKind.BAD_ROW, f"row: '{where}' is wrong: {first['msg']}.")
 
 
 def task_of(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,6 +143,14 @@ async def test_only_an_unreadable_call_does_not_end_the_rollout():
     assert (policy.turns, artifacts.answer) == (2, "four")
 
 
+async def test_an_unreadable_call_stays_in_the_text_of_its_turn_and_is_no_answer():
+    """Trainers look for it there: NeMo-RL's ``invalid_tool_call_advantage`` goes by the text of a row's items."""
+    sampled = '"four" <tool_call>{"name": "echo", broken'
+    _, artifacts, _, _ = await play(AssistantTurn("four", malformed=("?",), written=sampled), max_turns=1)
+    assert artifacts.messages[-2].content == sampled
+    assert artifacts.answer == "four"
+
+
 async def test_cut_turn_truncates_and_keeps_its_text():
     _, artifacts, _, error = await play(AssistantTurn("It is \\boxed{4}, because", finish_reason="length"))
     assert isinstance(error, LimitReached)

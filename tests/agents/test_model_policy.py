@@ -29,9 +29,11 @@ class Session:
 
 async def test_tools_travel_as_functions_and_turns_come_back():
     made = (ToolCall(id="1", name="finish", arguments="{}"),)
-    session = Session(AssistantText("hm", made, ("bad",), "length"), [])
+    session = Session(AssistantText("hm", made, ("bad",), "length", "hm <tool_call>"), [])
     policy, prompt = ModelPolicy(session), [Message(role="user", content="hi")]
-    assert await policy.start(prompt, [FinishTool().spec]) == AssistantTurn("hm", made, ("bad",), "length")
-    assert await policy.respond(prompt) == AssistantTurn("hm", made, ("bad",), "length")
+    assert await policy.start(prompt, [FinishTool().spec]) == AssistantTurn(
+        "hm", made, ("bad",), "length", "hm <tool_call>"
+    )
+    assert await policy.respond(prompt) == AssistantTurn("hm", made, ("bad",), "length", "hm <tool_call>")
     assert session.asked[0][1][0]["function"]["name"] == "finish"
     assert session.asked[1] == prompt

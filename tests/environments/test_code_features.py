@@ -144,7 +144,7 @@ async def test_checker_never_shares_a_sandbox_with_the_program(leases: Leases):
 async def test_partial_credit_is_the_share_of_tests(leases: Leases):
     tests = stdio(*((f"{n}", f"{n * n}") for n in (0, 1, 2, 3)))
     score = await mark(tests, "n = int(input())\nprint(n if n != 3 else 1 / 0)", leases, partial=True)
-    assert (score.reward, score.components) == (0.5, {"tests": 0.5})
+    assert score.reward == 0.5
     assert score.detail == {"why": "wrong output", "passed": 2, "tests": 4}
     assert (await mark(tests, "print(int(input()) ** 2)", leases, partial=True)).reward == 1.0
     assert (await mark(tests, "n = int(input())\nprint(n)", leases)).reward == 0.0

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ pytestmark = pytest.mark.gym
 import gym_needed  # noqa: E402, F401
 
 from prorl_gym.errors import FailureKind  # noqa: E402
-from prorl_gym.gym_root.resources_servers.prorl_rollout.desk import Desk  # noqa: E402
+from prorl_gym.gym_root.resources_servers.prorl_rollout.desk import Desk, GroupRewards  # noqa: E402
 from prorl_gym.gym_root.wire import Profile  # noqa: E402
-from prorl_gym.records import Message, Rollout  # noqa: E402
+from prorl_gym.records import Message, Rollout, Score  # noqa: E402
 from prorl_gym.trainers.nemo_rl import check_group, check_result, first_prompt  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainers"))
@@ -54,6 +55,45 @@ async def test_response_is_what_gym_itself_accepts():
 async def test_failed_rollout_is_masked_not_an_error():
     [(status, result)], _ = await ask(failed(FailureKind.SANDBOX_LOST))
     assert (status, result["mask_sample"], result["failure_kind"]) == (200, True, "session_lost")
+
+
+async def in_group(records: Sequence[Rollout], **profile: Any) -> list[dict[str, Any]]:
+    """Return the answers to the rows of one group, whose rollouts end one after the other with these records."""
+    rollouts = FakeRollouts(records[0])
+    desk = Desk(Profile(agent="a", num_generations=len(records), **profile), rollouts, claims_for(rollouts))
+    answers: list[dict[str, Any]] = []
+    for index, record in enumerate(records):
+        rollouts.record = record
+        post = desk.claim(ROW | {"_ng_rollout_index": index})
+        await rollouts.submit([post.claim.request])
+        answers.append(json.loads((await desk.answer(post))[1]))
+    return answers
+
+
+async def test_masked_row_does_not_move_the_baseline_of_its_group():
+    solved, wrong = rollout(), rollout(score=Score(reward=0.0))
+    answers = await in_group([solved, wrong, solved, failed(FailureKind.SANDBOX_LOST), failed()])
+    assert [answer["reward"] for answer in answers] == [1.0, 0.0, 1.0, pytest.approx(2 / 3), pytest.approx(2 / 3)]
+    assert [answer["mask_sample"] for answer in answers] == [False, False, False, True, True]
+    uniform = await in_group([solved, solved, solved, failed()])
+    assert {answer["reward"] for answer in uniform} == {1.0}, "a masked row alone makes no group informative"
+
+
+async def test_masked_row_of_a_later_epoch_does_not_show_the_mean_of_an_earlier_one():
+    """Gym's collector numbers the prompts of each step from 0: a prompt has the same group id again."""
+    group_rewards, wrong = GroupRewards(), Score(reward=0.0)
+    named = {"group_id": "g", "group_size": 2}
+    for index in range(2):
+        group_rewards.note(rollout(**named, rollout_id=f"first-{index}", replica=index))
+    group_rewards.note(rollout(**named, rollout_id="second-0", replica=0, score=wrong))
+    assert group_rewards.mean("g") == 0.0
+    group_rewards.note(failed(**named, rollout_id="second-1", replica=1))
+    group_rewards.note(rollout(**named, rollout_id="again-1", replica=1))  # the row was dispatched again
+    assert group_rewards.mean("g") == 0.5
+
+
+async def test_masked_row_that_ends_before_its_group_does_not_wait_for_it():
+    assert [answer["reward"] for answer in await in_group([failed(), rollout()])] == [0.0, 1.0]
 
 
 async def test_on_failure_raise_answers_503():

@@ -71,9 +71,11 @@ RUN = """
 
 
 def test_simple_agent_makes_token_exact_rollouts_with_our_tools(tmp_path: Path):
+    folder = gym_root() / "environments"
     rows = [
         json.loads(line)
-        for line in (gym_root() / "environments/prorl_math/data/example.jsonl").read_text().splitlines()
+        for environment in ("math", "swe")
+        for line in (folder / f"prorl_{environment}/data/example.jsonl").read_text().splitlines()
     ]
     for row in rows:
         row["agent_ref"]["name"] = "simple"
@@ -90,8 +92,12 @@ def test_simple_agent_makes_token_exact_rollouts_with_our_tools(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["collected", "left", "0"], done.stdout
     results = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert len(results) == 10
+    assert len(results) == 20
     for result in results:
         check_result(result)
     assert any(item["type"] == "function_call_output" for result in results for item in result["response"]["output"])
-    assert any(result["reward"] == 1.0 for result in results)  # the oracle solves most of them
+    for environment in ("math", "swe"):  # the oracle solves most of them; swe takes bash and the editor
+        rewards = [result["reward"] for result in results if result["environment"] == environment]
+        assert 1.0 in rewards, (environment, rewards)
+    outputs = [item for result in results for item in result["response"]["output"]]
+    assert not any("Not Found" in str(item.get("output")) for item in outputs if item["type"] == "function_call_output")

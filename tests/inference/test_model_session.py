@@ -76,8 +76,9 @@ async def test_the_engine_is_asked_with_the_settings():
 async def test_a_malformed_call_is_a_complaint():
     talk = Talk([said("<tool_call>oops</tool_call>")])
     turn = await talk.session.start(TASK, TOOLS)
-    assert turn.tool_calls == ()
+    assert (turn.text, turn.tool_calls) == ("", ())
     assert len(turn.malformed) == 1
+    assert turn.written == "<tool_call>oops</tool_call>"
 
 
 async def test_turns_are_limited():

@@ -1,3 +1,6 @@
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
 from rollout_samples import MESSAGES, PROMPT, ROW, cancelled, failed, rollout, segment, truncated
 
@@ -45,7 +48,6 @@ def test_completed_rollout_keeps_its_reward_and_is_not_masked():
     result = to_gym_result(rollout(score=Score(reward=0.5, components={"a": 0.2, "b": 0.3})), ROW)
     check_result(result)
     assert (result["reward"], result["mask_sample"], result["failure_kind"]) == (0.5, False, None)
-    assert result["reward_components"] == {"a": 0.2, "b": 0.3}
 
 
 @pytest.mark.parametrize(
@@ -100,10 +102,37 @@ def test_row_of_a_stopped_group_has_no_reward_whatever_it_did(record: Rollout):
     assert result["failure_kind"] == "cancelled"
 
 
-def test_components_of_a_stopped_group_still_add_up():
-    result = to_gym_result(rollout(score=Score(reward=1.0, components={"a": 0.5, "b": 0.5})), ROW, stopped=True)
-    check_result(result)
-    assert result["reward_components"] == {"a": 0.0, "b": 0.0}
+def reward_columns(results: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The columns that NeMo-RL makes of the rewards of one prompt group (``reward/<component>`` beside the total)."""
+    components = [result["reward_components"] for result in results if "reward_components" in result]
+    return {"total_reward", *(f"reward/{name}" for each in components for name in each)}
+
+
+def test_prompt_groups_of_a_blend_have_the_same_reward_columns():
+    """Asynchronous GRPO concatenates the groups of a blend and raises unless all have the same columns."""
+    scored = rollout(score=Score(reward=0.5, components={"a": 0.2, "b": 0.3}))
+    row = ROW | {"reward_components": {"a": 1.0}}  # a result of an earlier epoch that is posted as a row
+    groups = [
+        [to_gym_result(scored, ROW), to_gym_result(failed(FailureKind.SANDBOX_LOST), ROW)],
+        [to_gym_result(rollout(), row), to_gym_result(scored, row, stopped=True)],
+        [to_gym_result(failed(FailureKind.GRADER_FAILED), ROW)] * 2,
+    ]
+    first, *others = map(reward_columns, groups)
+    assert all(columns == first for columns in others)
+
+
+@pytest.mark.parametrize(
+    ("record", "reward"),
+    [
+        (failed(FailureKind.SANDBOX_LOST), 0.75),
+        (cancelled(CancelReason.REDUNDANT), 0.75),
+        (rollout(), 1.0),
+        (truncated(), truncated().reward),
+    ],
+)
+def test_only_a_row_without_reward_shows_the_mean_of_its_group(record: Rollout, reward: float):
+    assert to_gym_result(record, ROW, group_mean=0.75)["reward"] == reward
+    assert to_gym_result(record, ROW, group_mean=0.75, stopped=True)["reward"] == 0.0
 
 
 def test_strange_row_is_answered():

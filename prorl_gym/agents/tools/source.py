@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError
 from prorl_gym.sandbox.protocol import Sandbox
 
 SandboxSource = Callable[[], Awaitable[Sandbox]]
@@ -32,5 +32,5 @@ async def agent_action(source: SandboxSource) -> AsyncGenerator[Sandbox]:
         yield sandbox
     except SandboxError as error:
         if error.kind is FailureKind.SANDBOX_LOST and await sandbox.alive():
-            raise SandboxError(FailureKind.SANDBOX_BROKEN_BY_AGENT, error.what, error.fix) from error
+            raise SandboxError.from_evidence(Evidence.PAYLOAD_BROKE_SANDBOX, error.what, error.fix) from error
         raise

@@ -3,14 +3,18 @@
 from dataclasses import replace
 
 from prorl_gym.environments.code.runs import SANDBOX
+from prorl_gym.environments.killed import must_have_ended, was_killed
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.errors import FailureKind, TaskError
+from prorl_gym.errors import FailureKind, SandboxError, TaskError
 from prorl_gym.sandbox.protocol import ExecResult, Sandbox
 
 COMMAND = ("g++", "-O2", "-std=gnu++17", "-w", "-o", "solution", "solution.cpp")
 SECONDS = 60
 MEMORY = 2 << 30
 BINARY_SIZE = 64 << 20
+
+_USUAL_SHARE = 0.25
+"""Of these seconds: with a compiler that needs no more for the simplest program, it is the program that takes long."""
 
 _TRIVIAL = "#include <bits/stdc++.h>\nint main() { std::cout << 1; }\n"
 
@@ -27,15 +31,28 @@ async def compile_cpp(program: str, leases: Leases) -> bytes:
         TaskError: the image has no compiler that works.
         SandboxError: the sandbox could not be started or was lost.
     """
+    built = await _build(program, leases)
+    if isinstance(built, ExecResult) and _compiler_was_killed(built):
+        built = await _build(program, leases)  # by the host, or is it the program that takes so much?
+    if isinstance(built, bytes):
+        return built
+    await _check_compiler(built, leases)
+    raise CompileError("compile time limit" if built.timed_out else "compile error")
+
+
+async def _build(program: str, leases: Leases) -> bytes | ExecResult:
+    """Return the executable, or how the compiler failed."""
     sandbox = await leases.clean(SANDBOX)
     try:
         result = await _compile(sandbox, program)
-        if result.exit_code == 0:
-            return await _read(sandbox)
+        return await _read(sandbox) if result.exit_code == 0 else result
     finally:
         await sandbox.close()
-    await _check_compiler(result, leases)
-    raise CompileError("compile time limit" if result.timed_out else "compile error")
+
+
+def _compiler_was_killed(result: ExecResult) -> bool:
+    """Whether the compiler was, or the part of it that does the work, which it reports in words."""
+    return was_killed(result) or (result.breach is None and b"Killed signal terminated program" in result.stderr)
 
 
 async def _read(sandbox: Sandbox) -> bytes:
@@ -52,13 +69,20 @@ async def _compile(sandbox: Sandbox, program: str) -> ExecResult:
 
 
 async def _check_compiler(result: ExecResult, leases: Leases) -> None:
-    """A compiler that cannot do the simplest program is not the program's fault."""
+    """Blame the program only when the compiler can do the simplest one, and in a fraction of the time."""
+    timed_out = result.timed_out
     if result.exit_code not in (126, 127):
         sandbox = await leases.clean(SANDBOX)
         try:
-            result = await _compile(sandbox, _TRIVIAL)
+            result = must_have_ended(await _compile(sandbox, _TRIVIAL), "g++")
         finally:
             await sandbox.close()
+    if result.timed_out or (timed_out and result.seconds > SECONDS * _USUAL_SHARE):
+        raise SandboxError(
+            FailureKind.SANDBOX_UNAVAILABLE,
+            f"g++ is slow in the grading sandbox: {result.seconds:.0f} s for the simplest program.",
+            "Look at the load of the node.",
+        )
     if result.exit_code != 0:
         raise TaskError(
             FailureKind.IMAGE_BROKEN,

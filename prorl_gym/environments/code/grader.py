@@ -67,14 +67,14 @@ def _score(task: CodeRow, verdicts: list[str | None]) -> Score:
     total = len(task.tests.cases)
     why = next((verdict for verdict in verdicts if verdict), None)
     if why is None:
-        return Score(reward=1.0, components={"tests": 1.0}, detail={"passed": total, "tests": total})
+        return Score(reward=1.0, detail={"passed": total, "tests": total})
     if not task.partial:
         return failed(why, verdicts.index(why), total)
     passed = Counter(verdicts)[None]
     share = passed / total
-    return Score(reward=share, components={"tests": share}, detail={"why": why, "passed": passed, "tests": total})
+    return Score(reward=share, detail={"why": why, "passed": passed, "tests": total})
 
 
 def failed(why: str, passed: int, total: int) -> Score:
     """Return the score of a program that fails; ``passed`` counts the tests before the first failure."""
-    return Score(reward=0.0, components={"tests": 0.0}, detail={"why": why, "passed": passed, "tests": total})
+    return Score(reward=0.0, detail={"why": why, "passed": passed, "tests": total})

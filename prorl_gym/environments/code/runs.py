@@ -3,6 +3,10 @@
 Batches go into fresh sandboxes. A test during which the driver was ended, or the sandbox lost, is run again by itself
 in another one: if the driver is ended there, too, it was the program's doing, and this test and those after it fail;
 if the sandbox is lost again, it is not the program's to answer for, and there is no verdict.
+
+The same holds for a program that SIGKILL ended within its limits: the host may have sent it (out of memory), and the
+program itself may have. Nothing outside can tell, so the test is run again by itself, and the second such end is the
+program's own.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -43,7 +47,7 @@ class TestRunner:
             SandboxError: a sandbox could not be started, or was lost twice during the same test.
             GraderError: no test can be run there.
         """
-        position, again = 0, False
+        position, again, kills_itself = 0, False, False
         while position < len(tests):
             if self._seconds <= 0:
                 yield [_no_time_left() for _ in tests[position:]]
@@ -54,8 +58,14 @@ class TestRunner:
             if batch.interrupted and not ends and again:
                 yield [_stopped(batch) for _ in tests[position:]]  # it would cost as much time with every other test
                 return
-            again = batch.interrupted
-            self._seconds -= batch.seconds
+            killed = next((index for index, end in enumerate(ends) if _was_killed(end, launch)), None)
+            kills_itself = kills_itself or (again and killed is not None)
+            if killed is not None and not kills_itself:
+                ends, again = ends[:killed], True
+                self._seconds -= sum(end.seconds for end in ends)
+            else:
+                again = batch.interrupted
+                self._seconds -= batch.seconds
             position += len(ends)
             if ends:
                 yield ends
@@ -92,7 +102,13 @@ def _stopped(batch: Batch) -> TestEnd:
     return _no_time_left().model_copy(update={"stopped_driver": True, "timed_out": False, "seconds": batch.seconds})
 
 
+KILLED = "killed"
+"""The complaint about a program that SIGKILL ended, and none of its limits."""
 _XCPU, _KILLED, _ABORTED = 128 + 24, 128 + 9, 128 + 6
+
+
+def _was_killed(end: TestEnd, launch: Launch) -> bool:
+    return crash(end, launch.cpu_seconds) == KILLED
 
 
 def crash(end: TestEnd, cpu_seconds: int) -> str | None:
@@ -110,4 +126,4 @@ def crash(end: TestEnd, cpu_seconds: int) -> str | None:
         return None
     if b"MemoryError" in end.errors or (end.exit == _ABORTED and b"std::bad_alloc" in end.errors):
         return "memory limit"
-    return "killed" if end.exit == _KILLED else "runtime error"
+    return KILLED if end.exit == _KILLED else "runtime error"

@@ -5,6 +5,7 @@ environment below the repository. Their harnesses activate it, and so the agent'
 """
 
 from prorl_gym.environments.swe.task import SweTask
+from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.protocol import Sandbox
 
 _CONDA = (
@@ -20,8 +21,15 @@ _SECONDS = 60.0
 
 
 async def activate(task: SweTask, sandbox: Sandbox) -> None:
-    """Put the project's interpreter first in the agent's shell; nothing to do for rows of our own."""
+    """Put the project's interpreter first in the agent's shell; nothing to do for rows of our own.
+
+    Raises:
+        SandboxError: the sandbox is lost, or too slow: the agent would work without the project's interpreter.
+    """
     command = _COMMANDS.get(task.source)
     if command is not None:
         shell = await sandbox.shell()
-        await shell.run(command, timeout=_SECONDS)
+        ran = await shell.run(command, timeout=_SECONDS)
+        if ran.timed_out or ran.restarted:
+            what = f"swe row {task.id}: the project's environment could not be activated within {_SECONDS:g} s."
+            raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, what, "Look at the load of the node.")

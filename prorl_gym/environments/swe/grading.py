@@ -20,7 +20,15 @@ from prorl_gym.environments.swe.placing import place_tests
 from prorl_gym.environments.swe.ready import Unsolved, repaired
 from prorl_gym.environments.swe.run_tests import TestResults, run_tests
 from prorl_gym.environments.swe.task import SweTask
-from prorl_gym.environments.swe.verdict import Names, broke_others, judge, name_flaky, name_some, unsolved
+from prorl_gym.environments.swe.verdict import (
+    KILLED,
+    Names,
+    broke_others,
+    judge,
+    name_flaky,
+    name_some,
+    unsolved,
+)
 from prorl_gym.errors import FailureKind, TaskError
 from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import Sandbox
@@ -72,6 +80,8 @@ async def grade_timed(task: SweTask, patch: bytes, leases: Leases, settings: Res
     grading = _grade_officially if task.tests.parser == "swebench" else _grade_ourselves
     try:
         score, in_tests, in_checks = await grading(task, patch, leases, seconds)
+        if KILLED in score.detail:  # by the host, or by the code under test? Another run decides, in fresh sandboxes
+            score, in_tests, in_checks = await grading(task, patch, leases, seconds)
     except Unsolved as why:
         score, in_tests, in_checks = unsolved(str(why)), 0.0, 0.0
     return Graded(score, in_tests, in_checks, time.monotonic() - started)

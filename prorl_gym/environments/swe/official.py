@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from prorl_gym.environments.killed import was_killed
 from prorl_gym.environments.swe.run_tests import MAX_LOG, CommandRun
 from prorl_gym.environments.swe.task import SweTask
-from prorl_gym.environments.swe.verdict import name_some, unsolved
+from prorl_gym.environments.swe.verdict import name_some, unsolved, with_kill
 from prorl_gym.environments.worker import (
     WorkerDiedError,
     WorkerError,
@@ -56,6 +57,8 @@ class TestLog:
     """Why it cannot be read; empty when it can."""
     seconds: float = 0.0
     """That the script took."""
+    killed: bool = False
+    """SIGKILL ended it, and no limit explains that; see ``environments.killed``."""
 
     __test__ = False
 
@@ -96,7 +99,7 @@ async def run_script(sandbox: Sandbox, task: SweTask, script: str, seconds: floa
         return TestLog("", ran.exit_code, "the tests took too long", run.used)
     if text is None:
         return TestLog("", ran.exit_code, f"the test log is longer than {MAX_LOG} bytes", run.used)
-    return TestLog(text, ran.exit_code, marker_complaint(text), run.used)
+    return TestLog(text, ran.exit_code, marker_complaint(text), run.used, was_killed(ran))
 
 
 async def report(task: SweTask, log: TestLog) -> Score:
@@ -107,6 +110,10 @@ async def report(task: SweTask, log: TestLog) -> Score:
     Raises:
         GraderError: the harness is not installed or cannot work.
     """
+    return with_kill(await _reported(task, log), killed=log.killed)
+
+
+async def _reported(task: SweTask, log: TestLog) -> Score:
     if log.complaint:
         return unsolved(log.complaint)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="prorl-swe-", suffix=".log") as file:
@@ -145,7 +152,10 @@ def _lists(answer: Mapping[str, Any], name: str) -> tuple[Sequence[str], Sequenc
 
 
 async def _ask(body: dict[str, Any]) -> dict[str, Any]:
-    return await _pool.call(body, cpu_seconds=CPU_SECONDS)
+    try:
+        return await _pool.call(body, cpu_seconds=CPU_SECONDS)
+    except WorkerDiedError:  # the node may have been short of memory: a second try tells
+        return await _pool.call(body, cpu_seconds=CPU_SECONDS)
 
 
 def _row(task: SweTask) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from prorl_gym.environments.killed import must_have_ended
 from prorl_gym.environments.swe.task import SweTask, TestPlan
 from prorl_gym.errors import FailureKind, TaskError
 from prorl_gym.sandbox.protocol import ExecResult, Sandbox
@@ -142,7 +143,7 @@ async def _bash(sandbox: Sandbox, task: SweTask, script: str) -> ExecResult:
     if result.exit_code == _NOT_FOUND:
         what = f"swe row {task.id or 'without id'}: image '{sandbox.spec.image or 'default'}' has no bash."
         raise TaskError(FailureKind.IMAGE_BROKEN, what, "Use an image with bash and git.")
-    return result
+    return must_have_ended(result, "git")
 
 
 def _unknown_path() -> str:

@@ -13,6 +13,7 @@ import stat
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
+from prorl_gym.environments.killed import must_have_ended
 from prorl_gym.environments.swe.public_rows import ASIDE, HIDDEN, HIDDEN_ABROAD
 from prorl_gym.environments.swe.task import Repository, SweTask
 from prorl_gym.errors import FailureKind, RolloutError, SandboxError, TaskError
@@ -143,7 +144,7 @@ async def _run(sandbox: Sandbox, argv: list[str], stdin: bytes = b"") -> ExecRes
             f"a repository could not be put in place within {PLACE_SECONDS:g} s.",
             "Look at the load of the node, and at the size of the row's repository.",
         )
-    return result
+    return must_have_ended(result, argv[0])
 
 
 def _read_base(task: SweTask, sandbox: Sandbox, result: ExecResult) -> Base:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
+from prorl_gym.environments.killed import was_killed
 from prorl_gym.environments.swe.parsers import RUNNERS, Status
 from prorl_gym.environments.swe.parsers.pytest_events import read_events
 from prorl_gym.environments.swe.task import TestPlan
@@ -44,6 +45,8 @@ class TestResults:
     """That build and tests took."""
     log: str = ""
     """Output of the tests, or of the build when that failed. For people: it may quote hidden tests."""
+    killed: bool = False
+    """SIGKILL ended the build or the tests, and no limit explains that; see ``environments.killed``."""
 
     __test__ = False
 
@@ -77,7 +80,7 @@ async def run_tests(
         if built.timed_out or built.exit_code != 0:
             why = "the build took too long" if built.timed_out else f"the build failed with exit code {built.exit_code}"
             log = await run.read(run.log)
-            return TestResults({}, why, None, run.used, log or "")
+            return TestResults({}, why, None, run.used, log or "", was_killed(built))
         run.next_log()
     if put_tests is not None and (complaint := await put_tests()):
         return TestResults({}, complaint, None, run.used)
@@ -88,15 +91,17 @@ async def run_tests(
     if ran.timed_out:
         return TestResults({}, "the tests took too long", ran.exit_code, run.used, log or "")
     if log is None:
-        return TestResults({}, f"the test log is longer than {MAX_LOG} bytes", ran.exit_code, run.used)
+        return TestResults(
+            {}, f"the test log is longer than {MAX_LOG} bytes", ran.exit_code, run.used, "", was_killed(ran)
+        )
     if plan.parser == "pytest":
         events = await asyncio.to_thread(read_events, await run.read(run.report) or "", own)
-        return TestResults(events.statuses, events.complaint, ran.exit_code, run.used, log)
+        return TestResults(events.statuses, events.complaint, ran.exit_code, run.used, log, was_killed(ran))
     runner = RUNNERS[plan.parser]
     # In a thread: the log may be long, and is made by whoever wants to.
     statuses = await asyncio.to_thread(runner.parse, log)
     complaint = await asyncio.to_thread(runner.complaint, log, statuses) or _exit_complaint(ran, statuses)
-    return TestResults(statuses, complaint, ran.exit_code, run.used, log)
+    return TestResults(statuses, complaint, ran.exit_code, run.used, log, was_killed(ran))
 
 
 class CommandRun:

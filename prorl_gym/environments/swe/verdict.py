@@ -7,6 +7,8 @@ from prorl_gym.environments.swe.run_tests import TestResults
 from prorl_gym.environments.swe.task import SweTask
 from prorl_gym.records import Score
 
+KILLED = "killed"
+"""Key of ``Score.detail``; see ``with_kill``."""
 _NAMED = 3
 _NAME_LENGTH = 120
 
@@ -16,6 +18,17 @@ def judge(task: SweTask, results: TestResults) -> Score:
 
     The detail counts them and names up to three tests that failed and three that were not reported at all.
     """
+    return with_kill(_judged(task, results), killed=results.killed)
+
+
+def with_kill(score: Score, *, killed: bool) -> Score:
+    """Say in the detail of a repair that failed that its run was killed, and no limit explains that."""
+    if score.reward == 1.0 or not killed:
+        return score
+    return score.model_copy(update={"detail": {**score.detail, KILLED: True}})
+
+
+def _judged(task: SweTask, results: TestResults) -> Score:
     if results.complaint:
         return unsolved(results.complaint)
     find = Names(results.statuses, without_file=task.source == "r2egym")

@@ -5,6 +5,9 @@ is answered by the sandbox's own server, which the agent can neither signal nor 
 a directory holds, what a file says.
 """
 
+import asyncio
+
+from prorl_gym.environments.killed import must_have_ended, run_settled
 from prorl_gym.sandbox.protocol import Sandbox
 
 LOGS = "/logs/verifier"
@@ -17,6 +20,8 @@ MOST_AT_ONCE = 4
 # Every command names its directory: the sandbox's own may be gone, and then nothing could be run.
 _SECONDS = 120.0
 _KEPT = "/.prorl-kept.tar"
+_PAUSES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+"""Seconds between looks for processes that were killed: the kernel takes a while to give back much memory."""
 
 
 class Spoiled(Exception):
@@ -30,10 +35,11 @@ async def stop(sandbox: Sandbox) -> None:
         Spoiled: some live on, because the sandbox's shell was tampered with.
         SandboxError: the sandbox is lost.
     """
-    for _ in range(3):
+    for pause in _PAUSES:
         await sandbox.exec(["/bin/sh", "-c", "kill -9 -1"], timeout=_SECONDS, cwd="/")
         if await _alone(sandbox):
             return
+        await asyncio.sleep(pause)  # the sandbox does not report the end of what it was not asked to start
     raise Spoiled("processes of the agent cannot be ended")
 
 
@@ -44,7 +50,7 @@ async def sweep(sandbox: Sandbox) -> None:
         Spoiled: it cannot be removed.
         SandboxError: the sandbox is lost.
     """
-    await sandbox.exec(["/bin/rm", "-rf", "/logs", TESTS], timeout=_SECONDS, cwd="/")
+    await run_settled(lambda: sandbox.exec(["/bin/rm", "-rf", "/logs", TESTS], timeout=_SECONDS, cwd="/"))
     left = {entry.name for entry in await sandbox.list_dir("/")} & {"logs", TESTS[1:]}
     if left:
         raise Spoiled(f"/{min(left)} cannot be removed")
@@ -61,7 +67,7 @@ async def take(agents: Sandbox, clean: Sandbox, paths: tuple[str, ...]) -> None:
         SandboxError: a sandbox is lost.
     """
     packing = ["tar", "-C", "/", "-cf", _KEPT, "--", *(path.lstrip("/") for path in paths)]
-    packed = await agents.exec(packing, timeout=_SECONDS, cwd="/")
+    packed = await run_settled(lambda: agents.exec(packing, timeout=_SECONDS, cwd="/"))
     if packed.exit_code != 0:
         raise Spoiled(f"{', '.join(paths)} cannot be read")
     try:
@@ -75,7 +81,7 @@ async def take(agents: Sandbox, clean: Sandbox, paths: tuple[str, ...]) -> None:
         raise Spoiled(f"{', '.join(paths)} cannot be placed ({error.strerror})") from None
     wanted = [path.lstrip("/") for path in paths]
     unpacking = ["tar", "-C", "/", "-xf", _KEPT, "--no-same-owner", "--", *wanted]
-    unpacked = await clean.exec(unpacking, timeout=_SECONDS, cwd="/")
+    unpacked = must_have_ended(await clean.exec(unpacking, timeout=_SECONDS, cwd="/"), "tar")
     await clean.exec(["/bin/rm", "-f", _KEPT], timeout=_SECONDS, cwd="/")
     if unpacked.exit_code != 0:
         raise Spoiled(f"{', '.join(paths)} cannot be unpacked")

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from prorl_gym.environments.killed import must_have_ended
 from prorl_gym.environments.taskdir.rows import TaskDirRow, TaskFile
-from prorl_gym.errors import FailureKind, TaskError
+from prorl_gym.errors import FailureKind, SandboxError, TaskError
 from prorl_gym.sandbox.protocol import Sandbox, SandboxLimits, SandboxSpec
 
 SETUP_SECONDS = 600.0
@@ -25,7 +26,7 @@ async def prepare(sandbox: Sandbox, task: TaskDirRow) -> None:
 
     Raises:
         TaskError: ``BAD_ROW``: one of them fails. The row or its image is to blame.
-        SandboxError: the sandbox is lost.
+        SandboxError: the sandbox is lost, or one of them is slow or killed.
     """
     for number, step in enumerate(task.setup, 1):
         if isinstance(step, TaskFile):
@@ -35,6 +36,10 @@ async def prepare(sandbox: Sandbox, task: TaskDirRow) -> None:
                 raise _bad(task, f"'{step.path}' cannot be placed ({error.strerror})") from None
             continue
         ran = await sandbox.exec(["/bin/bash", "-c", step.command], timeout=SETUP_SECONDS, cwd=step.cwd)
+        must_have_ended(ran, f"setup step {number}")
+        if ran.timed_out:
+            what = f"taskdir row {task.id or 'without id'}: setup step {number} took longer than {SETUP_SECONDS:g} s."
+            raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, what, "Look at the load of the node, and at the step.")
         if ran.exit_code != 0:
             said = (ran.stderr or ran.stdout).decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
             raise _bad(task, f"setup step {number} ends with exit code {ran.exit_code}: {said[0][:200]}")

@@ -4,10 +4,11 @@ import json
 import re
 from typing import Any, cast
 
+from prorl_gym.environments.killed import run_settled
 from prorl_gym.environments.taskdir.end_state import LOGS
 from prorl_gym.environments.taskdir.placing import place_all
 from prorl_gym.environments.taskdir.rows import TaskDirRow
-from prorl_gym.sandbox.protocol import Sandbox
+from prorl_gym.sandbox.protocol import ExecResult, Sandbox
 
 _OUTPUT = f"{LOGS}/output.txt"
 _SUMMARY = re.compile(r"^(PASSED|FAILED|SKIPPED|XFAIL|XPASS|ERROR)\s+\S", re.MULTILINE)
@@ -32,14 +33,18 @@ async def verify(sandbox: Sandbox, task: TaskDirRow, seconds: float) -> float | 
         SandboxError: the sandbox is lost.
     """
     verifier = task.verifier
-    await sandbox.write_file(_OUTPUT, b"")
-    await place_all(sandbox, verifier.files)
-    ran = await sandbox.exec(
-        ["/bin/bash", "--noprofile", "--norc", "-c", f"{{ {verifier.command}\n}} > {_OUTPUT} 2>&1 < /dev/null"],
-        timeout=min(seconds, verifier.seconds),
-        cwd=task.workdir,
-        env=verifier.env,
-    )
+
+    async def run() -> ExecResult:
+        await sandbox.write_file(_OUTPUT, b"")
+        await place_all(sandbox, verifier.files)
+        return await sandbox.exec(
+            ["/bin/bash", "--noprofile", "--norc", "-c", f"{{ {verifier.command}\n}} > {_OUTPUT} 2>&1 < /dev/null"],
+            timeout=min(seconds, verifier.seconds),
+            cwd=task.workdir,
+            env=verifier.env,
+        )
+
+    ran = await run_settled(run)
     if verifier.reward == "exit":
         return None if ran.timed_out or ran.exit_code in (126, 127) else float(ran.exit_code == 0)
     return await (_from_summary(sandbox) if verifier.reward == "pytest" else _from_file(sandbox))

@@ -6,8 +6,9 @@ agent, one tool call at a time.
 """
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,25 +16,31 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from nemo_gym.base_resources_server import BaseResourcesServerConfig, BaseVerifyRequest, SimpleResourcesServer
 from nemo_gym.server_utils import SESSION_ID_KEY, is_nemo_gym_fastapi_entrypoint
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from prorl_gym._gym_compat import REVERIFY_STATELESS, verifier_fixture
-from prorl_gym.errors import (
-    NotFoundError,
-    RolloutError,
-    SandboxError,
-    TaskError,
-    gym_failure_kind,
-)
+from prorl_gym.agents.arguments import BadArguments, check_arguments
+from prorl_gym.agents.tools import BashTool, EditorTool, FinishTool, PythonTool, ThinkTool
+from prorl_gym.errors import NotFoundError, RolloutError, SandboxError, TaskError, gym_failure_kind
 from prorl_gym.gym_root.resources_servers.prorl_rollout.hosted import HostedService
-from prorl_gym.gym_root.resources_servers.prorl_rollout.sessions import Session, Sessions, grade, open_session
+from prorl_gym.gym_root.resources_servers.prorl_rollout.sessions import (
+    Session,
+    Sessions,
+    grade,
+    lost_session,
+    open_session,
+)
 from prorl_gym.gym_root.starting import run, told
 from prorl_gym.gym_root.wire import Profile, read_batch
+from prorl_gym.records import Score
 from prorl_gym.rollout.leases import SandboxLeases
 from prorl_gym.sandbox.choose import open_backend
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import Probe, Sandbox, SandboxBackend, SandboxSpec
 from prorl_gym.trainers.gym_items import last_answer
+
+SEEDED = "prorl_seeded"
+"""Key of the session cookie: the session was seeded, perhaps by an earlier process of this server."""
 
 
 class ProrlRolloutConfig(BaseResourcesServerConfig):
@@ -44,32 +51,15 @@ class ProrlRolloutConfig(BaseResourcesServerConfig):
     model: str
     tokenizer: str | None = None
     service: dict[str, Any] = Field(default_factory=dict)
-    session_idle_seconds: float = 1800.0
+    session_idle_seconds: float | None = None
+    """How long a session of another agent lives without a call. By default as long as its rollout's RUN may take
+    (``run_seconds`` of the row, else of the environment, else of the service)."""
 
 
 class VerifyRequest(BaseVerifyRequest):
     """What any agent posts to ``/verify``: the row and the response."""
 
     model_config = ConfigDict(extra="allow")
-
-
-class BashCall(BaseModel):
-    """Arguments of the bash tool."""
-
-    command: str
-    is_input: bool = False
-
-
-class PythonCall(BaseModel):
-    """Arguments of the python tool."""
-
-    code: str
-
-
-class FinishCall(BaseModel):
-    """Arguments of the finish tool."""
-
-    answer: str
 
 
 class ProrlRolloutServer(SimpleResourcesServer):
@@ -85,7 +75,10 @@ class ProrlRolloutServer(SimpleResourcesServer):
         super().model_post_init(context)
         self._hosted = HostedService(self.config.engines, self.config.model, self.config.tokenizer, self.config.service)
         self._sessions = Sessions(
-            lambda: self._hosted.backend, self.config.session_idle_seconds, lambda: self._hosted.judge
+            lambda: self._hosted.backend,
+            self.config.session_idle_seconds,
+            lambda: self._hosted.judge,
+            self._hosted.settings,
         )
 
     def setup_webserver(self) -> FastAPI:
@@ -93,9 +86,7 @@ class ProrlRolloutServer(SimpleResourcesServer):
         app = super().setup_webserver()
         app.post("/answers")(self.answers)
         app.post("/rows")(self.rows)
-        app.post("/bash")(self.bash)
-        app.post("/python")(self.python)
-        app.post("/finish")(self.finish)
+        app.post("/{tool}")(self.tool)  # last: which tools there are is the row's choice
         app.state.hosted = self._hosted
         inner = app.router.lifespan_context
 
@@ -140,33 +131,46 @@ class ProrlRolloutServer(SimpleResourcesServer):
             raise HTTPException(409 if isinstance(error, NotFoundError) else 422, str(error)) from None
         except RolloutError as error:
             raise HTTPException(503, str(error)) from None
+        request.session[SEEDED] = True
         return {"resources_session_id": named} if named else {}
 
-    async def bash(self, request: Request, body: BashCall) -> PlainTextResponse:
-        """Run a command in the session's persistent shell."""
-        return await self._call(request, "bash", body)
+    def mcp_tools(self, harvested: list[Any], catchall: Any) -> list[Any]:
+        """Offer the tools of the built-in environments where Gym exposes them over MCP (``expose_tools_over_mcp``)."""
+        built_in = (
+            BashTool(_no_sandbox, 1.0),
+            PythonTool(_no_sandbox, 1.0),
+            EditorTool(_no_sandbox),
+            ThinkTool(),
+            FinishTool(),
+        )
+        specs = [tool.spec for tool in built_in]
+        return [catchall.tool(spec.name, dict(spec.parameters), spec.description) for spec in specs]
 
-    async def python(self, request: Request, body: PythonCall) -> PlainTextResponse:
-        """Run code in the session's persistent python."""
-        return await self._call(request, "python", body)
-
-    async def finish(self, request: Request, body: FinishCall) -> PlainTextResponse:
-        """Hand in the answer."""
-        return await self._call(request, "finish", body)
+    async def tool(self, request: Request, tool: str, body: dict[str, Any]) -> PlainTextResponse:
+        """Run a tool of the session's environment. Whatever goes wrong is text for the model, as Gym wants it."""
+        try:
+            async with self._sessions.use(request.session[SESSION_ID_KEY]) as session:
+                return await _call(session, tool, body)
+        except (NotFoundError, RolloutError) as error:
+            return PlainTextResponse(str(error), status_code=409)
 
     async def verify(self, request: Request, body: VerifyRequest) -> dict[str, Any]:
-        """Grade: with what the session's tools left behind where there is a session, else from the row alone.
+        """Grade with what the session's tools left behind.
+
+        A session that is gone is not graded; an answer that never had one is graded by itself, where its environment
+        needs no more than that.
 
         Raises:
             TaskError: the row is bad, so nothing can be said about any answer.
         """
         session_id = request.session[SESSION_ID_KEY]
         try:
-            session = await self._sessions.get(session_id)
+            async with self._sessions.use(session_id) as session:
+                answer = await verdict(body, partial(grade, session), session)
         except NotFoundError:
-            async with _graded_alone(body, self._sessions.leases()) as session:
-                return await verdict(session, body)
-        answer = await verdict(session, body)
+            if request.session.get(SEEDED) or self._sessions.was_closed(session_id):
+                return await verdict(body, _lost)
+            return await graded_alone(body, self._sessions.leases_without_agent())
         await self._sessions.close(session_id)
         return answer
 
@@ -176,51 +180,74 @@ class ProrlRolloutServer(SimpleResourcesServer):
         await self._sessions.close(session_id)
         return {"resources_session_id": session_id}
 
-    async def _call(self, request: Request, name: str, arguments: BaseModel) -> PlainTextResponse:
-        """Run a tool. Whatever goes wrong is text for the model, as Gym wants it."""
-        try:
-            session = await self._sessions.get(request.session[SESSION_ID_KEY])
-        except (NotFoundError, RolloutError) as error:
-            return PlainTextResponse(str(error), status_code=409)
-        tool = session.tools.get(name)
-        if tool is None:
-            return PlainTextResponse(f"There is no tool '{name}' here. Tools: {', '.join(session.tools)}.", 404)
-        try:
-            observation = await tool(arguments.model_dump())
-        except SandboxError as error:
-            session.lost = error
-            return PlainTextResponse("The sandbox is gone; this tool cannot be used any more.", status_code=503)
-        if observation.answer is not None:
-            session.artifacts.answer = observation.answer
-        return PlainTextResponse(observation.text)
+
+async def _call(session: Session, name: str, arguments: Mapping[str, Any]) -> PlainTextResponse:
+    tool = session.tools.get(name)
+    if tool is None:
+        return PlainTextResponse(f"There is no tool '{name[:40]}' here. Tools: {', '.join(session.tools)}.", 404)
+    try:
+        observation = await tool(check_arguments(tool.spec, arguments))
+    except BadArguments as complaint:
+        return PlainTextResponse(str(complaint), status_code=422)
+    except SandboxError as error:
+        session.lost = error
+        return PlainTextResponse("The sandbox is gone; this tool cannot be used any more.", status_code=503)
+    if observation.answer is not None:
+        session.artifacts.answer = observation.answer
+    return PlainTextResponse(observation.text)
 
 
-async def verdict(session: Session, body: VerifyRequest) -> dict[str, Any]:
-    """Grade a session and return Gym's verify reply; without a valid grade the reply is masked, never a plain 0."""
+async def verdict(
+    body: VerifyRequest, graded: Callable[[str | None], Awaitable[Score]], session: Session | None = None
+) -> dict[str, Any]:
+    """Return Gym's verify reply; without a valid grade the reply is masked, never a plain 0.
+
+    Args:
+        body: the row and the response.
+        graded: grades the last answer of the response.
+        session: where the agent worked, if there is one.
+
+    Raises:
+        TaskError: the row is bad.
+    """
     echo = body.model_dump(mode="json")
     reply: dict[str, Any] = {"reward": 0.0, "mask_sample": False, "failure_kind": None, "failure_reason": None}
     try:
-        score = await grade(session, last_answer(echo["response"]["output"]))
+        score = await graded(last_answer(echo["response"]["output"]))
     except TaskError:
         raise
     except RolloutError as error:
         reply |= {"mask_sample": True, "failure_kind": gym_failure_kind(error.kind), "failure_reason": str(error)}
     else:
         reply["reward"] = score.reward
-        if score.components:
-            reply["reward_components"] = score.components
-        if session.lost is not None:  # the model's own doing: told, and graded all the same
+        if session is not None and session.lost is not None:  # the model's own doing: named, and graded all the same
             reply |= {"failure_kind": gym_failure_kind(session.lost.kind), "failure_reason": str(session.lost)}
     config = {**(echo.get("instance_config") or {}), "mask_sample": reply["mask_sample"]}
     return echo | reply | {"instance_config": config}
 
 
-@asynccontextmanager
-async def _graded_alone(body: VerifyRequest, leases: SandboxLeases) -> AsyncIterator[Session]:
+async def graded_alone(body: VerifyRequest, leases: SandboxLeases) -> dict[str, Any]:
+    """Grade an answer by its row alone.
+
+    Raises:
+        TaskError: the row is bad.
+    """
+
+    async def graded(answer: str | None) -> Score:
+        return await grade(await open_session(json.loads(body.model_dump_json()), leases), answer)
+
     try:
-        yield await open_session(json.loads(body.model_dump_json()), leases)
+        return await verdict(body, graded)
     finally:
         await leases.close()
+
+
+async def _no_sandbox() -> Sandbox:
+    raise lost_session()
+
+
+async def _lost(answer: str | None) -> Score:
+    raise lost_session()
 
 
 class _WhenNeeded:
@@ -252,13 +279,15 @@ class _WhenNeeded:
 
 
 class _RowVerifier:
-    """What ``gym env test`` exercises: grading by the row alone, without starting the service."""
+    """What ``gym env test`` exercises: grading by the row alone, without starting the service.
+
+    Here a fresh sandbox does stand for the agent's: the cases are of agents that left nothing in it.
+    """
 
     async def verify(self, body: VerifyRequest) -> dict[str, Any]:
         backend = _WhenNeeded()
         try:
-            async with _graded_alone(body, SandboxLeases(backend)) as session:
-                return await verdict(session, body)
+            return await graded_alone(body, SandboxLeases(backend))
         finally:
             await backend.close()
 

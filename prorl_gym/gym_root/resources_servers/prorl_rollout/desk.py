@@ -6,8 +6,10 @@ A rollout that failed for reasons the model did not cause is masked, not an HTTP
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -23,6 +25,9 @@ from prorl_gym.trainers.gym_items import messages_of
 from prorl_gym.trainers.gym_rows import Groups, RowDefaults, row_key, to_request
 
 _LOG = logging.getLogger(__name__)
+
+_GROUPS = 4096
+"""Groups of which the rewards are remembered, for masked rows."""
 
 _PLACEHOLDERS = 256
 """First prompts that are remembered: the rows of a group share one."""
@@ -73,6 +78,33 @@ class Post:
     refusal: ProrlError | None = None
 
 
+class GroupRewards:
+    """Rewards of the finished members of the latest groups."""
+
+    def __init__(self) -> None:
+        self._groups: OrderedDict[str, dict[int, tuple[str, float | None]]] = OrderedDict()
+        """Rollout id and reward by replica."""
+
+    def note(self, rollout: Rollout) -> None:
+        """Remember how a member ended."""
+        if rollout.group_id is None:
+            return
+        members = self._groups.setdefault(rollout.group_id, {})
+        before, reward = members.get(rollout.replica, (rollout.rollout_id, None))
+        if before != rollout.rollout_id and reward is not None:
+            members.clear()  # Gym numbers prompts anew in each epoch: this is the same prompt again
+        members[rollout.replica] = (rollout.rollout_id, rollout.reward)
+        self._groups.move_to_end(rollout.group_id)
+        if len(self._groups) > _GROUPS:
+            self._groups.popitem(last=False)
+
+    def mean(self, group_id: str | None) -> float:
+        """Return the mean reward of a group's finished members; 0 when none is known."""
+        members = self._groups.get(group_id or "", {})
+        rewards = [reward for _, reward in members.values() if reward is not None]
+        return fmean(rewards) if rewards else 0.0
+
+
 class Desk:
     """Serves the rows of one agent's instance, over as many channels as it opens.
 
@@ -95,6 +127,7 @@ class Desk:
             evaluation=profile.evaluation,
         )
         self._placeholders: dict[bytes, Placeholder] = {}
+        self._rewards = GroupRewards()
         early = profile.early_stop
         self._rounds = None if early is None else Rounds(early, self._redundant)
 
@@ -118,6 +151,7 @@ class Desk:
         try:
             rollout = await self._result(post.row, claim)
             claim.settled = True
+            self._rewards.note(rollout)
             if entered is None:
                 entered = rollout
                 self._enter(entered)
@@ -159,7 +193,8 @@ class Desk:
         placeholder = None
         if not any(segment.token_ids for segment in rollout.segments):
             placeholder = self._placeholder(row)
-        result = to_gym_result(rollout, row, placeholder=placeholder, stopped=verdict == "stopped")
+        mean = self._rewards.mean(rollout.group_id)
+        result = to_gym_result(rollout, row, placeholder=placeholder, stopped=verdict == "stopped", group_mean=mean)
         return 200, orjson.dumps(result)
 
     def _placeholder(self, row: Mapping[str, Any]) -> Placeholder:

@@ -21,6 +21,7 @@ from prorl_gym.rollout.insistence import pause
 from prorl_gym.rollout.ledger_file import DamagedLedgerError, LedgerError
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.sandbox.protocol import SandboxBackend
+from prorl_gym.settings import RolloutSettings
 from prorl_gym.trainers.gym_items import function_schema
 
 _LOG = logging.getLogger(__name__)
@@ -116,6 +117,11 @@ class HostedService:
         if self._built is None:
             raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, "the rollout service is not running.")
         return self._built.backend
+
+    @property
+    def settings(self) -> RolloutSettings:
+        """Sampling and limits of the service."""
+        return self._config.settings
 
     @property
     def judge(self) -> Judge | None:

@@ -1,0 +1,311 @@
+"""A sandbox that dies under a call is a lost sandbox, whichever call sees it first: never a bad image or a bad agent.
+
+The guest is scripted: it starts what it is asked for and dies, or kills, at one seam. The last test does it for real.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from errno import EAGAIN, ENOENT, ENOMEM
+from random import Random
+from typing import Any
+
+import pytest
+
+from prorl_gym.agents.tools import BashTool, PythonTool
+from prorl_gym.errors import Cause, FailureKind, SandboxError
+from prorl_gym.sandbox import execute, python_session
+from prorl_gym.sandbox.backend import NamespaceBackend
+from prorl_gym.sandbox.box import Box
+from prorl_gym.sandbox.channel import Channel
+from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.guest import wire
+from prorl_gym.sandbox.launch import BackendName
+from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
+
+
+class Guest:
+    """The other end of a channel. ``act`` decides what happens to each program that is started."""
+
+    def __init__(self, control: socket.socket, act: Callable[["Guest", int], None]) -> None:
+        self._control = control
+        self._act = act
+        self._spare: list[int] = []
+        self.started = 0
+        self.kills = True
+        asyncio.get_running_loop().add_reader(control.fileno(), self._serve)
+
+    def tell(self, descriptors: list[int] | None = None, **message: Any) -> None:
+        wire.send(self._control, wire.encode(message), descriptors or ())
+
+    def die(self) -> None:
+        if self._control.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            self._control.close()
+
+    def end(self, number: int, status: int) -> None:
+        self.tell(type="exit", pid=number, status=status)
+
+    def greet(self) -> None:
+        """Let the python worker that was started last take cells, as ``guest/pyworker.py`` does."""
+        os.write(self._conversation, json.dumps({"ready": "console"}).encode() + b"\n")
+
+    def close(self) -> None:
+        self.die()
+        for descriptor in self._spare:
+            os.close(descriptor)
+
+    def _serve(self) -> None:
+        received = wire.receive(self._control)
+        if received is None:
+            return self.die()
+        request, _ = received
+        if request["op"] in ("spawn", "shell"):
+            self.started += 1
+            self._start(request)
+            self._act(self, self.started)
+        else:
+            self.tell(type="reply", id=request["id"], gone=self.kills)
+            if request["op"] == "kill_tree" and self.kills:
+                self.end(request["pid"], -signal.SIGKILL)
+
+    def _start(self, request: dict[str, Any]) -> None:
+        if request["op"] == "shell":
+            master, terminal = os.openpty()
+            text = os.memfd_create("command")
+            nonces, reports = os.pipe(), os.pipe()
+            given = [master, nonces[1], reports[0], text]
+            self._spare += [terminal, nonces[0], reports[1]]
+        elif request["channel"]:
+            output = os.pipe()
+            ours, theirs = socket.socketpair()
+            self._conversation = theirs.detach()
+            given = [output[0], ours.detach()]
+            self._spare += [output[1], self._conversation]
+        else:
+            pipes = [os.pipe() for _ in range(3)]
+            given = [pipes[0][1], pipes[1][0], pipes[2][0]]
+            self._spare += [pipes[0][0], pipes[1][1], pipes[2][1]]
+        self.tell(given, type="reply", id=request["id"], pid=self.started)
+        for descriptor in given:
+            os.close(descriptor)
+
+
+@pytest.fixture
+async def box_of() -> AsyncIterator[Callable[[Callable[[Guest, int], None]], Box]]:
+    guests: list[Guest] = []
+
+    def make(act: Callable[[Guest, int], None]) -> Box:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        guests.append(Guest(theirs, act))
+        return Box("scripted", SandboxSpec(image="some-image"), Channel.attach(ours), _nothing)
+
+    yield make
+    for guest in guests:
+        guest.close()
+
+
+async def _nothing() -> None:
+    return
+
+
+async def _shell(box: Box) -> None:
+    await (await box.shell()).run("true", timeout=5)
+
+
+async def _python(box: Box) -> None:
+    await (await box.python()).run("1", timeout=5)
+
+
+async def _exec(box: Box) -> None:
+    await box.exec(["true"], timeout=5)
+
+
+def tool_of(make: type[BashTool] | type[PythonTool]) -> Callable[[Box], Awaitable[None]]:
+    async def act(box: Box) -> None:
+        async def source() -> Sandbox:
+            return box
+
+        await make(source, 5.0)({"command": "true", "code": "1"})
+
+    return act
+
+
+CALLS = [_shell, _python, _exec, tool_of(BashTool), tool_of(PythonTool)]
+
+
+def dies(guest: Guest, number: int) -> None:
+    guest.die()
+
+
+def dies_after_its_child(guest: Guest, number: int) -> None:
+    """The kernel takes the processes of a namespace in any order: the guest may still report the end of a child."""
+    guest.end(number, -signal.SIGKILL)
+    guest.die()
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("act", [dies, dies_after_its_child])
+async def test_a_sandbox_that_dies_under_a_call_is_lost(
+    box_of: Callable[..., Box], call: Callable[[Box], Awaitable[None]], act: Callable[[Guest, int], None]
+) -> None:
+    with pytest.raises(SandboxError) as caught:
+        await call(box_of(act))
+    assert caught.value.kind is FailureKind.SANDBOX_LOST, caught.value
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_sandbox_that_dies_before_a_later_call_is_lost(
+    box_of: Callable[..., Box], call: Callable[[Box], Awaitable[None]]
+) -> None:
+    box = box_of(lambda guest, number: None)
+    box._channel._socket.shutdown(socket.SHUT_RD)  # as the kernel shows it when the guest's end is closed
+    with pytest.raises(SandboxError) as caught:
+        await call(box)
+    assert caught.value.kind is FailureKind.SANDBOX_LOST, caught.value
+
+
+async def test_python_that_was_killed_while_it_started_is_started_again(box_of: Callable[..., Box]) -> None:
+    def act(guest: Guest, number: int) -> None:
+        guest.end(number, -signal.SIGKILL) if number == 1 else guest.greet()
+
+    assert (await box_of(act).python()).console == "console"
+
+
+async def test_python_that_is_killed_at_each_start_is_not_the_images_fault(box_of: Callable[..., Box]) -> None:
+    with pytest.raises(SandboxError) as caught:
+        await box_of(lambda guest, number: guest.end(number, -signal.SIGKILL)).python()
+    assert caught.value.cause is Cause.INFRASTRUCTURE, caught.value
+
+
+async def test_python_that_is_killed_at_each_later_start_is_the_agents_doing(box_of: Callable[..., Box]) -> None:
+    def act(guest: Guest, number: int) -> None:
+        if number == 1:
+            guest.greet()
+        guest.end(number, -signal.SIGKILL)
+
+    box = box_of(act)
+    await box.python()
+    with pytest.raises(SandboxError) as caught:
+        await box.python()
+    assert caught.value.kind is FailureKind.SANDBOX_BROKEN_BY_AGENT, caught.value
+
+
+async def test_python_that_ends_by_itself_is_the_images_fault(box_of: Callable[..., Box]) -> None:
+    with pytest.raises(SandboxError) as caught:
+        await box_of(lambda guest, number: guest.end(number, 1)).python()
+    assert caught.value.kind is FailureKind.IMAGE_BROKEN, caught.value
+
+
+@pytest.mark.parametrize("was_started", [False, True])
+async def test_a_slow_start_of_python_is_neither_the_images_nor_the_agents_fault(
+    box_of: Callable[..., Box], monkeypatch: pytest.MonkeyPatch, was_started: bool
+) -> None:
+    def act(guest: Guest, number: int) -> None:
+        if was_started and number == 1:
+            guest.greet()
+            guest.end(number, 0)
+
+    box = box_of(act)
+    if was_started:
+        await box.python()
+    monkeypatch.setattr(python_session, "_START_SECONDS", 0.05)
+    with pytest.raises(SandboxError) as caught:
+        await box.python()
+    assert caught.value.kind is FailureKind.SANDBOX_UNAVAILABLE, caught.value
+
+
+@pytest.mark.parametrize(("breach", "kind"), [(None, "sandbox_unavailable"), ("processes", "sandbox_broken_by_agent")])
+async def test_a_tree_that_does_not_die_is_the_agents_doing_only_at_its_limit_of_processes(
+    box_of: Callable[..., Box], monkeypatch: pytest.MonkeyPatch, breach: str | None, kind: str
+) -> None:
+    def act(guest: Guest, number: int) -> None:
+        guest.greet()
+        guest.kills = False
+        if breach is not None:
+            guest.tell(type="breach", pid=number, breach=breach)
+
+    monkeypatch.setattr(execute, "_KILL_SECONDS", 0.05)
+    monkeypatch.setattr(python_session, "_INTERRUPT_SECONDS", 0.05)
+    box = box_of(act)
+
+    async def source() -> Sandbox:
+        return box
+
+    with pytest.raises(SandboxError) as caught:
+        await PythonTool(source, 0.05)({"code": "while True: pass"})
+    assert caught.value.kind == kind, caught.value
+
+
+@pytest.mark.parametrize(("errno", "kind"), [(ENOMEM, "sandbox_lost"), (EAGAIN, "sandbox_broken_by_agent")])
+async def test_a_guest_that_cannot_fork_is_short_of_the_hosts_memory_or_at_the_payloads_limit(
+    errno: int, kind: str
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def refuse() -> None:
+        received = wire.receive(theirs)
+        if received is None:
+            asyncio.get_running_loop().remove_reader(theirs.fileno())
+            return
+        answer = {"errno": errno, "text": os.strerror(errno)} if received[0]["op"] == "shell" else {}
+        wire.send(theirs, wire.encode({"type": "reply", "id": received[0]["id"], **answer}), ())
+
+    asyncio.get_running_loop().add_reader(theirs.fileno(), refuse)
+    box = Box("scripted", SandboxSpec(), Channel.attach(ours), _nothing)
+    with pytest.raises(SandboxError) as caught:
+        await tool_of(BashTool)(box)
+    assert caught.value.kind == kind, caught.value
+    await box.close()
+    asyncio.get_running_loop().remove_reader(theirs.fileno())
+    theirs.close()
+
+
+async def test_a_bash_that_is_gone_from_a_lost_sandbox_is_not_missed(box_of: Callable[..., Box]) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    box = Box("scripted", SandboxSpec(image="some-image"), Channel.attach(ours), _nothing)
+    opening = asyncio.ensure_future(box.shell())
+    received = await asyncio.to_thread(wire.receive, theirs)
+    assert received is not None
+    wire.send(theirs, wire.encode({"type": "reply", "id": received[0]["id"], "errno": ENOENT, "stage": "exec"}), ())
+    theirs.close()
+    with pytest.raises(SandboxError) as caught:
+        await opening
+    assert caught.value.cause is Cause.INFRASTRUCTURE, caught.value
+
+
+@pytest.mark.timeout(120)
+async def test_a_spawner_that_dies_at_any_moment_is_infrastructure(backend_name: BackendName, own_scratch: Any) -> None:
+    """Real sandboxes: whatever the agent was doing, its tools fail as infrastructure."""
+    backend = NamespaceBackend(backend_name, SandboxConfig(scratch=own_scratch))
+    chance = Random(10)
+    blamed: list[SandboxError] = []
+
+    async def rollout(box: Box) -> None:
+        async def source() -> Sandbox:
+            return box
+
+        bash, python = BashTool(source, 10.0), PythonTool(source, 10.0)
+        try:
+            while True:
+                await python({"code": "import os; os.kill(os.getpid(), 9)"})  # so that it starts again and again
+                await bash({"command": "true"})
+        except SandboxError as error:
+            blamed.append(error)
+        finally:
+            await box.close()
+
+    try:
+        for _ in range(5):
+            boxes = await asyncio.gather(*(backend.start(SandboxSpec()) for _ in range(4)))
+            rollouts = [asyncio.ensure_future(rollout(box)) for box in boxes]
+            await asyncio.sleep(chance.uniform(0.0, 0.8))  # at whatever point this falls
+            os.kill(await backend.spawner_pid(), signal.SIGKILL)
+            await asyncio.gather(*rollouts)
+    finally:
+        await backend.close()
+    assert len(blamed) == 20
+    assert {error.cause for error in blamed} == {Cause.INFRASTRUCTURE}, blamed

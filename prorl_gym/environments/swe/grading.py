@@ -20,7 +20,15 @@ from prorl_gym.environments.swe.placing import place_tests
 from prorl_gym.environments.swe.ready import Unsolved, repaired
 from prorl_gym.environments.swe.run_tests import TestResults, run_tests
 from prorl_gym.environments.swe.task import SweTask
-from prorl_gym.environments.swe.verdict import KILLED, Names, broke_others, judge, name_flaky, name_some, unsolved
+from prorl_gym.environments.swe.verdict import (
+    KILLED,
+    Names,
+    broke_others,
+    judge,
+    name_flaky,
+    name_some,
+    unsolved,
+)
 from prorl_gym.errors import FailureKind, TaskError
 from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import Sandbox
@@ -39,7 +47,9 @@ class Graded:
 
     score: Score
     tests_seconds: float
-    """Build and tests. The rest is ours: sandbox, repository, patch, report."""
+    """Build and tests. The rest is ours: sandbox, repository, patch, report, and the checks."""
+    checks_seconds: float
+    """Runs B and C, and sealed values; the first time for a row, also the proof of its controls."""
     seconds: float
 
 
@@ -65,19 +75,19 @@ async def grade_timed(task: SweTask, patch: bytes, leases: Leases, settings: Res
     """
     started = time.monotonic()
     if not patch.strip():
-        return Graded(unsolved("empty patch"), 0.0, 0.0)
+        return Graded(unsolved("empty patch"), 0.0, 0.0, 0.0)
     seconds = min(task.tests.seconds, settings.eval_seconds * EVAL_SHARE)
     grading = _grade_officially if task.tests.parser == "swebench" else _grade_ourselves
     try:
-        score, in_tests = await grading(task, patch, leases, seconds)
+        score, in_tests, in_checks = await grading(task, patch, leases, seconds)
         if KILLED in score.detail:  # by the host, or by the code under test? Another run decides, in fresh sandboxes
-            score, in_tests = await grading(task, patch, leases, seconds)
+            score, in_tests, in_checks = await grading(task, patch, leases, seconds)
     except Unsolved as why:
-        score, in_tests = unsolved(str(why)), 0.0
-    return Graded(score, in_tests, time.monotonic() - started)
+        score, in_tests, in_checks = unsolved(str(why)), 0.0, 0.0
+    return Graded(score, in_tests, in_checks, time.monotonic() - started)
 
 
-async def _grade_ourselves(task: SweTask, patch: bytes, leases: Leases, seconds: float) -> tuple[Score, float]:
+async def _grade_ourselves(task: SweTask, patch: bytes, leases: Leases, seconds: float) -> tuple[Score, float, float]:
     task = _with_conda(task)
     own = changed_paths(os.fsdecode(patch)) - changed_paths(task.gold_patch)
     started = time.monotonic()
@@ -91,10 +101,10 @@ async def _grade_ourselves(task: SweTask, patch: bytes, leases: Leases, seconds:
         if broke_others(task, results) and used < seconds / 2:  # is it the repair, or the test?
             again = await tests.run(seconds - used, own)
             score, used = name_flaky(score, task, results, again), used + again.seconds
+    started = time.monotonic()
     if score.reward == 1.0:
-        cost = Cost(prepared, used)
-        score = await _check(Repair(task, patch, tests.built), score, leases, cost)
-    return _with_way(score, ready.way), used
+        score = await _check(Repair(task, patch, tests.built), score, leases, Cost(prepared, used))
+    return _with_way(score, ready.way), used, time.monotonic() - started
 
 
 async def _check(repair: Repair, score: Score, leases: Leases, cost: Cost) -> Score:
@@ -105,12 +115,12 @@ async def _check(repair: Repair, score: Score, leases: Leases, cost: Cost) -> Sc
     return with_controls(score, await check(repair, plan, leases, cost))
 
 
-async def _grade_officially(task: SweTask, patch: bytes, leases: Leases, seconds: float) -> tuple[Score, float]:
+async def _grade_officially(task: SweTask, patch: bytes, leases: Leases, seconds: float) -> tuple[Score, float, float]:
     script = await official.eval_script(task)  # first of all: without the harness no sandbox is needed
     bare = replace(task, tests=replace(task.tests, patch=""))  # the script applies the test patch itself
     async with repaired(bare, patch, leases, hidden=task) as ready:
         log = await official.run_script(ready.sandbox, task, script, seconds)
-    return _with_way(await official.report(task, log), ready.way), log.seconds
+    return _with_way(await official.report(task, log), ready.way), log.seconds, 0.0
 
 
 async def run_hidden_tests(task: SweTask, patch: bytes, leases: Leases, seconds: float) -> TestResults:
@@ -145,7 +155,7 @@ async def passing_unrepaired(task: SweTask, leases: Leases, settings: ResolvedSe
     if task.source == "r2egym":
         return ""
     if task.tests.parser == "swebench":
-        score, _ = await _grade_officially(task, b"", leases, seconds)
+        score, _, _ = await _grade_officially(task, b"", leases, seconds)
         count = str(score.detail.get("fail_to_pass", "0/0"))
         return "" if count.startswith("0/") else count
     results = await run_hidden_tests(task, b"", leases, seconds)

@@ -1,5 +1,6 @@
-"""What grading a repair costs around the run of its hidden tests: sandbox, repository, patch, build, parsing."""
+"""What grading a repair costs beside the run of its hidden tests: what is around them, and runs B and C."""
 
+from operator import add
 from pathlib import Path
 from statistics import median
 
@@ -7,11 +8,14 @@ from _report import QUICK, Figure, figure
 
 from prorl_gym.environments import registry
 from prorl_gym.environments.gym_rows import read_rows
+from prorl_gym.environments.swe.controls.judge import ALLOWED_SECONDS
 from prorl_gym.environments.swe.grading import grade_timed
+from prorl_gym.environments.swe.task import SweTask
 from prorl_gym.rollout.leases import SandboxLeases
 from prorl_gym.sandbox.choose import open_backend
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.settings import resolve
+from prorl_gym.sandbox.protocol import SandboxBackend
+from prorl_gym.settings import ResolvedSettings, resolve
 
 ROWS = Path(__file__).parents[1] / "environments" / "prorl_swe" / "data" / "example.jsonl"
 RUNS = 2 if QUICK else 20
@@ -29,9 +33,14 @@ async def run() -> list[Figure]:
     backend = await open_backend(SandboxConfig(backend="userns"))
     around: list[float] = []
     tests: list[float] = []
+    checks: list[float] = []
+    bounds: list[float] = []
+    per_row: list[Figure] = []
     try:
         for row in read_rows(ROWS):
             task = environment.parse(row.task)
+            begun = len(checks)
+            await _prove(task, backend, settings)
             for _ in range(RUNS):
                 leases = SandboxLeases(backend)
                 try:
@@ -40,8 +49,17 @@ async def run() -> list[Figure]:
                     await leases.close()
                 if graded.score.reward != 1.0:
                     raise RuntimeError(f"{row.name}: gold scores {graded.score.reward} ({graded.score.detail})")
-                around.append(1000 * (graded.seconds - graded.tests_seconds))
+                around.append(1000 * (graded.seconds - graded.tests_seconds - graded.checks_seconds))
                 tests.append(1000 * graded.tests_seconds)
+                checks.append(1000 * graded.checks_seconds)
+                bounds.append(1000 * max(ALLOWED_SECONDS, graded.tests_seconds / 2))
+            name = f"SWE: {row.task['id']}"
+            per_row += [
+                figure(f"{name}: run A", [median(tests[begun:])], "ms", better="lower"),
+                figure(
+                    f"{name}: runs A, B and C", [median(map(add, tests[begun:], checks[begun:]))], "ms", better="lower"
+                ),
+            ]
     finally:
         await backend.close()
     around.sort()
@@ -50,4 +68,22 @@ async def run() -> list[Figure]:
         figure(f"SWE: around the tests, p50 {what}", [median(around)], "ms", better="lower", target=TARGET_MS),
         figure(f"SWE: around the tests, p99 {what}", [around[len(around) * 99 // 100]], "ms", better="lower"),
         figure("SWE: the tests themselves, p50", [median(tests)], "ms", better="lower"),
+        figure("SWE: controls (runs B and C), p50", [median(checks)], "ms", better="lower"),
+        figure(
+            "SWE: controls, most of what is allowed (half of run A, or 5 s)",
+            [max(each / bound for each, bound in zip(checks, bounds, strict=True))],
+            "",
+            better="lower",
+            target=1.0,
+        ),
+        *per_row,
     ]
+
+
+async def _prove(task: SweTask, backend: SandboxBackend, settings: ResolvedSettings) -> None:
+    """Grade once, so that the controls of the row are proven before the clock runs."""
+    leases = SandboxLeases(backend)
+    try:
+        await grade_timed(task, task.gold_patch.encode(), leases, settings)
+    finally:
+        await leases.close()

@@ -150,5 +150,12 @@ def _tell(name: str, outcome: "Outcome") -> None:
     typer.echo(f"{name}: {outcome.tests} tests pass twice; {outcome.rejected.total()} mutants were not used.")
     for reason, count in sorted(outcome.rejected.items()):
         typer.echo(f"  {count} not used: {reason}")
+    for row, plan in outcome.coverage.items():
+        sealed, controlled = len(plan.sealed), len(plan.controlled)
+        typer.echo(
+            f"  {row}: of {plan.total} tests that show the fault {sealed} are sealed, {controlled} have controls."
+        )
+        if plan.uncovered:
+            typer.echo(f"    with neither: {', '.join(plan.uncovered)}")
     if outcome.flaky:
         typer.echo(f"  flaky, left out: {', '.join(outcome.flaky)}")

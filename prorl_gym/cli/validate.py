@@ -1,4 +1,4 @@
-"""``prorl-gym validate NAME FILE``: prove that every row of a data set can be solved, and not by saying nothing."""
+"""``prorl-gym validate NAME FILE``: prove that every row of a data set can be solved, and by nothing but a solution."""
 
 import asyncio
 import time
@@ -33,6 +33,7 @@ class RowReport:
     name: str
     gold: tuple[float, ...] = ()
     empty: tuple[float, ...] = ()
+    wrong: tuple[float, ...] = ()
     turns: int = 0
     seconds: float = 0.0
     problem: str = ""
@@ -47,7 +48,10 @@ def validate(
     image: Annotated[str, typer.Option(help="Image of rows that name none; as sandbox.image.")] = "",
     allow_unsafe_local: Annotated[bool, typer.Option(help="Permit the backend without isolation.")] = False,
 ) -> None:
-    """Play each row's gold trajectory in real sandboxes: it must score 1.0, an empty answer 0.0, every time."""
+    """Play each row's gold, empty and wrong trajectories in real sandboxes: 1.0, 0.0 and 0.0, every time.
+
+    Tests that a row of swe names in fail_to_pass must also fail without the repair.
+    """
     from prorl_gym.environments import registry
     from prorl_gym.environments.gym_rows import read_rows
 
@@ -68,6 +72,7 @@ def validate(
         typer.echo(f"{len(bad)} of {len(reports)} rows failed: {', '.join(report.name for report in bad)}", err=True)
         raise typer.Exit(1)
     typer.echo(f"All {len(reports)} rows are good: gold scores 1.0 and an empty answer 0.0, {runs} times over.")
+    typer.echo("A wrong answer scored 0.0 as often.")
 
 
 async def _validate(name: str, rows: "list[DiskRow]", runs: int, config: "SandboxConfig") -> list[RowReport]:
@@ -85,43 +90,55 @@ async def _validate(name: str, rows: "list[DiskRow]", runs: int, config: "Sandbo
 async def check_row(
     environment: "Environment[Any]", name: str, row: Mapping[str, Any], backend: "SandboxBackend", runs: int
 ) -> RowReport:
-    """Play gold and nothing at all, ``runs`` times each, and say what is wrong with the row, if anything is."""
-    from prorl_gym.environments.play import play
+    """Play gold, nothing at all and a wrong answer, ``runs`` times each; report what is wrong with the row."""
+    from prorl_gym.environments.play import check, play
+    from prorl_gym.environments.script import wrong_steps
     from prorl_gym.rollout.leases import SandboxLeases
 
     started = time.monotonic()
     gold: list[float] = []
     empty: list[float] = []
+    wrong: list[float] = []
     prompts: list[tuple[Message, ...]] = []
-    reasons: dict[float, str] = {}
+    why = ""
     turns = 0
     try:
         steps = environment.gold(row)
-        for _ in range(runs):
-            for script, rewards in ((steps, gold), ((), empty)):
+        for run in range(runs):
+            plays = ((steps, gold), ((), empty), (wrong_steps(environment, row, run), wrong))
+            for script, rewards in plays:
                 leases = SandboxLeases(backend)
                 try:
                     played = await play(environment, row, script, leases)
                 finally:
                     await leases.close()
                 rewards.append(played.score.reward)
-                reasons[played.score.reward] = str(played.score.detail.get("why", ""))
+                if rewards is gold:
+                    why = str(played.score.detail.get("why", "")) or why
                 prompts.append(played.episode.messages)
                 turns = max(turns, played.turns)
-        problem = _problem(gold, empty, reasons, same_prompt=prompts.count(prompts[0]) == len(prompts))
+        problem = _problem(gold, empty, wrong, why, same_prompt=prompts.count(prompts[0]) == len(prompts))
+        if not problem:
+            leases = SandboxLeases(backend)
+            try:
+                problem = await check(environment, row, leases)
+            finally:
+                await leases.close()
     except RolloutError as error:
         problem = f"{error.kind.value}: {error.what} {error.fix}".rstrip()
-    return RowReport(name, tuple(gold), tuple(empty), turns, time.monotonic() - started, problem)
+    seconds = time.monotonic() - started
+    return RowReport(name, tuple(gold), tuple(empty), tuple(wrong), turns, seconds, problem)
 
 
-def _problem(gold: list[float], empty: list[float], reasons: Mapping[float, str], *, same_prompt: bool) -> str:
+def _problem(gold: list[float], empty: list[float], wrong: list[float], why: str, *, same_prompt: bool) -> str:
     if len(set(gold)) > 1 or len(set(empty)) > 1:
         return "the reward differs between runs"
     if gold[0] != 1.0:
-        why = reasons[gold[0]]
         return "the gold trajectory does not score 1.0" + (f" ({why})" if why else "")
     if empty[0] != 0.0:
         return "an empty answer does not score 0.0"
+    if any(wrong):
+        return "a wrong answer does not score 0.0"
     return "" if same_prompt else "the prompt differs between runs"
 
 
@@ -129,13 +146,14 @@ def _show(reports: list[RowReport]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("row", "gold", "empty", "turns", "seconds", "verdict")
+    table = Table("row", "gold", "empty", "wrong", "turns", "seconds", "verdict")
     for report in reports:
         verdict = f"[red]{_plain(report.problem)}[/red]" if report.problem else "[green]good[/green]"
         table.add_row(
             _plain(report.name),
             _rewards(report.gold),
             _rewards(report.empty),
+            _rewards(report.wrong),
             str(report.turns),
             f"{report.seconds:.1f}",
             verdict,

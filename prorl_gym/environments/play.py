@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from prorl_gym.agents.fake import ScriptedPolicy
 from prorl_gym.agents.protocol import Artifacts
@@ -40,3 +40,21 @@ async def play(
         pass  # graded as it stands, as in a rollout
     score = await environment.evaluate(task, artifacts, leases, settings)
     return Played(episode, artifacts, score, policy.turns)
+
+
+@runtime_checkable
+class ChecksRow(Protocol):
+    """An environment that can find faults of a row that no trajectory shows."""
+
+    async def check_row(self, row: Mapping[str, Any], leases: Leases) -> str:
+        """Return what is wrong with a row whose gold trajectory is paid; empty when nothing is."""
+        ...
+
+
+async def check(environment: Environment[Any], row: Mapping[str, Any], leases: Leases) -> str:
+    """Return what an environment finds wrong with a row beside its trajectories. The caller closes the leases.
+
+    Raises:
+        RolloutError: a sandbox or the grader failed.
+    """
+    return await environment.check_row(row, leases) if isinstance(environment, ChecksRow) else ""

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import typer
@@ -15,6 +15,7 @@ from prorl_gym.environments.math.environment import MathEnvironment
 from prorl_gym.errors import ConfigError
 from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import SandboxBackend
+from tests.environments.swe.mini import BASE, PYTEST, RIGHT, pack, patch
 
 Command = Callable[..., Result]
 GOOD = {"id": "good", "question": "1+1?", "answer": "2"}
@@ -43,11 +44,13 @@ async def check(environment: Any, row: Mapping[str, Any], backend: SandboxBacken
 async def test_good_row_has_no_problem(backend: SandboxBackend):
     report = await validate.check_row(registry.get("math"), "row", GOOD, backend, 2)
     assert (report.problem, report.gold, report.empty, report.turns) == ("", (1.0, 1.0), (0.0, 0.0), 1)
+    assert report.wrong == (0.0, 0.0)
 
 
 async def test_gold_that_does_not_score_is_found(backend: SandboxBackend):
     row = {**GOOD, "gold_steps": [{"text": "\\boxed{3}"}]}
-    assert await check(registry.get("math"), row, backend) == "the gold trajectory does not score 1.0 (no boxed answer)"
+    problem = await check(registry.get("math"), row, backend)
+    assert problem == "the gold trajectory does not score 1.0 (the answer differs)"
 
 
 async def test_bad_row_is_found(backend: SandboxBackend):
@@ -63,8 +66,34 @@ async def test_generous_grader_is_found(backend: SandboxBackend):
     assert await check(Generous(), GOOD, backend) == "an empty answer does not score 0.0"
 
 
+async def test_a_wrong_answer_that_is_paid_is_found(backend: SandboxBackend):
+    row = {**GOOD, "wrong_steps": [{"text": "\\boxed{2}"}]}
+    assert await check(registry.get("math"), row, backend) == "a wrong answer does not score 0.0"
+
+
+async def test_each_run_plays_another_wrong_answer(backend: SandboxBackend):
+    class Noted(MathEnvironment):
+        seeds: ClassVar[list[int]] = []
+
+        def wrong(self, row: Mapping[str, Any], seed: int):
+            self.seeds.append(seed)
+            return super().wrong(row, seed)
+
+    assert await check(Noted(), GOOD, backend, runs=3) == ""
+    assert len(set(Noted.seeds)) == 3
+
+
+async def test_swe_row_whose_tests_pass_without_the_repair_is_found(backend: SandboxBackend):
+    zero = "tests/test_calc.py::test_zero"
+    tests = {"files": {"tests/test_calc.py": PYTEST}, "command": "python3 -m pytest -q tests", "parser": "pytest"}
+    tests |= {"fail_to_pass": ["tests/test_calc.py::test_add", zero]}
+    row = {"id": "mini", "question": "add subtracts.", "archive": pack(BASE), "patch": patch({"calc.py": RIGHT})}
+    problem = await check(registry.get("swe"), {**row, "tests": tests}, backend, runs=1)
+    assert problem == f"tests of fail_to_pass pass without the repair: {zero}"
+
+
 async def test_moody_grader_is_found(backend: SandboxBackend):
-    rewards = iter([1.0, 0.0, 0.5, 0.0])
+    rewards = iter([1.0, 0.0, 0.0, 0.5, 0.0, 0.0])
 
     class Moody(MathEnvironment):
         async def evaluate(self, *_: Any) -> Score:

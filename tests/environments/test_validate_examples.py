@@ -37,3 +37,4 @@ def test_all_example_rows_are_good(name: str, choice: tuple[str, ...]) -> None:
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "gold scores 1.0 and an empty answer 0.0, 3 times over" in done.stdout
+    assert "A wrong answer scored 0.0 as often." in done.stdout

@@ -12,7 +12,7 @@ from prorl_gym.environments.protocol import Episode, GoldStep, Leases, RunContex
 from prorl_gym.environments.rows import as_gold_steps
 from prorl_gym.environments.swe.activate import activate
 from prorl_gym.environments.swe.extract import NoPatchError, Placed, extract
-from prorl_gym.environments.swe.grading import grade
+from prorl_gym.environments.swe.grading import grade, passing_unrepaired
 from prorl_gym.environments.swe.patches import CleanPatch, clean_patch
 from prorl_gym.environments.swe.prepare import place_for_agent, read_index
 from prorl_gym.environments.swe.prompt import first_messages
@@ -22,7 +22,7 @@ from prorl_gym.environments.swe.task import SweTask
 from prorl_gym.errors import Cause, FailureKind, GraderError, LimitReached, SandboxError, TaskError
 from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import Sandbox
-from prorl_gym.settings import ResolvedSettings, RolloutSettings
+from prorl_gym.settings import ResolvedSettings, RolloutSettings, resolve
 
 PATCH = "patch"
 """The agent's change in ``Artifacts.files``, as it came out of its sandbox."""
@@ -135,6 +135,12 @@ class SweEnvironment:
         note = {"command": "create", "path": f"notes_{seed}.txt", "file_text": "The cause is still unknown.\n"}
         steps = [GoldStep("I take notes.", "editor", note), GoldStep("", "finish", {"answer": "I found nothing."})]
         return as_gold_steps(task.wrong_steps) or steps
+
+    async def check_row(self, row: Mapping[str, Any], leases: Leases) -> str:
+        """Return which tests of ``fail_to_pass`` pass without the repair; see ``ChecksRow``."""
+        task = self.parse(row)
+        passing = await passing_unrepaired(task, leases, resolve(self.settings))
+        return f"tests of fail_to_pass pass without the repair: {passing}" if passing else ""
 
     async def _collect(self, task: SweTask, artifacts: Artifacts, leases: Leases) -> None:
         """Take the patch out of the agent's sandbox, once."""

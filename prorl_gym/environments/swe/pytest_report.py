@@ -46,8 +46,13 @@ def _core() -> Any:
                 value = getattr(value, name)
         except (ImportError, AttributeError):
             continue
-        found[place] = getattr(value, "__func__", value)  # methods of a class are bound anew at each look
+        function = getattr(value, "__func__", value)  # methods of a class are bound anew at each look
+        found[place] = (function, getattr(function, "__code__", None))
     return found
+
+
+# At import, before any conftest.py: an initial one may import the code under test.
+_AT_FIRST: Any = _core() if _PATH else {}
 
 
 def _hook_files(config: Any) -> Any:
@@ -65,7 +70,6 @@ def _hook_files(config: Any) -> Any:
 class _Report:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._core = _core()
 
     def say(self, **event: Any) -> None:
         if os.getpid() == _PROCESS:  # not what the tests forked
@@ -87,8 +91,9 @@ class _Report:
         # By a mark: code under test can raise what pytest.xfail() raises.
         xfail = hasattr(report, "wasxfail") and "xfail" in report.keywords
         now = _core()
-        for place, value in self._core.items():
-            if now.get(place) is not value:
+        for place, (function, code) in _AT_FIRST.items():
+            found = now.get(place, (None, None))
+            if found[0] is not function or found[1] is not code:
                 self.say(replaced=place)
         self.say(test=report.nodeid, when=report.when, outcome=report.outcome, xfail=xfail)
 

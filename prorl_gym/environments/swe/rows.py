@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from prorl_gym.environments.rows import TaskRow, parse_row
+from prorl_gym.environments.swe.controls.plan import ControlPlan
 from prorl_gym.environments.swe.public_rows import is_public, read_public
 from prorl_gym.environments.swe.task import Repository, SweTask, TestPlan
 
@@ -62,6 +63,8 @@ class GenericTests(BaseModel):
     """Tests that must go on to pass."""
     seconds: Annotated[float, Field(gt=0, le=3600)] = 300.0
     """Wall clock for build and tests together."""
+    controls: ControlPlan | None = None
+    """Wrong versions of the tests, proven to fail on the gold patch; see ``ControlPlan``."""
 
     def as_plan(self) -> TestPlan:
         """Return the record that graders take."""
@@ -75,6 +78,7 @@ class GenericTests(BaseModel):
             fail_to_pass=self.fail_to_pass,
             pass_to_pass=self.pass_to_pass,
             seconds=self.seconds,
+            controls=self.controls,
         )
 
 

@@ -57,18 +57,18 @@ async def run_tests(
     plan: TestPlan,
     seconds: float,
     own: Collection[str] = (),
-    put_back: Callable[[], Awaitable[str]] | None = None,
+    put_tests: Callable[[], Awaitable[str]] | None = None,
 ) -> TestResults:
     """Build the repository at ``workdir`` and run its tests; both as the plan says, which must not be ``swebench``.
 
     Args:
-        sandbox: where the repository is, with the tests in place.
+        sandbox: where the repository is.
         workdir: the repository.
         plan: commands and parser.
         seconds: wall clock for build and tests together.
         own: paths of the patch that may not implement hooks of pytest.
-        put_back: puts the hidden tests in place once more, after a build, which may run code of the patch; returns
-            what failed, or an empty text.
+        put_tests: puts the hidden tests in place, after the build, which may run code of the patch and never sees
+            them; returns what failed, or an empty text.
 
     Raises:
         SandboxError: the sandbox is lost.
@@ -81,9 +81,9 @@ async def run_tests(
             why = "the build took too long" if built.timed_out else f"the build failed with exit code {built.exit_code}"
             log = await run.read(run.log)
             return TestResults({}, why, None, run.used, log or "", was_killed(built))
-        if put_back is not None and (complaint := await put_back()):
-            return TestResults({}, complaint, None, run.used)
         run.next_log()
+    if put_tests is not None and (complaint := await put_tests()):
+        return TestResults({}, complaint, None, run.used)
     if plan.parser == "pytest":
         await run.plug_in()
     ran = await run.command(plan.command)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from prorl_gym.environments.rows import RowStep
+from prorl_gym.environments.swe.controls.plan import ControlPlan
 
 Source = Literal["swebench", "swegym", "r2egym", "generic"]
 ParserName = Literal["pytest", "unittest", "django", "tap", "go", "jest", "cargo", "swebench"]
@@ -42,6 +43,8 @@ class TestPlan:
     """Tests that passed before and still must."""
     seconds: float
     """Wall clock for build and tests together."""
+    controls: ControlPlan | None = None
+    """What was proven when the row was made; ``None``: nothing was tried."""
 
     __test__ = False
 

@@ -1,6 +1,7 @@
 """Grading: what solves, what does not, and what hostile code under test cannot turn into a reward."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -158,7 +159,11 @@ def with_plan(found: SweTask, **changes: Any) -> SweTask:
 async def test_gold_solves(parser, leases: Leases):
     found = task(parser)
     score = await judged(found, found.gold_patch, leases)
-    assert (score.reward, score.detail) == (1.0, {"fail_to_pass": "1/1", "pass_to_pass": "1/1"})
+    assert score.reward == 1.0
+    run_c = str(score.detail.pop("run_c"))
+    assert score.detail == {"fail_to_pass": "1/1", "pass_to_pass": "1/1", "sealed": "1/1", "controls": "1/1"}
+    real, control = map(int, re.match(r"(\d+) real \+ (\d+) control \(own runner 10, pytest 0\)", run_c).groups())
+    assert real + control == 10 and real and control
 
 
 async def test_a_change_that_repairs_nothing_says_which_test_failed(leases: Leases):

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import random
+import re
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +17,10 @@ from typer.testing import CliRunner
 from prorl_gym.cli.main import app
 from prorl_gym.environments.gym_rows import read_rows
 from prorl_gym.environments.protocol import Leases
+from prorl_gym.environments.swe.controls.plan import ControlPlan
 from prorl_gym.environments.swe.grading import grade
 from prorl_gym.environments.swe.rows import read_task
+from prorl_gym.environments.swe.sdist import make
 from prorl_gym.environments.swe.sdist.faults import Baseline, Fault, Search, measure, seed
 from prorl_gym.environments.swe.sdist.fetch import applicable, fetch_sdist
 from prorl_gym.environments.swe.sdist.layout import find_layout
@@ -360,6 +363,8 @@ async def test_rows_of_a_project_are_solved_by_gold_only_and_are_the_same_again(
         outcomes.append(project.outcome)
     assert json.dumps(made[0][:1]) == json.dumps(made[1])
     assert outcomes[0].tests == 13 and outcomes[0].flaky == ()
+    assert [row["id"] for row in made[0]] == list(outcomes[0].coverage)
+    assert all(plan.is_checking for plan in outcomes[0].coverage.values())
     settings = resolve()
     for row in made[0]:
         task = read_task(row)
@@ -368,6 +373,25 @@ async def test_rows_of_a_project_are_solved_by_gold_only_and_are_the_same_again(
         assert (await grade(task, removed.encode(), leases, settings)).reward == 0.0
         assert "shop/" not in task.question
         assert_nothing_is_told(row)
+
+
+@pytest.mark.slow
+@pytest.mark.data
+async def test_rows_without_any_control_are_made_where_there_are_no_others_and_are_named(
+    leases: Leases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = [ControlPlan(unknown=("a::b",)), *[ControlPlan()] * 9]
+
+    async def prove(*_: Any) -> ControlPlan:
+        return plans.pop(0)
+
+    monkeypatch.setattr(make, "prove", prove)
+    url = index(tmp_path, sdist(tmp_path / "tiny_shop-1.2.tar.gz"))
+    project = await open_project("tiny-shop==1.2", (), tmp_path / "cache", url, leases, Wish(1, seed=3))
+    rows = [row async for row in project.rows()]
+    assert [row["id"] for row in rows] == ["tiny-shop-1.2-s3-0"]
+    assert project.outcome.coverage["tiny-shop-1.2-s3-0"].uncovered == ("a::b",)
+    assert project.outcome.rejected["no test that shows the fault has a control"] == 1
 
 
 def assert_nothing_is_told(row: Mapping[str, Any]) -> None:
@@ -397,6 +421,9 @@ def test_the_command_makes_rows_and_names_what_it_leaves_out(tmp_path: Path, mon
     result = CliRunner().invoke(app, [*arguments, "--index", url, "--output", str(output)])
     assert result.exit_code == 0, result.output
     assert "tiny-shop==9 is left out" in result.output and "13 tests pass twice" in result.output
+    assert re.search(
+        r"tiny-shop-1.2-s0-0: of (\d) tests that show the fault \d are sealed, \1 have controls", result.output
+    )
     rows = read_rows(output)
     assert [row.name for row in rows] == ["tiny-shop-1.2-s0-0"]
     for row in rows:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from prorl_gym.environments.protocol import Leases
+from prorl_gym.environments.swe.controls.plan import ControlPlan
+from prorl_gym.environments.swe.controls.proof import prove
 from prorl_gym.environments.swe.grading import run_hidden_tests
 from prorl_gym.environments.swe.parsers import PASSING
 from prorl_gym.environments.swe.public_rows import unified
@@ -53,6 +55,8 @@ class Outcome:
     flaky: tuple[str, ...] = ()
     rejected: Counter[str] = field(default_factory=Counter[str])
     """Mutants that make no row, by reason."""
+    coverage: dict[str, ControlPlan] = field(default_factory=dict[str, ControlPlan])
+    """What can be checked about repairs, by the id of the row."""
 
 
 async def open_project(
@@ -112,16 +116,30 @@ class Project:
         search = Search(self._tree, self.layout.sources, baseline, self._run, rng, self._wish.max_failing)
         self.outcome.rejected = search.rejected
         made = 0
+        unchecked: list[dict[str, Any]] = []
         # More than are wanted are looked for: the last checks refuse some.
         async for fault in search.faults(2 * self._wish.rows):
-            row = await self._row(fault, baseline, made)
+            row = await self._row(fault, baseline)
             if isinstance(row, str):
                 search.rejected[row] += 1
-                continue
-            made += 1
-            yield row
+            elif not _plan(row).is_checking:
+                unchecked.append(row)
+            else:
+                yield self._numbered(row, made)
+                made += 1
             if made == self._wish.rows:
-                return
+                break
+        missing = self._wish.rows - made
+        for row in unchecked[:missing]:  # and named in the report
+            yield self._numbered(row, made)
+            made += 1
+        if left := unchecked[missing:]:
+            search.rejected["no test that shows the fault has a control"] += len(left)
+
+    def _numbered(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
+        name = f"{self.layout.name}-{self.layout.version}-s{self._wish.seed}-{number}"
+        self.outcome.coverage[name] = _plan(row)
+        return {"id": name, **row}
 
     async def _refuse_installed(self) -> None:
         """A sandbox that has the package installed would have the answer in it."""
@@ -140,8 +158,8 @@ class Project:
     async def _run(self, tree: Tree, seconds: float, trace: bool) -> SuiteRun:
         return await run_suite(self._start, WORKDIR, tree, self._command, seconds, trace=trace)
 
-    async def _row(self, fault: Fault, baseline: Baseline, number: int) -> dict[str, Any] | str:
-        """Return the row of a fault, or why it makes none."""
+    async def _row(self, fault: Fault, baseline: Baseline) -> dict[str, Any] | str:
+        """Return the row of a fault without an id, or why it makes none."""
         broken = fault.apply(self._tree)
         tests = _texts(broken, self.layout.test_files)
         agents = _with_tests(broken, self.layout, hide(tests, fault.failing))
@@ -157,7 +175,6 @@ class Project:
         if len(archive) > MAX_ARCHIVE:
             raise ConfigError(f"The tree of {self.layout.name} is too large for a row.", "Take a smaller project.")
         row: dict[str, Any] = {
-            "id": f"{self.layout.name}-{self.layout.version}-s{self._wish.seed}-{number}",
             "question": question,
             "archive": base64.b64encode(archive).decode(),
             "tests": {
@@ -170,7 +187,11 @@ class Project:
             },
             "patch": _patch(broken, self._tree, fault),
         }
-        return row if await self._proven(row) else "grading sees other tests fail or pass"
+        if not await self._proven(row):
+            return "grading sees other tests fail or pass"
+        plan = await prove(read_task(row), self._leases, random.Random(question))
+        row["tests"]["controls"] = plan.model_dump(mode="json", exclude_defaults=True)
+        return row
 
     def _visible_command(self, tree: Tree) -> str:
         left = [test for test in self.layout.tests if any(p == test or _tests_in(p, test) for p in tree)]
@@ -209,6 +230,10 @@ async def _ask_python(leases: Leases, program: str) -> str:
     if done.exit_code:
         raise ConfigError("The sandbox has no python3 that works.", "Use an image with python3 3.9 or newer.")
     return done.stdout.decode("utf-8", "replace")
+
+
+def _plan(row: Mapping[str, Any]) -> ControlPlan:
+    return ControlPlan.model_validate(row["tests"]["controls"])
 
 
 def _seconds(baseline: Baseline) -> float:

@@ -122,3 +122,12 @@ def test_going_on_after_any_group_loses_none_and_repeats_none(order: list[tuple[
     again = GroupBook(used)
     rest = [group for one in stream[resume:] if (group := again.add(one)) is not None]
     assert ids([*seen, *rest]) == ids(everything)
+
+
+def test_a_group_with_a_damaged_record_is_over_and_holds_nothing_back() -> None:
+    book = GroupBook()
+    records = delivered(member("a", 0, 2), member("a", 1, 2), member("b", 0, 1))
+    records[1] = records[1].model_copy(update={"damaged": True})
+    found = [book.add(one) for one in records]
+    assert [group and group.group_id for group in found] == [None, None, "b"]
+    assert book.resume == 3

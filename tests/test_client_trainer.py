@@ -1,5 +1,6 @@
 """A trainer's loop against the real routes over fakes: demands, groups, acknowledgement, weights, lists."""
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -7,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from prorl_gym.client import Client, Group
-from prorl_gym.demand import Demand
+from prorl_gym.client import Client, Group, GroupsDroppedError
+from prorl_gym.demand import Demand, Redundant
 from prorl_gym.errors import ConflictError, GoneError, NotFoundError
 from prorl_gym.records import RolloutRequest
 
@@ -137,3 +138,24 @@ async def test_many_are_submitted_in_batches_and_all_are_accepted(client: Client
     assert all(one.duplicate for one in await client.submit(requests[:3]))
     with pytest.raises(ConflictError):
         await client.submit(requests[0].model_copy(update={"task": {"reward": 0.0}}))
+
+
+async def test_groups_that_the_demand_cancelled_are_reported_instead_of_waited_for(client: Client) -> None:
+    """A trainer that submits two steps ahead of its demand."""
+    await client.hold()
+    await client.submit([*group("a", 1.0, 0.0), *group("b", 0.0, 1.0, run="hang"), *group("c", 0.0, 1.0, run="hang")])
+    await client.set_demand("run", Demand(groups=1, redundant=Redundant(run="kill")))
+    await client.release()
+    stream = client.groups_of("run")
+    first = await asyncio.wait_for(anext(stream), 20)
+    found = {first.group_id}
+    with pytest.raises(GroupsDroppedError) as caught:
+        while True:
+            found.add((await asyncio.wait_for(anext(stream), 20)).group_id)
+    assert {*caught.value.group_ids, *found} == {"a", "b", "c"}
+    assert not set(caught.value.group_ids) & found
+    waiting = asyncio.create_task(anext(stream))  # each is reported once: now it waits for what comes
+    await client.set_demand("run", Demand(groups=9))
+    await client.submit(group("d", 1.0, 0.0))
+    assert (await asyncio.wait_for(waiting, 20)).group_id == "d"
+    await stream.aclose()

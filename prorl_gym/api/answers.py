@@ -20,7 +20,7 @@ from prorl_gym.errors import (
 )
 from prorl_gym.inference.lifecycle import LifecycleError
 from prorl_gym.logs import redact
-from prorl_gym.rollout.ledger_file import LedgerError, LedgerFullError
+from prorl_gym.rollout.ledger_file import DiskFullError, LedgerError, LedgerFullError
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ _STATUS: tuple[tuple[type[ProrlError], int], ...] = (
     (ConflictError, 409),
     (LifecycleError, 409),
     (ShuttingDownError, 503),
+    (DiskFullError, 503),
     (LedgerFullError, 429),
     (LedgerError, 503),
     (ConfigError, 400),
@@ -39,6 +40,10 @@ _STATUS: tuple[tuple[type[ProrlError], int], ...] = (
 
 FULL_RETRY_AFTER = 30
 """Seconds after which a full ledger may have room again: somebody has to acknowledge records first."""
+
+
+DISK_RETRY_AFTER = 5
+"""Seconds after which a disk that failed may work again."""
 
 
 class Refusal(ProrlError):
@@ -78,7 +83,8 @@ async def _ours(request: Request, error: Exception) -> Response:
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
     if status >= 500:
         _LOG.error("%s: %s", request.url.path, error)
-    headers = {"Retry-After": str(FULL_RETRY_AFTER)} if status == 429 else None
+    after = FULL_RETRY_AFTER if status == 429 else DISK_RETRY_AFTER if isinstance(error, LedgerError) else None
+    headers = None if after is None else {"Retry-After": str(after)}
     return error_answer(status, error.what, error.fix, headers)
 
 

@@ -38,7 +38,7 @@ def parse_body(body: bytes, adapter: TypeAdapter[ModelT]) -> ModelT:
         Refusal: 422, naming the first field that is wrong.
     """
     try:
-        return adapter.validate_json(body)
+        return adapter.validate_json(body, strict=True)  # "1" is no number, 1 is no boolean
     except ValidationError as error:
         raise _wrong(error) from None
 

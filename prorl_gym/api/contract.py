@@ -42,7 +42,7 @@ ERRORS: Mapping[int, tuple[str, str, str]] = {
         "See /docs for the form.",
     ),
     429: (
-        "Too much is pending, or the disk budget is used up: send it again after the seconds of Retry-After.",
+        "Too much is pending, or the ledger's budget is used up: send it again after the seconds of Retry-After.",
         "100000 rollouts are pending already.",
         "Send it again later.",
     ),
@@ -52,7 +52,7 @@ ERRORS: Mapping[int, tuple[str, str, str]] = {
         "Its log has the traceback; please report it.",
     ),
     503: (
-        "The service is stopping, or cannot write to its disk.",
+        "The service is stopping, or its disk failed or is full; Retry-After says when to send it again.",
         "The service takes no more work.",
         "Submit again when it is back.",
     ),

@@ -149,6 +149,8 @@ class StreamLine(Record):
     cursor: Cursor
     stale: bool = False
     """Its group is further behind the policy than the run's demand allows, when this line is sent."""
+    damaged: bool = False
+    """The stored record is damaged: ``rollout`` is a stand-in that says who it was and ``failed(internal)``."""
     rollout: Rollout
 
 

@@ -7,6 +7,7 @@ connection breaks or the service is busy.
 
 from prorl_gym.client.answers import (
     Capacity,
+    Damaged,
     Delivered,
     EarlyStopReport,
     EngineAdded,
@@ -24,7 +25,7 @@ from prorl_gym.client.answers import (
     Updated,
 )
 from prorl_gym.client.asynchronous import Client
-from prorl_gym.client.groups import GroupStream
+from prorl_gym.client.groups import GroupsDroppedError, GroupStream
 from prorl_gym.client.streams import RecordStream
 from prorl_gym.client.synchronous import SyncClient
 from prorl_gym.client.token import DEFAULT_URL, default_state, read_token, token_place
@@ -36,12 +37,14 @@ __all__ = [
     "BusyError",
     "Capacity",
     "Client",
+    "Damaged",
     "Delivered",
     "EarlyStopReport",
     "EngineAdded",
     "EngineStatus",
     "Group",
     "GroupStream",
+    "GroupsDroppedError",
     "GroupsStatus",
     "LedgerStatus",
     "Listed",

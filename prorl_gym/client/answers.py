@@ -27,6 +27,17 @@ class Delivered(Record):
     rollout: Rollout
     stale: bool = False
     """Its group is further behind the current policy than the run's demand allows."""
+    damaged: bool = False
+    """The record is damaged on the service's disk; ``rollout`` is a stand-in that says who it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A record that was left out, since it is damaged."""
+
+    cursor: int
+    rollout_id: str
+    """Empty where it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

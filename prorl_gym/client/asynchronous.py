@@ -186,14 +186,26 @@ class Client:
             follow: wait for more; otherwise end with the last record there is.
             acknowledge: tell the service that it need not keep the records of groups that are over, once the next
                 group is asked for.
+
+        Raises (while it is read):
+            GroupsDroppedError: the run's demand cancelled groups and nothing else of the run is under way, so that
+                no group would come. Asked again, it waits for what is submitted from now on.
         """
 
         async def replacements() -> int:
             demand = await self.demand(run_id)
             return 0 if demand is None else demand.replace
 
+        async def is_over(seen: int) -> bool:
+            newest = await self.rollouts(run_id, limit=1)
+            if newest and newest[0].cursor > seen:
+                return False  # more is to be read
+            states = (await self.groups(run_id)).states
+            return not states.get("open", 0) and not states.get("informative", 0)
+
         records = self.stream(run_id, cursor, follow=follow)
-        return GroupStream(records, used, replacements, self._acknowledger(run_id, acknowledge))
+        acknowledger = self._acknowledger(run_id, acknowledge)
+        return GroupStream(records, used, replacements, acknowledger, run_id, is_over if follow else None)
 
     async def acknowledge(self, run_id: str | None, cursor: int) -> int:
         """Tell the service that it need not keep the records of a run (``None``: of all) up to this cursor.

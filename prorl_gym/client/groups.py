@@ -3,18 +3,19 @@
 A group is complete when each of its replicas has ended for good. What the service does about trouble in a group shows
 in its records, and is undone here: a member that ended in an infrastructure failure gives its place to its stand-in;
 of two that raced, the first with a reward counts. A group with a member that was cancelled and has no stand-in will
-never be complete, and is forgotten.
+never be complete, and is forgotten; so is one with a damaged record. Where only such groups are left of a run,
+``GroupsDroppedError`` says that nothing more comes.
 """
 
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 from prorl_gym.client.answers import Delivered, Group
 from prorl_gym.client.streams import Acknowledger, RecordStream
-from prorl_gym.errors import CancelReason, Cause, ConflictError, FailureKind
+from prorl_gym.errors import CancelReason, Cause, ConflictError, FailureKind, ProrlError
 from prorl_gym.records import Rollout
 
 _EXTRA = re.compile(r":x[0-9]+$")
@@ -23,8 +24,27 @@ _EXTRA = re.compile(r":x[0-9]+$")
 _OVER = 1 << 16
 """Groups remembered as over, so that what comes late of them makes no second one."""
 
+_BY_DEMAND = {CancelReason.REDUNDANT, CancelReason.STALE}
+
 _DOUBTFUL = 64
 """Groups of which nothing but a stand-in may still come. The service need not make one, so the oldest are forgotten."""
+
+
+class GroupsDroppedError(ProrlError):
+    """The run's own demand cancelled groups, and nothing else of the run is under way: no group will come.
+
+    Args:
+        run_id: of the run.
+        group_ids: of the groups that were cancelled and not reported before.
+    """
+
+    def __init__(self, run_id: str, group_ids: Sequence[str]) -> None:
+        named = ", ".join(group_ids[:5]) + (", ..." if len(group_ids) > 5 else "")
+        super().__init__(
+            f"run {run_id}: its demand cancelled {len(group_ids)} groups ({named}); nothing else of it is under way.",
+            "Demand as many groups as you wait for, and submit the next ones after the demand that they are for.",
+        )
+        self.group_ids = tuple(group_ids)
 
 
 @dataclass(slots=True)
@@ -75,6 +95,25 @@ class GroupBook:
         self._doubtful: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._over: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._cursor = 0
+        self._dropped: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def cursor(self) -> int:
+        """Cursor of the last record."""
+        return self._cursor
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether groups were cancelled by the run's demand, and nothing is left that may become complete."""
+        return bool(self._dropped or self._doubtful) and self._open.keys() <= self._doubtful.keys()
+
+    def report_dropped(self) -> list[str]:
+        """Return the groups that the demand cancelled, each once; they are over."""
+        for key in list(self._doubtful):
+            self._dropped[key[1]] = None
+            self._end(key)
+        dropped, self._dropped = list(self._dropped), OrderedDict()
+        return dropped
 
     @property
     def resume(self) -> int:
@@ -91,9 +130,17 @@ class GroupBook:
         """
         rollout, self._cursor = delivered.rollout, delivered.cursor
         if rollout.group_id is None:
-            return self._given(Group(None, (rollout,), self._cursor, self.resume, delivered.stale))
+            return (
+                None
+                if delivered.damaged
+                else self._given(Group(None, (rollout,), self._cursor, self.resume, delivered.stale))
+            )
         key = (rollout.run_id, rollout.group_id)
         if key in self._over:
+            return None
+        if delivered.damaged:
+            self._open.setdefault(key, _Open(rollout.group_size, self._cursor))
+            self._end(key)
             return None
         group = self._open.setdefault(key, _Open(rollout.group_size, self._cursor))
         group.take(delivered)
@@ -114,11 +161,20 @@ class GroupBook:
         reasons = group.cancelled
         lost_race = all(reason is CancelReason.REDUNDANT for reason in reasons) and len(reasons) < len(group.places)
         if not lost_race:
+            if reasons and set(reasons) <= _BY_DEMAND:
+                self._drop(key[1])
             self._end(key)
             return
         self._doubtful[key] = None
         if len(self._doubtful) > _DOUBTFUL:
-            self._end(next(iter(self._doubtful)))
+            oldest = next(iter(self._doubtful))
+            self._drop(oldest[1])
+            self._end(oldest)
+
+    def _drop(self, group_id: str) -> None:
+        self._dropped[group_id] = None
+        if len(self._dropped) > _OVER:
+            self._dropped.popitem(last=False)
 
     def _end(self, key: tuple[str, str]) -> None:
         del self._open[key]
@@ -138,6 +194,8 @@ class GroupStream:
         used: groups that were complete at this cursor are left out.
         replacements: asks how many members of a group the service makes again.
         acknowledger: is told of the records of groups that are over when the next group is asked for.
+        run_id: the run.
+        is_over: asks whether nothing of the run is under way and no record follows a cursor; ``None``: never.
     """
 
     def __init__(
@@ -146,7 +204,11 @@ class GroupStream:
         used: int,
         replacements: Callable[[], Awaitable[int]],
         acknowledger: Acknowledger,
+        run_id: str = "",
+        is_over: Callable[[int], Awaitable[bool]] | None = None,
     ) -> None:
+        self._run_id = run_id
+        self._is_over = is_over
         self._records = records
         self._book = GroupBook(used)
         self._replacements = replacements
@@ -162,6 +224,8 @@ class GroupStream:
         while True:
             if self._held is None:
                 await self._acknowledger.received(self._book.resume)
+                if self._is_over and self._book.has_dropped and await self._is_over(self._book.cursor):
+                    raise GroupsDroppedError(self._run_id, self._book.report_dropped())
                 self._held = await self._next()
             if self._held.rollout.outcome.cause is Cause.INFRASTRUCTURE:
                 self._replace = await self._replacements()  # seldom, and it may have changed
@@ -176,7 +240,7 @@ class GroupStream:
 
     async def _next(self) -> Delivered:
         try:
-            return await anext(self._records)
+            return await self._records.read()
         except StopAsyncIteration:
             await self._acknowledger.flush()
             raise

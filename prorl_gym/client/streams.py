@@ -1,13 +1,27 @@
 """The stream of terminal records: lines of JSON that are read once, resumed after the last whole one."""
 
+import logging
+import re
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Self
 
 import aiohttp
+from pydantic_core import from_json
 
-from prorl_gym.client.answers import Delivered
+from prorl_gym.client.answers import Damaged, Delivered
 from prorl_gym.client.transport import ANSWER_LIMIT, Again, ServiceError, Transport
+from prorl_gym.errors import FailureKind
+from prorl_gym.records import Outcome, Rollout
+
+_LOG = logging.getLogger(__name__)
+
+_PLACE = re.compile(rb'\{"cursor":([0-9]{1,18}),')
+_NAME = re.compile(rb'"rollout_id":"([A-Za-z0-9][A-Za-z0-9._:\-]{0,127})"')
+
+_REPORTED = 1000
+"""Damaged records that a stream remembers."""
 
 ACKNOWLEDGE_RECORDS = 64
 """Records after which they are acknowledged together."""
@@ -32,7 +46,7 @@ async def deliveries(
                 async for line in lines(response.content):
                     patience.progress()
                     if line:  # an empty one says only that the service is alive
-                        delivered = transport.read(Delivered, line)
+                        delivered = _read(transport, line)
                         cursor = delivered.cursor
                         yield delivered
             if not follow:
@@ -41,6 +55,46 @@ async def deliveries(
             raise Again(ServiceError(f"{transport.url}: the service has ended the stream.", "Was it stopped?"))
         except Again as again:
             await patience.rest(again)
+
+
+def _read(transport: Transport, line: bytes) -> Delivered:
+    """Read a line; one that is no JSON, but says where it stands in the stream, is a damaged record.
+
+    Raises:
+        ServiceError: it is no line of a stream, or a record of a later release.
+    """
+    try:
+        return transport.read(Delivered, line)
+    except ServiceError:
+        place = _PLACE.match(line)
+        if place is None or _is_json(line):
+            raise
+    name = _NAME.search(line)
+    return Delivered(cursor=int(place[1]), rollout=_unknown(name[1].decode() if name else ""), damaged=True)
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        from_json(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _unknown(rollout_id: str) -> Rollout:
+    """Return a record that says no more than an id, which may be empty."""
+    outcome = Outcome(status="failed", kind=FailureKind.INTERNAL, message="its record is damaged")
+    return Rollout.model_construct(
+        rollout_id=rollout_id,
+        run_id="",
+        group_id=None,
+        group_size=1,
+        replica=0,
+        environment="",
+        outcome=outcome,
+        accepted_at=0.0,
+        finished_at=0.0,
+    )
 
 
 async def lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
@@ -94,7 +148,8 @@ class Acknowledger:
 class RecordStream:
     """Records past a cursor, each once. What ``Client.stream`` gives.
 
-    A wait for the next one may be cancelled, or end with an error, and nothing is lost: the next wait goes on.
+    A wait for the next one may be cancelled, or end with an error, and nothing is lost: the next wait goes on. A record
+    that is damaged is left out, logged, and noted in ``damaged``.
 
     Args:
         open_after: begins to read past a cursor.
@@ -111,11 +166,23 @@ class RecordStream:
         self._reading: AsyncGenerator[Delivered, None] | None = None
         self._given = False
         self._ended = False
+        self.damaged: deque[Damaged] = deque(maxlen=_REPORTED)
+        """Records that were left out, the latest ones."""
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Delivered:
+        while (delivered := await self.read()).damaged:
+            pass
+        return delivered
+
+    async def read(self) -> Delivered:
+        """Return the next record, or the stand-in of one that is damaged.
+
+        Raises:
+            StopAsyncIteration: there is none, and none is waited for.
+        """
         if self._ended:
             raise StopAsyncIteration
         if self._given:
@@ -130,6 +197,9 @@ class RecordStream:
             self._ended = True
             raise
         self._reading, self._cursor, self._given = reading, delivered.cursor, True
+        if delivered.damaged:
+            self.damaged.append(Damaged(delivered.cursor, delivered.rollout.rollout_id))
+            _LOG.error("record %d (rollout %s) is damaged: left out", delivered.cursor, delivered.rollout.rollout_id)
         return delivered
 
     async def aclose(self) -> None:

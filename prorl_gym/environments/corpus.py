@@ -35,6 +35,8 @@ class MathPair(Pair):
     """The whole last message."""
     bare: bool = False
     """The message has no box, and all of it is the answer."""
+    source: str = ""
+    """The published test that the answers come from; ``altered``: with another label than there."""
 
 
 PairT = TypeVar("PairT", bound=Pair)

@@ -189,7 +189,7 @@ def terminal_record(job: Job, outcome: Outcome, **work: Any) -> Rollout:
         outcome=outcome,
         retries=list(job.retries),
         accepted_at=job.accepted_at,
-        finished_at=time.time(),
+        finished_at=max(time.time(), job.accepted_at),  # a clock that was set back makes no time pass backwards
         **work,
     )
 

@@ -18,7 +18,7 @@ from prorl_gym.records import Outcome, Retry, Rollout
 from prorl_gym.rollout.attempt import terminal_record
 from prorl_gym.rollout.entries import Entries, Entry
 from prorl_gym.rollout.insistence import Insistence
-from prorl_gym.rollout.ledger_file import LedgerError
+from prorl_gym.rollout.ledger_file import CancelledRolloutError, LedgerError
 from prorl_gym.rollout.protocol import Finished, Job, Ledger, Parked, Runner, StageEntered
 from prorl_gym.rollout.retry import RetryConfig
 
@@ -30,6 +30,9 @@ AFTER_BREAKING = "See the service's log, then restart it: what was accepted is s
 
 _BATCH = 64
 """Jobs read from the ledger at once."""
+
+_SLICE = 2048
+"""Rollouts that are taken out of the line without a pause for others."""
 
 
 class Dispatcher:
@@ -120,7 +123,7 @@ class Dispatcher:
             self._ahead -= count if may else 0
 
     def take_up(self, entry: Entry, begun: Job | None = None) -> None:
-        """Owe this rollout a record from now on.
+        """Track this rollout until its record is written.
 
         Args:
             entry: the rollout.
@@ -130,31 +133,63 @@ class Dispatcher:
             entry.begun = begun
             self._ahead += 1
         self.entries.add(entry)
-        if entry.cancel is not None:
-            self._end_unstarted(entry, _cancelled(entry.cancel))
-        elif entry.restarts > self._config.restarts:
-            message = f"Lost {entry.restarts} times with the service; it may be what brings the service down."
-            self._end_unstarted(
-                entry,
-                Outcome(status="failed", kind=FailureKind.SERVICE_RESTARTED, stage="queue", message=message),
-            )
-        else:
-            self.entries.line_up(entry)
+        self.entries.line_up(entry)
 
-    async def cancel(self, chosen: Sequence[Entry], reason: CancelReason) -> None:
-        """Stop these, wherever they are. ``entry.cancel`` is set already, so that no new attempt begins."""
-        ids = [entry.rollout_id for entry in chosen]
+    def recover(self, entries: Sequence[Entry]) -> None:
+        """Track what the ledger remembers; end what was cancelled, or lost with the service too often."""
+        cancelled: dict[CancelReason, list[Entry]] = {}
+        for entry in entries:
+            self.entries.add(entry)
+            if entry.cancel is not None:
+                cancelled.setdefault(entry.cancel, []).append(entry)
+            elif entry.restarts > self._config.restarts:
+                message = f"Lost {entry.restarts} times with the service; it may be what brings the service down."
+                lost = Outcome(status="failed", kind=FailureKind.SERVICE_RESTARTED, stage="queue", message=message)
+                self._end_unstarted([entry], lost)
+            else:
+                self.entries.line_up(entry)
+        for reason, ended in cancelled.items():
+            self._end_unstarted(ended, _cancelled(reason))
+
+    async def cancel(self, chosen: Sequence[Entry], reason: CancelReason) -> list[Entry]:
+        """Remember that these are cancelled, then stop them, wherever they are.
+
+        Returns:
+            Those that this cancelled. From now on the ledger takes no other record of them than a cancelled one, also
+            where one was about to be written.
+
+        Raises:
+            LedgerError: it cannot be remembered; nothing is stopped.
+        """
+        noted = set(await self._ledger.cancel([entry.rollout_id for entry in chosen], reason))
+        stopped = [entry for entry in chosen if entry.rollout_id in noted and entry.cancel is None]
+        for entry in stopped:
+            entry.cancel = reason
+        await self._halt(stopped, reason)
+        return stopped
+
+    async def drop(self, chosen: Sequence[Entry], reason: CancelReason) -> None:
+        """Stop what is not wanted any more. ``entry.cancel`` is set already, so that no new attempt begins.
+
+        Where it cannot be remembered they are stopped all the same: a restart judges their groups again.
+        """
         try:
-            await self._ledger.cancel(ids, reason)
-        except LedgerError as error:  # they are stopped all the same; only a restart would not know
+            await self._ledger.cancel([entry.rollout_id for entry in chosen], reason)
+        except LedgerError as error:
             _LOG.error("a cancel could not be remembered: %s", error)
-        running = [entry.rollout_id for entry in chosen if entry.state in ("running", "handing")]
-        for entry in chosen:
-            if entry.state in ("queued", "waiting"):
-                self._end_unstarted(entry, _cancelled(reason))
-            elif entry.state == "handing" and entry.handing is not None:
-                entry.handing.cancel()
-        await self._runner.cancel(running, reason)
+        await self._halt(chosen, reason)
+
+    async def _halt(self, chosen: Sequence[Entry], reason: CancelReason) -> None:
+        await self._runner.cancel(
+            [entry.rollout_id for entry in chosen if entry.state in ("running", "handing")], reason
+        )
+        for start in range(0, len(chosen), _SLICE):
+            part = chosen[start : start + _SLICE]
+            for entry in part:
+                if entry.state == "handing" and entry.handing is not None:
+                    entry.handing.cancel()
+            self._end_unstarted([one for one in part if one.state in ("queued", "waiting")], _cancelled(reason))
+            await asyncio.sleep(0)  # others have their turn between two slices
 
     async def stop(self, *, drain: bool) -> None:
         """Finish what the runner has (``drain``), or leave it to the next start; then end."""
@@ -210,6 +245,7 @@ class Dispatcher:
         """Begin an attempt; ``None``: it cannot, and this rollout is being ended."""
         try:
             job = self._begun(entry) or await self._insist(lambda: self._ledger.begin(entry.rollout_id))
+            entry.attempt = job.attempt
             if job.unreadable:
                 raise ProrlError(job.unreadable)
         except (LedgerError, ShuttingDownError):
@@ -228,14 +264,14 @@ class Dispatcher:
     async def _hand_over(self, entry: Entry, job: Job) -> None:
         """Offer a job to the runner and wait until it has room. A cancel meanwhile takes the offer back."""
         if entry.cancel is not None:
-            self._end_unstarted(entry, _cancelled(entry.cancel))
+            self._end_unstarted([entry], _cancelled(entry.cancel))
             return
         entry.handing = asyncio.ensure_future(self._runner.accept(job))
         entry.handing.add_done_callback(_seen)
         await asyncio.wait({entry.handing})
         handing, entry.handing = entry.handing, None
         if handing.cancelled() and entry.cancel is not None:
-            self._end_unstarted(entry, _cancelled(entry.cancel))
+            self._end_unstarted([entry], _cancelled(entry.cancel))
             return
         try:
             handing.result()
@@ -254,13 +290,15 @@ class Dispatcher:
 
     async def _listen(self) -> None:
         async for event in self._runner.events():
-            if isinstance(event, Finished):
-                entry = self.entries.get(event.rollout.rollout_id)
-                if entry is not None:
-                    self.spawn(self._settled(entry, event.rollout))
-            else:
+            named = event.rollout if isinstance(event, Finished) else event
+            entry = self.entries.get(named.rollout_id)
+            if entry is not None and named.attempt != entry.attempt:
+                _LOG.warning("rollout %s: attempt %d is over; ignored %s", named.rollout_id, named.attempt, event.type)
+            elif not isinstance(event, Finished):
                 self._reckon(event)
                 self._tell(event)
+            elif entry is not None:
+                self.spawn(self._settled(entry, event.rollout))
 
     def _tell(self, event: StageEntered | Parked) -> None:
         for observer in self._observers:
@@ -295,11 +333,10 @@ class Dispatcher:
                 return
             entry.state = "ending"
             broken = outcome.status == "failed" and outcome.cause is Cause.INFRASTRUCTURE
-            if broken and entry.cancel is None and entry.failures + 1 < self._config.attempts:
+            if entry.cancel is not None and outcome.status != "cancelled":  # it ended, or failed, in that very moment
+                await self._write(entry, _as_cancelled(rollout, entry.cancel))
+            elif broken and entry.failures + 1 < self._config.attempts:
                 await self._again(entry, rollout)
-            elif broken and entry.cancel is not None:  # nobody wants it any more: it failed because it was stopped
-                stopped = Outcome(status="cancelled", reason=entry.cancel, stage=outcome.stage)
-                await self._write(entry, rollout.model_copy(update={"outcome": stopped}))
             else:
                 await self._write(entry, rollout)
 
@@ -321,7 +358,7 @@ class Dispatcher:
         await self._insist(lambda: self._ledger.fail_attempt(rollout.rollout_id, retry))
         entry.failures += 1
         if entry.cancel is not None:  # it came while that was written
-            self._end_unstarted(entry, _cancelled(entry.cancel))
+            self._end_unstarted([entry], _cancelled(entry.cancel))
             return
         pause = min(self._config.pause_seconds * 2 ** (entry.failures - 1), self._config.longest_pause_seconds)
         _LOG.warning("attempt %d failed (%s), again in %g s", rollout.attempt, outcome.kind.value, pause)
@@ -342,31 +379,57 @@ class Dispatcher:
         """End a rollout that cannot go on, which is a defect: of ours, or of the ledger's file."""
         with bind(rollout_id=entry.rollout_id, group_id=entry.group_id, run_id=entry.run_id):
             _LOG.error("the rollout cannot go on", exc_info=error)
-        self._end_unstarted(entry, _internal(error))
+        self._end_unstarted([entry], _internal(error))
 
-    def _end_unstarted(self, entry: Entry, outcome: Outcome) -> None:
-        """End a rollout that no runner has."""
-        if entry.timer is not None:
-            entry.timer.cancel()
-        self.entries.leave_line(entry)
-        self.entries.worked(entry, 0.0)
-        entry.state = "ending"
-        self.spawn(self._write_unstarted(entry, outcome))
+    def _end_unstarted(self, ended: Sequence[Entry], outcome: Outcome) -> None:
+        """End rollouts that no runner has."""
+        for entry in ended:
+            if entry.timer is not None:
+                entry.timer.cancel()
+            self.entries.leave_line(entry)
+            self.entries.worked(entry, 0.0)
+            entry.state = "ending"
+        if ended:
+            self.spawn(self._write_unstarted(ended, outcome))
 
-    async def _write_unstarted(self, entry: Entry, outcome: Outcome) -> None:
+    async def _write_unstarted(self, ended: Sequence[Entry], outcome: Outcome) -> None:
+        for start in range(0, len(ended), _BATCH):
+            if start and self._insist.stopping:
+                return  # the next start ends the rest: that it was cancelled is on the disk
+            batch = ended[start : start + _BATCH]
+            await asyncio.gather(*(self._end(entry, job, outcome) for entry, job in await self._jobs(batch)))
+
+    async def _jobs(self, batch: Sequence[Entry]) -> list[tuple[Entry, Job | Exception | None]]:
+        """Return the next attempt of each; ``None``: it has a record. An exception: it cannot be read."""
+        begun = {entry.rollout_id: job for entry in batch if (job := self._begun(entry)) is not None}
+        ids = [entry.rollout_id for entry in batch if entry.rollout_id not in begun]
         try:
-            begun = self._begun(entry)
-            jobs = [begun] if begun else await self._insist(lambda: self._ledger.jobs([entry.rollout_id]))
-            await (self._write(entry, terminal_record(jobs[0], outcome)) if jobs else self._answer_standing(entry))
+            found = await self._insist(lambda: self._ledger.jobs(ids)) if ids else []
+        except (LedgerError, ShuttingDownError):
+            raise
+        except Exception as error:
+            return [(entry, begun.get(entry.rollout_id, error)) for entry in batch]
+        jobs = begun | {job.request.rollout_id: job for job in found}
+        return [(entry, jobs.get(entry.rollout_id)) for entry in batch]
+
+    async def _end(self, entry: Entry, job: Job | Exception | None, outcome: Outcome) -> None:
+        try:
+            if isinstance(job, Exception):
+                raise job
+            await (self._answer_standing(entry) if job is None else self._write(entry, terminal_record(job, outcome)))
         except (LedgerError, ShuttingDownError):
             raise
         except Exception as error:  # not even its end can be written: it stays pending, for the next start
-            _LOG.exception("rollout %s has no record", entry.rollout_id)
+            _LOG.error("rollout %s has no record", entry.rollout_id, exc_info=error)
             self.entries.remove(entry)
             entry.fail(error)
 
     async def _write(self, entry: Entry, rollout: Rollout) -> None:
-        cursor = await self._insist(lambda: self._ledger.finish(rollout))
+        try:
+            cursor = await self._insist(lambda: self._ledger.finish(rollout))
+        except CancelledRolloutError as cancelled:  # it came first
+            await self._write(entry, _as_cancelled(rollout, cancelled.reason))
+            return
         if cursor is None:
             await self._answer_standing(entry)
             return
@@ -383,6 +446,12 @@ class Dispatcher:
 
 def _cancelled(reason: CancelReason) -> Outcome:
     return Outcome(status="cancelled", reason=reason, stage="queue")
+
+
+def _as_cancelled(rollout: Rollout, reason: CancelReason) -> Rollout:
+    """Return the record of an attempt that ended when it was cancelled: its tokens, and no reward."""
+    outcome = Outcome(status="cancelled", reason=reason, stage=rollout.outcome.stage or "eval")
+    return rollout.model_copy(update={"outcome": outcome, "score": None})
 
 
 def _internal(error: Exception) -> Outcome:

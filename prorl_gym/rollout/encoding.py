@@ -6,6 +6,7 @@ end in a message or a replaced character, never in a lost record.
 
 import hashlib
 import json
+import zlib
 from typing import Any
 
 from pydantic import ValidationError
@@ -55,6 +56,11 @@ def unreadable(error: ValueError | RecursionError) -> str:
 def body_hash(body: str) -> str:
     """Return the hash by which a repeated submission is recognised."""
     return hashlib.sha256(body.encode("ascii")).hexdigest()
+
+
+def checksum(text: str) -> int:
+    """Return the CRC-32 by which damage to a stored record is noticed."""
+    return zlib.crc32(text.encode("utf-8", "replace"))
 
 
 def encode_rollout(rollout: Rollout) -> str:

@@ -29,6 +29,8 @@ class Entry:
     """It replaces a member of its group that failed."""
     cancel: CancelReason | None = None
     state: State = "queued"
+    attempt: int = 0
+    """Number of the attempt that began last: no other one ends the rollout."""
     held: bool = False
     """No attempt at it begins until it is allowed."""
     begun: Job | None = None

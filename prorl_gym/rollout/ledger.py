@@ -2,11 +2,8 @@
 
 import asyncio
 import logging
-import sqlite3
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, ProrlError
@@ -14,6 +11,7 @@ from prorl_gym.records import Retry, Rollout, RolloutRequest
 from prorl_gym.rollout.encoding import encode_rollout
 from prorl_gym.rollout.ledger_file import LedgerConfig
 from prorl_gym.rollout.ledger_lease import BEATS, Lease
+from prorl_gym.rollout.ledger_open import OpenLedger
 from prorl_gym.rollout.ledger_retention import Retention, Slice, used_bytes
 from prorl_gym.rollout.ledger_store import Batch, LedgerStore, Numbers
 from prorl_gym.rollout.ledger_writer import LedgerWriter
@@ -25,18 +23,24 @@ _COLLECT_SECONDS = 3600.0
 _Answer = tuple[list[Accepted], list[Job]]
 
 
-@dataclass(frozen=True, slots=True)
 class _Tables:
-    store: LedgerStore
-    retention: Retention
+    def __init__(self, store: LedgerStore, retention: Retention) -> None:
+        self.store = store
+        self.retention = retention
+        self.usage = retention.usage()
+        """As of the last transaction: a disk that does not answer must not keep anybody from asking."""
 
-    def remember(self) -> Numbers:
+    def look(self) -> None:
         """See ``Counted``."""
-        return self.store.numbers
+        self.usage = self.retention.usage()
 
-    def put_back(self, numbers: Numbers) -> None:
+    def remember(self) -> tuple[Numbers, LedgerUsage]:
         """See ``Counted``."""
-        self.store.numbers = numbers
+        return self.store.numbers, self.usage
+
+    def put_back(self, numbers: tuple[Numbers, LedgerUsage]) -> None:
+        """See ``Counted``."""
+        self.store.numbers, self.usage = numbers
 
 
 class SqliteLedger:
@@ -59,19 +63,25 @@ class SqliteLedger:
             self._timers.append(asyncio.create_task(self._beat(lease)))
 
     @classmethod
-    async def open(cls, config: LedgerConfig, clock: Callable[[], float] = time.time) -> "SqliteLedger":
+    async def open(cls, config: LedgerConfig, clock: Callable[[], float] | None = None) -> "SqliteLedger":
         """Open the file, or make it.
+
+        Args:
+            config: where, and how long it keeps what.
+            clock: seconds by which ages are measured; the ledger's own (``ledger_clock``) by default.
 
         Raises:
             LedgerError: directory missing or not writable, file damaged, of a newer schema, or in use by another
                 process, network file system.
         """
 
-        def tables(connection: sqlite3.Connection) -> _Tables:
-            store = LedgerStore(connection, clock, lambda: config.budget_bytes - used_bytes(connection))
-            return _Tables(store, Retention(connection, store, config))
+        def tables(opened: OpenLedger) -> _Tables:
+            db = opened.connection
+            store = LedgerStore(db, clock or opened.clock, lambda: config.budget_bytes - used_bytes(db))
+            return _Tables(store, Retention(db, store, config))
 
-        return cls(await LedgerWriter[_Tables].open(config, tables), clock)
+        writer = await LedgerWriter[_Tables].open(config, tables)
+        return cls(writer, clock or writer.opened.clock)
 
     async def accept(self, requests: Sequence[RolloutRequest]) -> list[Accepted]:
         """See ``Ledger.accept``."""
@@ -140,7 +150,7 @@ class SqliteLedger:
 
     async def acknowledge(self, run_id: str | None, cursor: int) -> int:
         """See ``Ledger.acknowledge``."""
-        last = await self._writer.one(lambda tables: tables.store.numbers.cursor)
+        last = self._writer.tables.store.numbers.cursor
         cursor = min(cursor, last)  # what ends later was not received yet
         after = self._all_released(run_id)
 
@@ -150,7 +160,7 @@ class SqliteLedger:
         released = 0
         more = cursor > after
         while more:
-            part = await self._writer.one(release)
+            part = await self._writer.one(release, urgent=True)
             released, after, more = released + part.count, part.last, part.more
         self._released[run_id] = max(cursor, self._released.get(run_id, 0))
         return released
@@ -160,7 +170,7 @@ class SqliteLedger:
 
     async def set_demand(self, run_id: str, demand: Demand | None) -> None:
         """See ``Ledger.set_demand``."""
-        await self._writer.one(lambda tables: tables.retention.set_demand(run_id, demand, self._clock()))
+        await self._writer.one(lambda tables: tables.retention.set_demand(run_id, demand, self._clock()), urgent=True)
 
     async def demands(self) -> Mapping[str, Demand]:
         """See ``Ledger.demands``. One of a later release that this one cannot read is left out, and logged."""
@@ -174,7 +184,7 @@ class SqliteLedger:
 
     async def set_version(self, pool: str, version: int) -> None:
         """See ``Ledger.set_version``."""
-        await self._writer.one(lambda tables: tables.retention.set_version(pool, version))
+        await self._writer.one(lambda tables: tables.retention.set_version(pool, version), urgent=True)
 
     async def versions(self) -> Mapping[str, int]:
         """See ``Ledger.versions``."""
@@ -182,7 +192,8 @@ class SqliteLedger:
 
     async def usage(self) -> LedgerUsage:
         """See ``Ledger.usage``."""
-        return await self._writer.one(lambda tables: tables.retention.usage())
+        await asyncio.sleep(0)  # who asks again and again leaves others their turn
+        return self._writer.tables.usage
 
     async def collect(self) -> int:
         """See ``Ledger.collect``."""
@@ -190,13 +201,15 @@ class SqliteLedger:
         released = 0
         more = True
         while more:
-            part = await self._writer.one(lambda tables: tables.retention.collect(now))
+            part = await self._writer.one(lambda tables: tables.retention.collect(now), urgent=True)
             released, more = released + part.records, part.more
+        opened = self._writer.opened
+        await self._writer.one(lambda _: opened.clock.note(opened.connection))
         return released
 
-    async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> None:
+    async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> list[str]:
         """See ``Ledger.cancel``."""
-        await self._writer.one(lambda tables: tables.store.cancel(rollout_ids, reason))
+        return await self._writer.one(lambda tables: tables.store.cancel(rollout_ids, reason), urgent=True)
 
     async def close(self) -> None:
         """Write what waits, then close the file and free it for another process. Idempotent."""

@@ -1,7 +1,6 @@
-"""What the ledger says when it refuses a call: the same words, wherever it remembers."""
+"""When a ledger refuses a call, and what it says then: the same, wherever it remembers."""
 
 from prorl_gym.errors import ConflictError, GoneError, NotFoundError
-from prorl_gym.rollout.encoding import unreadable
 from prorl_gym.rollout.ledger_file import LedgerFullError, UnreadableRecordError
 
 
@@ -31,6 +30,25 @@ def finished(rollout_id: str) -> ConflictError:
     return ConflictError(f"rollout {rollout_id} is finished: no attempt at it can begin.")
 
 
+def is_over(attempt: int, begun: int | None, following: int) -> bool:
+    """Tell whether an attempt cannot end its rollout any more: it failed or was lost, or a later one has begun.
+
+    Args:
+        attempt: whose end comes.
+        begun: the attempt that runs, if one does.
+        following: number of the next attempt. An end without an attempt (a cancel before the first) bears it.
+    """
+    return attempt < following and attempt != begun
+
+
+def over(rollout_id: str, attempt: int) -> ConflictError:
+    """Return the complaint about the end of an attempt that is over."""
+    return ConflictError(
+        f"rollout {rollout_id}: attempt {attempt} is over, and its end comes too late.",
+        "Only the attempt that runs can end the rollout.",
+    )
+
+
 def full() -> LedgerFullError:
     """Return the complaint about a disk budget that is used up."""
     return LedgerFullError(
@@ -39,9 +57,9 @@ def full() -> LedgerFullError:
     )
 
 
-def not_readable(rollout_id: str, what: str, error: ValueError | RecursionError) -> UnreadableRecordError:
+def not_readable(rollout_id: str, what: str, why: str) -> UnreadableRecordError:
     """Return the complaint about a text that makes no sense to this release."""
     return UnreadableRecordError(
-        f"rollout {rollout_id}: its {what} is in the ledger and cannot be read ({unreadable(error)}).",
+        f"rollout {rollout_id}: its {what} is in the ledger and cannot be read ({why}).",
         "Upgrade prorl-gym if a newer release wrote it; otherwise the file is damaged. The stream hands records on.",
     )

@@ -21,6 +21,7 @@ from prorl_gym.errors import (
 )
 from prorl_gym.records import NOT_SAMPLED, Generation, Outcome, Retry, Rollout, RolloutRequest, Score, Segment
 from prorl_gym.rollout.encoding import decode_rollout
+from prorl_gym.rollout.ledger_file import CancelledRolloutError
 from prorl_gym.rollout.protocol import PAGE_SIZE, Accepted, Ledger
 from prorl_gym.settings import RolloutSettings, resolve
 
@@ -95,8 +96,58 @@ async def attempts_are_unique_and_counted(ledger: Ledger) -> None:
     assert job.attempt == 1
     assert [(r.attempt, r.kind, r.stage) for r in job.retries] == [(0, FailureKind.ENGINE_TIMEOUT, "run")]
     assert [(r.sampled_tokens, r.seconds) for r in job.retries] == [(7, 1.5)]
-    await ledger.finish(_record(job.request))
+    await ledger.finish(_record(job.request, attempt=1))
     await _refused(ledger.begin("r0"), ConflictError)
+
+
+async def the_end_of_an_earlier_attempt_ends_nothing(ledger: Ledger) -> None:
+    """What comes late of an attempt that failed, or that a later one has followed, is refused."""
+    names = ("failed", "lost", "withdrawn", "restarted")
+    await ledger.accept([_request(name) for name in names])
+    for name in names:
+        assert (await ledger.begin(name)).attempt == 0
+    retry = Retry(attempt=0, kind=FailureKind.ENGINE_TIMEOUT, stage="run", message="no answer")
+    await ledger.fail_attempt("failed", retry)
+    await ledger.begin("lost")
+    await ledger.withdraw(["withdrawn"])
+    await _refused(ledger.finish(_record(_request("failed"))), ConflictError)
+    await _refused(ledger.finish(_record(_request("lost"))), ConflictError)
+    await _refused(ledger.finish(_record(_request("withdrawn"))), ConflictError)
+    await ledger.recover()
+    await _refused(ledger.finish(_record(_request("restarted"))), ConflictError)
+    await _refused(ledger.fail_attempt("lost", retry), NotFoundError)
+    assert {job.request.rollout_id for job in await ledger.pending()} == set(names)
+    for name in names:
+        job = await ledger.begin(name)
+        assert await ledger.finish(_record(job.request, attempt=job.attempt))
+    assert await ledger.pending() == []
+
+
+async def what_was_cancelled_gets_no_other_record(ledger: Ledger) -> None:
+    """From the moment in which a cancel is remembered; what has its record by then is not named."""
+    requests = [_request(f"r{i}") for i in range(4)]
+    await ledger.accept(requests)
+    await ledger.finish(_record(requests[0]))
+    assert await ledger.cancel(["r2", "r0", "nobody", "r1", "r2"], CancelReason.CLIENT) == ["r2", "r1"]
+    assert await ledger.cancel(["r1"], CancelReason.STALE) == ["r1"]
+    for outcome in (
+        Outcome(status="completed"),
+        Outcome(status="truncated", limit=Limit.TURNS),
+        Outcome(status="failed", kind=FailureKind.SANDBOX_LIMIT),
+        Outcome(status="failed", kind=FailureKind.INTERNAL),
+    ):
+        await _refused(ledger.finish(_record(requests[1], outcome=outcome)), CancelledRolloutError)
+    stopped = Outcome(status="cancelled", reason=CancelReason.CLIENT)
+    assert await ledger.finish(_record(requests[1], outcome=stopped)) == 2
+    race = await asyncio.gather(
+        ledger.finish(_record(requests[3])), ledger.cancel(["r3"], CancelReason.CLIENT), return_exceptions=True
+    )
+    record = await ledger.get("r3")
+    if race[1] == ["r3"]:
+        assert isinstance(race[0], CancelledRolloutError) and not isinstance(record, Rollout)
+    else:
+        assert isinstance(record, Rollout) and record.reward == 1.0
+    assert {pending.rollout_id: pending.cancel for pending in await ledger.recover()}["r2"] is CancelReason.CLIENT
 
 
 async def an_attempt_that_is_open_is_lost_to_the_next(ledger: Ledger) -> None:
@@ -303,16 +354,15 @@ async def an_acknowledgement_covers_nothing_that_ends_later(ledger: Ledger) -> N
     assert isinstance(await ledger.get("r1"), Rollout)
 
 
-async def records_expire(ledger: Ledger) -> None:
-    """What nobody acknowledges is let go after ``keep_days``, which are 14 here."""
-    await ledger.accept([_request("old"), _request("new"), _request("pending")])
-    await ledger.finish(_record(_request("old"), finished_at=time.time() - 15 * 86400))
-    await ledger.finish(_record(_request("new"), finished_at=time.time() - 13 * 86400))
-    await ledger.collect()
-    await _refused(ledger.get("old"), GoneError)
-    assert isinstance(await ledger.get("new"), Rollout)
-    assert [job.request.rollout_id for job in await ledger.pending()] == ["pending"]
-    assert (await ledger.usage()).released == 1
+async def stamps_of_the_wall_clock_release_nothing(ledger: Ledger) -> None:
+    """How old a record is does not depend on the times that stand in it: clocks jump."""
+    requests = [_request("old"), _request("future"), _request("pending")]
+    await ledger.accept(requests)
+    await ledger.finish(_record(requests[0], finished_at=time.time() - 400 * 86400))
+    await ledger.finish(_record(requests[1], finished_at=time.time() + 400 * 86400))
+    assert await ledger.collect() == 0
+    assert isinstance(await ledger.get("old"), Rollout)
+    assert isinstance(await ledger.get("future"), Rollout)
 
 
 async def versions_are_remembered(ledger: Ledger) -> None:
@@ -360,6 +410,8 @@ CHECKS: list[Check] = [
     a_task_that_is_not_json_is_refused,
     first_terminal_record_stands,
     attempts_are_unique_and_counted,
+    the_end_of_an_earlier_attempt_ends_nothing,
+    what_was_cancelled_gets_no_other_record,
     an_attempt_that_is_open_is_lost_to_the_next,
     what_is_accepted_may_begin_at_once,
     recover_closes_open_attempts,
@@ -373,7 +425,7 @@ CHECKS: list[Check] = [
     a_page_of_large_records_is_short,
     acknowledged_records_are_let_go,
     an_acknowledgement_covers_nothing_that_ends_later,
-    records_expire,
+    stamps_of_the_wall_clock_release_nothing,
     demands_are_remembered,
     versions_are_remembered,
     numbers_without_end_are_no_trouble,
@@ -410,10 +462,12 @@ def _record(
     masking: Limit | None = None,
     segments: Sequence[Segment] = (),
     finished_at: float | None = None,
+    attempt: int = 0,
 ) -> Rollout:
     outcome = outcome or Outcome(status="completed")
     return Rollout(
         rollout_id=request.rollout_id,
+        attempt=attempt,
         run_id=request.run_id,
         group_id=request.group_id,
         group_size=request.group_size,

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import Field
 
 from prorl_gym.config import ConfigModel
-from prorl_gym.errors import ProrlError
+from prorl_gym.errors import CancelReason, ProrlError
 
 
 class LedgerError(ProrlError):
@@ -27,12 +27,29 @@ class LedgerFullError(LedgerError):
     """Nothing more can be accepted: the disk budget is used up, or the disk itself."""
 
 
+class DiskFullError(LedgerFullError):
+    """The disk has no room, whatever the budget says."""
+
+
 class FencedError(LedgerError):
     """Another service has taken the ledger over, or may have: this one must not write to it any more."""
 
 
 class UnreadableRecordError(ProrlError):
     """What is written under an id cannot be read by this release. Waiting does not help, so it is no LedgerError."""
+
+
+class CancelledRolloutError(ProrlError):
+    """A record was refused because the rollout's cancel is remembered: only a cancelled record may end it.
+
+    Args:
+        rollout_id: of the rollout.
+        reason: why it was cancelled.
+    """
+
+    def __init__(self, rollout_id: str, reason: CancelReason) -> None:
+        super().__init__(f"rollout {rollout_id} was cancelled ({reason.value}).", "Write a cancelled record.")
+        self.reason = reason
 
 
 class LedgerConfig(ConfigModel):
@@ -71,7 +88,7 @@ class translated(contextlib.AbstractContextManager["translated"]):
     def _explain(self, error: Exception) -> LedgerError:
         text, code = str(error), getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of it says where
         if code == sqlite3.SQLITE_FULL or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT):
-            return LedgerFullError(f"{self.path}: the disk is full.", "Free space there; what was accepted is safe.")
+            return DiskFullError(f"{self.path}: the disk is full.", "Free space there; what was accepted is safe.")
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return DamagedLedgerError(
                 f"{self.path}: not a ledger, or damaged ({text}).", "Move it away, or restore it from a backup."

@@ -8,11 +8,14 @@ transaction compares with its own.
 import fcntl
 import os
 import sqlite3
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from prorl_gym.rollout.filesystem import network_filesystem
+from prorl_gym.rollout.ledger_clock import LedgerClock
 from prorl_gym.rollout.ledger_file import LedgerConfig, LedgerError, LedgerInUseError, translated
+from prorl_gym.rollout.ledger_guard import Mark, Reserve
 from prorl_gym.rollout.ledger_lease import Lease, fenced
 from prorl_gym.rollout.ledger_schema import LEDGER_SCHEMA, create, migrate
 
@@ -26,15 +29,28 @@ _PAGE_BYTES = 8192
 """A page holds several small rows, and a record of 20 kB needs three."""
 
 
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What a local file has beside it."""
+
+    locks: tuple[int, ...]
+    """Descriptors that hold the locks. They are closed after the connection: closing any descriptor of the database
+    drops the locks that SQLite holds in this process."""
+    mark: Mark
+    reserve: Reserve
+
+
 @dataclass(slots=True)
 class OpenLedger:
     """The file, taken for this process. All but ``lease`` belongs to the thread that opened it."""
 
     connection: sqlite3.Connection
-    lock: int | None
-    """Descriptor that holds the lock of a local file."""
+    guard: Guard | None
+    """Of a local file."""
     lease: Lease | None
     """Of one on a network file system."""
+    clock: LedgerClock
+    _changes: int = 0
 
     def begin(self) -> None:
         """Begin a transaction.
@@ -42,6 +58,7 @@ class OpenLedger:
         Raises:
             FencedError: another service has the ledger by now, or may have.
         """
+        self._changes = self.connection.total_changes
         if self.lease is None:
             self.connection.execute("BEGIN IMMEDIATE")
             return
@@ -51,6 +68,17 @@ class OpenLedger:
         if epoch != self.lease.epoch:
             raise fenced(self.lease.ledger)
 
+    def commit(self) -> None:
+        """Commit the transaction and count it; one that changed nothing just ends."""
+        if self.connection.total_changes == self._changes:
+            self.connection.execute("ROLLBACK")  # after a look at a damaged page, SQLite refuses to commit
+            return
+        update = "UPDATE marks SET commits = commits + 1 RETURNING commits"
+        ((commits,),) = self.connection.execute(update).fetchall()
+        self.connection.execute("COMMIT")
+        if self.guard is not None:
+            self.guard.mark.note(commits)
+
     def close(self) -> None:
         """Free the file for another process."""
         try:
@@ -58,8 +86,11 @@ class OpenLedger:
         finally:
             if self.lease is not None:
                 self.lease.release()
-            if self.lock is not None:
-                os.close(self.lock)
+            if self.guard is not None:
+                self.guard.mark.close()
+                self.guard.reserve.release()
+                for lock in self.guard.locks:
+                    os.close(lock)
 
 
 def open_ledger_file(config: LedgerConfig, *, upgrade: bool = True) -> OpenLedger:
@@ -72,6 +103,7 @@ def open_ledger_file(config: LedgerConfig, *, upgrade: bool = True) -> OpenLedge
     Raises:
         LedgerError: see the class.
     """
+    config = config.model_copy(update={"path": config.path.resolve()})  # SQLite puts its log beside the real file
     directory = config.path.parent
     if not directory.is_dir():
         raise LedgerError(f"{config.path}: the directory {directory} does not exist.", "Make it, or set ledger.path.")
@@ -87,26 +119,49 @@ def open_ledger_file(config: LedgerConfig, *, upgrade: bool = True) -> OpenLedge
 
 
 def _open_local(config: LedgerConfig, upgrade: bool) -> OpenLedger:
-    lock = _take(config.path)
-    try:
-        with translated(config.path):
+    path = config.path
+    with ExitStack() as undo:
+        locks = [_take(path)]
+        undo.callback(lambda: [os.close(lock) for lock in locks])
+        with translated(path):
+            mark, reserve = Mark(path), Reserve(path)
+            undo.callback(mark.close)
+            mark.check_file()
+            _make(path)
+            locks.append(_take_inode(path))
             connection = _connect(config)
-            try:
-                _set_log(connection, config.path)
-                connection.execute("BEGIN IMMEDIATE")
-                _ensure_schema(connection, config.path, upgrade)
-                connection.execute("COMMIT")
-            except BaseException:
-                connection.close()  # rolls back
-                raise
-    except BaseException:
-        os.close(lock)
-        raise
-    return OpenLedger(connection, lock, None)
+            undo.callback(connection.close)  # rolls back
+            _set_log(connection, path)
+            connection.execute("BEGIN IMMEDIATE")
+            _ensure_schema(connection, path, upgrade)
+            (commits, home) = connection.execute("SELECT commits, home FROM marks").fetchone()
+            _refuse_twin(path, home)
+            mark.check_commits(commits)
+            clock = LedgerClock.resumed(connection)
+            opened = OpenLedger(connection, Guard(tuple(locks), mark, reserve), None, clock)
+            if upgrade:
+                clock.note(connection)
+                connection.execute("UPDATE marks SET home = ?", (str(path),))
+            opened.commit()
+            if upgrade and home != str(path):  # into the file itself: another name of it finds no log
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            reserve.hold()
+        undo.pop_all()
+    return opened
+
+
+def _refuse_twin(path: Path, home: str | None) -> None:
+    """Refuse another hard link of a ledger: its log lies beside one name only."""
+    if home is not None and home != str(path) and os.path.exists(home) and os.path.samefile(home, path):
+        raise LedgerError(
+            f"{path}: is another name (a hard link) of the ledger {home}, whose log lies beside that name.",
+            f"Set ledger.path to {home}.",
+        )
 
 
 def _open_on_network(config: LedgerConfig, upgrade: bool) -> OpenLedger:
     with translated(config.path):
+        _make(config.path)
         connection = _connect(config)
         lease = None
         try:
@@ -117,14 +172,17 @@ def _open_on_network(config: LedgerConfig, upgrade: bool) -> OpenLedger:
             _ensure_schema(connection, config.path, upgrade)
             (epoch,) = connection.execute("SELECT epoch FROM marks").fetchone()
             lease = claim.take(epoch)
+            clock = LedgerClock.resumed(connection)
             connection.execute("UPDATE marks SET epoch = ?", (lease.epoch,))
+            if upgrade:
+                clock.note(connection)
             connection.execute("COMMIT")
         except BaseException:
             connection.close()  # rolls back
             if lease is not None:
                 lease.release()
             raise
-    return OpenLedger(connection, None, lease)
+    return OpenLedger(connection, None, lease, clock)
 
 
 def _take(path: Path) -> int:
@@ -135,23 +193,38 @@ def _take(path: Path) -> int:
         raise LedgerError(
             f"{lock_path}: cannot be made ({error.strerror}).", "Make the directory writable, or set ledger.path."
         ) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(lock)
-        raise LedgerInUseError(
-            f"{path}: another service uses it (process {holder}).", "Stop that one, or set another ledger.path."
-        ) from None
+    _lock(lock, path)
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
 
 
-def _connect(config: LedgerConfig) -> sqlite3.Connection:
-    if not config.path.exists():
+def _take_inode(path: Path) -> int:
+    """Lock the database itself, which hard links share. SQLite's own locks are of another kind (``fcntl``)."""
+    lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    _lock(lock, path)
+    return lock
+
+
+def _lock(lock: int, path: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        said = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
+        os.close(lock)
+        holder = f" (process {said})" if said.isdigit() else ""
+        raise LedgerInUseError(
+            f"{path}: another service uses it{holder}.", "Stop that one, or set another ledger.path."
+        ) from None
+
+
+def _make(path: Path) -> None:
+    if not path.exists():
         # Records hold prompts and model output: nobody else's business.
-        os.close(os.open(config.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _connect(config: LedgerConfig) -> sqlite3.Connection:
     connection = sqlite3.connect(config.path, timeout=config.busy_seconds, isolation_level=None)
     # A damaged text must be readable for what it is, instead of failing every call of its batch.
     connection.text_factory = _text

@@ -2,14 +2,24 @@
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
+from pydantic_core import from_json
+
 from prorl_gym.demand import Demand
 from prorl_gym.errors import Cause, FailureKind
-from prorl_gym.records import Retry, Rollout, RolloutRequest
-from prorl_gym.rollout.encoding import clipped, decode_request, decode_rollout, unreadable
+from prorl_gym.records import Identifier, Outcome, Retry, Rollout, RolloutRequest
+from prorl_gym.rollout.encoding import (
+    checksum,
+    clipped,
+    decode_request,
+    decode_rollout,
+    encode_rollout,
+    unreadable,
+)
 from prorl_gym.rollout.ledger_complaints import gone, not_found, not_readable
 from prorl_gym.rollout.protocol import PAGE_SIZE, Delivery, Job, Member
 
@@ -85,20 +95,24 @@ class LedgerReads:
     def get(self, rollout_id: str) -> Rollout | RolloutRequest:
         """Return the record, or the request while there is none."""
         row = self._db.execute(
-            "SELECT r.cursor, o.released_at, t.record, b.body FROM rollouts r"
+            "SELECT r.cursor, o.released_at, t.record, t.crc, b.body FROM rollouts r"
             " LEFT JOIN outcomes o ON o.cursor = r.cursor LEFT JOIN records t ON t.cursor = r.cursor"
             " LEFT JOIN bodies b ON b.seq = r.seq WHERE rollout_id = ?",
             (rollout_id,),
         ).fetchone()
         if row is None:
             raise not_found(rollout_id)
-        cursor, released_at, record, body = row
+        cursor, released_at, record, crc, body = row
         if released_at is not None:
             raise gone(rollout_id)
         try:
-            return decode_request(body or "") if cursor is None else decode_rollout(record or "")
+            if cursor is None:
+                return decode_request(body or "")
+            if damage := damage_of(record, crc):
+                raise not_readable(rollout_id, "record", damage)
+            return decode_rollout(record)
         except (ValueError, RecursionError) as error:
-            raise not_readable(rollout_id, "request" if cursor is None else "record", error) from None
+            raise not_readable(rollout_id, "request" if cursor is None else "record", unreadable(error)) from None
 
     def requests(self, rollout_ids: Sequence[str]) -> list[RolloutRequest]:
         """Return the bodies of these ids, in the order asked for."""
@@ -113,25 +127,68 @@ class LedgerReads:
         return [found[rollout_id] for rollout_id in rollout_ids if rollout_id in found]
 
     def finished(self, run_id: str | None, after: int, limit: int) -> list[Delivery]:
-        """Return records past a cursor, fewer where they are large."""
-        if run_id is None:
-            rows = self._db.execute(
-                "SELECT cursor, record FROM records WHERE cursor > ? ORDER BY cursor LIMIT ?", (clipped(after), limit)
+        """Return records past a cursor, fewer where they are large. A damaged one is marked and stops no other."""
+        query, values = "SELECT cursor, record, crc FROM records WHERE", ()
+        among = "SELECT cursor FROM outcomes WHERE"
+        if run_id is not None:
+            query = (
+                "SELECT cursor, record, crc FROM outcomes LEFT JOIN records USING (cursor) WHERE released_at IS NULL"
             )
-        else:
-            rows = self._db.execute(
-                "SELECT cursor, record FROM outcomes JOIN records USING (cursor)"
-                " WHERE run_id = ? AND cursor > ? AND released_at IS NULL ORDER BY cursor LIMIT ?",
-                (run_id, clipped(after), limit),
+            query, among, values = f"{query} AND run_id = ? AND", f"{among} run_id = ? AND", (run_id,)
+        rest = "cursor > ? ORDER BY cursor LIMIT ?"
+        try:
+            return _page(map(self._delivery, self._db.execute(f"{query} {rest}", (*values, clipped(after), limit))))
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_CORRUPT:
+                raise
+        cursors = self._db.execute(
+            f"{among} released_at IS NULL AND {rest}", (*values, clipped(after), limit)
+        ).fetchall()
+        return _page(self._alone(cursor) for (cursor,) in cursors)
+
+    def _alone(self, cursor: int) -> Delivery:
+        """Read one record where a damaged page spoils the reading of many."""
+        try:
+            row = self._db.execute("SELECT cursor, record, crc FROM records WHERE cursor = ?", (cursor,)).fetchone()
+        except sqlite3.DatabaseError:
+            row = None
+        return self._delivery(row or (cursor, None, None))
+
+    def _delivery(self, row: tuple[int, str | None, int | None]) -> Delivery:
+        cursor, record, crc = row
+        if (damage := damage_of(record, crc)) or record is None:
+            return Delivery(cursor, encode_rollout(self._stand_in(cursor, damage)), damage)
+        return Delivery(cursor, record)
+
+    def _stand_in(self, cursor: int, damage: str) -> Rollout:
+        """Return a record that says who the rollout was whose own record is damaged."""
+        rollout_id, group_id, run_id, environment, size, replica = f"damaged:{cursor}", None, "damaged", "", 1, 0
+        evaluation, stands_in_for, accepted_at, finished_at = False, None, 0.0, 0.0
+        with suppress(sqlite3.DatabaseError, ValueError):
+            (member,) = [_member(row) for row in self._db.execute(f"{_MEMBER} WHERE o.cursor = ?", (cursor,))]
+            _NAME.validate_python(member.rollout_id)
+            rollout_id, run_id, group_id, environment = (
+                member.rollout_id,
+                member.run_id,
+                member.group_id,
+                member.environment,
             )
-        page: list[Delivery] = []
-        size = 0
-        for cursor, record in rows:
-            page.append(Delivery(cursor, record))
-            size += len(record)
-            if size >= PAGE_SIZE:
-                break
-        return page
+            size, replica, evaluation = member.group_size, member.replica, member.evaluation
+            stands_in_for, accepted_at, finished_at = member.stands_in_for, member.accepted_at, member.finished_at
+        message = f"Its record in the ledger's file is damaged ({damage}); how it ended cannot be read."
+        return Rollout.model_construct(
+            rollout_id=rollout_id,
+            run_id=run_id,
+            group_id=group_id,
+            group_size=size,
+            replica=replica,
+            environment=environment,
+            evaluation=evaluation,
+            stands_in_for=stands_in_for,
+            outcome=Outcome(status="failed", kind=FailureKind.INTERNAL, message=message),
+            accepted_at=accepted_at,
+            finished_at=finished_at,
+        )
 
     def members(
         self,
@@ -176,6 +233,35 @@ class LedgerReads:
         return found
 
 
+def damage_of(record: str | None, crc: int | None) -> str:
+    """Return what is wrong with a stored record; empty when nothing is.
+
+    One without a checksum, of an earlier release, has to be JSON.
+    """
+    if record is None:
+        return "it is missing"
+    if crc is not None:
+        return "" if checksum(record) == crc else "its checksum is wrong"
+    try:
+        from_json(record)
+    except ValueError:
+        return "it is not JSON"
+    return ""
+
+
+def _page(deliveries: Iterable[Delivery]) -> list[Delivery]:
+    page: list[Delivery] = []
+    size = 0
+    for delivery in deliveries:
+        page.append(delivery)
+        size += len(delivery.record)
+        if size >= PAGE_SIZE:
+            break
+    return page
+
+
+_NAME = TypeAdapter[str](Identifier)
+
 _MEMBER = """
 SELECT o.cursor, r.rollout_id, r.run_id, r.group_id, r.group_size, r.replica, r.environment, r.evaluation,
     r.stands_in_for, o.status, o.detail, o.cause, o.reward, o.masked, o.oldest_version, o.turns, o.sampled_tokens,
@@ -199,7 +285,7 @@ def _member(row: Sequence[Any]) -> Member:
         stands_in_for=stands_in_for,
         status=status,
         detail=detail,
-        cause=None if cause is None else Cause(cause),
+        cause=Cause(cause) if cause in set(Cause) else None,
         reward=reward,
         masked=bool(masked),
         oldest_version=oldest,

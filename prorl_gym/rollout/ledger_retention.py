@@ -75,7 +75,7 @@ class Retention:
 
     def expire(self, now: float) -> Slice:
         """Release some records that nobody has acknowledged in time."""
-        return self._release("finished_at < ? ORDER BY finished_at", (self._expiry(now),), now)
+        return self._release("written_at < ? ORDER BY written_at", (self._expiry(now),), now)
 
     def _release(self, where: str, values: tuple[object, ...], now: float) -> Slice:
         rows = self._db.execute(
@@ -124,7 +124,7 @@ class Retention:
         """Do a slice of what is to be done: expire, forget, give pages back.
 
         Args:
-            now: Unix seconds.
+            now: by the ledger's clock.
             spare_bytes: free pages to keep for the records to come.
         """
         part = self.expire(now)
@@ -144,11 +144,12 @@ class Retention:
         if free * size <= spare_bytes or (spare_bytes and free * 4 < total):
             return False
         self._db.execute(f"PRAGMA incremental_vacuum({_PAGES})").fetchall()
+        self._db.execute("UPDATE marks SET last_cursor = last_cursor")  # a change that counts, so that it is committed
         return self._db.execute("PRAGMA freelist_count").fetchone()[0] < free  # not in a file made by release 1
 
     def collectable(self, now: float) -> Collected:
         """Count what there is to do."""
-        kept = "SELECT count(*) FROM outcomes WHERE released_at IS NULL AND finished_at < ?"
+        kept = "SELECT count(*) FROM outcomes WHERE released_at IS NULL AND written_at < ?"
         traces = "SELECT count(*) FROM outcomes WHERE released_at < ?"
         (records,) = self._db.execute(kept, (self._expiry(now),)).fetchone()
         (old,) = self._db.execute(traces, (self._forgetting(now),)).fetchone()

@@ -20,7 +20,7 @@ from prorl_gym.rollout.encoding import (
     outcome_detail,
 )
 
-LEDGER_SCHEMA = 2
+LEDGER_SCHEMA = 3
 """Version of the tables. A newer one is refused: its meaning is not known here."""
 
 _TABLES = (
@@ -57,12 +57,14 @@ _TABLES = (
         turns INTEGER NOT NULL,
         sampled_tokens INTEGER NOT NULL,
         finished_at REAL NOT NULL,
-        released_at REAL                    -- NULL: the record is kept
+        released_at REAL,                   -- by the ledger's clock; NULL: the record is kept
+        written_at REAL NOT NULL DEFAULT 0  -- by the ledger's clock
     ) STRICT""",
-    "CREATE TABLE records (cursor INTEGER PRIMARY KEY, record TEXT NOT NULL) STRICT",
+    # crc: of the record as UTF-8; NULL: written by a release that did not count it
+    "CREATE TABLE records (cursor INTEGER PRIMARY KEY, record TEXT NOT NULL, crc INTEGER) STRICT",
     "CREATE INDEX of_run ON outcomes (run_id, cursor, released_at)",
     "CREATE INDEX of_group ON outcomes (group_id, cursor) WHERE group_id IS NOT NULL",
-    "CREATE INDEX kept ON outcomes (finished_at) WHERE released_at IS NULL",
+    "CREATE INDEX kept ON outcomes (written_at) WHERE released_at IS NULL",
     "CREATE INDEX released ON outcomes (released_at) WHERE released_at IS NOT NULL",
     """CREATE TABLE attempts (
         seq INTEGER NOT NULL,
@@ -76,9 +78,18 @@ _TABLES = (
     ) STRICT, WITHOUT ROWID""",
     "CREATE TABLE demands (run_id TEXT PRIMARY KEY, demand TEXT NOT NULL, set_at REAL NOT NULL) STRICT, WITHOUT ROWID",
     "CREATE TABLE versions (pool TEXT PRIMARY KEY, version INTEGER NOT NULL) STRICT, WITHOUT ROWID",
-    # epoch: of the head that may write (see ledger_lease); last_cursor: the highest of a forgotten outcome.
-    "CREATE TABLE marks (epoch INTEGER NOT NULL, last_cursor INTEGER NOT NULL) STRICT",
-    "INSERT INTO marks VALUES (0, 0)",
+    # epoch: of the head that may write (see ledger_lease); last_cursor: the highest of a forgotten outcome; commits:
+    # see ledger_guard; home: where the file was opened last; boot, uptime, clock: see ledger_clock.
+    """CREATE TABLE marks (
+        epoch INTEGER NOT NULL,
+        last_cursor INTEGER NOT NULL,
+        commits INTEGER NOT NULL DEFAULT 0,
+        home TEXT,
+        boot TEXT,
+        uptime REAL,
+        clock REAL
+    ) STRICT""",
+    "INSERT INTO marks (epoch, last_cursor) VALUES (0, 0)",
 )
 
 _PAGE = 100
@@ -97,10 +108,14 @@ def migrate(db: sqlite3.Connection, version: int) -> None:
     """Bring tables of an earlier version to this one. Inside the caller's transaction: all of it, or nothing."""
     if version < 2:
         _from_first(db)
+    elif version < 3:
+        _from_second(db)
     db.execute("UPDATE schema_version SET version = ?", (LEDGER_SCHEMA,))
 
 
-def outcome_row(cursor: int, seq: int, run_id: str, group_id: str | None, rollout: Rollout) -> list[object]:
+def outcome_row(
+    cursor: int, seq: int, run_id: str, group_id: str | None, rollout: Rollout, written_at: float
+) -> list[object]:
     """Return the row of a record that is kept, in the order of the columns of ``outcomes``."""
     outcome = rollout.outcome
     oldest = rollout.oldest_version
@@ -119,7 +134,25 @@ def outcome_row(cursor: int, seq: int, run_id: str, group_id: str | None, rollou
         rollout.sampled_tokens,
         rollout.finished_at,
         None,
+        written_at,
     ]
+
+
+def _from_second(db: sqlite3.Connection) -> None:
+    """Version 2 measured ages by the wall clock, and knew nothing of damaged records and lost commits."""
+    for statement in (
+        "ALTER TABLE outcomes ADD COLUMN written_at REAL NOT NULL DEFAULT 0",
+        "UPDATE outcomes SET written_at = finished_at",
+        "DROP INDEX kept",
+        "CREATE INDEX kept ON outcomes (written_at) WHERE released_at IS NULL",
+        "ALTER TABLE records ADD COLUMN crc INTEGER",
+        "ALTER TABLE marks ADD COLUMN commits INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE marks ADD COLUMN home TEXT",
+        "ALTER TABLE marks ADD COLUMN boot TEXT",
+        "ALTER TABLE marks ADD COLUMN uptime REAL",
+        "ALTER TABLE marks ADD COLUMN clock REAL",
+    ):
+        db.execute(statement)
 
 
 def _from_first(db: sqlite3.Connection) -> None:
@@ -181,12 +214,13 @@ def _take_over(db: sqlite3.Connection, row: sqlite3.Row) -> None:
         place = (row["cursor"], row["seq"], row["run_id"], row["group_id"])
         outcome = _outcome_of_first(place, row)
         db.execute(f"INSERT INTO outcomes VALUES ({','.join('?' * len(outcome))})", outcome)
-        db.execute("INSERT INTO records VALUES (?, ?)", (row["cursor"], row["record"]))
+        db.execute("INSERT INTO records (cursor, record) VALUES (?, ?)", (row["cursor"], row["record"]))
 
 
 def _outcome_of_first(place: tuple[int, int, str, str | None], row: sqlite3.Row) -> list[object]:
     try:
-        return outcome_row(*place, decode_rollout(row["record"]))
+        rollout = decode_rollout(row["record"])
+        return outcome_row(*place, rollout, rollout.finished_at)
     except ValueError:  # nothing can be learnt from it; its text is handed on, and kept for its time from now on
-        unknown = ["failed", "internal", "infrastructure", None, 1, None, 0, 0, time.time(), None]
+        unknown = ["failed", "internal", "infrastructure", None, 1, None, 0, 0, time.time(), None, time.time()]
         return [*place, *unknown]

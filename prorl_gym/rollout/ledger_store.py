@@ -7,13 +7,16 @@ which it shares with the event loop. A call that is refused is answered with the
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, NotFoundError, ProrlError
 from prorl_gym.records import Retry, Rollout, RolloutRequest
-from prorl_gym.rollout.encoding import body_hash, clipped, encode_request, printable
-from prorl_gym.rollout.ledger_complaints import conflict, finished, full, not_found
+from prorl_gym.rollout.encoding import body_hash, checksum, clipped, encode_request, printable
+from prorl_gym.rollout.ledger_complaints import conflict, finished, full, is_over, not_found, over
+from prorl_gym.rollout.ledger_file import CancelledRolloutError
 from prorl_gym.rollout.ledger_reads import AMONG, LedgerReads, job_of
 from prorl_gym.rollout.ledger_schema import outcome_row
 from prorl_gym.rollout.protocol import Accepted, Job, Pending
@@ -82,7 +85,7 @@ class LedgerStore:
 
     Args:
         connection: to the open file.
-        clock: Unix seconds.
+        clock: seconds by which ages are measured (``ledger_clock``).
         room: bytes that may still be written before the disk budget is used up.
     """
 
@@ -103,7 +106,7 @@ class LedgerStore:
         room = self._room()
         fresh: list[_Fresh] = []
         answers: list[tuple[list[Accepted], list[Job]] | ProrlError] = []
-        now = self._clock()
+        now = time.time()
         for batch in batches:
             new: dict[str, _Fresh] = {}
             answer = _judge(batch, known, new)
@@ -164,28 +167,30 @@ class LedgerStore:
             f"INSERT INTO attempts SELECT seq, begun, {_LOST} FROM rollouts WHERE cursor IS NULL AND begun IS NOT NULL"
         )
         self._db.execute("UPDATE rollouts SET begun = NULL WHERE cursor IS NULL AND begun IS NOT NULL")
-        rows = self._db.execute(
-            "SELECT rollout_id, run_id, group_id, environment, evaluation, group_size, replica, stands_in_for, cancel,"
-            " (SELECT count(*) FROM attempts a WHERE a.seq = r.seq AND kind != ?1),"
-            " (SELECT count(*) FROM attempts a WHERE a.seq = r.seq AND kind = ?1)"
-            " FROM rollouts r WHERE cursor IS NULL ORDER BY seq",
-            (FailureKind.SERVICE_RESTARTED.value,),
-        )
+        ended = {
+            seq: (failures, restarts)
+            for seq, failures, restarts in self._db.execute(
+                "SELECT seq, sum(kind != ?1), sum(kind = ?1) FROM attempts JOIN rollouts USING (seq)"
+                " WHERE cursor IS NULL GROUP BY seq",
+                (FailureKind.SERVICE_RESTARTED.value,),
+            )
+        }
+        nothing = (0, 0)
         return [
             Pending(
-                rollout_id=rollout_id,
-                run_id=run_id,
-                group_id=group_id,
-                environment=environment,
-                evaluation=bool(evaluation),
-                group_size=group_size,
-                replica=replica,
-                stands_in_for=stands_in_for,
-                cancel=None if cancel is None else CancelReason(cancel),
-                failures=failures,
-                restarts=restarts,
+                rollout_id,
+                run_id,
+                group_id,
+                environment,
+                bool(evaluation),
+                group_size,
+                replica,
+                stands_in_for,
+                *ended.get(seq, nothing),
+                None if cancel is None else cancel_reason(cancel),
             )
             for (
+                seq,
                 rollout_id,
                 run_id,
                 group_id,
@@ -195,10 +200,23 @@ class LedgerStore:
                 replica,
                 stands_in_for,
                 cancel,
-                failures,
-                restarts,
-            ) in rows
+            ) in self._pending_rows()
         ]
+
+    def _pending_rows(self) -> list[tuple[Any, ...]]:
+        query = (
+            "SELECT seq, rollout_id, run_id, group_id, environment, evaluation, group_size, replica, stands_in_for,"
+            " cancel FROM rollouts WHERE cursor IS NULL ORDER BY seq"
+        )
+        tolerant = self._db.text_factory
+        self._db.text_factory = str  # half the time, where there are a hundred thousand
+        try:
+            return self._db.execute(query).fetchall()
+        except sqlite3.OperationalError:  # a damaged text
+            self._db.text_factory = tolerant
+            return self._db.execute(query).fetchall()
+        finally:
+            self._db.text_factory = tolerant
 
     def begin(self, rollout_ids: Sequence[str]) -> list[Job | ProrlError]:
         """Begin the next attempt of each, and move its counter past it."""
@@ -220,7 +238,7 @@ class LedgerStore:
 
     def _progress(self, rollout_ids: Sequence[str]) -> dict[str, "_Progress"]:
         rows = self._db.execute(
-            "SELECT rollout_id, seq, run_id, group_id, begun, cursor IS NOT NULL FROM rollouts"
+            "SELECT rollout_id, seq, run_id, group_id, attempt, begun, cancel, cursor IS NOT NULL FROM rollouts"
             f" WHERE rollout_id {AMONG}",
             [json.dumps(rollout_ids)],
         )
@@ -263,11 +281,17 @@ class LedgerStore:
             if row is None or row.finished:
                 answers.append(not_found(rollout.rollout_id) if row is None else None)
                 continue
+            if is_over(rollout.attempt, row.begun, row.attempt):
+                answers.append(over(rollout.rollout_id, rollout.attempt))
+                continue
+            if row.cancel is not None and rollout.outcome.status != "cancelled":
+                answers.append(CancelledRolloutError(rollout.rollout_id, cancel_reason(row.cancel)))
+                continue
             row.finished = True
             seqs.append(row.seq)
             cursor = numbers.cursor + len(seqs)
-            outcomes.append(outcome_row(cursor, row.seq, row.run_id, row.group_id, rollout))
-            texts.append([cursor, record])
+            outcomes.append(outcome_row(cursor, row.seq, row.run_id, row.group_id, rollout, self._clock()))
+            texts.append([cursor, record, checksum(record)])
             answers.append(cursor)
         if seqs:
             self.numbers = replace(
@@ -284,10 +308,12 @@ class LedgerStore:
             )
         return answers
 
-    def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> None:
-        """Note the wish; the first reason stands."""
+    def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> list[str]:
+        """Note the cancel of those without a record and return them; the first reason stands."""
         update = "UPDATE rollouts SET cancel = coalesce(cancel, ?) WHERE cursor IS NULL AND rollout_id"
-        self._db.execute(f"{update} {AMONG}", (reason.value, json.dumps(rollout_ids)))
+        rows = self._db.execute(f"{update} {AMONG} RETURNING rollout_id", (reason.value, json.dumps(rollout_ids)))
+        noted = {row[0] for row in rows}
+        return [rollout_id for rollout_id in dict.fromkeys(rollout_ids) if rollout_id in noted]
 
 
 @dataclass(slots=True)
@@ -295,12 +321,20 @@ class _Progress:
     seq: int
     run_id: str
     group_id: str | None
+    attempt: int
+    """The next one's number."""
     begun: int | None
+    cancel: str | None
     finished: bool
 
 
 _LOST = f"'{FailureKind.SERVICE_RESTARTED.value}', 'unknown', 'the service was restarted', 0, 0.0"
 """Kind, stage, message, tokens and seconds of an attempt that nobody can say anything about."""
+
+
+def cancel_reason(text: str) -> CancelReason:
+    """Read a stored reason; a damaged one counts as the client's."""
+    return CancelReason(text) if text in set(CancelReason) else CancelReason.CLIENT
 
 
 def _count(db: sqlite3.Connection) -> Numbers:

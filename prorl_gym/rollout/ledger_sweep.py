@@ -1,6 +1,5 @@
 """Collecting in the ledger of a service that is stopped: what the service does by itself, and all room given back."""
 
-import time
 from dataclasses import dataclass
 
 from prorl_gym.rollout.ledger_file import LedgerConfig, LedgerError, LedgerInUseError, translated
@@ -43,9 +42,9 @@ def sweep(config: LedgerConfig, *, dry_run: bool) -> Swept:
         raise LedgerInUseError(error.what, "That service collects by itself, at its start and every hour.") from None
     try:
         with translated(config.path):
-            store = LedgerStore(opened.connection, time.time, lambda: 0)
+            store = LedgerStore(opened.connection, opened.clock, lambda: 0)
             retention = Retention(opened.connection, store, config)
-            done = retention.collectable(time.time()) if dry_run else _collect(opened, retention)
+            done = retention.collectable(opened.clock()) if dry_run else _collect(opened, retention)
             left = retention.usage()
             if not dry_run:
                 _give_back(opened, left.bytes)
@@ -61,8 +60,8 @@ def _collect(opened: OpenLedger, retention: Retention) -> Collected:
         if opened.lease is not None:
             opened.lease.renew()
         opened.begin()
-        part = retention.collect(time.time(), spare_bytes=0)
-        opened.connection.execute("COMMIT")
+        part = retention.collect(opened.clock(), spare_bytes=0)
+        opened.commit()
         records, traces, more = records + part.records, traces + part.traces, part.more
     return Collected(records, traces, more=False)
 

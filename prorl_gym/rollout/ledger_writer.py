@@ -17,12 +17,16 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from prorl_gym.errors import ShuttingDownError
-from prorl_gym.rollout.ledger_file import LedgerConfig, translated
+from prorl_gym.rollout.ledger_file import DamagedLedgerError, DiskFullError, LedgerConfig, translated
 from prorl_gym.rollout.ledger_open import OpenLedger, open_ledger_file
 
 
 class Counted(Protocol):
     """Tables with numbers that are known without asking the file, and have to be put back when it is rolled back."""
+
+    def look(self) -> None:
+        """Note what the tables hold, at the end of a transaction."""
+        ...
 
     def remember(self) -> Any:
         """Return the numbers."""
@@ -44,8 +48,18 @@ _BATCH = 512
 @dataclass(slots=True)
 class _Operation:
     kind: Callable[[Any, list[Any]], Sequence[Any]]
+    urgent: bool
     argument: Any
     done: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Operations of one kind that are run together."""
+
+    kind: Any
+    urgent: bool
+    arguments: list[Any]
 
 
 class LedgerWriter(Generic[TablesT]):
@@ -77,7 +91,7 @@ class LedgerWriter(Generic[TablesT]):
     async def open(
         cls,
         config: LedgerConfig,
-        tables: Callable[[sqlite3.Connection], TablesT],
+        tables: Callable[[OpenLedger], TablesT],
     ) -> "LedgerWriter[TablesT]":
         """Open the file in a new thread.
 
@@ -89,7 +103,7 @@ class LedgerWriter(Generic[TablesT]):
             opened = open_ledger_file(config)
             try:
                 with translated(config.path):
-                    return opened, tables(opened.connection)
+                    return opened, tables(opened)
             except BaseException:
                 opened.close()
                 raise
@@ -103,30 +117,39 @@ class LedgerWriter(Generic[TablesT]):
         return cls(config.path, thread, opened, made)
 
     @property
-    def closed(self) -> bool:
-        """Whether nothing is taken any more."""
-        return self._closed
+    def tables(self) -> TablesT:
+        """The tables, for what they know without asking the file.
 
-    async def one(self, call: Callable[[TablesT], ResultT]) -> ResultT:
-        """Queue a call; return or raise what it did, once that is on the disk."""
-        return await self.together(_each, call)
+        Raises:
+            ShuttingDownError: the ledger is closed.
+        """
+        self._must_be_open()
+        return self._tables
+
+    async def one(self, call: Callable[[TablesT], ResultT], *, urgent: bool = False) -> ResultT:
+        """Queue a call; return or raise what it did, once that is on the disk. See ``together``."""
+        return await self.together(_each, call, urgent=urgent)
 
     async def together(
-        self, kind: Callable[[TablesT, list[ArgumentT]], Sequence[ResultT | Exception]], argument: ArgumentT
+        self,
+        kind: Callable[[TablesT, list[ArgumentT]], Sequence[ResultT | Exception]],
+        argument: ArgumentT,
+        *,
+        urgent: bool = False,
     ) -> ResultT:
         """Queue a call that is made for all that wait at once; return or raise what it answers to this one.
 
         Args:
             kind: answers a list of arguments. An argument that is answered by an exception must have changed nothing.
             argument: this caller's.
+            urgent: on a full disk it may use the reserve: it makes room, or says what is not wanted any more.
 
         Raises:
             ShuttingDownError: the ledger is closed.
             LedgerError: nothing could be written.
         """
-        if self._closed:
-            raise ShuttingDownError(f"{self._path}: the ledger is closed.")
-        operation = _Operation(kind, argument, asyncio.get_running_loop().create_future())
+        self._must_be_open()
+        operation = _Operation(kind, urgent, argument, asyncio.get_running_loop().create_future())
         self._waiting.append(operation)
         if self._writer is None:
             self._writer = asyncio.create_task(self._write_all(), name="ledger-writer")
@@ -143,14 +166,21 @@ class LedgerWriter(Generic[TablesT]):
         await asyncio.get_running_loop().run_in_executor(self._thread, self.opened.close)
         self._thread.shutdown(wait=False)
 
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise ShuttingDownError(f"{self._path}: the ledger is closed.")
+
     async def _write_all(self) -> None:
         loop = asyncio.get_running_loop()
         while self._waiting:
             batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
             kinds: dict[Any, list[_Operation]] = {}
             for operation in batch:
-                kinds.setdefault(operation.kind, []).append(operation)
-            calls = [(kind, [operation.argument for operation in same]) for kind, same in kinds.items()]
+                kinds.setdefault((operation.kind, operation.urgent), []).append(operation)
+            calls = [
+                _Calls(kind, urgent, [operation.argument for operation in same])
+                for (kind, urgent), same in kinds.items()
+            ]
             try:
                 results = await loop.run_in_executor(self._thread, self._transaction, calls)
             except Exception as error:  # not even a rollback was possible
@@ -162,22 +192,54 @@ class LedgerWriter(Generic[TablesT]):
 
     # --- in the writer thread -----------------------------------------------------------------------------------
 
-    def _transaction(self, calls: list[tuple[Any, list[Any]]]) -> list[Sequence[Any]]:
-        """Run the calls in one commit. Never raises: failures are among the results."""
+    def _transaction(self, calls: list[_Calls]) -> list[Sequence[Any]]:
+        """Run the calls in one commit. Failures are among the results."""
+        try:
+            return self._commit(calls)
+        except DiskFullError as full:
+            urgent = [one for one in calls if one.urgent]
+            answers = iter(self._from_reserve(urgent, full))
+            return [next(answers) if one.urgent else [full] * len(one.arguments) for one in calls]
+        except DamagedLedgerError as error:
+            if sum(len(one.arguments) for one in calls) == 1:
+                return [[error]]
+            # After a look at a damaged page SQLite refuses every write of its transaction: give each call its own.
+            alone = [[_Calls(one.kind, one.urgent, [argument]) for argument in one.arguments] for one in calls]
+            return [[self._transaction([single])[0][0] for single in same] for same in alone]
+        except Exception as error:  # the commit failed: nobody may believe that anything was kept
+            return [[error] * len(one.arguments) for one in calls]
+
+    def _from_reserve(self, calls: list[_Calls], full: DiskFullError) -> list[Sequence[Any]]:
+        """Run calls once more, in the space that is held for them."""
+        guard = self.opened.guard
+        if guard is None or not calls:
+            return [[full] * len(one.arguments) for one in calls]
+        try:
+            with guard.reserve.lent() as lent, translated(self._path):
+                if not lent:
+                    raise full
+                # The log can then be written from its beginning, in blocks that it has already.
+                self.opened.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                return self._commit(calls)
+        except Exception as error:
+            return [[error] * len(one.arguments) for one in calls]
+
+    def _commit(self, calls: list[_Calls]) -> list[Sequence[Any]]:
         database = self.opened.connection
         numbers = self._tables.remember()
         try:
             with translated(self._path):
                 self.opened.begin()
-                results = [self._together(kind, arguments) for kind, arguments in calls]
-                database.execute("COMMIT")
+                results = [self._together(one.kind, one.arguments) for one in calls]
+                self._tables.look()
+                self.opened.commit()
                 return results
-        except Exception as error:  # the commit failed: nobody may believe that anything was kept
+        except Exception:
             self._tables.put_back(numbers)
             if database.in_transaction:
                 with translated(self._path):
                     database.execute("ROLLBACK")
-            return [[error] * len(arguments) for _, arguments in calls]
+            raise
 
     def _together(self, kind: Any, arguments: list[Any]) -> Sequence[Any]:
         """Answer all of a kind. Should that fail by one of them, each is answered alone."""

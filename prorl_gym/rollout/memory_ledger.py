@@ -8,7 +8,8 @@ from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, FailureKind, NotFoundError, ShuttingDownError
 from prorl_gym.records import Retry, Rollout, RolloutRequest
 from prorl_gym.rollout.encoding import body_hash, decode_request, encode_request, encode_rollout, member_of
-from prorl_gym.rollout.ledger_complaints import conflict, finished, gone, not_found
+from prorl_gym.rollout.ledger_complaints import conflict, finished, gone, is_over, not_found, over
+from prorl_gym.rollout.ledger_file import CancelledRolloutError
 from prorl_gym.rollout.protocol import PAGE_SIZE, Accepted, Delivery, Job, LedgerUsage, Member, Pending
 
 
@@ -23,6 +24,7 @@ class _Row:
     record: Rollout | None = None
     """Also of one that is not kept any more: what ``Member`` tells is read from it."""
     cursor: int = 0
+    written_at: float = 0.0
     released_at: float | None = None
 
     @property
@@ -43,13 +45,13 @@ class MemoryLedger:
     """``Ledger`` in a dictionary, in the order of acceptance. It has no disk, and so no disk budget.
 
     Args:
-        clock: Unix seconds.
+        clock: seconds by which ages are measured.
         keep_days: how long records are kept that nobody acknowledges.
         trace_days: how long ids stay known after that.
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.time, keep_days: float = 14.0, trace_days: float = 30.0
+        self, clock: Callable[[], float] = time.monotonic, keep_days: float = 14.0, trace_days: float = 30.0
     ) -> None:
         self._clock = clock
         self._keep_seconds = keep_days * 86400
@@ -73,7 +75,7 @@ class MemoryLedger:
             if known is not None and known.digest != body_hash(body):
                 raise conflict(request.rollout_id)
             if known is None:
-                fresh[request.rollout_id] = _Row(decode_request(body), body_hash(body), self._clock())
+                fresh[request.rollout_id] = _Row(decode_request(body), body_hash(body), time.time())
             answers.append(Accepted(rollout_id=request.rollout_id, duplicate=known is not None))
         self._rows.update(fresh)
         return answers
@@ -125,8 +127,13 @@ class MemoryLedger:
         row = self._row(rollout.rollout_id)
         if row.record is not None:
             return None
+        begun = next((attempt for attempt, retry in row.attempts.items() if retry is None), None)
+        if is_over(rollout.attempt, begun, row.attempt):
+            raise over(rollout.rollout_id, rollout.attempt)
+        if row.cancel is not None and rollout.outcome.status != "cancelled":
+            raise CancelledRolloutError(rollout.rollout_id, row.cancel)
         self._cursor += 1
-        row.record, row.cursor = rollout, self._cursor
+        row.record, row.cursor, row.written_at = rollout, self._cursor, self._clock()
         self._finished[row.cursor] = row
         return row.cursor
 
@@ -230,19 +237,20 @@ class MemoryLedger:
         self._must_be_open()
         now = self._clock()
         rows = list(self._finished.values())
-        expired = self._release([r for r in rows if r.record and r.record.finished_at < now - self._keep_seconds])
+        expired = self._release([r for r in rows if r.written_at < now - self._keep_seconds])
         for row in rows:
             if row.released_at is not None and row.released_at < now - self._trace_seconds:
                 del self._finished[row.cursor], self._rows[row.request.rollout_id]
         return expired
 
-    async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> None:
+    async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> list[str]:
         """See ``Ledger.cancel``."""
         self._must_be_open()
-        for rollout_id in rollout_ids:
-            row = self._rows.get(rollout_id)
-            if row is not None and row.record is None:
-                row.cancel = row.cancel or reason
+        rows = {rollout_id: self._rows.get(rollout_id) for rollout_id in rollout_ids}
+        noted = {rollout_id: row for rollout_id, row in rows.items() if row is not None and row.record is None}
+        for row in noted.values():
+            row.cancel = row.cancel or reason
+        return list(noted)
 
     async def close(self) -> None:
         """Refuse everything from now on. Idempotent."""

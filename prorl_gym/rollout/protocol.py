@@ -6,7 +6,7 @@ process or on another node.
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
@@ -132,7 +132,7 @@ class Accepted(Record):
     """The same body was accepted before; nothing was added."""
 
 
-class Pending(Record):
+class Pending(NamedTuple):
     """What the service keeps in memory of a rollout without a terminal record: the body stays in the ledger."""
 
     rollout_id: str
@@ -160,6 +160,9 @@ class Delivery:
     record: str
     """The record as the JSON text that is stored: a stream hands it on as it is, and one that this release cannot
     read does not stop it. ``prorl_gym.rollout.encoding.decode_rollout`` reads it."""
+    damaged: str = ""
+    """What is wrong with the stored record, if the file is damaged there. Then ``record`` is a stand-in: it says who
+    the rollout was, and ``failed(internal)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +267,13 @@ class Ledger(Protocol):
         ...
 
     async def finish(self, rollout: Rollout) -> int | None:
-        """Write the terminal record and return its cursor. ``None`` when the id has one already: the first stands."""
+        """Write the terminal record and return its cursor. ``None`` when the id has one already: the first stands.
+
+        Raises:
+            ConflictError: the attempt is over (it failed, or a later one has begun): its end ends nothing.
+            CancelledRolloutError: its cancel is remembered; only a record that says so may be written.
+            NotFoundError: never accepted.
+        """
         ...
 
     async def get(self, rollout_id: str) -> Rollout | RolloutRequest:
@@ -344,8 +353,14 @@ class Ledger(Protocol):
         """
         ...
 
-    async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> None:
-        """Remember that these are to be cancelled, so that a restart does not run them."""
+    async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> list[str]:
+        """Remember that these are cancelled: a restart does not run them, and none of them gets another record.
+
+        The first reason stands.
+
+        Returns:
+            Those without a terminal record, in the order asked for; finished and unknown ids are left out.
+        """
         ...
 
     async def close(self) -> None:

@@ -5,7 +5,9 @@ the facade that trainers, NeMo Gym and the HTTP routes talk to.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import gc
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 
 from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, ConflictError, NotFoundError, ProrlError, ShuttingDownError, TaskError
@@ -85,11 +87,11 @@ class RolloutService:
         Raises:
             LedgerError: the file cannot be used.
         """
-        pendings = await self._ledger.recover()
-        await self._groups.recover(pendings)
-        for pending in pendings:
-            self._dispatcher.take_up(Entry.of(pending))
-        self._groups.begin(pendings)
+        with _no_garbage():
+            pendings = await self._ledger.recover()
+            await self._groups.recover(pendings)
+            self._dispatcher.recover([Entry.of(pending) for pending in pendings])
+            self._groups.begin(pendings)
         self._dispatcher.start()
         self._started = True
 
@@ -187,13 +189,17 @@ class RolloutService:
 
         Groups and runs together mean these groups of these runs: runs may name their groups alike.
 
-        Each still gets its terminal record. Unknown and finished ones are ignored.
+        Each that is returned gets a terminal record that says so, without a reward, also over a restart. Unknown and
+        finished ones are ignored.
+
+        Raises:
+            LedgerError: it cannot be remembered now; nothing was cancelled.
         """
         chosen = [entry for entry in self._entries.select(rollout_ids, groups, runs) if entry.cancel is None]
-        for entry in chosen:
-            entry.cancel = reason
-        await asyncio.shield(self._dispatcher.spawn(self._dispatcher.cancel(chosen, reason)))
-        return [entry.rollout_id for entry in chosen]
+        if not chosen:
+            return []
+        stopped = await asyncio.shield(self._dispatcher.spawn(self._dispatcher.cancel(chosen, reason)))
+        return [entry.rollout_id for entry in stopped]
 
     async def stream(
         self, run_id: str | None = None, cursor: int = 0, *, follow: bool = True
@@ -392,3 +398,16 @@ class RolloutService:
         """Wake everybody who waits for news; who looks again waits for the next."""
         self._news.set()
         self._news = asyncio.Event()
+
+
+@contextmanager
+def _no_garbage() -> Generator[None, None, None]:
+    """Keep the garbage collector from looking again and again at a hundred thousand rollouts that all stay."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was:
+            gc.enable()

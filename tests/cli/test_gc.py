@@ -33,11 +33,14 @@ def record(rollout_id: str, at: float) -> Rollout:
 
 async def fill(path: Path) -> None:
     """Twenty that have expired, one that has not, one that is pending."""
-    ledger = await SqliteLedger.open(LedgerConfig(path=path, keep_days=10_000))
+    config = LedgerConfig(path=path, keep_days=10_000)
+    ledger = await SqliteLedger.open(config, lambda: time.time() - 15 * DAY)
     names = [f"old{number}" for number in range(20)]
     await ledger.accept([RolloutRequest(rollout_id=n, environment="noop", task={}) for n in [*names, "new", "open"]])
     for name in names:
         await ledger.finish(record(name, time.time() - 15 * DAY))
+    await ledger.close()
+    ledger = await SqliteLedger.open(config)
     await ledger.finish(record("new", time.time()))
     await ledger.close()
 

@@ -15,7 +15,7 @@ from prorl_gym.environments.worker import (
     WorkerTimeoutError,
     WorkerUnavailableError,
 )
-from prorl_gym.errors import Cause, GraderError
+from prorl_gym.errors import Cause, FailureKind, GraderError, TaskError
 
 
 @pytest.fixture(scope="module")
@@ -85,18 +85,18 @@ async def test_right_and_wrong_are_scored_in_a_worker(pool: WorkerPool):
 
 
 HANGS = [
-    "\\sum_{k=1}^{10^{10}} \\sin(k^{k})",
-    pytest.param("\\int_0^1 \\sin(x^{x^{x}}) dx", marks=pytest.mark.slow),
-    pytest.param("(" * 900 + "2" + ")" * 900, marks=pytest.mark.slow),
+    (r"\sum_{k=1}^{n} k", "\\sum_{k=1}^{10^{10}} \\sin(k^{k})"),
+    pytest.param(r"\int_0^1 t^2 dt", "\\int_0^1 \\sin(x^{x^{x}}) dx", marks=pytest.mark.slow),
+    pytest.param("42", "(" * 900 + "2" + ")" * 900, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize("answer", HANGS)
-async def test_answer_that_hangs_the_grader_is_wrong_and_the_next_gets_a_new_worker(answer: str):
+@pytest.mark.parametrize(("gold", "answer"), HANGS)
+async def test_answer_that_hangs_the_grader_is_wrong_and_the_next_gets_a_new_worker(gold: str, answer: str):
     alone = WorkerPool("prorl_gym.environments.math.equality:grade", size=1)
     grader = MathGrader(alone, cpu_seconds=1.0)
     try:
-        score = await grader.score("42", answer)
+        score = await grader.score(gold, answer)
         assert (score.reward, score.detail["why"]) == (0.0, "grading timed out")
         assert (await grader.score("42", "6 \\cdot 7")).reward == 1.0
     finally:
@@ -133,6 +133,13 @@ async def test_huge_answer_is_wrong_without_being_read(pool: WorkerPool):
 
 async def test_long_expression_is_graded(pool: WorkerPool):
     assert (await MathGrader(pool, cpu_seconds=20.0).score("100", "+".join(["1"] * 100))).reward == 1.0
+
+
+@pytest.mark.parametrize("gold", [r"\frac{1}{", "see the figure (above) + 1", r"7 \text{ rejected}", ["7", "???"]])
+async def test_gold_answer_that_cannot_be_read_is_a_bad_row(pool: WorkerPool, gold: str | list[str]):
+    with pytest.raises(TaskError, match="cannot be read") as caught:
+        await MathGrader(pool).score(gold, gold if isinstance(gold, str) else "7")
+    assert (caught.value.kind, caught.value.retryable) == (FailureKind.BAD_ROW, False)
 
 
 class Scripted:

@@ -139,6 +139,86 @@ def test_an_interval_in_all_its_forms(low: int, width: int, closed_low: bool, cl
         assert equal(other, signs) == (brackets == other)
 
 
+@given(st.integers(1, 9), st.integers(-(10**6), 10**6).filter(bool), st.sampled_from("abs root floor max".split()))
+@quick
+@example(1, 10**6, "abs")
+@example(1, -999_983, "floor")
+def test_a_branch_is_seen_wherever_it_begins(slope: int, shift: int, kind: str):
+    inner = f"{slope}x-{shift}" if shift > 0 else f"{slope}x+{-shift}"
+    formula, same, others = {
+        "abs": (f"|{inner}|", rf"\sqrt{{({inner})^2}}", (inner, f"-({inner})")),
+        "root": (rf"\sqrt{{({inner})^2}}", f"|{inner}|", (inner, f"-({inner})")),
+        "floor": (rf"\lfloor {inner} \rfloor", rf"-\lceil -({inner}) \rceil", (inner, rf"\lceil {inner} \rceil - 1")),
+        "max": (rf"\max(0, {inner})", rf"\frac{{|{inner}|+{inner}}}{{2}}", (inner, r"0 \cdot x")),
+    }[kind]
+    assert equal(formula, same)
+    assert [other for other in others if equal(formula, other)] == []
+
+
+FORMULAS = [
+    "x^2+3x", r"\frac{x}{x+1}", r"\sin x", "2^{x}", r"|x-3|", r"\ln(x^2+1)", "x>2", "x^2+y^2=1", "f(x)=x+1",
+    r"1 \le x < 4", r"x \ne 3", r"x \equiv 1 \pmod 4", r"x = \frac{\pi}{3}+2k\pi, k\in\mathbb{Z}", "x_1+x_2",
+    r"\begin{cases} x & x>0 \\ 0 & x \le 0 \end{cases}", "x=1, y=2", "(x+1)(x-2)", "x+2y<3", r"\sqrt{x}+x!",
+]  # fmt: skip
+
+
+@given(st.sampled_from(FORMULAS), st.sampled_from("tzu"))
+@quick
+def test_another_variable_is_another_answer(formula: str, letter: str):
+    renamed = re.sub(r"(?<![a-zA-Z\\])x", letter, formula)
+    assert equal(formula, formula)
+    assert not equal(formula, renamed)
+    assert not equal(renamed, formula)
+
+
+@given(st.fractions(-3, 3, max_denominator=12), st.sampled_from([1, 2, 3]), st.integers(-5, 5), st.integers(2, 4))
+@quick
+def test_a_family_starts_anywhere_and_has_one_step(start: Fraction, step: int, turns: int, factor: int):
+    family = rf"{spelled(start)}\pi+{step}k\pi, k\in\mathbb{{Z}}"
+    shifted = rf"{spelled(start + step * turns)}\pi+{step}n\pi, n\in\mathbb{{Z}}"
+    assert equal(family, shifted)
+    parts = ", ".join(rf"{spelled(start + step * at)}\pi+{step * factor}k\pi" for at in range(factor))
+    assert equal(family, rf"{parts}, k\in\mathbb{{Z}}")
+    assert not equal(family, rf"{spelled(start + Fraction(step, 2))}\pi+{step}k\pi, k\in\mathbb{{Z}}")
+    assert not equal(family, rf"{spelled(start)}\pi+{step * factor}k\pi, k\in\mathbb{{Z}}")
+
+
+@given(st.integers(-20, 20), st.integers(2, 30), st.integers(-4, 4))
+@quick
+def test_a_residue_class_has_many_names(residue: int, modulus: int, turns: int):
+    shifted = residue + turns * modulus
+    names = (rf"x \equiv {shifted} \pmod{{{modulus}}}", rf"x = {modulus}k + ({shifted}), k \in \mathbb{{Z}}")
+    for name in names:
+        assert equal(rf"x \equiv {residue} \pmod{{{modulus}}}", name)
+        assert not equal(rf"x \equiv {residue + 1} \pmod{{{modulus}}}", name)
+        assert not equal(str(residue), name)
+
+
+@given(st.integers(0, 23), st.integers(0, 59))
+@quick
+def test_a_time_is_no_ratio_and_no_number(hour: int, minute: int):
+    time = f"{hour}:{minute:02}"
+    half = "a.m." if hour < 12 else "p.m."
+    assert equal(time, rf"{hour % 12 or 12}:{minute:02} \text{{ {half}}}")
+    assert not equal(time, rf"\frac{{{hour}}}{{{minute or 1}}}")
+    assert not equal(time, f"{hour}.{minute:02}")
+    assert not equal(time, f"{hour}:{(minute + 1) % 60:02}")
+
+
+@given(st.lists(st.integers(-9, 9).filter(bool), min_size=3, max_size=3), st.integers(2, 9))
+@quick
+def test_an_inequality_times_a_constant(numbers: list[int], factor: int):
+    a, b, c = numbers
+
+    def spelled_with(scale: int) -> str:
+        return f"({a * scale})x+({b * scale})y"
+
+    assert equal(f"{spelled_with(1)}<{c}", f"{spelled_with(factor)}<{c * factor}")
+    assert equal(f"{spelled_with(1)}<{c}", f"{spelled_with(-factor)}>{-c * factor}")
+    assert not equal(f"{spelled_with(1)}<{c}", f"{spelled_with(-factor)}<{-c * factor}")
+    assert not equal(f"{spelled_with(1)}<{c}", f"{spelled_with(factor)}<{c * factor + 1}")
+
+
 TOKENS = [
     *"0123456789xyniek+-*/^_=<>()[]{}|!.,;:%$ '&½°²",
     *r"\frac \sqrt \{ \} \pm \cup \le \pi \infty \text{cm} \text{or} \in \sin \log \overline \left \setminus".split(),

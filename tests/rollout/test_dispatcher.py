@@ -1,7 +1,9 @@
 """The dispatcher: what goes wrong with one rollout ends that one alone, and nobody waits for ever."""
 
 import asyncio
+import random
 import sqlite3
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,15 @@ import pytest
 from test_service import QUICK, Bench, ask, settled, until
 
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, ShuttingDownError
-from prorl_gym.records import Outcome, Rollout
+from prorl_gym.records import Outcome, Rollout, Score
 from prorl_gym.rollout.attempt import terminal_record
+from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
 from prorl_gym.rollout.ledger import SqliteLedger
-from prorl_gym.rollout.ledger_file import LedgerConfig
+from prorl_gym.rollout.ledger_file import LedgerConfig, LedgerError
 from prorl_gym.rollout.memory_ledger import MemoryLedger
-from prorl_gym.rollout.protocol import Capacity, Job
-from prorl_gym.rollout.runner import RunnerConfig
+from prorl_gym.rollout.protocol import Capacity, Finished, Job, Parked, StageEntered
+from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
+from prorl_gym.rollout.service import RolloutService
 
 
 async def test_an_attempt_that_cannot_begin_ends_that_rollout_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -147,3 +151,126 @@ async def test_stopping_loses_nothing(tmp_path: Path, drain: bool) -> None:
     await again.close()
     assert not any(lost.values()), "only a death of the service counts against a rollout"
     assert len(lost) > 10
+
+
+# --- cancels and late ends ------------------------------------------------------------------------------------------
+
+
+class Slow(MemoryLedger):
+    """Holds back every terminal record until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def finish(self, rollout: Rollout) -> int | None:
+        self.asked.set()
+        await self.go.wait()
+        return await super().finish(rollout)
+
+
+async def test_a_cancel_reaches_a_record_that_is_being_written() -> None:
+    ledger = Slow()
+    async with Bench(ledger) as service:
+        await service.submit([ask("a")])
+        await ledger.asked.wait()
+        assert await service.cancel(["a"]) == ["a"]
+        ledger.go.set()
+        rollout = await settled(service, "a")
+        assert (rollout.outcome.status, rollout.reward, rollout.sampled_tokens) == ("cancelled", None, 3)
+        assert await service.cancel(["a"]) == []
+
+
+async def test_a_cancel_that_comes_after_the_record_names_nothing() -> None:
+    class Written(Slow):
+        """Writes, and answers late."""
+
+        async def finish(self, rollout: Rollout) -> int | None:
+            cursor = await MemoryLedger.finish(self, rollout)
+            self.asked.set()
+            await self.go.wait()
+            return cursor
+
+    ledger = Written()
+    async with Bench(ledger) as service:
+        await service.submit([ask("a")])
+        await ledger.asked.wait()
+        assert await service.cancel(["a"]) == []
+        ledger.go.set()
+        assert (await settled(service, "a")).reward == 1.0
+
+
+async def test_a_cancel_that_cannot_be_remembered_stops_nothing() -> None:
+    class Broken(MemoryLedger):
+        broken = True
+
+        async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> list[str]:
+            if self.broken:
+                raise LedgerError("the disk is full.")
+            return await super().cancel(rollout_ids, reason)
+
+    ledger = Broken()
+    async with Bench(ledger) as service:
+        await service.submit([ask("a", run="hang"), ask("b")])
+        with pytest.raises(LedgerError):
+            await service.cancel(["a", "b"])
+        assert (await settled(service, "b")).reward == 1.0
+        assert service.pending == 1
+        ledger.broken = False
+        assert await service.cancel(["a", "b"]) == ["a"]
+        assert (await settled(service, "a")).outcome.status == "cancelled"
+
+
+async def test_the_late_end_of_an_earlier_attempt_ends_nothing() -> None:
+    class Late(InProcessRunner):
+        """Tells the first attempt's end a second time, as a success, when the second one works."""
+
+        async def events(self) -> AsyncIterator[StageEntered | Parked | Finished]:
+            first: Rollout | None = None
+            async for event in super().events():
+                if isinstance(event, StageEntered) and event.attempt == 1 and event.stage == "run":
+                    assert first is not None
+                    yield Finished(rollout=first)
+                if isinstance(event, Finished) and event.rollout.attempt == 0:
+                    paid = {"outcome": Outcome(status="completed"), "score": Score(reward=0.25)}
+                    first = event.rollout.model_copy(update=paid)
+                yield event
+
+    ledger = MemoryLedger()
+    runner = Late(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
+    service = RolloutService(ledger, runner, QUICK)
+    await service.start()
+    await service.submit([ask("a", run="sandbox_lost", flaky=1)])
+    rollout = await settled(service, "a")
+    assert (rollout.attempt, rollout.reward) == (1, 1.0)
+    await service.stop(drain=False)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_what_a_cancel_named_has_a_cancelled_record(tmp_path: Path, seed: int) -> None:
+    """At random moments, over restarts and a disk that refuses: what was named is cancelled, without a reward."""
+    dice = random.Random(seed)
+    config = LedgerConfig(path=tmp_path / "l.db")
+    named: set[str] = set()
+    for life in range(3):
+        bench = Bench(await SqliteLedger.open(config), runner=RunnerConfig(queue=4, init=2, run=3, eval=2))
+        await bench.service.start()
+        for turn in range(40):
+            ids = [f"{life}-{turn}-{number}" for number in range(3)]
+            await bench.service.submit(
+                [ask(name, run=dice.choice(["ok", "ok", "hang", "sandbox_lost"])) for name in ids]
+            )
+            for _ in range(dice.randrange(12)):
+                await asyncio.sleep(0)
+            chosen = dice.sample(ids, 2)
+            stopped = await bench.service.cancel(chosen)
+            assert set(stopped) <= set(chosen)
+            named.update(stopped)
+        await asyncio.wait_for(bench.service.stop(drain=False), 20)
+    async with Bench(await SqliteLedger.open(config)) as service:
+        named.update(await service.cancel(runs=["default"]))
+        for name in named:
+            rollout = await settled(service, name)
+            assert (rollout.outcome.status, rollout.reward) == ("cancelled", None)
+    assert len(named) > 60

@@ -52,8 +52,8 @@ def test_a_held_one_stands_outside_until_it_is_allowed() -> None:
 
 def test_what_a_group_waits_for_alone_goes_before_what_has_not_begun() -> None:
     late = Pending(rollout_id="a:r1", run_id="r", group_id="g", environment="math", evaluation=False)
-    stand_in = Entry.of(late.model_copy(update={"stands_in_for": "a"}))
-    tried = Entry.of(late.model_copy(update={"rollout_id": "b", "failures": 1}))
+    stand_in = Entry.of(late._replace(stands_in_for="a"))
+    tried = Entry.of(late._replace(rollout_id="b", failures=1))
     line = lined_up(entry("x"), entry("y"), stand_in, tried)
     handed = [one.rollout_id for one in line.next(5)]
     assert set(handed[:2]) == {"a:r1", "b"}

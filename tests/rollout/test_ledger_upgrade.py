@@ -13,6 +13,8 @@ import pytest
 
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind
 from prorl_gym.records import Outcome, Rollout, RolloutRequest, Score
+from prorl_gym.rollout.attempt import terminal_record
+from prorl_gym.rollout.encoding import encode_request
 from prorl_gym.rollout.ledger import SqliteLedger
 from prorl_gym.rollout.ledger_file import LedgerConfig, LedgerError, UnreadableRecordError
 from prorl_gym.rollout.ledger_open import open_ledger_file
@@ -178,6 +180,118 @@ def test_an_upgrade_that_was_not_asked_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="schema 1 is of an earlier release"):
         open_ledger_file(LedgerConfig(path=tmp_path / "l.db"), upgrade=False)
     assert (tmp_path / "l.db").read_bytes() == before
+
+
+_SECOND = (
+    """CREATE TABLE rollouts (
+        seq INTEGER PRIMARY KEY,
+        rollout_id TEXT NOT NULL UNIQUE,
+        run_id TEXT NOT NULL,
+        group_id TEXT,
+        group_size INTEGER NOT NULL,
+        replica INTEGER NOT NULL,
+        environment TEXT NOT NULL,
+        evaluation INTEGER NOT NULL,
+        stands_in_for TEXT,
+        accepted_at REAL NOT NULL,
+        body_hash TEXT NOT NULL,
+        attempt INTEGER NOT NULL DEFAULT 0, -- the next one's number
+        begun INTEGER,                      -- the number of the one that runs
+        cancel TEXT,
+        cursor INTEGER                      -- of its outcome; NULL: pending
+    ) STRICT""",
+    "CREATE INDEX pending ON rollouts (seq) WHERE cursor IS NULL",
+    "CREATE TABLE bodies (seq INTEGER PRIMARY KEY, body TEXT NOT NULL) STRICT",
+    """CREATE TABLE outcomes (
+        cursor INTEGER PRIMARY KEY,
+        seq INTEGER NOT NULL,
+        run_id TEXT NOT NULL,
+        group_id TEXT,
+        status TEXT NOT NULL,
+        detail TEXT NOT NULL,
+        cause TEXT,
+        reward REAL,
+        masked INTEGER NOT NULL,
+        oldest_version INTEGER,
+        turns INTEGER NOT NULL,
+        sampled_tokens INTEGER NOT NULL,
+        finished_at REAL NOT NULL,
+        released_at REAL                    -- NULL: the record is kept
+    ) STRICT""",
+    "CREATE TABLE records (cursor INTEGER PRIMARY KEY, record TEXT NOT NULL) STRICT",
+    "CREATE INDEX of_run ON outcomes (run_id, cursor, released_at)",
+    "CREATE INDEX of_group ON outcomes (group_id, cursor) WHERE group_id IS NOT NULL",
+    "CREATE INDEX kept ON outcomes (finished_at) WHERE released_at IS NULL",
+    "CREATE INDEX released ON outcomes (released_at) WHERE released_at IS NOT NULL",
+    """CREATE TABLE attempts (
+        seq INTEGER NOT NULL,
+        attempt INTEGER NOT NULL,
+        kind TEXT NOT NULL,
+        stage TEXT NOT NULL,
+        message TEXT NOT NULL,
+        sampled_tokens INTEGER NOT NULL,
+        seconds REAL NOT NULL,
+        PRIMARY KEY (seq, attempt)
+    ) STRICT, WITHOUT ROWID""",
+    "CREATE TABLE demands (run_id TEXT PRIMARY KEY, demand TEXT NOT NULL, set_at REAL NOT NULL) STRICT, WITHOUT ROWID",
+    "CREATE TABLE versions (pool TEXT PRIMARY KEY, version INTEGER NOT NULL) STRICT, WITHOUT ROWID",
+    # epoch: of the head that may write (see ledger_lease); last_cursor: the highest of a forgotten outcome.
+    "CREATE TABLE marks (epoch INTEGER NOT NULL, last_cursor INTEGER NOT NULL) STRICT",
+    "INSERT INTO marks VALUES (0, 0)",
+    "CREATE TABLE schema_version (version INTEGER NOT NULL) STRICT",
+    "INSERT INTO schema_version VALUES (2)",
+)
+
+
+def write_second(path: Path) -> None:
+    """Write a file of schema 2 by its statements: one rollout that is finished, one that runs, one cancelled."""
+    with sqlite3.connect(path, isolation_level=None) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("BEGIN")
+        for statement in _SECOND:
+            db.execute(statement)
+        for seq in (1, 2, 3):
+            body = encode_request(asked(f"r{seq}", seq))
+            digest = hashlib.sha256(body.encode("ascii")).hexdigest()
+            row = (seq, f"r{seq}", "run", "g", 200, seq, "noop", 0, 10.0 + seq, digest)
+            db.execute(
+                "INSERT INTO rollouts (seq, rollout_id, run_id, group_id, group_size, replica, environment, evaluation,"
+                " accepted_at, body_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                row,
+            )
+            db.execute("INSERT INTO bodies VALUES (?, ?)", (seq, body))
+        outcome = (1, 1, "run", "g", "completed", "", None, 0.25, 0, None, 0, 0, 1e9, None)
+        db.execute(f"INSERT INTO outcomes VALUES ({','.join('?' * len(outcome))})", outcome)
+        db.execute("INSERT INTO records VALUES (1, ?)", (first_record("r1", 1),))
+        db.execute("UPDATE rollouts SET cursor = 1, attempt = 1 WHERE seq = 1")
+        db.execute("UPDATE rollouts SET attempt = 1, begun = 0 WHERE seq = 2")
+        db.execute("UPDATE rollouts SET cancel = 'client' WHERE seq = 3")
+        db.execute("UPDATE marks SET last_cursor = 7")
+        db.execute("COMMIT")
+    db.close()
+
+
+async def test_a_file_of_the_second_schema_is_upgraded(tmp_path: Path) -> None:
+    """Also one that is old by the wall clock keeps its records: it is not known how long it lay there."""
+    write_second(tmp_path / "l.db")
+    for _ in range(2):
+        ledger = await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"))
+        assert await ledger.collect() == 0
+        pending = {one.rollout_id: one for one in await ledger.recover()}
+        assert {name: (one.restarts, one.cancel) for name, one in pending.items()} == {
+            "r2": (1, None),
+            "r3": (0, CancelReason.CLIENT),
+        }
+        record = await ledger.get("r1")
+        assert isinstance(record, Rollout) and record.reward == 0.25
+        assert [(one.cursor, one.damaged) for one in await ledger.finished(None, 0, 10)] == [(1, "")]
+        assert [answer.duplicate for answer in await ledger.accept([asked("r1", 1)])] == [True]
+        await ledger.close()
+    ledger = await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"))
+    stopped = Outcome(status="cancelled", reason=CancelReason.CLIENT)
+    (job,) = await ledger.jobs(["r3"])
+    assert await ledger.finish(terminal_record(job, stopped)) == 8
+    await ledger.close()
 
 
 _DIE_UPGRADING = """

@@ -143,7 +143,8 @@ def add(routes: APIRouter, serving: Serving) -> None:
     async def cancel(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Engine call, processes, sandbox and lease all end. Each rollout still gets its one record.
 
-        The answer lists what this stopped; unknown and finished ids are ignored.
+        The answer lists what this stopped: each ends as cancelled, without a reward, also over a crash. Unknown and
+        finished ids are ignored. A 503 says that nothing was cancelled, since it could not be written down.
         """
         body = parse_body(await read_body(request, limits.max_body_bytes), _CANCEL)
         cancelled = await service.cancel(body.rollouts, groups=body.groups, runs=body.runs)

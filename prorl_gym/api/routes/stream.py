@@ -44,6 +44,8 @@ def add(routes: APIRouter, serving: Serving) -> None:
     ) -> Response:
         """Each line is `{"cursor", "stale", "rollout"}`; each record comes once, in the order of writing.
 
+        A record that is damaged on the disk stops nothing: its line has `damaged` and a stand-in without a reward.
+
         Resume after the last cursor seen. An empty line says that the service is alive. The stream ends when the
         service stops. A reader that does not read costs nobody else anything.
         """
@@ -85,7 +87,9 @@ async def _chunks(
 
 
 def _line(delivery: Delivery, stale: bool) -> str:
-    return f'{{"cursor":{delivery.cursor},"stale":{"true" if stale else "false"},"rollout":{delivery.record}}}\n'
+    damaged = ',"damaged":true' if delivery.damaged else ""
+    marks = f'"stale":{"true" if stale else "false"}{damaged}'
+    return f'{{"cursor":{delivery.cursor},{marks},"rollout":{delivery.record}}}\n'
 
 
 async def _stale(service: RolloutService, run: str | None, page: Sequence[Delivery]) -> set[int]:

@@ -21,6 +21,9 @@ _CURRENCY = re.compile(r"(-?)\s*(?:\\(usd|eur|gbp)|(?:\\text\s*\{\s*)?(USD|EUR|G
 _DECIMAL = re.compile(r"-?\d*\.(\d+)")
 _PERCENT = re.compile(r"\s*(?:%|\\text\s*\{\s*(?:percent|per cent|%)\s*\}|(?<=[\d\s])percent)$")
 _DEGREES = re.compile(r"\\degree\s*(?:(?:\\text\s*\{\s*)?([CF])\s*\}?)?$")
+_ARC = re.compile(
+    r"(\d+)\s*\\degree\s*(\d+)\s*(?:'|\^\s*\{?\\prime\}?)(?:\s*(\d+(?:\.\d+)?)\s*(?:''|\"|\^\s*\{\\prime\\prime\}))?"
+)
 _WORD = re.compile(
     r"\\text\s*\{|\\usd|\\eur|\\gbp|(?<![a-zA-Z\\_])[^\W\d_]{2,}|(?<=[\d)}]\s)([a-zA-Z])(?![a-zA-Z(^_'])(?=\s*$|\s*/)"
 )
@@ -48,7 +51,16 @@ def read_amount(text: str) -> Amount:
             bare = _simple(text[: match.start()].strip())
             kind = {"C": "celsius", "F": "fahrenheit"}.get(match[1] or "", "angle")
             return Amount(bare.value, Unit(dimension=((kind, 1),)), places=bare.places)
-    return _compound(text) or _with_tail(text)
+    return _arc(text) or _compound(text) or _with_tail(text)
+
+
+def _arc(text: str) -> Amount | None:
+    r"""Read ``45^\\circ 30'``, with minutes and perhaps seconds of arc."""
+    match = _ARC.fullmatch(text)
+    if match is None or int(match[2]) > 59 or float(match[3] or 0) >= 60:
+        return None
+    degrees = Fraction(match[1]) + Fraction(match[2]) / 60 + Fraction(match[3] or 0) / 3600
+    return Amount(Number(degrees), Unit(dimension=(("angle", 1),)))
 
 
 def _simple(text: str) -> Amount:
@@ -58,6 +70,7 @@ def _simple(text: str) -> Amount:
 
 def _compound(text: str) -> Amount | None:
     """Read ``5 feet 6 inches``, at least two parts of one dimension."""
+    text = untexted(text)
     parts = _COMPOUND.findall(text)
     if len(parts) < 2 or _COMPOUND.sub("", text).strip():
         return None
@@ -85,6 +98,8 @@ def _with_tail(text: str) -> Amount:
         raise UnreadableError(f"'{untexted(words)[:20]}' behind it")
     amount = _simple(head)
     value: Node = amount.value
+    if symbols(value) and len(words) == 1:
+        return _simple(text)  # h is a height behind other letters, and an hour behind a number
     if symbols(value) and tail.unit.dimension is None:
         raise UnreadableError("words behind a formula")
     if tail.multiplier != 1:
@@ -107,6 +122,8 @@ def _tail_start(text: str) -> int | None:
             continue
         if token.startswith("\\"):
             return match.start()
+        if re.fullmatch("d[a-z]", token) and re.search(r"\\i+nt(?![a-z])", text):
+            continue  # the differential of an integral
         if token in FUNCTIONS or token in GREEK or _inside_command(text, match.start()):
             continue
         if (

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from hashlib import blake2b
 from typing import Any
 
 from mpmath import mp as _mp  # pyright: ignore[reportMissingTypeStubs]
@@ -70,6 +71,12 @@ def value(node: Node, point: Mapping[str, Fraction] | None = None, real: bool = 
             return foreign.value(text, point or {}, mp.dps)
         case Apply(operation, arguments):
             values = [value(argument, point, real) for argument in arguments]
+            if operation.startswith("call "):
+                name = operation.removeprefix("call ")
+                # A letter that also stands without brackets is a variable, and a sum in brackets is its other factor.
+                is_sum = len(arguments) == 1 and isinstance(arguments[0], Apply)
+                factor = (point or {}).get(name) if is_sum else None
+                return _unknown(name, values) if factor is None else _apply("*", [factor, *values], real)
             return _apply(operation, values, real)
 
 
@@ -102,6 +109,14 @@ def _apply(operation: str, values: list[Value], real: bool) -> Value:
             return inexact(first) * mp.pi / 180
         case "!":
             return _factorial(first)
+        case "gcd" | "lcm" | "max" | "min" | "mod":
+            return _operator(operation, values)
+        case "conj":
+            return first if isinstance(first, Fraction) else mp.conj(first)
+        case "gamma":
+            return _factorial(first - 1)
+        case "!!":
+            return _double_factorial(first)
         case "binom":
             return _binomial(first, values[1])
         case "floor" | "ceil":
@@ -111,6 +126,34 @@ def _apply(operation: str, values: list[Value], real: bool) -> Value:
             return _function("ln", argument, real) / _function("ln", base, real)
         case _:
             return _function(operation, first, real)
+
+
+def _operator(operation: str, values: list[Value]) -> Value:
+    if operation in ("max", "min"):
+        if not all(map(_is_real, values)):
+            raise UndefinedError("not real")
+        return (max if operation == "max" else min)(values, key=inexact)
+    if not all(isinstance(each, Fraction) and each.denominator == 1 for each in values):
+        raise UndefinedError("no integers")
+    numbers = [int(each) for each in values]
+    if operation == "mod":
+        if numbers[1] <= 0:
+            raise UndefinedError("no modulus")
+        return Fraction(numbers[0] % numbers[1])
+    return Fraction((math.gcd if operation == "gcd" else math.lcm)(*numbers))
+
+
+def _unknown(name: str, arguments: list[Value]) -> Fraction:
+    """Return a value of a function that is only named: the same for the same arguments, and no other is like it."""
+    spelled = [str(each) if isinstance(each, Fraction) else mp.nstr(inexact(each), 25) for each in arguments]
+    digest = blake2b(f"{name}{spelled}".encode(), digest_size=4).digest()
+    return Fraction(int.from_bytes(digest), 2**32)
+
+
+def _double_factorial(number: Value) -> Value:
+    if not _is_natural(number) or number > LARGEST_FACTORIAL:
+        raise UndefinedError("a double factorial of no small natural number")
+    return Fraction(math.prod(range(int(number), 0, -2)))
 
 
 def _alike(one: Value, other: Value) -> tuple[Value, Value]:
@@ -210,6 +253,10 @@ _FUNCTIONS: dict[str, Callable[[Value], Value]] = {
     "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc,
     "arcsin": mp.asin, "arccos": mp.acos, "arctan": mp.atan, "asin": mp.asin, "acos": mp.acos, "atan": mp.atan,
     "arccot": lambda number: mp.pi / 2 - mp.atan(number),
+    "arcsec": mp.asec, "arccsc": mp.acsc, "coth": mp.coth, "sech": mp.sech, "csch": mp.csch, "sgn": mp.sign,
+    **dict.fromkeys(("arcsinh", "asinh", "arsinh"), mp.asinh),
+    **dict.fromkeys(("arccosh", "acosh", "arcosh"), mp.acosh),
+    **dict.fromkeys(("arctanh", "atanh", "artanh"), mp.atanh),
     "cis": mp.expj, "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh, "ln": mp.log, "exp": mp.exp,
 }  # fmt: skip
 

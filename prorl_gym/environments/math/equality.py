@@ -2,63 +2,93 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
 from prorl_gym.environments.math import intervals, spelling, words
+from prorl_gym.environments.math.antiderivatives import same_but_constant
+from prorl_gym.environments.math.clocks import may_be_ratio, same_time
 from prorl_gym.environments.math.evaluated import evaluated
 from prorl_gym.environments.math.expressions import Apply, Node, Number, Symbol, UnreadableError, symbols
+from prorl_gym.environments.math.families import parameter, renamed, same_family
 from prorl_gym.environments.math.forms import (
+    Ambiguous,
     Amount,
+    Assigned,
     Based,
     Choice,
+    Clock,
     Equation,
     Family,
     Form,
     Grid,
     Inequality,
     Labelled,
+    Ordering,
+    Piecewise,
     Ratio,
     Reals,
     Row,
     Several,
     Words,
 )
+from prorl_gym.environments.math.labels import is_group, same_name
 from prorl_gym.environments.math.reading import as_reals, read
 from prorl_gym.environments.math.rounding import rounds_to
+from prorl_gym.environments.math.solutions import solved_for, solves
 from prorl_gym.environments.math.splitting import is_name
+from prorl_gym.environments.math.tables import same_cases
 from prorl_gym.environments.math.values import defined, proportional, real_number, same
 
 
-def grade(body: Mapping[str, Any]) -> dict[str, bool]:
-    """Worker entry: ``{"gold", "answer", "question"}`` -> ``{"equal", "evaluated"}``; see ``accepted``."""
+def grade(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Worker entry: ``{"gold", "answer", "question"}`` -> ``{"equal", "evaluated"}``; see ``accepted``.
+
+    A gold answer that cannot be read comes back as ``{"unreadable"}``: nothing can be compared with it.
+    """
     gold, answer, question = body["gold"], body["answer"], body["question"]
-    if not _evaluated(gold, answer, question):
-        return {"equal": False, "evaluated": False}
-    return {"equal": accepted(gold, answer, question), "evaluated": True}
+    for each in _all(gold):
+        if not is_readable(each):
+            return {"unreadable": each}
+    is_evaluated = _evaluated(gold, answer, question)
+    return {"equal": is_evaluated and _right(gold, answer), "evaluated": is_evaluated}
 
 
 def accepted(gold: str | Sequence[str], answer: str, question: str = "") -> bool:
     r"""Whether an answer is right: equal to a gold one, or a closer value of a gold decimal that looks rounded.
 
     The rules with a direction: ``\\pi`` and ``3.1416`` are right where the gold answer is ``3.14``, but ``3.14`` is
-    not where it is ``\\pi``. A decimal with few digits for its size (``2.5``, ``0.125``) does not look rounded. And an
-    answer must be evaluated where the gold one is (``evaluated``).
+    not where it is ``\\pi``. A decimal with few digits for its size (``2.5``, ``0.125``) does not look rounded.
+    ``x > 2`` is right where the gold answer is ``2x > 4``, but not the other way round. And an answer must be evaluated
+    where the gold one is (``evaluated``).
 
     Args:
         gold: the gold answer, or several of which any counts.
         answer: what was boxed.
         question: what was asked; empty where it is not known.
     """
-    if not _evaluated(gold, answer, question):
-        return False
+    return _evaluated(gold, answer, question) and _right(gold, answer)
+
+
+def is_readable(gold: str) -> bool:
+    """Whether an answer can be read, so that others can be compared with it."""
+    text = spelling.plain(gold)
+    return spelling.means_something(text) and _read(text) is not None
+
+
+def _right(gold: str | Sequence[str], answer: str) -> bool:
     found = _read(spelling.plain(answer))
-    return any(equal(each, answer) or rounds_to(_read(spelling.plain(each)), found) for each in _all(gold))
+    for each in _all(gold):
+        form = _read(spelling.plain(each))
+        if equal(each, answer) or rounds_to(form, found) or solves(found, form):
+            return True
+    return False
 
 
 def _evaluated(gold: str | Sequence[str], answer: str, question: str) -> bool:
-    golds = [_read(spelling.plain(each)) for each in _all(gold)]
-    return evaluated(golds, _read(spelling.plain(answer)), question)
+    golds = [(each, _read(spelling.plain(each))) for each in _all(gold)]
+    return evaluated(golds, answer, _read(spelling.plain(answer)), question)
 
 
 def _all(gold: str | Sequence[str]) -> Sequence[str]:
@@ -66,16 +96,19 @@ def _all(gold: str | Sequence[str]) -> Sequence[str]:
 
 
 def equal(one: str, other: str) -> bool:
-    """Whether two answers are the same. Symmetric; nothing equals an empty or meaningless answer."""
+    """Whether two answers are the same. Symmetric; nothing equals an empty, meaningless or unreadable answer."""
     first, second = spelling.plain(one), spelling.plain(other)
     if not spelling.means_something(first) or not spelling.means_something(second):
         return False
     left, right = _read(first), _read(second)
+    if left is None or right is None:
+        return False
     if spelling.key(first) == spelling.key(second):
-        return left is None or not isinstance(left, Amount) or defined(left.value)
-    return left is not None and right is not None and _same_form(left, right)
+        return not isinstance(left, Amount) or defined(left.value)
+    return _same_form(left, right)
 
 
+@lru_cache(maxsize=64)
 def _read(text: str) -> Form | None:
     try:
         return read(text)
@@ -106,10 +139,23 @@ def _same(left: Form, right: Form) -> bool:
     return False
 
 
+def _ambiguous(one: Ambiguous, other: Form) -> bool:
+    if isinstance(other, Ambiguous):
+        return len(one.readings) == len(other.readings) and all(map(_same, one.readings, other.readings))
+    return all(_same(reading, other) for reading in one.readings)
+
+
 def _family(one: Family, other: Form) -> bool:
-    if isinstance(other, Family):
-        return _same(one.renamed, other.renamed)
-    return _same(one.form, other)
+    if not isinstance(other, Family):
+        letter = parameter(other)
+        if letter is None:
+            return False
+        other = Family(letter, other, one.domain)
+    found = same_family(one, other)
+    if found is None:
+        mine, theirs = renamed(one), renamed(other)
+        return one.domain == other.domain and mine is not None and theirs is not None and _same(mine, theirs)
+    return found
 
 
 def _choice(one: Choice, other: Form) -> bool:
@@ -122,16 +168,61 @@ def _choice(one: Choice, other: Form) -> bool:
 
 def _labelled(one: Labelled, other: Form) -> bool:
     if isinstance(other, Labelled):
-        if one.name == other.name or not (is_name(one.name) and is_name(other.name)):
+        if same_name(one.name, other.name):
             return _same(one.form, other.form)
-        return _same_curve(one.difference, other.difference)
+        return _same_ratio(one, other) or _same_curve(one.difference, other.difference) or _solved(one, other)
     if isinstance(other, Equation):
-        return _same_curve(one.difference, other.difference)
+        return not other.is_negated and (_same_curve(one.difference, other.difference) or _solved(one, other))
+    if isinstance(other, Assigned):
+        return False
     return not one.normal and _same(one.form, other)
 
 
+def _solved(one: Labelled, other: Labelled | Equation) -> bool:
+    """Whether one equation is the other, solved for a variable."""
+    for answer, equation in ((one, other), (other, one)):
+        if isinstance(answer, Labelled) and is_name(answer.name) and isinstance(answer.form, Amount):
+            if symbols(answer.form.value) and solved_for(answer.name, answer.form.value, equation.difference):
+                return True
+    return False
+
+
+def _same_ratio(one: Labelled, other: Labelled) -> bool:
+    """Whether ``AB:BC = 1:2`` and ``BC:AB = 2:1`` name the same parts in another order."""
+    mine, theirs = one.name.split(":"), other.name.split(":")
+    if not isinstance(one.form, Ratio) or not isinstance(other.form, Ratio) or sorted(mine) != sorted(theirs):
+        return False
+    if len(set(mine)) != len(one.form.parts) or len(mine) != len(other.form.parts):
+        return False
+    return _ratio(one.form, Ratio(tuple(other.form.parts[theirs.index(name)] for name in mine)))
+
+
+def _assigned(one: Assigned, other: Form) -> bool:
+    """Compare values with names: by name, or in their order where only one side has names."""
+    if isinstance(other, Assigned):
+        theirs = dict(zip(other.names, other.values, strict=True))
+        return set(one.names) == set(theirs) and all(
+            _same(value, theirs[name]) for name, value in zip(one.names, one.values, strict=True)
+        )
+    if isinstance(other, Row):
+        order = range(len(one.names)) if one.is_tuple else sorted(range(len(one.names)), key=one.names.__getitem__)
+        if one.is_tuple and is_group(one.names) and sorted(one.names) != list(one.names):
+            return False  # (y, x) = (1, 2) is not the point (1, 2)
+        brackets = len(other.items) > 2 or (other.opening, other.closing) == ("(", ")")
+        return (
+            brackets
+            and len(other.items) == len(order)
+            and all(map(_same, (one.values[at] for at in order), other.items))
+        )
+    if isinstance(other, Several):
+        return len({name.partition("_")[0] for name in one.names}) == 1 and _same(Several(one.values, False), other)
+    return False
+
+
 def _equation(one: Equation, other: Form) -> bool:
-    return isinstance(other, Equation) and _same_curve(one.difference, other.difference)
+    if not isinstance(other, Equation) or one.is_negated != other.is_negated:
+        return False
+    return _same_curve(one.difference, other.difference)
 
 
 def _same_curve(one: Node | None, other: Node | None) -> bool:
@@ -144,6 +235,10 @@ def _inequality(one: Inequality, other: Form) -> bool:
         and one.strict == other.strict
         and proportional(one.difference, other.difference) == 1
     )
+
+
+def _ordering(one: Ordering, other: Form) -> bool:
+    return isinstance(other, Ordering) and one.strict == other.strict and all(map(same, one.sides, other.sides))
 
 
 def _words(one: Words, other: Form) -> bool:
@@ -162,12 +257,13 @@ def _several(one: Several, other: Form) -> bool:
     if isinstance(other, Reals):
         found = as_reals(Several(one.items, True))
         return found is not None and intervals.equal_sets(found, other)
-    if isinstance(other, Row):
-        return _assigned(one, other) or _same_listing(one, other)
-    return False
+    return isinstance(other, Row) and _same_listing(one, other)
 
 
 def _same_items(one: Several, other: Several) -> bool:
+    labels = [{item.name for item in each.items if isinstance(item, Labelled)} for each in (one, other)]
+    if all(len(each) == 1 for each in labels) and not same_name(*(name for each in labels for name in each)):
+        return False
     mine, theirs = (_unlabelled(each.items) for each in (one, other))
     if mine is None and theirs is None:
         mine, theirs = one.items, other.items
@@ -189,21 +285,11 @@ def _covers(items: Sequence[Form], others: Sequence[Form]) -> bool:
 
 
 def _unlabelled(items: Sequence[Form]) -> tuple[Form, ...] | None:
-    """Take off the labels of values of one variable (``x = 1``, ``x_2 = 2``); ``None`` when they name several."""
-    names = {item.name.partition("_")[0] for item in items if isinstance(item, Labelled)}
+    """Take off the labels of values of one variable (``x = 1``, ``x = 2``); ``None`` when they name several."""
+    names = {item.name for item in items if isinstance(item, Labelled)}
     if len(names) > 1:
         return None
     return tuple(item.form if isinstance(item, Labelled) else item for item in items)
-
-
-def _assigned(one: Several, other: Row) -> bool:
-    """Whether ``x = 1, y = 2`` names the coordinates of a point, in the order of the alphabet."""
-    labelled = [item for item in one.items if isinstance(item, Labelled)]
-    names = [item.name for item in labelled]
-    if len(labelled) != len(one.items) or len(set(names)) != len(names):
-        return False
-    ordered = [item.form for item in sorted(labelled, key=lambda item: item.name)]
-    return len(ordered) == len(other.items) and all(map(_same, ordered, other.items))
 
 
 def _same_listing(one: Several, other: Row) -> bool:
@@ -260,6 +346,20 @@ def _ratio(one: Ratio, other: Form) -> bool:
     return False
 
 
+def _clock(one: Clock, other: Form) -> bool:
+    if isinstance(other, Clock):
+        return same_time(one, other)
+    if isinstance(other, Ratio) and may_be_ratio(one):
+        return _ratio(Ratio((Number(Fraction(one.hour)), Number(Fraction(one.minute)))), other)
+    return False
+
+
+def _piecewise(one: Piecewise, other: Form) -> bool:
+    if isinstance(other, Amount) and other.unit is None and symbols(other.value) <= {one.name}:
+        other = Piecewise(one.name, ((other.value, intervals.EVERYTHING),))
+    return isinstance(other, Piecewise) and one.name == other.name and same_cases(one.cases, other.cases)
+
+
 def _based(one: Based, other: Form) -> bool:
     return one == other
 
@@ -276,9 +376,7 @@ def _amount(one: Amount, other: Form) -> bool:
         if {mine.noun, theirs.noun} & {"units", "unit", "total"}:
             return same(one.value, other.value)
         return _same_angle(one, other)
-    if same(one.value, other.value):
-        return True
-    return _same_angle(one, other)
+    return same(one.value, other.value) or same_but_constant(one.value, other.value) or _same_angle(one, other)
 
 
 def _same_angle(one: Amount, other: Amount) -> bool:
@@ -311,7 +409,8 @@ def _scaled(value: Node, factor: Fraction) -> Node:
 
 
 _BY_KIND: tuple[tuple[type[Any], Callable[[Any, Form], bool]], ...] = (
-    (Family, _family), (Choice, _choice), (Labelled, _labelled), (Several, _several), (Row, _row), (Grid, _matrix),
-    (Reals, _real_set), (Ratio, _ratio), (Based, _based), (Equation, _equation), (Inequality, _inequality),
-    (Words, _words), (Amount, _amount),
+    (Ambiguous, _ambiguous), (Family, _family), (Choice, _choice), (Labelled, _labelled), (Assigned, _assigned),
+    (Several, _several), (Row, _row), (Grid, _matrix), (Piecewise, _piecewise), (Reals, _real_set), (Clock, _clock),
+    (Ratio, _ratio), (Based, _based), (Equation, _equation), (Inequality, _inequality),
+    (Ordering, _ordering), (Words, _words), (Amount, _amount),
 )  # fmt: skip

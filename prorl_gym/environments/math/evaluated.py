@@ -5,34 +5,54 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import cast
 
-from prorl_gym.environments.math.expressions import FOREIGN, Foreign
-from prorl_gym.environments.math.forms import Form, Labelled
+from prorl_gym.environments.math import spelling
+from prorl_gym.environments.math.expressions import OPERATORS, Apply, Foreign
+from prorl_gym.environments.math.forms import Amount, Form, Labelled
 
-_INTEGRAL = re.compile(r"(?<![a-zA-Z])(?:i*int|integrals?|integrate|integration)(?![a-zA-Z])|∫", re.IGNORECASE)
-_SUM = re.compile(r"(?<![a-zA-Z])(?:sums?|summations?|series)(?![a-zA-Z])|∑", re.IGNORECASE)
-_OWN_STEP = {"\\sum": _SUM, "\\int": _INTEGRAL, "\\iint": _INTEGRAL}
-"""Operators by which an answer may count or measure something, and what a question says that is one already."""
+_FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_COMPUTES = re.compile(r"[+*!^]|(?<=.)-|\\(?:times|cdot|div|binom|sqrt|log|ln|sin|cos|tan|choose|pm)(?![a-zA-Z])")
 
 
-def evaluated(golds: Sequence[Form | None], answer: Form | None, question: str) -> bool:
-    """Whether the value of an answer holds no operator, or a gold answer holds one too.
+def evaluated(golds: Sequence[tuple[str, Form | None]], answer: str, found: Form | None, question: str) -> bool:
+    r"""Whether an answer says more than the question does.
 
-    A sum or an integral counts as worked out unless the question has one, in symbols or by name: setting it up is a
-    step of its own. What stands before an equals sign is not the value.
+    It does not when its value still holds an operator (``\sum``, ``\int``, ``\gcd`` ...) and no gold answer holds
+    one, or when it is, sign for sign, a formula of the question that leaves something to compute, and no gold answer
+    is. What stands before an equals sign is not the value.
+
+    Args:
+        golds: the gold answers, as they are written and as they are read.
+        answer: what was boxed.
+        found: the same as it is read.
+        question: what was asked; empty where it is not known.
     """
-    operators = {operator for text in _foreign(answer) for operator in FOREIGN.findall(text)}
-    if not operators or any(True for gold in golds for _ in _foreign(gold)):
+    if _has_operator(found) and not any(_has_operator(form) for _, form in golds):
+        return False
+    if not isinstance(found, Amount):
         return True
-    return all(operator in _OWN_STEP and not _OWN_STEP[operator].search(question) for operator in operators)
+    key = _key(answer)
+    if _COMPUTES.search(key) is None or any(_key(gold) == key for gold, _ in golds):
+        return True
+    return not any(key == _key(next(filter(None, groups))) for groups in _FORMULA.findall(question))
 
 
-def _foreign(form: Form | None) -> Iterator[str]:
+def _key(text: str) -> str:
+    return spelling.key(spelling.plain(text))
+
+
+def _has_operator(form: Form | None) -> bool:
+    return next(_operators(form), None) is not None
+
+
+def _operators(form: Form | None) -> Iterator[str]:
     left: list[object] = [form]  # no recursion: a tower of powers is deeper than the stack
     while left:
         part = left.pop()
         match part:
             case Foreign(text):
                 yield text
+            case Apply(operation) if operation in OPERATORS:
+                yield operation
             case Labelled(_, inner):
                 left.append(inner)  # its name is not part of the value
             case tuple():

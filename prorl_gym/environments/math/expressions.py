@@ -13,17 +13,26 @@ MAX_DEPTH = 60
 """Deepest nesting that is read; answers of people have less than ten."""
 
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh asin acos atan ln log lg exp sqrt cbrt "
-    "cis".split()
+    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch arcsinh arccosh "
+    "arctanh asin acos atan asinh acosh atanh arsinh arcosh artanh ln log lg exp sqrt cbrt cis sgn".split()
 )
 GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho sigma tau phi varphi "
     "chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell".split()
 )
-FOREIGN = re.compile(r"\\(?:int|iint|sum|prod|lim|gcd|lcm|max|min|mod|bmod|pmod)(?![a-zA-Z])")
+UNIT_VECTORS = ("\\ei", "\\ej", "\\ek")
+"""How ``plain`` spells unit vectors, which are printed bold or under a hat."""
+
+CALLED = frozenset("f g h F G H P \\varphi \\phi".split())
+"""Names of functions: brackets behind one hold its arguments. Behind other letters they are a factor."""
+
+FOREIGN = re.compile(r"\\(?:int|iint|sum|prod|lim)(?![a-zA-Z])")
 """Commands whose expressions are left to math-verify's grammar."""
 
-_TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?|\.\d+)|(\\[a-zA-Z]+|\\[{}])|([a-zA-Z])|([-+*/^_!()\[\]{}|']))")
+OPERATORS = frozenset({"gcd", "lcm", "max", "min", "mod"})
+"""Operations that a question asks to carry out, as it does with those of the library's grammar."""
+
+_TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?|\.\d+)|(\\[a-zA-Z]+|\\[{}])|([a-zA-Z])|([-+*/^_!()\[\]{}|',]))")
 
 
 class UnreadableError(ValueError):
@@ -39,14 +48,14 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    r"""A variable, a parameter, or one of the constants ``e``, ``i``, ``\\pi``, ``\\infty``."""
+    r"""A variable, a parameter, a named object, or one of the constants ``e``, ``i``, ``\\pi``, ``\\infty``."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An operation or a function, by name."""
+    """An operation or a function, by name; one that is not known (``f(2)``) has a name that starts with ``call``."""
 
     operation: str
     arguments: tuple["Node", ...]
@@ -88,14 +97,20 @@ def symbols(node: Node) -> frozenset[str]:
             return frozenset()
 
 
-def rename(node: Node, old: str, new: str) -> Node:
-    """Return the tree with a variable renamed."""
+def substitute(node: Node, name: str, by: Node) -> Node:
+    """Return the tree with a tree in place of a variable.
+
+    Raises:
+        UnreadableError: the tree is in the library's grammar.
+    """
     match node:
-        case Symbol(name):
-            return Symbol(new if name == old else name)
+        case Symbol(own):
+            return by if own == name else node
         case Apply(operation, arguments):
-            return Apply(operation, tuple(rename(argument, old, new) for argument in arguments))
-        case _:
+            return Apply(operation, tuple(substitute(argument, name, by) for argument in arguments))
+        case Foreign():
+            raise UnreadableError("a foreign expression")
+        case Number():
             return node
 
 
@@ -129,6 +144,9 @@ class _Parser:
     def _next(self) -> str | None:
         return self._tokens[self._position] if self._position < len(self._tokens) else None
 
+    def last(self) -> str:
+        return self._tokens[self._position - 1]
+
     def _take(self) -> str:
         token = self._next()
         if token is None:
@@ -159,17 +177,26 @@ class _Parser:
         return self._product()
 
     def _product(self) -> Node:
-        tree = self._power()
+        tree = factor = self._power()
         while True:
             token = self._next()
             if token in ("*", "\\cdot", "\\times"):
                 self._take()
-                tree = Apply("*", (tree, self._signed_power()))
+                factor = self._signed_power()
+                tree = Apply("*", (tree, factor))
             elif token in ("/", "\\div"):
                 self._take()
-                tree = Apply("/", (tree, self._signed_power()))
-            elif self._starts_factor(token):
-                tree = Apply("*", (tree, self._power()))
+                factor = self._signed_power()
+                tree = Apply("/", (tree, factor))
+            elif token in ("\\mod", "\\bmod", "\\pmod"):
+                self._take()
+                factor = tree = Apply("mod", (tree, self._power()))
+            elif self._starts_factor(token) or (_ends_itself(factor) and token is not None and token[0].isdigit()):
+                factor = self._power()
+                tree = Apply("*", (tree, factor))
+            elif token == "\\choose":
+                self._take()
+                factor = tree = Apply("binom", (tree, self._product()))
             else:
                 return tree
 
@@ -181,7 +208,7 @@ class _Parser:
 
     def _starts_factor(self, token: str | None) -> bool:
         """Whether a token goes on a product without a sign. A number does not: ``x2`` may lack a caret."""
-        if token is None or token[0].isdigit() or token[0] == ".":
+        if token is None or token[0].isdigit() or token[0] in ".,":
             return False
         if token == "|":
             return not self._bars
@@ -197,6 +224,11 @@ class _Parser:
             self._take()
             if token == "^":
                 tree = Apply("^", (tree, self._exponent()))
+            elif token == "!" and self._next() == "!":
+                self._take()
+                if self._next() == "!":
+                    raise UnreadableError("too many factorials")
+                tree = Apply("!!", (tree,))
             else:
                 tree = Apply("!" if token == "!" else "degrees", (tree,))
         return tree
@@ -213,6 +245,11 @@ class _Parser:
 
     def _base(self) -> Node:
         token = self._take()
+        if token in "_^" or (
+            token == "{" and self._tokens[self._position : self._position + 2] in (["}", "_"], ["}", "^"])
+        ):
+            self._position += 2 * (token == "{")
+            return self._selection()
         if token[0].isdigit() or token[0] == ".":
             return Number(Fraction(token if token[0] != "." else f"0{token}"))
         if token in _CLOSING:
@@ -239,10 +276,71 @@ class _Parser:
         return tree
 
     def _symbol(self, name: str) -> Node:
+        letter = name
+        if name == "\\Gamma" and self._next() == "(":
+            self._take()
+            return Apply("gamma", (self._group(")"),))
         while self._next() in ("_", "'"):
             mark = self._take()
             name += mark if mark == "'" else f"_{self._subscript()}"
+        if letter in CALLED:
+            inverse = self._tokens[self._position : self._position + 6] == ["^", "{", "-", "1", "}", "("]
+            if inverse:
+                self._position += 5
+                name += "^-1"
+            if self._next() == "(":
+                return Apply(f"call {name}", self._list())
         return Symbol(name)
+
+    def named(self) -> Node:
+        r"""Read ``\triangle ABC`` or ``\vec v``: an object with a name, which is not a product of letters."""
+        mark, braced = self.last(), self._next() == "{"
+        if braced:
+            self._take()
+            if mark == "\\overline" and (conjugate := self._conjugate()) is not None:
+                return conjugate
+        letters = ""
+        while (token := self._next()) is not None and token.isalpha() and (braced or not letters or token.isupper()):
+            letters += self._take()
+        if braced:
+            self._expect("}")
+        if not letters:
+            raise UnreadableError(f"{mark} of nothing")
+        return Symbol(f"{mark} {letters}")
+
+    def _conjugate(self) -> Node | None:
+        """Read a sum with ``i`` in it under a bar, behind its brace."""
+        end = self._tokens.index("}", self._position) if "}" in self._tokens[self._position :] else self._position
+        inside = self._tokens[self._position : end]
+        return Apply("conj", (self._group("}"),)) if "i" in inside and {"+", "-"}.intersection(inside) else None
+
+    def chosen(self) -> Node:
+        r"""Read the arguments of ``\gcd(12, 18)`` or ``\max\{a, b\}`` behind its name."""
+        return Apply(self.last().removeprefix("\\"), self._list())
+
+    def _list(self) -> tuple[Node, ...]:
+        """Read arguments with commas between them, brackets included."""
+        closing = {"(": ")", "\\{": "\\}"}.get(self._take())
+        if closing is None:
+            raise UnreadableError("a function without its arguments")
+        bars, self._bars = self._bars, 0
+        arguments = [self._sum()]
+        while self._next() == ",":
+            self._take()
+            arguments.append(self._sum())
+        self._expect(closing)
+        self._bars = bars
+        return tuple(arguments)
+
+    def _selection(self) -> Node:
+        """Read ``_5C_2``, ``^5C_2`` or ``_5P_2`` behind its first sign."""
+        of = self._argument()
+        kind = self._take()
+        if kind not in ("C", "P") or self._take() != "_":
+            raise UnreadableError("a subscript of nothing")
+        count = self._argument()
+        found = Apply("binom", (of, count))
+        return found if kind == "C" else Apply("*", (found, Apply("!", (count,))))
 
     def _subscript(self) -> str:
         token = self._take()
@@ -264,7 +362,10 @@ class _Parser:
         return self._base()
 
     def fraction(self) -> Node:
-        return Apply("/", (self._argument(), self._argument()))
+        over, under = self._argument(), self._argument()
+        if _is_differential(over) and _is_differential(under) and under != Symbol("d"):
+            raise UnreadableError("a derivative that was not computed")
+        return Apply("/", (over, under))
 
     def binomial(self) -> Node:
         return Apply("binom", (self._argument(), self._argument()))
@@ -285,6 +386,8 @@ class _Parser:
         inverse = exponent == Apply("neg", (Number(Fraction(1)),)) and f"arc{name}" in FUNCTIONS
         if inverse:
             name, exponent = f"arc{name}", None
+        elif exponent == Apply("neg", (Number(Fraction(1)),)):
+            raise UnreadableError(f"\\{name}^{{-1}} may be its inverse or one over it")
         argument = self._function_argument()
         tree = Apply(name, (argument,)) if base is None else Apply("logarithm", (base, argument))
         if base is not None and name != "log":
@@ -321,6 +424,18 @@ class _Parser:
         return tree
 
 
+def _is_differential(tree: Node) -> bool:
+    """Whether a tree starts with ``d``, as ``d``, ``d^2 y`` and ``dx`` do."""
+    while isinstance(tree, Apply) and tree.operation in ("*", "^"):
+        tree = tree.arguments[0]
+    return tree == Symbol("d")
+
+
+def _ends_itself(factor: Node) -> bool:
+    """Whether a number may follow without a sign, as in ``5!3!``."""
+    return isinstance(factor, Apply) and factor.operation in ("!", "!!", "binom")
+
+
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _COMMANDS: dict[str, Callable[[_Parser], Node]] = {
     "\\frac": _Parser.fraction,
@@ -329,4 +444,10 @@ _COMMANDS: dict[str, Callable[[_Parser], Node]] = {
     "\\lceil": lambda parser: parser.rounded("ceil", "\\rceil"),
     "\\pi": lambda _: Symbol("\\pi"),
     "\\infty": lambda _: Symbol("\\infty"),
+    **{f"\\{name}": _Parser.chosen for name in OPERATORS - {"mod"}},
+    **{name: lambda parser: Symbol(parser.last()) for name in UNIT_VECTORS},
+    **dict.fromkeys(
+        ("\\mathbb", "\\triangle", "\\angle", "\\overline", "\\vec", "\\overrightarrow", "\\hat", "\\odot"),
+        _Parser.named,
+    ),
 }

@@ -1,6 +1,7 @@
 """What an answer can be, once it is read."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from prorl_gym.environments.math.expressions import Node
 from prorl_gym.environments.math.units import Unit
@@ -63,6 +64,8 @@ class Equation:
     """``difference = 0``, which was not solved for anything."""
 
     difference: Node
+    is_negated: bool = False
+    """It says ``!=`` instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,14 @@ class Inequality:
 
     difference: Node
     strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """Expressions in ascending order: ``f(2) < f(1) < f(4)``."""
+
+    sides: tuple[Node, ...]
+    strict: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,31 @@ class Labelled:
     """Name minus answer, when both are expressions with variables: the equation of a curve."""
     normal: bool = False
     """Written as ``x - 5 = 0``: the equation of a line, which is ``x = 5`` but not ``5``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A value for each of several names: ``x = 1, y = 2``, ``x = y = 1``, ``(x, y) = (1, 2)``."""
+
+    names: tuple[str, ...]
+    values: tuple["Form", ...]
+    is_tuple: bool = False
+    """Written as a tuple, whose order counts where only one side has names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ambiguous:
+    r"""What can be meant in two ways, such as two ``\pm``: it equals what each of its readings equals."""
+
+    readings: tuple["Form", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piecewise:
+    """A function by cases: on each set of real numbers a formula of one variable."""
+
+    name: str
+    cases: tuple[tuple[Node, Reals], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +136,16 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
+class Clock:
+    """A time of day, in 24 hours; without ``has_half`` the hour may be meant in either half."""
+
+    hour: int
+    minute: int
+    second: int
+    has_half: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Based:
     """A numeral in a base other than ten."""
 
@@ -109,12 +155,11 @@ class Based:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An answer with a parameter that runs through the integers; ``form`` keeps its letter."""
+    """An answer with a parameter that runs through the integers, or through the natural numbers."""
 
     letter: str
     form: "Form"
-    renamed: "Form"
-    """The same with a common letter."""
+    domain: str = "Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,5 +171,28 @@ class Choice:
 
 
 Form = (
-    Words | Amount | Several | Row | Reals | Equation | Inequality | Labelled | Grid | Ratio | Based | Family | Choice
+    Words
+    | Amount
+    | Several
+    | Row
+    | Reals
+    | Equation
+    | Inequality
+    | Ordering
+    | Labelled
+    | Assigned
+    | Ambiguous
+    | Piecewise
+    | Grid
+    | Ratio
+    | Clock
+    | Based
+    | Family
+    | Choice
 )
+
+
+def in_ten(numeral: Based) -> Fraction:
+    """Return the number that a numeral means."""
+    whole, _, fraction = numeral.digits.partition(".")
+    return Fraction(int(f"{whole}{fraction}" or "0", numeral.base), numeral.base ** len(fraction))

@@ -16,7 +16,7 @@ from prorl_gym.environments.worker import (
     WorkerTimeoutError,
     WorkerUnavailableError,
 )
-from prorl_gym.errors import GraderError
+from prorl_gym.errors import FailureKind, GraderError, TaskError
 from prorl_gym.records import Score
 
 MAX_ANSWER = 2000
@@ -48,6 +48,7 @@ class MathGrader:
 
         Raises:
             GraderError: no worker can be started or gets to work, or the gold answer alone cannot be graded.
+            TaskError: ``BAD_ROW``, a gold answer cannot be read.
         """
         if len(answer) > MAX_ANSWER:
             return wrong(f"the answer is longer than {MAX_ANSWER} characters")
@@ -96,6 +97,12 @@ class MathGrader:
 
 
 def _verdict(compared: Mapping[str, Any]) -> Score:
+    if (unreadable := compared.get("unreadable")) is not None:
+        raise TaskError(
+            FailureKind.BAD_ROW,
+            f"The gold answer '{unreadable[:80]}' cannot be read, so nothing can be compared with it.",
+            "Correct the row's 'answer', or drop the row.",
+        )
     if compared["equal"]:
         return Score(reward=1.0)
     return wrong("the answer differs" if compared["evaluated"] else "the answer is not evaluated")

@@ -14,7 +14,8 @@ _PREFIX = re.compile(
 _PREFIX_WORDS = frozenset(
     "the my our final correct answer answers result value values solution solutions it this so therefore thus hence "
     "there total area volume number probability sum product we x y n minimum maximum of a an desired required length "
-    "perimeter distance remainder angle radius ratio expression possible function equation interval set that".split()
+    "perimeter distance remainder angle radius ratio expression possible function equation interval set that "
+    "domain range".split()
 )
 
 

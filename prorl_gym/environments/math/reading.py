@@ -2,17 +2,31 @@
 
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import product
 
-from prorl_gym.environments.math import intervals, spelling, words
+from prorl_gym.environments.math import families, intervals, spelling, words
 from prorl_gym.environments.math.amounts import read_amount
-from prorl_gym.environments.math.expressions import Apply, Symbol, UnreadableError, read_expression
+from prorl_gym.environments.math.clocks import read_clock
+from prorl_gym.environments.math.expressions import (
+    UNIT_VECTORS,
+    Apply,
+    Node,
+    Number,
+    Symbol,
+    UnreadableError,
+    read_expression,
+    substitute,
+    symbols,
+)
 from prorl_gym.environments.math.forms import (
+    Ambiguous,
     Amount,
+    Assigned,
     Based,
     Choice,
     Family,
     Form,
-    Grid,
     Inequality,
     Labelled,
     Ratio,
@@ -24,24 +38,27 @@ from prorl_gym.environments.math.forms import (
 from prorl_gym.environments.math.prose import said_in_words, without_prefix
 from prorl_gym.environments.math.relations import read_relation
 from prorl_gym.environments.math.splitting import enclosed, split
+from prorl_gym.environments.math.tables import read_table
+from prorl_gym.environments.math.values import same
 
 _INTEGER = re.compile(
     r"(?:,|\\text\s*\{\s*,?\s*(?:where|for|with|for\s+(?:any|all|some|every))?\s*\}|\bwhere\b|\bfor\b)?\s*"
-    r"\(?\s*(?P<a>[a-zA-Z])\s*\\in\s*(?:\\mathbb\s*\{?Z\}?|\\text\s*\{Z\})\s*\)?$"
+    r"\(?\s*(?P<a>[a-zA-Z])\s*\\in\s*(?:\\mathbb\s*\{?(?:Z|(?P<natural>N))\}?|\\text\s*\{Z\}|Z)\s*\)?$"
     r"|,?\s*(?:\\text\s*\{)?\s*,?\s*(?:where|for|with)\s+(?:any|all|some|every)?\s*integers?\s*\}?\s*(?P<b>[a-zA-Z])$"
     r"|,?\s*(?:\\text\s*\{)?\s*,?\s*(?:where|for|with)?\s*\}?\s*(?P<c>[a-zA-Z])\s*(?:\\text\s*\{)?\s*"
     r"(?:is\s+)?(?:an|any)\s+integer\s*\}?$"
 )
+_ONLY = re.compile(r"\s*\bonly\b(?=\s*\}?$)")
 _REVERSED = re.compile(r"([\](\[])([^()\[\]]*),([^()\[\]]*)([\[)\]])")
 _CHOICE = re.compile(
     r"(?:\\text\s*\{\s*\(?([A-E])\)\s*\}|\(([A-E])\)|\\text\s*\{\s*([A-E])[.:]?\s*\}|([A-E])[.:)])\s*(.*)"
 )
-_MATRIX = re.compile(
-    r"(?P<factor>.*?)\\begin\{(?:[pbBv]?matrix|array)\}(?:\{[clr|]*\})?(?P<body>.*?)\\end\{(?:[pbBv]?matrix|array)\}"
-)
-_BASED = re.compile(
-    r"\(?([0-9A-Za-z.]+)\)?\s*(?:_\{?\(?(?:\\text\s*\{)?(\w+)\)?\}*"
-    r"|\(?(?:\\text\s*\{)?\s*\(?(?:in )?base[ -](\w+)\)?\}?\)?)"
+_EXCLUDED = re.compile(r"[a-zA-Z](?:_\w)?\s*\\ne(?![a-z])\s*")
+_RELATION = re.compile(r"[=<>]|\\(?:[lgn]e|in|approx|equiv)(?![a-z])")
+_SIGNS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
+_BASED = re.compile(r"([0-9A-Fa-f.]+)(?:_(?:base)?|(?:in)?base)-?(\w+)")
+_BUILT_FAMILY = re.compile(
+    r"(?P<form>[^:|]+?)(?:\||:|\\mid(?![a-z]))\s*(?P<letter>[a-z])\s*\\in\s*\\mathbb\s*\{?Z\}?\s*"
 )
 _BUILDER = re.compile(r"(?P<name>[a-zA-Z])\s*(?:\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:\||:|\\mid)\s*(?P<condition>.*)")
 
@@ -55,7 +72,7 @@ def read(answer: str) -> Form:
     said = words.words(answer)
     if said is not None and (form := said_in_words(said)) is not None:
         return form
-    text = without_prefix(spelling.formula(answer))
+    text = without_prefix(spelling.formula(_ONLY.sub("", answer)))
     said = words.words(text)
     if said is not None:
         return said_in_words(said) or Words(said)
@@ -64,9 +81,11 @@ def read(answer: str) -> Form:
     return _form(text)
 
 
-def _form(text: str) -> Form:
+def _form(text: str, is_item: bool = False) -> Form:
     if not text:
         raise UnreadableError("it is empty")
+    if text == "\\ldots" and is_item:
+        return Words(text)
     for reader in _READERS:
         form = reader(text)
         if form is not None:
@@ -80,8 +99,11 @@ def _family(text: str) -> Form | None:
         return None
     letter = match["a"] or match["b"] or match["c"]
     inner = text[: match.start()].strip().rstrip(",").strip()
-    renamed = re.sub(rf"(?<![a-zA-Z\\_]){letter}(?![a-zA-Z])", r"\\psi ", inner)
-    return Family(letter, _form(inner), _form(renamed))
+    return Family(letter, _form(inner), "N" if match["natural"] else "Z")
+
+
+def _congruence(text: str) -> Form | None:
+    return families.read_congruence(text, _form)
 
 
 def _choice(text: str) -> Form | None:
@@ -145,15 +167,79 @@ def as_reals(form: Form) -> Reals | None:
             return None
 
 
+def _vector(text: str) -> Form | None:
+    r"""Read ``2\mathbf{i} - 3\mathbf{j}`` as coordinates."""
+    if not any(unit in text for unit in UNIT_VECTORS):
+        return None
+    tree = read_expression(text)
+    units = [unit for unit in UNIT_VECTORS if unit in ("\\ei", "\\ej") or unit in text]
+
+    def at(one: str | None) -> Node:
+        found = tree
+        for unit in units:
+            found = substitute(found, unit, Number(Fraction(int(unit == one))))
+        return found
+
+    total: Node = at(None)
+    for unit in units:
+        total = Apply("+", (total, Apply("*", (at(unit), Symbol(unit)))))
+    if not same(at(None), Number(Fraction(0))) or not same(total, tree):
+        raise UnreadableError("no sum of unit vectors")
+    return Row(tuple(Amount(at(unit)) for unit in units), "(", ")")
+
+
+def _alternatives(text: str) -> Form | None:
+    """Read ``x = 1, y = 2 or x = 2, y = 1``: several points, each with its names."""
+    parts = [part for _, part in split(text, ("\\or", ";"))]
+    if len(parts) < 2 or not all("," in part and "=" in part for part in parts):
+        return None
+    forms = tuple(map(_form, parts))
+    return Several(forms, is_set=False) if all(isinstance(form, Assigned) for form in forms) else None
+
+
 def _several(text: str) -> Form | None:
     parts = split(text, (",", ";", "\\or", "\\and"))
     parts = [part for part in parts if part[1] or part[0] not in ("\\and", "\\or", ",")]
     if len(parts) == 1:
         return None
-    forms = tuple(_form(part) for _, part in parts)
+    if (lead := _EXCLUDED.match(parts[0][1])) and not any(_RELATION.search(part) for _, part in parts[1:]):
+        parts = [(sign, part if part == parts[0][1] else lead[0] + part) for sign, part in parts]  # x \ne 0, 1
+    forms = tuple(_form(part, is_item=True) for _, part in parts)
+    signs = {sign for sign, _ in parts[1:]}
+    if any(part == "\\ldots" for _, part in parts):
+        return Row(forms, "", "")  # what goes on in between has an order
+    if "\\or" in signs and any(re.fullmatch("[A-H]", part) for _, part in parts):
+        raise UnreadableError("one option or another")
     if any(isinstance(_bare(form), Reals | Inequality) for form in forms):
-        return _conditions([_condition(form) for form in forms], {sign for sign, _ in parts[1:]})
-    return Several(_flat([part for _, part in parts], forms), is_set=False)
+        return _of_conditions(forms, signs)
+    return _assigned(forms, signs) or Several(_flat([part for _, part in parts], forms), is_set=False)
+
+
+def _assigned(forms: Sequence[Form], signs: set[str]) -> Assigned | None:
+    """Return ``x = 1, y = 2`` as values with names; values of one name (``x = 1, x = 2``) are several answers."""
+    pairs: list[tuple[str, Form]] = []
+    for form in forms:
+        match form:
+            case Labelled(name, value):
+                pairs.append((name, value))
+            case Assigned(names, values):
+                pairs.extend(zip(names, values, strict=True))
+            case _:
+                return None
+    names = [name for name, _ in pairs]
+    if len(set(names)) != len(names) or "\\or" in signs:
+        return None
+    return Assigned(tuple(names), tuple(value for _, value in pairs))
+
+
+def _of_conditions(forms: Sequence[Form], signs: set[str]) -> Form:
+    names = {form.name for form in forms if isinstance(form, Labelled)}
+    if len(names) > 1 or any(isinstance(form, Inequality) for form in forms):
+        if "\\or" in signs:
+            raise UnreadableError("conditions on several variables of which one holds")
+        return Several(tuple(forms), is_set=False)
+    found = _conditions([_condition(form) for form in forms], signs)
+    return Labelled(names.pop(), found, None) if names else found
 
 
 def _bare(form: Form) -> Form:
@@ -180,12 +266,40 @@ def _conditions(found: Sequence[Reals], signs: set[str]) -> Reals:
     return result
 
 
-def _plus_minus(text: str) -> Form | None:
-    if re.search(r"\\(?:pm|mp)(?![a-zA-Z])", text) is None or text.startswith("\\{"):
+def _coupled(text: str) -> Form | None:
+    r"""Read signs that go through several parts: ``x = \pm 1, y = \mp 1``, but not ``\pm 1, \pm 2``."""
+    if text.startswith("\\{") or len(_SIGNS.findall(text)) < 2:
         return None
-    signs: list[tuple[str, str]] = [("+", "-"), ("-", "+")]
-    texts = [re.sub(r"\\pm(?![a-zA-Z])", one, re.sub(r"\\mp(?![a-zA-Z])", other, text)) for one, other in signs]
-    return Several(tuple(_form(re.sub(r"(^|[({\[,=])\s*\+", r"\1", each)) for each in texts), is_set=True)
+    parts = [part for _, part in split(text, (",", ";", "\\and"))]
+    signed = [part for part in parts if _SIGNS.search(part)]
+    labels = {part.partition("=")[0].strip() for part in signed if "=" in part}
+    if len(signed) < 2 or ("\\mp" not in text and len(labels) < 2):
+        return None
+    return _plus_minus(text)
+
+
+def _plus_minus(text: str) -> Form | None:
+    signs = _SIGNS.findall(text)
+    if not signs or text.startswith("\\{"):
+        return None
+    together = Several((_form(_signed(text, "+" * len(signs))), _form(_signed(text, "-" * len(signs)))), is_set=True)
+    if len(signs) == 1 or len(set(signs)) > 1:
+        return together
+    if len(signs) > 4:
+        raise UnreadableError("too many signs")
+    apart = tuple(_form(_signed(text, "".join(each))) for each in product("+-", repeat=len(signs)))
+    return Ambiguous((together, Several(apart, is_set=True)))
+
+
+def _signed(text: str, signs: str) -> str:
+    r"""Put a sign in place of each ``\\pm``, and the other one in place of each ``\\mp``."""
+    given = iter(signs)
+
+    def one(match: re.Match[str]) -> str:
+        sign = next(given)
+        return sign if match[0] == "\\pm" else {"+": "-", "-": "+"}[sign]
+
+    return re.sub(r"(^|[({\[,=])\s*\+", r"\1", _SIGNS.sub(one, text))
 
 
 def _brackets(text: str) -> Form | None:
@@ -209,8 +323,15 @@ def _brackets(text: str) -> Form | None:
     if len(items) == 1:
         return None if opening != "(" or closing != ")" or _is_expression(text) else _form(content)
     if len(items) == 2 and closing != {"(": ")", "[": "]"}.get(opening, closing):
-        return intervals.interval(read_expression(items[0]), read_expression(items[1]), opening == "[", closing == "]")
-    return Row(tuple(_form(item) for item in items), opening.replace("\\langle", "("), closing.replace("\\rangle", ")"))
+        low, high = map(read_expression, items)
+        if symbols(low) | symbols(high):
+            return Row((Amount(low), Amount(high)), opening, closing)
+        return intervals.interval(low, high, opening == "[", closing == "]")
+    return Row(
+        tuple(_form(item, is_item=True) for item in items),
+        opening.replace("\\langle", "("),
+        closing.replace("\\rangle", ")"),
+    )
 
 
 def _is_expression(text: str) -> bool:
@@ -224,13 +345,16 @@ def _is_expression(text: str) -> bool:
 def _set(content: str) -> Form:
     if not content:
         return intervals.NOTHING
+    if match := _BUILT_FAMILY.fullmatch(content):
+        return Family(match["letter"], _form(match["form"].strip()))
     if match := _BUILDER.fullmatch(content):
-        form = as_reals(_form(match["condition"]))
-        if form is None:
+        condition = _form(match["condition"])
+        form = as_reals(condition)
+        if form is None or (isinstance(condition, Labelled) and condition.name != match["name"]):
             raise UnreadableError("a set of what is no condition")
         return form
     parts = [part for _, part in split(content, (",", ";"))]
-    return Several(_flat(parts, [_form(part) for part in parts]), is_set=True)
+    return Several(_flat(parts, [_form(part, is_item=True) for part in parts]), is_set=True)
 
 
 def _flat(texts: Sequence[str], forms: Sequence[Form]) -> tuple[Form, ...]:
@@ -241,18 +365,12 @@ def _flat(texts: Sequence[str], forms: Sequence[Form]) -> tuple[Form, ...]:
     return tuple(flat)
 
 
-def _matrix(text: str) -> Form | None:
-    match = _MATRIX.fullmatch(text)
-    if match is None:
-        return None
-    if "vmatrix" in text:
-        raise UnreadableError("a determinant that was not computed")
-    rows = [row for row in re.split(r"\\\\", match["body"]) if row.strip()]
-    grid = [[read_expression(spelling.formula(cell.strip())) for cell in row.split("&")] for row in rows]
-    if factor := match["factor"].strip():
-        scale = read_expression(factor.removesuffix("\\cdot").strip())
-        grid = [[Apply("*", (scale, cell)) for cell in row] for row in grid]
-    return Grid(tuple(tuple(row) for row in grid))
+def _table(text: str) -> Form | None:
+    return read_table(text, _form)
+
+
+def _clock(text: str) -> Form | None:
+    return read_clock(text)
 
 
 def _ratio(text: str) -> Form | None:
@@ -263,20 +381,26 @@ def _ratio(text: str) -> Form | None:
     return Ratio(tuple(read_expression(part) for part in parts))
 
 
-_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+          "eleven": 11, "twelve": 12, "sixteen": 16, "hex": 16, "bin": 2, "oct": 8}  # fmt: skip
 
 
 def _based(text: str) -> Form | None:
-    match = _BASED.fullmatch(text)
-    if match is None or not re.search(r"\d", match[1]):
+    bare = re.sub(r"[\s(){}]|\\text", "", text)
+    match = _BASED.fullmatch(bare)
+    if match is None or not re.match(r"\(?(?:\\text\s*\{)?\s*\(?[0-9A-Fa-f]", text):
         return None
-    name = match[2] or match[3]
-    base = int(name) if name.isdigit() else _BASES.get(name)
-    if base is None or not re.match(r"[\dA-Fa-f]", match[1]):
+    if not re.search(r"\d", match[1]) and (match[2] != "16" or not match[1].isupper()):
+        return None
+    base = int(match[2]) if match[2].isdigit() else _BASES.get(match[2])
+    if base is None or not 2 <= base <= 36:
         return None
     if base == 10:
         return Amount(read_expression(match[1]))
-    return Based(match[1].lstrip("0").upper() or "0", base)
+    digits = match[1].upper()
+    if any(int(digit, 36) >= base for digit in digits.replace(".", "")):
+        raise UnreadableError(f"a digit that base {base} does not have")
+    return Based(digits.lstrip("0") or "0", base)
 
 
 def _relation(text: str) -> Form | None:
@@ -284,5 +408,6 @@ def _relation(text: str) -> Form | None:
 
 
 _READERS: tuple[Callable[[str], Form | None], ...] = (
-    _family, _choice, _matrix, _several, _plus_minus, _brackets, _relation, _union, _ratio, _based,
+    _family, _congruence, _choice, _table, _vector, _clock, _coupled, _alternatives, _several, _plus_minus, _brackets,
+    _relation, _union, _ratio, _based,
 )  # fmt: skip

@@ -4,6 +4,7 @@ import re
 import unicodedata
 from fractions import Fraction
 
+from prorl_gym.environments.math.expressions import FUNCTIONS
 from prorl_gym.environments.math.splitting import whole_group
 
 # ruff: noqa: RUF001 - look-alike signs are what this file is about
@@ -50,17 +51,44 @@ _RAISED = str.maketrans(_SUPERSCRIPTS, "0123456789-+n")
 _LOWERED = str.maketrans(_SUBSCRIPTS, "0123456789")
 _ROOT = re.compile(r"([√∛])\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?|\w))")
 _SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?!\w)")
-_FONTS = re.compile(r"\\(?:textbf|textit|textrm|textsf|textnormal|mathrm|mathbf|mathit|mathsf|operatorname\*?|mbox|rm)"
-                    r"\s*\{")  # fmt: skip
+_FONTS = re.compile(r"\\(?:textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mathbf|mathit|mathsf|mathtt|"
+                    r"operatorname\*?|mbox|hbox|emph|rm)\s*\{")  # fmt: skip
+_LOOKS = re.compile(
+    r"\\(?:textcolor|color|colorbox|fcolorbox\s*\{[^{}]*\})\s*(?:\[[^\[\]]*\])?\s*\{[^{}]*\}"
+    r"|\\(?:boldsymbol|bm|bold|mathcal|mathscr|mathfrak|pmb|underline|uline|fbox|framebox|ensuremath|smash|mathstrut)(?![a-zA-Z])"
+    r"|\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|sf|tt|sc|bfseries|itshape|"
+    r"boldmath|rm|displaystyle|textstyle|scriptstyle|scriptscriptstyle|limits|nolimits|strut|null)(?![a-zA-Z])"
+    r"|\\[hv]?phantom\s*\{[^{}]*\}"
+)
+"""Macros that change how something looks; what they apply to stays."""
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
-_SPACING = re.compile(r"\\!|\\(?:displaystyle|textstyle|limits|left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?")
-_SPACE = re.compile(r"(?<!\\)\\[,;: ]|\\(?:quad|qquad|enspace|thinspace)(?![a-zA-Z])|~|\\\\$")
-_THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:\{,\}|\\,|\\ |\\!,|,\\!)\d{3})+)(?!\d)")
+_SPACING = re.compile(r"\\!|\\(?:left|middle|right|[bB]igg?[lrm]?)(?![a-zA-Z])\.?")
+_SPACE = re.compile(r"(?<!\\)\\[, ]|\\enspace(?![a-zA-Z])|\\\\$")
+_WIDE = re.compile(r"\\q?quad(?![a-zA-Z])")
+_THIN = re.compile(
+    r"(?<!\\)\\[:;>]|\\(?:thinspace|medspace|thickspace|nobreakspace)(?![a-zA-Z])|~|\\hspace\*?\s*\{[^{}]*\}"
+    r"|\\(?:hskip|kern|mskip)\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|mu)"
+)
+"""Spaces of a width that may also group digits."""
+_THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:\{,\}|\\,\s*|\\ |\\!|,\\!\s*)\d{3})+)(?!\d)")
+_DECIMALS = re.compile(r"(?<=\d)\.(?:\d{3}\\,\s*)+\d{1,3}(?!\d)")
+_SPACED_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_CONSTANT = re.compile(r"(?<=\+)\s*\\text\s*\{\s*(?:C|c|const(?:ant)?\.?)\s*\}|(?<=\+)\s*const(?:ant)?\b\.?")
+_ORDINAL = re.compile(
+    r"(?:\bthe\s+)?(?<![\w.,/^}])(\d+)\s*\^?\s*(?P<open>(?:\{\s*)?(?:\\text\s*\{)?)\s*(st|nd|rd|th)(?![a-zA-Z])"
+    r"(?P<close>(?:\s*\}){0,2})"
+)
 _CLOSED_THOUSANDS = re.compile(r"[+-]?(?:\\(?:usd|eur|gbp)\s*)?\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?(?=$|[^\d,])")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
-_FUNCTION = re.compile(
-    r"(?<![a-zA-Z\\])(arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|cbrt|cis)(?![a-zA-Z])"
+_FUNCTION = re.compile(rf"(?<![a-zA-Z\\])({'|'.join(sorted(FUNCTIONS - {'lg'}))}|gcd|lcm)(?![a-zA-Z])")
+_FUNCTION_AS_TEXT = re.compile(
+    rf"\\text\{{\s*({'|'.join(sorted(FUNCTIONS))}|gcd|lcm|(?:max|min)(?=\s*\}}\s*[({{\\]))\s*\}}"
 )
+_UNIT_VECTOR = re.compile(
+    r"\\(?:mathbf|hat|vec|boldsymbol|bm|overrightarrow)\s*\{?\s*(?:\\(?:mathbf|boldsymbol|bm)\s*\{\s*)?\\?([ijk])(?:math)?(?![a-z])\s*\}{0,2}"
+)
+_MARKDOWN = re.compile(r"(\*\*|`)((?:(?!\1).)+)\1")
+_COMBINATIONS = re.compile(r"\\text\s*\{\s*C\s*\}\s*_\s*\{?\s*(\w+)\s*\}?\s*\^\s*\{?\s*(\w+)\s*\}?")
 _NAMED = re.compile(r"(?<![a-zA-Z\\])(pi|infinity|inf)(?![a-zA-Z])")
 _CONNECTIVE = re.compile(r"\\text\s*\{\s*,?\s*(and|or)\s*\}|(?<=[\s\d)}\]$,])(and|or)(?=[\s\d({\[$\\-])")
 _REPEATING = re.compile(
@@ -68,7 +96,7 @@ _REPEATING = re.compile(
 )
 _ELLIPSIS = re.compile(r"(\d*)\.(\d+?)(\d+?)(\3{2,})(?:\\ldots|\.\.\.)|(\d*)\.()(\d+?)(\7{2,})(?:\\ldots|\.\.\.)")
 _MIXED = re.compile(r"(?<![\d.^_{}\w])(\d+)\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)(\d))")
-_MIXED_PLAIN = re.compile(r"(?<![\d./^_])(\d+)(?:\s+|\s*-\s*(?=\d+/\d+$))(\d+)\s*/\s*(\d+)(?![\d/])")
+_MIXED_PLAIN = re.compile(r"(?<![\d./^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])")
 
 
 def plain(answer: str) -> str:
@@ -77,18 +105,36 @@ def plain(answer: str) -> str:
     text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_RAISED)}}}", text)
     text = _SUBSCRIPT.sub(lambda match: f"_{{{match[0].translate(_LOWERED)}}}", text).translate(_SYMBOLS)
     text = unicodedata.normalize("NFKC", text)
-    text = re.sub(r"\\\$", r"\\usd ", text)
+    text = re.sub(r"^\s*~(?=\s*\$?[\d\\])", r"\\approx ", re.sub(r"\\\$", r"\\usd ", text))
     text = re.sub(r"\$(?=\s*\d[\d.,]*$)", r"\\usd ", text) if text.count("$") == 1 else text
-    text = text.replace("$", "").replace("\\(", "").replace("\\)", "").replace("\\[", "").replace("\\]", "")
+    text = re.sub(r"(?<!\\)\\[()\[\]]", "", text.replace("$", ""))
+    if match := _MARKDOWN.fullmatch(text.strip()):
+        text = match[2]
+    if len(set(_UNIT_VECTOR.findall(text))) > 1:
+        text = _UNIT_VECTOR.sub(r"\\e\1 ", text)
+    text = _LOOKS.sub(" ", _THIN.sub(r"\\,", text))
     text = _THOUSANDS.sub(lambda match: match[1] + re.sub(r"\D", "", match[2]), text)
+    text = _DECIMALS.sub(lambda match: re.sub(r"[^\d.]", "", match[0]), text)
     text = _COMMAND.sub(lambda match: f"{_SYNONYMS[match[1]]} " if match[1] in _SYNONYMS else match[0], text)
     text = _FONTS.sub(r"\\text{", _SPACE.sub(" ", _SPACING.sub("", text)))
-    text = re.sub(r"\\text\{\s*([eid]|[\d.,]+)\s*\}", r"\1", text)
+    text = re.sub(r"\\text\{\s*([eid]|[\d.,]+)\s*\}", r"\1", _CONSTANT.sub(" C", text))
+    text = re.sub(r"\\text\s*\{\s*\}", " ", text)
+    text = _COMBINATIONS.sub(r"\\binom{\1}{\2}", _ORDINAL.sub(_ordinal, text))
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\degree ", text).replace("\\%", "%").replace("**", "^")
     text = text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ").replace("*", r"\cdot ")
+    text = re.sub(r"\{([:=<>])\}", r"\1", text)
     text = re.sub(r"\.{3,}", r"\\ldots ", text)  # what breaks off does not end with a full stop
     text = _SCIENTIFIC.sub(r"\1\\times 10^{\2}", re.sub(r"\s+", " ", text))
-    return _unwrapped(text.strip().rstrip(".,;").rstrip())
+    text = _unwrapped(text.strip().rstrip(".,;").rstrip())
+    return text.replace(" ", "") if _SPACED_THOUSANDS.fullmatch(text) else _WIDE.sub(" ", text).strip()
+
+
+def _ordinal(match: re.Match[str]) -> str:
+    """Return the number of ``21st``; a wrong ending or half of its braces stay."""
+    number = match[1]
+    ending = "th" if number[-2:-1] == "1" else {"1": "st", "2": "nd", "3": "rd"}.get(number[-1], "th")
+    outer = match["close"].count("}") - match["open"].count("{")
+    return number + "}" * outer if outer >= 0 and match[3] == ending else match[0]
 
 
 def _unwrapped(text: str) -> str:
@@ -104,7 +150,8 @@ def formula(text: str) -> str:
     """Return a plain answer with numerals and function names as an expression spells them."""
     text = _CONNECTIVE.sub(lambda match: rf" \{match[1] or match[2]} ", text)
     text = _NAMED.sub(lambda match: r"\pi " if match[1] == "pi" else r"\infty ", text)
-    text = re.sub(r"\\text\{\s*(sin|cos|tan|ln|log|arcsin|arccos|arctan|cot|sec|csc|cis)\s*\}", r"\\\1 ", text)
+    text = re.sub(r"^(?:\\text\s*\{)?\s*(?:approximately|approx\.?|about|roughly)\s*\}?(?=[\s\d])", r"\\approx ", text)
+    text = _FUNCTION_AS_TEXT.sub(r"\\\1 ", text)
     text = _FUNCTION.sub(r"\\\1 ", text)
     text = _REPEATING.sub(_repeating, _ELLIPSIS.sub(_ellipsis, text))
     return _MIXED_PLAIN.sub(_mixed, _MIXED.sub(_mixed, text)).strip()

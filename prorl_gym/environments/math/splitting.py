@@ -14,8 +14,10 @@ _SUBSCRIPT = re.compile(r"_(?:\{[^{}]*\}|\\[a-zA-Z]+|\d+|[a-zA-Z])")
 _FUNCTION_OF = re.compile(r"[a-zA-Z]'*\s*(?:\^\s*\{?\s*-1\s*\}?)?\s*\([^()]*\)")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|angle)\s*(?:\{[^{}]*\}|\(?\s*(?:\\angle\s*)?(?:[A-Z]+|\\[a-z]+)\s*\)?)")
 _SEGMENT = re.compile(
-    r"\|\s*[A-Z]{2}\s*\||\[\s*[A-Z]{3,}\s*\]|\\(?:overline|vec|angle|triangle|overrightarrow)(?![a-zA-Z])"
+    r"\|\s*(?:[A-Z]'?\s*[A-Z]'?|\\(?:overline|overrightarrow|vec)\s*(?:\{\s*[a-zA-Z]{1,2}\s*\}|[a-zA-Z]{1,2}))\s*\|"
+    r"|\[\s*[A-Z]{3,}\s*\]"
 )
+_MARK = re.compile(r"\\(?:overline|vec|angle|triangle|overrightarrow)(?![a-zA-Z])")
 _LABEL = re.compile(r"(?!-)[a-zA-Z\s\\+\-*/(){}',.]*")
 _LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]|\\(?:" + "|".join(sorted(GREEK)) + r")(?![a-zA-Z])")
 _NO_LABEL = re.compile(
@@ -70,8 +72,10 @@ def is_label(text: str) -> bool:
     """
     if re.fullmatch(r"\(\s*[a-zA-Z](?:_\w)?(?:\s*,\s*[a-zA-Z](?:_\w)?)+\s*\)", text):
         return True
+    if len(parts := split(text, (":",))) > 1:
+        return all(is_label(part) for _, part in parts)
     rest = _FUNCTION_OF.sub("f", _SUBSCRIPT.sub("", text))
-    rest = _SEGMENT.sub("", _TRIGONOMETRIC.sub("f", rest))
+    rest = _MARK.sub("", _SEGMENT.sub("f", _TRIGONOMETRIC.sub("f", rest)))
     rest = re.sub(r"\\text\s*\{[\w\s]*\}", "f", rest)
     if _NO_LABEL.search(rest.strip()):
         return False
@@ -84,3 +88,12 @@ def is_name(text: str) -> bool:
     return (
         text not in ("e", "i") and re.fullmatch(r"(?:[a-zA-Z]|\\(?!pi|infty)[a-z]+)(?:_\{?\w+\}?)?'*", text) is not None
     )
+
+
+def normal_name(text: str) -> str:
+    r"""Return a name in one spelling: ``|AB|``, ``\\overline{AB}`` and ``AB`` are one, ``a_1`` and ``a_{1}`` too."""
+    text = re.sub(r"\\(?:overline|overrightarrow|mathrm|text)\s*\{([^{}]*)\}", r" \1 ", text)
+    text = re.sub(r"(?<![a-zA-Z])m\s*(?=\\angle)|\\angle(?![a-zA-Z])(?=\s*\\angle)", "", text)
+    text = re.sub(r"\|([^|()]*)\|", r"\1", text)
+    text = re.sub(r"_\{\s*(\w|\\[a-zA-Z]+)\s*\}", r"_\1", text)
+    return "".join(text.split())

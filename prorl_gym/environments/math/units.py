@@ -1,12 +1,14 @@
 """Units behind a number: which are the same kind, and what they are worth.
 
 A unit on one side only does not count; two of a kind are converted. What is no unit in this table is a noun
-(``12 ways``), and nouns do not count either, unless they are among the words that change a number's meaning.
+(``12 ways``), and nouns do not count either (``vocabulary``).
 """
 
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+
+from prorl_gym.environments.math.vocabulary import FRACTIONS, is_neutral
 
 Dimension = tuple[tuple[str, int], ...]
 
@@ -49,22 +51,29 @@ _add("celsius", celsius="1")
 _add("fahrenheit", fahrenheit="1")
 _add("speed-of-limit", mph="1")
 _add("frequency", hz__hertz="1", khz="1000", mhz="1000000")
+_add("newton", n__newton="1", kn="1000")
+_add("joule", j__joule="1", kj="1000", kwh="3600000")
+_add("watt", w__watt="1", kw="1000")
+_add("volt", v__volt="1")
+_add("ampere", a__amp__ampere="1")
+_add("kelvin", k__kelvin="1")
+_add("pascal", pa__pascal="1", kpa="1000")
 _add("data", bit="1", byte="8", kb="8000", mb="8000000", gb="8000000000")
 _TABLE["mph"] = (Fraction("1609.344") / 3600, "speed", 1)
 
 _SINGLE = frozenset("m g s h l L".split())
 """One-letter units; elsewhere they are variables, so only a space or ``\\text`` before them makes them units."""
 
+_SINGLE_AS_TEXT = frozenset("NJWVAK")
+"""One-letter units that only ``\\text`` makes units."""
+
+_DIVIDING = frozenset("sh")
+"""Units of time that are written against another one."""
+
 _MULTIPLIERS = {
     "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
+    **{word: Fraction(1, number) for word, number in FRACTIONS.items()},
 }  # fmt: skip
-
-_NOT_NOUNS = frozenset(
-    "not no nor or and but if than least most more less fewer about approximately approx around roughly almost nearly "
-    "between to half third quarter times plus minus over divided by mod modulo maybe perhaps probably possibly likely "
-    "either neither except without up off below above under exclusive inclusive wrong incorrect wait twice thrice "
-    "double triple squared cubed".split()
-)
 
 _ADJECTIVES = frozenset("long wide tall high deep away thick old total altogether apart of the area volume".split())
 
@@ -74,31 +83,28 @@ class Tail:
     """What stands behind a number."""
 
     unit: Unit
-    multiplier: int = 1
+    multiplier: Fraction | int = 1
 
 
 def read_tail(text: str) -> Tail | None:
     """Return the unit, noun and multiplier in the words behind a number, or ``None`` when they mean something else."""
     text = re.sub(r"\^\s*\{\s*(-?\d)\s*\}", r"^\1", text)
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).replace("{", "").replace("}", "").replace("\\cdot", " ")
-    text = re.sub(r"\s*\^\s*", "^", text)
+    text = re.sub(r"\b(units?)\^[23]", r"\1", re.sub(r"\s*\^\s*", "^", text))
     if not re.fullmatch(r"[\s\w^/\-'.,()\\°*]*", text):
         return None
     words = [word.strip(".,()'") for word in text.replace("/", " / ").replace("*", " ").split()]
     words = [word for word in words if word]
-    multiplier = 1
+    multiplier: Fraction | int = 1
     while words and words[0].casefold() in _MULTIPLIERS:
         multiplier *= _MULTIPLIERS[words.pop(0).casefold()]
     if not words:
         return Tail(Unit(), multiplier)
     unit = _unit([word for word in words if word.casefold() not in _ADJECTIVES] or ["total"])
     if unit is None:
-        lowered = [word.casefold() for word in words]
-        if len(lowered) > 6 or not all(re.fullmatch(r"[^\W\d_]+(?:[-'][^\W\d_]+)*", word) for word in lowered):
+        if not is_neutral(words):
             return None
-        if _NOT_NOUNS.intersection(lowered) or any(word in _MULTIPLIERS or word == "percent" for word in lowered):
-            return None
-        unit = Unit(noun=" ".join(lowered))
+        unit = Unit(noun=" ".join(words).casefold())
     return Tail(unit, multiplier)
 
 
@@ -121,6 +127,9 @@ def _unit(words: list[str]) -> Unit | None:
             prefix = 2 if words[position].casefold() == "squared" else 3
             position += 1
         name, _, power = word.partition("^")
+        if power.startswith("-") and name[-1] in _DIVIDING and _look_up(name[:-1]) is not None:
+            words.insert(position, f"{name[-1]}^{power}")  # ms^-1 is a metre per second, not one over a millisecond
+            name, power = name[:-1], ""
         found = _look_up(name)
         if found is None or not re.fullmatch(r"-?\d?", power):
             return None
@@ -129,7 +138,7 @@ def _unit(words: list[str]) -> Unit | None:
         factor *= found[0] ** exponent
         dimension[found[1]] = dimension.get(found[1], 0) + found[2] * exponent
     kinds = tuple(sorted((kind, power) for kind, power in dimension.items() if power))
-    if not words or (sign == -1 and not kinds):
+    if not words or prefix != 1 or (sign == -1 and not kinds):
         return None
     return Unit(factor, _known_speed(kinds))
 
@@ -143,7 +152,7 @@ def _known_speed(kinds: Dimension) -> Dimension:
 
 def _look_up(name: str) -> tuple[Fraction, str, int] | None:
     if len(name) == 1:
-        return _TABLE.get(name.casefold()) if name in _SINGLE else None
+        return _TABLE.get(name.casefold()) if name in _SINGLE | _SINGLE_AS_TEXT else None
     lowered = name.casefold()
     for candidate in (lowered, lowered.removesuffix("s"), lowered.removesuffix("es")):
         if len(candidate) > 1 and candidate in _TABLE:

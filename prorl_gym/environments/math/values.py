@@ -2,21 +2,22 @@
 
 Rational arithmetic is exact. Anything else is computed to 300 digits: numbers that agree so far are equal (no closed
 form that people write comes so close to another by accident). Expressions with variables are equal when they agree at
-fixed rational points, in real numbers wherever both are real.
+rational points on every branch (``points``), in real numbers wherever both are real.
 """
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from zlib import crc32
 
 from prorl_gym.environments.math.arithmetic import UndefinedError, Value, inexact, mp, names, value
-from prorl_gym.environments.math.expressions import Node
+from prorl_gym.environments.math.expressions import Node, Number, UnreadableError, substitute
+from prorl_gym.environments.math.forms import Piece, Reals
+from prorl_gym.environments.math.points import is_branching, points
 
 COARSE, FINE = 40, 300
 """Digits of the quick look, which tells most pairs apart, and of the thorough one."""
 
-POINTS, ENOUGH = 9, 4
-"""Points at which variables are tried, and how many of them must allow a comparison."""
+ENOUGH = 4
+"""Points that must allow a comparison."""
 
 
 def same(left: Node, right: Node) -> bool:
@@ -24,7 +25,41 @@ def same(left: Node, right: Node) -> bool:
     variables = names(left) | names(right)
     if not variables:
         return constant_equal(left, right)
-    return _agree(left, right, variables, real=True) or _agree(left, right, variables, real=False)
+    found = _agree(left, right, real=True)
+    return bool(_agree(left, right, real=False) if found is None else found)
+
+
+def same_on(left: Node, right: Node, where: Reals) -> bool:
+    """Whether two formulas of one variable are equal on a set of real numbers, seen from points in each interval."""
+    variables = names(left) | names(right)
+    if not variables:
+        return not where.pieces or constant_equal(left, right)
+    (name,) = variables
+    return all(
+        constant_equal(substitute(left, name, at), substitute(right, name, at))
+        for piece in where.pieces
+        for at in _inside(piece)
+    )
+
+
+def _inside(piece: Piece) -> list[Node]:
+    """Return points of an interval, its ends among them where they belong to it."""
+    low, high = (real_number(end) for end in (piece.low, piece.high))
+    if low is None or high is None:
+        raise UnreadableError("an interval without ends")
+    if low == high:
+        return [piece.low]
+    if mp.isinf(low) and mp.isinf(high):
+        low, high = mp.mpf(-3000), mp.mpf(3000)
+    elif mp.isinf(low):
+        low = high - 3000
+    elif mp.isinf(high):
+        high = low + 3000
+    start, width = (Fraction(str(mp.nstr(each, 20))) for each in (low, high - low))
+    found: list[Node] = [Number(start + width * Fraction(share, 3001)) for share in (1, 7, 401, 1301, 1999, 2803, 2999)]
+    return found + [
+        end for end, is_closed in ((piece.low, piece.closed_low), (piece.high, piece.closed_high)) if is_closed
+    ]
 
 
 def constant_equal(left: Node, right: Node) -> bool:
@@ -43,7 +78,7 @@ def proportional(left: Node, right: Node) -> Fraction | None:
     variables = names(left)
     if not variables or variables != names(right):
         return None
-    pairs = [(point, _at(left, point, True), _at(right, point, True)) for point in _points(variables)]
+    pairs = [(point, _at(left, point, True), _at(right, point, True)) for point in points(left, right)]
     usable = [(point, one, other) for point, one, other in pairs if one is not None and other is not None]
     if len(usable) < ENOUGH:
         return None
@@ -95,15 +130,30 @@ def rounds(exact: Node, decimal: Node, places: int) -> bool:
     return one is not None and other is not None and bool(abs(one - other) * 2 * 10**places <= 1)
 
 
-def _agree(left: Node, right: Node, variables: frozenset[str], real: bool) -> bool:
+def _agree(left: Node, right: Node, real: bool) -> bool | None:
+    r"""Return whether two formulas agree, ``None`` where too few points allow a comparison.
+
+    Bars on one side only say that the sign matters there, so the other must be defined wherever they are: ``\\ln|x|``
+    is not ``\\ln x``.
+    """
+    strict = real and is_branching(left) != is_branching(right)
     agreed = 0
-    for point in _points(variables):
-        if _at(left, point, real) is None or _at(right, point, real) is None:
+    for point in points(left, right):
+        one, other = _at(left, point, real), _at(right, point, real)
+        if strict and (one is None) != (other is None):
+            return False
+        if one is None or other is None:
             continue
-        if not _equal(lambda at=point: value(left, at, real), lambda at=point: value(right, at, real)):
+        digits = (COARSE, FINE) if not agreed else (COARSE,)
+        if not _equal(lambda at=point: value(left, at, real), lambda at=point: value(right, at, real), digits):
             return False
         agreed += 1
-    return agreed >= ENOUGH
+    return True if agreed >= ENOUGH else None
+
+
+def is_real_at(node: Node, point: Mapping[str, Fraction]) -> bool:
+    """Whether a formula has a real value at a point."""
+    return _at(node, point, True) is not None
 
 
 def _at(node: Node, point: Mapping[str, Fraction], real: bool) -> Value | None:
@@ -114,21 +164,8 @@ def _at(node: Node, point: Mapping[str, Fraction], real: bool) -> Value | None:
         return None
 
 
-def _points(variables: frozenset[str]) -> list[dict[str, Fraction]]:
-    """Return fixed points: some all positive, some all negative, some mixed."""
-    points: list[dict[str, Fraction]] = []
-    for index in range(POINTS):
-        point: dict[str, Fraction] = {}
-        for name in sorted(variables):
-            seed = crc32(f"{index}:{name}".encode())
-            sign = {0: 1, 1: 1, 2: 1, 3: 1, 4: -1}.get(index, 1 if seed & 1 else -1)
-            point[name] = sign * Fraction(31 + seed % 331, 97)
-        points.append(point)
-    return points
-
-
-def _equal(left: Callable[[], Value], right: Callable[[], Value]) -> bool:
-    for digits in (COARSE, FINE):
+def _equal(left: Callable[[], Value], right: Callable[[], Value], precisions: tuple[int, ...] = (COARSE, FINE)) -> bool:
+    for digits in precisions:
         with mp.workdps(digits):
             one, other = left(), right()
             if isinstance(one, Fraction) and isinstance(other, Fraction):
@@ -139,5 +176,7 @@ def _equal(left: Callable[[], Value], right: Callable[[], Value]) -> bool:
             # Sums may cancel, so the scale is at least one; the thorough look is fine enough for tiny numbers.
             bound = mp.mpf(10) ** (-digits * 4 // 5) * max(1, abs(one), abs(other))
             if abs(one - other) > bound:
-                return False
+                if digits == FINE:
+                    return False
+                return _equal(left, right, (FINE,))  # digits may have cancelled
     return True

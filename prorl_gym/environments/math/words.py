@@ -4,10 +4,16 @@ import re
 
 from prorl_gym.environments.math.expressions import FUNCTIONS
 from prorl_gym.environments.math.spelling import untexted
+from prorl_gym.environments.math.vocabulary import FRACTIONS
 
 _WORDS = re.compile(r"[^\W\d_]{2,}(?:[ '\-,]+[^\W\d_]+)*\??")
+_DATE = re.compile(
+    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
+    r"nov(?:ember)?|dec(?:ember)?)\.? \d{1,2}",
+    re.IGNORECASE,
+)
 _ARTICLES = re.compile(r"^(?:(?:the|a|an|on|in|at)\s+)+", re.IGNORECASE)
-_PRODUCTS = tuple(map(frozenset, ("abc", "xyz", "pqr", "uvw", "rst", "mnp", "klm")))
+PRODUCTS = tuple(map(frozenset, ("abc", "xyz", "pqr", "uvw", "rst", "mnp", "klm")))
 
 _MEANINGS = {
     "empty": "no solution|no solutions|no real solution|no real solutions|none|empty set|null set|no roots|"
@@ -38,6 +44,10 @@ _TENS = {
     word: 10 * index for index, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)
 }
 _SIMPLE = {word: number for number, word in enumerate(_ONES)} | _TENS
+_ORDINALS = {
+    word: index
+    for index, word in enumerate("first second third fourth fifth sixth seventh eighth ninth tenth".split(), 1)
+}
 _FRACTIONS = {
     "half": r"\frac{1}{2}", "one half": r"\frac{1}{2}", "one third": r"\frac{1}{3}", "two thirds": r"\frac{2}{3}",
     "one quarter": r"\frac{1}{4}", "one fourth": r"\frac{1}{4}", "three quarters": r"\frac{3}{4}",
@@ -51,6 +61,9 @@ def words(answer: str) -> str | None:
     Such an answer must not be parsed: as a product of letters, ``lube`` would equal ``blue``.
     """
     text = " ".join(untexted(answer).replace("\\and", "and").replace("\\or", "or").split()).strip(" .!\"'`")
+    if _DATE.fullmatch(text):
+        month, day = text.casefold().replace(".", "").split()
+        return f"{_ABBREVIATED.get(month, month)} {day}"
     if not _WORDS.fullmatch(text) or _formula(text, "\\text" in answer):
         return None
     text = _ARTICLES.sub("", text.casefold().replace("-", " ").replace(" ,", ","))
@@ -66,7 +79,7 @@ def _formula(text: str, marked_as_text: bool) -> bool:
         return False
     if re.fullmatch(r"(?:[a-z]{1,3}\s*[,\-]\s*)*[a-z]{1,3}", text) is None:
         return False
-    return any(set(letters.replace(",", "").replace("-", "")) <= group for group in _PRODUCTS)
+    return any(set(letters.replace(",", "").replace("-", "")) <= group for group in PRODUCTS)
 
 
 def meaning(text: str) -> str | None:
@@ -79,6 +92,15 @@ def number(text: str) -> str | None:
     if text in _FRACTIONS:
         return _FRACTIONS[text]
     parts = text.split()
+    if len(parts) == 1 and parts[0] in _ORDINALS:
+        return str(_ORDINALS[parts[0]])
+    if (
+        len(parts) > 1
+        and parts[-1] in FRACTIONS
+        and (top := number(" ".join(parts[:-1]))) is not None
+        and top.isdigit()
+    ):
+        return rf"\frac{{{top}}}{{{FRACTIONS[parts[-1]]}}}"
     if len(parts) == 1 and parts[0] in _SIMPLE:
         return str(_SIMPLE[parts[0]])
     if len(parts) == 2 and parts[0] in _TENS and 0 < _SIMPLE.get(parts[1], 0) < 10:

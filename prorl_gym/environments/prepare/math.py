@@ -18,7 +18,33 @@ from prorl_gym.environments.prepare import Skipped
 MOST_WORDS = 6
 """Of an answer in words; a longer one has too many wordings."""
 
+UNREADABLE = "the answer cannot be read"
+"""Where no more is known about why."""
+
 _WORD = re.compile(r"[^\W\d_]{2,}")
+_SPLIT_DECIMAL = re.compile(r"(?<=\d)\s+\.\s+(?=\d)")
+_ABOUT = re.compile(r"^(?:\\text\s*\{\s*)?(?:approximately|approx\.?|about|roughly)(?:\s*\})?\s+", re.IGNORECASE)
+_CLAUSE = re.compile(
+    r"[\s,$]*(?:\\text\w*\s*\{\s*)?,?\s*\b(?:for|where|with)\b(?:\\text\w*|\\in(?![a-z])|\\mathbb"
+    r"|\\(?:quad|,|;| )|[\s{}$,]|\b(?:all|any|every|each|some|is|are|and|be|being|of|the|an|arbitrary|fixed|real"
+    r"|numbers?|constants?|values?|[a-zA-Z])\b)+\.?$"
+)
+"""A clause that says where an answer holds and restricts nothing: ``for all real x``, ``where c is a constant``."""
+
+_KINDS_OF_UNREADABLE = {
+    re.compile(pattern, re.IGNORECASE): reason
+    for pattern, reason in {
+        r"\\(?:forall|exists|nexists|subset\w*|supset\w*|perp|parallel|cong|sim|Rightarrow|iff|implies|notin)(?![a-zA-Z])|[∀∃⊂⊆⊥∥]":
+            "the answer is a statement, not a value",
+        r"\bat (?:least|most)\b|\b(?:more|less|fewer|greater) than\b|\bbetween\b|\bup to\b":
+            "the answer is a bound in words",
+        r"\b(?:if|otherwise|when)\b|\\begin\s*\{(?:cases|array|aligned)\}": "the answer has cases that cannot be read",
+        r"\b(?:for|where|with|such that)\b": "the answer has a condition in words",
+        r"\\text\w*\s*\{[^}]*\band\b|\d\D*\band\b\D*\d": "the answer joins several quantities by words",
+        r"\b(?:is|are|on)\b|\\lim(?![a-z])": "the answer is a statement, not a value",
+        r"\d[^,;]*[a-zA-Z%][^,;]*(?:[,;]|\\times|\d')[^,;]*\d": "the answer holds several quantities",
+    }.items()
+}  # fmt: skip
 
 
 class DeepScaleR:
@@ -61,10 +87,11 @@ def _row(question: Any, answers: list[str], row: Mapping[str, Any]) -> Mapping[s
         return Skipped("no problem")
     if not answers:
         return Skipped("no answer")
+    answers = [plainer(answer) for answer in answers]
     if len(answers) > MAX_ACCEPTED or max(map(len, answers)) > MAX_ANSWER:
         return Skipped("answer too long")
-    if complaint := next(filter(None, map(_complaint, answers)), None):
-        return Skipped(complaint)
+    if reason := next(filter(None, map(complaint, answers)), None):
+        return Skipped(reason)
     return {
         "id": _id(question, row),
         "question": question.strip(),
@@ -72,17 +99,28 @@ def _row(question: Any, answers: list[str], row: Mapping[str, Any]) -> Mapping[s
     }
 
 
-def _complaint(answer: str) -> str | None:
+def plainer(answer: str) -> str:
+    """Return a gold answer that cannot be read in a spelling that can, where there is one, otherwise as it is."""
+    if len(answer) > MAX_ANSWER or complaint(answer) is None:
+        return answer
+    respelt = _ABOUT.sub("", _SPLIT_DECIMAL.sub(".", answer)).strip()
+    respelt = _CLAUSE.sub("", respelt).strip("$ ") or respelt
+    return respelt if complaint(respelt) is None else answer
+
+
+def complaint(answer: str) -> str | None:
     """Return why no rule could compare this answer with what a model writes; ``None``: there is nothing."""
     text = spelling.plain(answer)
+    prose = len(_WORD.findall(spelling.untexted(text))) > MOST_WORDS
     try:
         found = read(text)
     except (UnreadableError, ArithmeticError, ValueError, RecursionError):
-        return "the answer cannot be read"
-    if not spelling.means_something(text):
-        return "the answer cannot be read"
-    if isinstance(found, Words) and len(_WORD.findall(spelling.untexted(text))) > MOST_WORDS:
+        found = None
+    unreadable = found is None or not spelling.means_something(text)
+    if prose and (unreadable or isinstance(found, Words)):
         return "the answer is prose"
+    if unreadable:
+        return next((why for pattern, why in _KINDS_OF_UNREADABLE.items() if pattern.search(text)), UNREADABLE)
     return None
 
 

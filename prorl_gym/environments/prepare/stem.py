@@ -15,22 +15,38 @@ from pydantic import ValidationError
 
 from prorl_gym.environments.math.boxed import NoAnswerError, last_boxed
 from prorl_gym.environments.prepare import Skipped
+from prorl_gym.environments.prepare.math import MOST_WORDS, UNREADABLE, complaint, plainer
+from prorl_gym.environments.stem import text
 from prorl_gym.environments.stem.choice import chosen
+from prorl_gym.environments.stem.grader import symbols_apart, unnamed
+from prorl_gym.environments.stem.quantity import WIDEST_SPREAD
 from prorl_gym.environments.stem.reading import read
 from prorl_gym.environments.stem.rows import StemRow
+from prorl_gym.environments.stem.spelling import GREEK_COMMAND, unfonted
 from prorl_gym.environments.stem.tokens import Unreadable
 
 LONGEST = 200
 """Characters of an answer that rules compare."""
-MOST_WORDS = 6
-"""Of an answer in words; a longer one has too many wordings."""
 
 _ANSWERS = ("answer", "extracted_answer", "final_answer", "reference_answer")
 _SOLUTIONS = ("matched_solution", "extracted_solution", "solution")
 _OPTION = re.compile(r"^[ \t]*[(\[]?([A-Z])[)\].:][ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 _SAID = re.compile(r"(?:final\s+|correct\s+)?answer\s*(?:is|:)\**\s*:?\s*(.{1,200}?)\s*\**\s*\.?\s*$", re.IGNORECASE)
-_FORMULA = re.compile(r"\\[a-zA-Z]+|[=^_+*/<>]|\b[a-zA-Z]\b")
-_WORDS = re.compile(r"[A-Za-z]{3,}")
+_WORDS = re.compile(r"[A-Za-z]{2,}")
+_OPERATORS = re.compile(r"\\[a-zA-Z]+|[=^_+*/<>|]|(?<![a-zA-Z'])[b-zB-HJ-Z](?![a-zA-Z']|-[a-z]{2})")
+_NAMED_COMPOUND = re.compile(r"(?:\(?[\dRSEZDLNO,+]+\)?-)+[a-z][a-z-]{3,}(?: [a-z]+)?")
+_ELECTRONS = re.compile(r"(?:\[[A-Z][a-z]\]\s*)?(?:\d[spdf]\s*\^\s*\{?\s*\d{1,2}\s*\}?\s*)+")
+_HYBRID = re.compile(
+    r"\\(?:text|mathrm)\s*\{\s*(?:sp|s)\s*\}\s*\^?.*|(?:d\s*\^?\s*\{?2?\}?\s*)?sp(?:\s*\^\s*\{?\s*[23]\s*\}?|[23])?d?\d?"
+)
+_RANGE = re.compile(r"\d\D{0,20}(?:\bto\b|\.\.|[\u2013\u2014]|--|-)\s*\D{0,4}\d|\bbetween\b|\\[lg]eq?(?![a-z])|[<>]")
+_FROM_TO = re.compile(r"\d\D{0,20}\bto\b\s*\d|\bbetween\b")
+_FREE_NUMBER = re.compile(r"(?<![\w'\-])\d+(?:[.:,]\d+)*(?![\w'\-])|^\d+[A-Za-z]+$")
+_COMPUTED = re.compile(r"\\(?:[dt]?frac|sqrt|pi)(?![a-zA-Z])")
+_SET_UPRIGHT = re.compile(
+    r"\\(?:text|mathrm|unit|si|SI|qty)[a-z]*\s*\{|\\(?:circ|degree|%|Omega)"
+    r"|(?:\\pi|\}|\u03c0)\s+(?:[cdmk]m|rad|k?Hz|kg|sr|ft|in|units?)\b"
+)
 
 
 class _Unusable(Exception):
@@ -84,7 +100,8 @@ def _scp(row: Mapping[str, Any]) -> dict[str, Any]:
         if place is None:
             raise _Unusable("the answer names none of the options")
         return _row(question, "choice", ascii_uppercase[place], options)
-    return _row(problem, _kind(answer), answer)
+    kind = _kind(answer)
+    return _row(problem, kind, plainer(answer) if kind == "expression" else answer)
 
 
 def _choices(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,16 +184,44 @@ def _split_options(problem: str) -> tuple[str, list[str]]:
 
 
 def _kind(answer: str) -> Literal["numeric", "expression", "text"]:
-    try:
-        read(answer)
-    except Unreadable:
-        pass
-    else:
-        return "numeric"
-    bare = re.sub(r"\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}", r"\1", answer)
-    words = _WORDS.findall(re.sub(r"\\[a-zA-Z]+", " ", bare))
-    if _FORMULA.search(bare) and len(words) < 2:
-        return "expression"
-    if 0 < len(words) <= MOST_WORDS and not re.search(r"\\[a-zA-Z]+", bare):
+    """Return how an answer is compared: as what can read it; as a short text only where it is a term or words.
+
+    Raises:
+        _Unusable: nothing can read it, and it is no short text.
+    """
+    bare = unfonted(answer)
+    if _ELECTRONS.fullmatch(bare):
         return "text"
-    raise _Unusable("a long answer: no rule can compare it")
+    if _is_quantity(answer):
+        return "numeric"
+    if text.is_term(answer) or _HYBRID.fullmatch(answer) or _NAMED_COMPOUND.fullmatch(bare):
+        return "text"
+    words = _WORDS.findall(re.sub(r"\\[a-zA-Z]+", " ", bare))
+    if len(words) > MOST_WORDS:
+        raise _Unusable("a long answer: no rule can compare it")
+    in_words = bool(words) and _OPERATORS.search(GREEK_COMMAND.sub(" ", bare)) is None
+    if in_words and _FREE_NUMBER.search(bare) is None:
+        return "text"
+    respelt = plainer(answer)
+    if not _FROM_TO.search(bare) and complaint(symbols_apart(respelt)) is None:
+        return "expression"
+    why = complaint(respelt) or UNREADABLE
+    if _FROM_TO.search(bare) or (why == UNREADABLE and _RANGE.search(bare)):
+        raise _Unusable("the answer is a range: no rule says which value counts")
+    if in_words and len(words) > 1 and why == UNREADABLE:
+        return "text"  # step 2 of glycolysis
+    raise _Unusable(why)
+
+
+def _is_quantity(answer: str) -> bool:
+    r"""Whether an answer is a number with a unit, not a formula: in ``\\frac{1}{2}kA^2`` letters are variables."""
+    try:
+        found = read(answer)
+    except Unreadable:
+        return False
+    if "=" in unnamed(unfonted(answer)):
+        return False  # an equation, not a value with its name
+    computed = _COMPUTED.search(answer) is not None
+    if computed and (found[0].spread or (found[0].unit.given and not _SET_UPRIGHT.search(answer))):
+        return False
+    return found[0].spread <= WIDEST_SPREAD and (any(map(str.isdigit, answer)) or not found[0].label)

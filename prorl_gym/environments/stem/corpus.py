@@ -16,6 +16,8 @@ class StemPair(Pair):
     """The row, without scripted trajectories."""
     response: str
     """The whole last message."""
+    source: str = ""
+    """The published test that the answer comes from, or that it is of our own."""
 
     @property
     def answer(self) -> str:

@@ -27,11 +27,21 @@ from prorl_gym.errors import FailureKind, GraderError, TaskError
 from prorl_gym.records import Score
 
 _NAME = re.compile(
-    r"\|?\s*(?:\\Delta\s*)?\\?[A-Za-z]+(?:\{\\?[A-Za-z]+\})?'?(?:_(?:\w|\{[^{}=]{1,20}(?:\{[^{}=]{1,20}\})?[^{}=]{0,4}\}))?"
+    r"\|?\s*(?:(?:\\Delta|\u0394)\s*)?\\?[A-Za-z]+(?:\{\\?[A-Za-z]+\})?'?"
+    r"(?:\s*\^\s*\{?\s*\\?(?:circ|degree|theta|ominus|prime|\u00b0|\*)\s*\}?)?(?:_(?:\w|\{[^{}=]{1,20}(?:\{[^{}=]{1,20}\})?[^{}=]{0,4}\}))?"
     r"\s*(?:\([A-Za-z]\))?\s*\|?"
 )
 _VARIANT = re.compile(r"\\var(?=(?:epsilon|theta|phi|rho|kappa|pi|sigma)(?![a-zA-Z]))")
 """Another shape of the same Greek letter."""
+
+_HBAR = re.compile(r"\\hbar(?![a-zA-Z])|[ħℏ]")
+_LETTERS_SIDE_BY_SIDE = re.compile(
+    r"(?:\\(?:text|math|operatorname|mbox|end)[a-z]*\*?|_)\s*\{[^{}]*\}|\\begin\s*\{\w+\}(?:\{[clr|]*\})?|\\[a-zA-Z]+|(?<![a-zA-Z])[a-zA-Z]{2,3}(?![a-zA-Z])"
+)
+_NO_SYMBOLS = frozenset(
+    "sin cos tan cot sec csc log exp ln lg max min gcd lcm mod lim det deg arg and or for all if is the not no let of "
+    "pi inf any yes so odd".split()
+)
 
 CPU_SECONDS = 5.0
 """CPU time for one comparison; an ordinary one takes a millisecond."""
@@ -103,7 +113,7 @@ class StemGrader:
 
     async def _expression(self, row: StemRow, answer: str) -> Finding:
         answer = unnamed(answer) if "=" not in row.answer else answer
-        gold, answer = (_VARIANT.sub(r"\\", each) for each in (row.answer, answer))
+        gold, answer = (symbols_apart(_VARIANT.sub(r"\\", each)) for each in (row.answer, answer))
         score = await self._expressions.score(gold, answer, row.question)
         if score.reward == 1.0:
             return Finding("right")
@@ -163,6 +173,16 @@ def unnamed(answer: str) -> str:
     r"""Return an answer without the name that it gives to itself: ``|Z| = ...``, ``E_{\text{kin}} = ...``."""
     name, equals, rest = answer.partition("=")
     return rest if equals and "=" not in rest and _NAME.fullmatch(name.strip()) else answer
+
+
+def symbols_apart(text: str) -> str:
+    r"""Return a formula with its symbols apart: ``mg/k`` is a product, not milligrams over k."""
+    return _LETTERS_SIDE_BY_SIDE.sub(_apart, _HBAR.sub(" h_{bar}", text))
+
+
+def _apart(found: re.Match[str]) -> str:
+    word = found[0]
+    return word if not word.isalpha() or word in _NO_SYMBOLS else " ".join(word)
 
 
 def _may_be(answer: str, texts: Iterable[str]) -> bool:

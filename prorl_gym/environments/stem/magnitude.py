@@ -31,6 +31,8 @@ class Reader:
         self._tokens = found
         self.place = 0
         self._depth = 0
+        self.spread = 0.0
+        """Largest uncertainty that was read, relative to its number."""
 
     def peek(self, ahead: int = 0) -> Token | None:
         """Return the next token, or one further ahead; ``None`` past the end."""
@@ -68,7 +70,7 @@ class Reader:
             value *= _COUNTS[token.text.casefold()]
             self.place += 1
         if self.take("±"):
-            self._sum(outermost=True)
+            self._spread_by(value, self._sum(outermost=True))
         return _finite(value)
 
     def exponent(self) -> float:
@@ -80,6 +82,9 @@ class Reader:
         if self.at("{", "("):
             return sign * self._group()
         raise Unreadable("an exponent that is no number")
+
+    def _spread_by(self, value: float, uncertainty: float) -> None:
+        self.spread = max(self.spread, abs(uncertainty / value) if value else 0.0)
 
     def _sum(self, *, outermost: bool = False) -> float:
         start = self.place
@@ -205,7 +210,7 @@ class Reader:
         try:
             value = self._sum()
             if self.take("±"):
-                self._sum()
+                self._spread_by(value, self._sum())
         finally:
             self._depth -= 1
         self.need(_CLOSING[opening.text])

@@ -6,13 +6,19 @@ out. A gold answer without a unit stands for a pure number, or for one in the un
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from prorl_gym.environments.stem.reading import Quantity, asked_unit, read
+from prorl_gym.environments.stem import labels
+from prorl_gym.environments.stem.reading import Quantity, asked_unit, asks_difference, read
 from prorl_gym.environments.stem.tokens import Unreadable
 from prorl_gym.environments.stem.unit_text import Measure
 
 _ROUNDING = 1e-9
+WIDEST_SPREAD = 0.25
+"""Of an answer's uncertainty, relative to its number; with a wider one it is a range."""
+_OWN_KIND = {"level", "points"}
+"""What no plain number or per cent stands for."""
 _ZERO_POINT = 0.2
 """Kelvins between two spellings of a temperature, since 273 and 273.15 are both in use."""
 
@@ -31,11 +37,15 @@ def grade(body: Mapping[str, Any]) -> dict[str, Any]:
         gold = read(body["gold"])
     except Unreadable as complaint:
         return {"verdict": "bad_gold", "why": str(complaint)}
+    counted = frozenset(labels.folded(word) for one in gold for word in one.label.split())
     try:
-        answer = read(body["answer"])
+        answer = read(body["answer"], labels.counted_in(body["question"]) | counted)
     except Unreadable as complaint:
         return {"verdict": "unread", "why": f"the answer is no single quantity: {complaint}"}
     asked = None if gold[0].unit.given else asked_unit(body["question"])
+    if asks_difference(body["question"]):
+        gold, answer = ([_without_zero(one) for one in each] for each in (gold, answer))
+        asked = replace(asked, zero=0.0) if asked else None
     why = ""
     for wanted in gold:
         for given in answer:
@@ -46,10 +56,17 @@ def grade(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"verdict": "different", "why": why}
 
 
+def _without_zero(quantity: Quantity) -> Quantity:
+    """Return a temperature as a difference of two: 25 °C are 25 K then."""
+    return replace(quantity, unit=replace(quantity.unit, zero=0.0))
+
+
 def _difference(gold: Quantity, answer: Quantity, asked: Measure | None, rules: Mapping[str, Any]) -> str:
     """Return what is wrong with an answer; empty: nothing."""
     if answer.label and gold.label and answer.label != gold.label:
         return "something else is counted"
+    if answer.spread > max(WIDEST_SPREAD, gold.spread):
+        return "the uncertainty leaves the value open"
     unit = gold.unit if gold.unit.given else asked or gold.unit
     if answer.unit.given:
         if not unit.given and answer.unit.name == "degree" and not gold.unit.given:
@@ -87,8 +104,10 @@ def _converted(answer: Quantity, unit: Measure) -> tuple[float, ...] | None:
 def _flavour_ratio(answer: Measure, unit: Measure) -> float | None:
     """Return what to multiply with where units of one dimension differ in what they measure."""
     first, second = dict(answer.flavours), dict(unit.flavours)
-    if first == second or not first or not second:
+    if first == second:
         return 1.0
+    if not first or not second:
+        return None if _OWN_KIND & {*first, *second} else 1.0
     angles = {"angle", "turn"}
     if set(first) <= angles and set(second) <= angles and sum(first.values()) == sum(second.values()):
         return 1.0

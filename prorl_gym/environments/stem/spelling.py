@@ -2,17 +2,36 @@
 
 import re
 import unicodedata
+from collections.abc import Mapping, Sequence
+
+from prorl_gym.environments.stem.elements import ELEMENT
 
 # ruff: noqa: RUF001 - look-alike signs are what this file is about
 
-_FONT = re.compile(
-    r"\\(?:text(?:rm|bf|it|sf|tt|up|normal)?|math(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|operatorname\*?|ce|mathring"
-    r"|boldsymbol|bm|underline|emph|unit|si)\s*\{"
+_FONTS = (
+    "text textrm textbf textit textsf texttt textup textnormal mathrm mathbf mathit mathsf mathtt mathnormal mathup "
+    "mathcal mathbb mathfrak mathscr mbox hbox operatorname ce mathring boldsymbol bm underline emph unit si num "
+    "boxed fbox framebox bbox underbrace"
+).split()
+_MACROS: Mapping[str, tuple[int, Sequence[int]]] = (
+    dict.fromkeys(_FONTS, (1, (0,)))
+    | dict.fromkeys(("color", "phantom", "hphantom", "vphantom", "hspace", "vspace", "label", "tag"), (1, ()))
+    | dict.fromkeys(("textcolor", "colorbox", "style", "class", "overset", "stackrel"), (2, (1,)))
+    | {"fcolorbox": (3, (2,)), "SI": (2, (0, 1)), "qty": (2, (0, 1))}
 )
+"""Of macros that change how something looks: how many arguments they take, and which of these are seen."""
+_MACRO = re.compile(rf"\\({'|'.join(sorted(_MACROS, key=len, reverse=True))})\*?\s*(?:\[[^\[\]{{}}]*\]\s*)?(?=\{{)")
+_OPENING = re.compile(r"\s*\{")
+_NOTE = re.compile(r"\s*_\s*(?=\{)")
 _COMMAND_BEFORE = re.compile(r"\\[a-zA-Z]+$")
-_SWITCH = re.compile(r"\\(?:rm|bf|it|displaystyle|textstyle|left|right|big|Big|bigl|bigr|limits)(?![a-zA-Z])\s*")
+_SWITCH = re.compile(
+    r"\\(?:rm|bf|it|sf|tt|bfseries|itshape|boldmath|(?:display|text|script|scriptscript)style|tiny|scriptsize"
+    r"|footnotesize|small|normalsize|[lL]arge|LARGE|[hH]uge|left|right|middle|[bB]igg?[lrm]?|limits|mathstrut|strut)"
+    r"(?![a-zA-Z])\s*"
+)
 _SPACE = re.compile(
-    r"\\[,;:>! ]|\\(?:quad|qquad|enspace|thinspace|hspace\{[^{}]*\})(?![a-zA-Z])|~|[\u00a0\u2000-\u200a\u202f]"
+    r"\\[,;:>! ]|\\(?:quad|qquad|enspace|enskip|(?:neg)?(?:thin|med|thick)space|space|nobreakspace)(?![a-zA-Z])"
+    r"|\\(?:kern|mkern|hskip|mskip)\s*-?[\d.]+\s*(?:pt|em|ex|mu|mm|cm|in)(?![a-zA-Z])|~|[\u00a0\u2000-\u200a\u202f]"
 )
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060-\u2064\ufeff\u00ad]")
 _DELIMITERS = re.compile(r"\\?\$|\\[()\[\]]")
@@ -32,7 +51,7 @@ _GREEK_LETTERS = {
     for name in _GREEK
     for case in ("SMALL", "CAPITAL")
 } | {"ϕ": "phi", "ϵ": "epsilon", "ϑ": "theta", "ς": "sigma", "µ": "mu"}
-_GREEK_COMMAND = re.compile(r"\\(?:var)?(" + "|".join([*_GREEK, *map(str.capitalize, _GREEK)]) + r")(?![a-zA-Z])")
+GREEK_COMMAND = re.compile(r"\\(?:var)?(" + "|".join([*_GREEK, *map(str.capitalize, _GREEK)]) + r")(?![a-zA-Z])")
 _GREEK_LETTER = re.compile(f"[{''.join(_GREEK_LETTERS)}]")
 
 _SIGNS = {
@@ -51,6 +70,14 @@ _SIGN = {re.compile(pattern): sign for pattern, sign in _SIGNS.items()}
 _LONE = re.compile(r"\(([\w.]+)\)(?=/)|(?<=/)\(([\w.]+)\)")
 _POWER_OF_NUMBER = re.compile(r"(?<![A-Za-z\d)\]])(\d+(?:\.\d+)?)\^\{?([+-]?\d+)\}?")
 _CHARGE = re.compile(r"(?<=[A-Za-z\d)\]])\^?\{?(\d*)([+-])\}?(?=$|[\s,;.)*]|->)")
+_RAISED_CHARGE = re.compile(
+    r"\s*\^\s*\{?\s*(?:(?P<sign>[+-])(?P<number>\d)|(?P<number_first>\d)(?P<sign_behind>[+-]))\s*\}?(?!\w)"
+)
+_ION_BEFORE = re.compile(r"[A-Za-z\d_{}()\[\]]{1,60}$")
+_ION = re.compile(rf"(?=.*[A-Z])(?:{ELEMENT}|[\d()\[\]])+")
+_BRACKETED_CHARGE = re.compile(r"(?<=[A-Za-z\d\]])\((\d*[+-])\)$")
+_LONE_ION = re.compile(rf"({ELEMENT})\+(\d)")
+_EXPLICIT_CHARGE = re.compile(r"(?<=[A-Za-z\d)\]}])\s*\^\s*\{?\s*(\d*[+-])\s*\}?")
 _JOINT = re.compile(r"(?<=[A-Za-z])-(?=[A-Za-z])|(?<=[A-Za-z]{2})-(?=\d)|(?<=\d)-(?=[A-Za-z]{2})")
 _KEPT_POWER, _KEPT_MINUS = "\ue000", "\ue001"
 
@@ -60,13 +87,26 @@ def unfonted(text: str) -> str:
     text = _MINUS.sub("-", _INVISIBLE.sub("", text))
     text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_RAISED)}}}", text)
     text = _SWITCH.sub(" ", _DELIMITERS.sub("", _SPACE.sub(" ", text)))
-    while (opening := _FONT.search(text)) is not None:
-        before = text[: opening.start()]
-        closing = _closing(text, opening.end())
+    while (macro := _MACRO.search(text)) is not None:
+        before = text[: macro.start()]
+        count, seen = _MACROS[macro[1]]
+        arguments, end = _arguments(text, macro.end(), count)
+        if macro[1] == "underbrace" and (note := _NOTE.match(text, end)):
+            end = _arguments(text, note.end(), 1)[1]
         # As TeX sets it: k and Omega side by side are one unit.
         gap = " " if _COMMAND_BEFORE.search(before) else ""
-        text = before + gap + text[opening.end() : closing] + text[closing + 1 :]
+        text = before + gap + " ".join(arguments[place] for place in seen if place < len(arguments)) + text[end:]
     return text.strip()
+
+
+def _arguments(text: str, start: int, count: int) -> tuple[list[str], int]:
+    """Return up to so many groups in braces that begin at ``start``, and where the last of them ends."""
+    found: list[str] = []
+    while len(found) < count and (opening := _OPENING.match(text, start)) is not None:
+        closing = _closing(text, opening.end())
+        found.append(text[opening.end() : closing])
+        start = min(closing + 1, len(text))
+    return found, start
 
 
 def _closing(text: str, start: int) -> int:
@@ -81,15 +121,36 @@ def _closing(text: str, start: int) -> int:
     return len(text)
 
 
+def _charged(text: str) -> str:
+    """Return a text in which a charge is written as ``^{2-}``, and a single one without its number."""
+    text = _RAISED_CHARGE.sub(_charge, _BRACKETED_CHARGE.sub(r"^{\1}", text))
+    if (ion := _LONE_ION.fullmatch(text)) is not None:
+        return f"{ion[1]}^{{{ion[2]}+}}"  # Fe-56 is a nuclide
+    return text
+
+
+def _charge(found: re.Match[str]) -> str:
+    before = _ION_BEFORE.search(found.string[max(0, found.start() - 60) : found.start()])
+    if before is None or _ION.fullmatch(re.sub(r"[_{}]", "", before[0])) is None:
+        return found[0]  # a power
+    number = found["number"] or found["number_first"]
+    return f"^{{{'' if number == '1' else number}{found['sign'] or found['sign_behind']}}}"
+
+
+def explicit_charges(text: str) -> list[str]:
+    """Return the charges of a text that are raised, so that their numbers are no subscripts."""
+    return _EXPLICIT_CHARGE.findall(_charged(unfonted(text)))
+
+
 def squeezed(text: str) -> str:
     """Return a key of a text in which spacing, hyphens between words, sub- and superscript do not count.
 
     Powers of numbers do (``10^5`` is not ``105``), and so do signs, charges and the case of letters.
     """
-    text = unfonted(text)
+    text = _charged(unfonted(text))
     for pattern, sign in _SIGN.items():
         text = pattern.sub(sign, text)
-    text = _GREEK_COMMAND.sub(r" \1", text)
+    text = GREEK_COMMAND.sub(r" \1", text)
     text = _GREEK_LETTER.sub(lambda match: _GREEK_LETTERS[match[0]], text)
     text = unicodedata.normalize("NFKD", text.replace("°", "\ue002")).replace("\ue002", "°")
     text = "".join(character for character in text if not unicodedata.combining(character))

@@ -23,7 +23,6 @@ class Token:
     """Nothing stands between it and the token before."""
 
 
-_SI_COMMAND = re.compile(r"\\(?:SI|qty)\s*(?:\[[^\]]*\]\s*)?\{([^{}]*)\}\s*\{([^{}]*)\}")
 _REWRITTEN = {
     re.compile(pattern): text
     for pattern, text in {
@@ -47,6 +46,12 @@ _REWRITTEN = {
         r"\\(?:ohm|Omega|upOmega)(?![a-zA-Z])": "Ω",
         r"\\(?:mu|upmu|textmu|micro)(?![a-zA-Z])\s*|µ": "μ",
         r"\\(?:AA|angstrom)(?![a-zA-Z])": "Å",
+        r"\bpercent(?:age)?[ -]points?\b": " pp ",
+        r"(?i:\bparts per million\b)": " ppm ",
+        r"(?i:\bparts per billion\b)": " ppb ",
+        r"\bper cent\b": " percent ",
+        r"(?i:\bnautical miles?\b)": " nmi ",
+        r"\b(?:sq\.?|square|cu\.?|cubic)\s+units?\b": " units ",
         r"\\percent(?![a-zA-Z])|\\%|％": "%",
         r"\\ell(?![a-zA-Z])": "ℓ",
         r"\\pm(?![a-zA-Z])|\+/-|\+-": "±",
@@ -58,7 +63,8 @@ _REWRITTEN = {
 _TOKEN = re.compile(
     r"""
     (?P<space>\s+)
-    |(?P<number>(?:\d{1,3}(?:(?:,|\{,\}|[ ]+(?=\d{3}(?!\d)))\d{3})+(?!\d)(?:\.\d+)?|\d+\{,\}\d+|\d+\.?\d*|\.\d+)
+    |(?P<number>(?:\d{1,3}(?:(?:,|\{,\}|[ ]+(?=\d{3}(?!\d)))\d{3})+(?!\d)(?:\.\d+)?|\d+\{,\}\d+
+            |\d+\.\d{3}(?:[ ]+\d{3})*[ ]+\d{1,3}(?![\d./^:])|\d+\.?\d*|\.\d+)
         (?:[eE][+-]?\d+(?![A-Za-z\d]))?)
     |(?P<name>°[CFK]?(?![A-Za-z])|[A-Za-zΑ-Ωα-ωÅℓΩÅ]+(?:2O(?![a-z\d]))?|[%‰′″])
     |(?P<sign>[-+*/^(){}±≈=,;:<>≤≥\[\]|_'?!.~&$€£"])
@@ -73,7 +79,6 @@ def tokens(text: str) -> list[Token]:
     Raises:
         Unreadable: a character that belongs to no quantity.
     """
-    text = _SI_COMMAND.sub(r"\1 \2", text)
     text = unfonted(text)
     for pattern, written in _REWRITTEN.items():
         text = pattern.sub(written, text)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 
 from prorl_gym.environments.stem import units
 from prorl_gym.environments.stem.magnitude import Reader
@@ -35,12 +37,25 @@ class _Factor:
     power: float
 
 
-def measure(found: Sequence[Token], *, all_below: bool) -> tuple[Measure, int]:
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """How to read what authors mean in two ways."""
+
+    all_below: bool = True
+    """``J/mol K`` is J/(mol K), otherwise (J/mol) K."""
+    joined: bool = False
+    """``ms^{-1}`` is m s^{-1}, otherwise 1/ms."""
+
+
+CONVENTIONS = tuple(Convention(all_below, joined) for all_below, joined in product((True, False), (False, True)))
+
+
+def measure(found: Sequence[Token], convention: Convention) -> tuple[Measure, int]:
     """Read the unit that a row of tokens begins with.
 
     Args:
         found: what follows the number.
-        all_below: read ``J/mol K`` as J/(mol K), otherwise as (J/mol) K.
+        convention: how to read it where two readings are in use.
 
     Returns:
         The unit and how many tokens it takes; no unit when there is none.
@@ -48,7 +63,7 @@ def measure(found: Sequence[Token], *, all_below: bool) -> tuple[Measure, int]:
     Raises:
         Unreadable: a unit that is broken off.
     """
-    reader = _Units(found, all_below=all_below)
+    reader = _Units(found, convention)
     factors = reader.product(outermost=True)
     return _measured(factors), reader.place
 
@@ -56,17 +71,18 @@ def measure(found: Sequence[Token], *, all_below: bool) -> tuple[Measure, int]:
 def unit_called(text: str) -> Measure | None:
     """Return the unit that a whole text names, or ``None``."""
     try:
-        found = spelt_out(tokens(text))
-        result, length = measure(found, all_below=True)
+        found = tokens(text)
+        result, length = measure(found, Convention())
     except Unreadable:
         return None
     return result if result.given and length == len(found) else None
 
 
 class _Units(Reader):
-    def __init__(self, found: Sequence[Token], *, all_below: bool) -> None:
+    def __init__(self, found: Sequence[Token], convention: Convention) -> None:
         super().__init__(found)
-        self._all_below = all_below
+        self._convention = convention
+        self._below = False
         self._nesting = 0
 
     def product(self, *, outermost: bool = False) -> list[_Factor]:
@@ -75,9 +91,11 @@ class _Units(Reader):
         while True:
             place = self.place
             divides = self.take("/", "per")
-            times = not divides and (self.take("*") or self._takes_hyphen())
-            inverted = divides or (self._all_below and below)
+            times = not divides and (self.take("*") or self._takes_joint())
+            inverted = divides or (self._convention.all_below and below)
+            outer, self._below = self._below, self._below or inverted
             more = self._factor()
+            self._below = outer
             if more is None:
                 self.place = place
                 if (divides or times) and not outermost:
@@ -120,17 +138,45 @@ class _Units(Reader):
     def _named(self, token: Token) -> list[_Factor] | None:
         if token.kind != "name":
             return None
-        power_of_ten = units.power_of_ten(token.text)
         following = self.peek(1)
-        if power_of_ten is not None and following is not None and (unit := units.find(following.text)) is not None:
-            self.place += 2
-            scaled = Unit(unit.name, unit.factor * 10.0**power_of_ten, unit.dimension, unit.flavour)
-            return self._powered([_Factor(scaled, 1.0)])
+        if following is not None and following.kind == "name" and (unit := units.find(following.text)) is not None:
+            if (power_of_ten := units.power_of_ten(token.text)) is not None:
+                self.place += 2
+                scaled = Unit(unit.name, unit.factor * 10.0**power_of_ten, unit.dimension, unit.flavour)
+                return self._powered([_Factor(scaled, 1.0)])
+        elif token.text == "in" and following is not None and following.kind == "name":
+            return None  # "5 N in total"
+        if (factors := self._product_called(token.text)) is not None:
+            self.place += 1
+            return [*factors[:-1], *self._powered(factors[-1:])]
         unit = units.find(token.text)
         if unit is None:
             return None
         self.place += 1
         return self._powered([_Factor(unit, 1.0)])
+
+    def _product_called(self, name: str) -> list[_Factor] | None:
+        """Return the factors of a name that stands for a product: ``kWh``, ``Jmol`` in ``Jmol^{-1}``."""
+        if name in units.COMPOUNDS:
+            return _compound(units.COMPOUNDS[name])
+        if not self._below and not self._is_raised() and not self.at("/", ahead=1):
+            return None
+        if name in units.EITHER and self._convention.joined and (self._below or self._is_raised(to_negative=True)):
+            return _compound(units.EITHER[name])
+        symbols = units.run_together(name)
+        return [_Factor(unit, 1.0) for symbol in symbols if (unit := units.find(symbol)) is not None] or None
+
+    def _is_raised(self, *, to_negative: bool = False) -> bool:
+        """Whether the name that comes next has an exponent."""
+        after = [token.text for ahead in (1, 2, 3) if (token := self.peek(ahead)) is not None]
+        sign = self.peek(1)
+        if after[:1] == ["^"]:
+            return not to_negative or "-" in after[1:]
+        if sign is None or not sign.glued:
+            return False
+        return (sign.text == "-" and after[1:2] != [] and after[1].isdigit()) or (
+            not to_negative and sign.text.isdigit()
+        )
 
     def _powered(self, factors: list[_Factor]) -> list[_Factor]:
         token, following = self.peek(), self.peek(1)
@@ -139,8 +185,9 @@ class _Units(Reader):
             return _raised(factors, _POWER_WORDS[token.text])
         if self.take("^"):
             return _raised(factors, self.exponent())
+        begins_another = following is not None and following.glued and following.kind == "name"  # 2h30min
         if token is not None and token.glued and token.kind == "number" and token.text.isdigit():
-            return _raised(factors, self.exponent())  # m2
+            return factors if begins_another and len(token.text) > 1 else _raised(factors, self.exponent())  # m2
         signed = token is not None and token.glued and token.text in "+-" and token.kind == "sign"
         if signed and following is not None and following.glued and following.text.isdigit():
             return _raised(factors, self.exponent())  # s-1
@@ -165,24 +212,20 @@ class _Units(Reader):
         token = self.peek()
         return token is not None and token.text == "1" and self.at("/", ahead=1)
 
-    def _takes_hyphen(self) -> bool:
-        """Step over the hyphen of ``kilowatt-hours``."""
+    def _takes_joint(self) -> bool:
+        """Step over the hyphen of ``kilowatt-hours`` or the point of ``m.s^{-1}``."""
         token, following = self.peek(), self.peek(1)
         found = (
             self.place > 0 and token is not None and following is not None
-            and token.text == "-" and token.glued and following.glued and following.kind == "name"
+            and token.text in ("-", ".") and token.glued and following.glued and following.kind == "name"
         )  # fmt: skip
         self.place += found
         return found
 
 
-def spelt_out(found: Iterable[Token]) -> list[Token]:
-    """Return the tokens with ``kWh`` as ``(kW h)``."""
-    return [
-        each
-        for token in found
-        for each in (tokens(f"({units.COMPOUNDS[token.text]})") if token.text in units.COMPOUNDS else [token])
-    ]
+@cache
+def _compound(written: str) -> list[_Factor]:
+    return _Units(tokens(written), Convention()).product()
 
 
 def _raised(factors: Iterable[_Factor], power: float) -> list[_Factor]:

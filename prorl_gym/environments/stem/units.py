@@ -13,21 +13,22 @@ import pint  # pyright: ignore[reportMissingTypeStubs]
 
 # ruff: noqa: RUF001 - look-alike signs are what this file is about
 
-Flavour = Literal["", "angle", "turn", "cycle", "decay", "absorbed", "equivalent", "level", "information"]
+Flavour = Literal["", "angle", "turn", "cycle", "decay", "absorbed", "equivalent", "level", "points", "information"]
 """What tells apart units of one dimension that do not measure the same thing: 50 Hz is not 50 rad/s."""
 
 _FLAVOURS: dict[str, Flavour] = {
     "radian": "angle", "degree": "angle", "arcminute": "angle", "arcsecond": "angle", "gradian": "angle",
     "steradian": "angle", "turn": "turn", "revolutions_per_minute": "turn", "revolutions_per_second": "turn",
     "hertz": "cycle", "becquerel": "decay", "curie": "decay", "gray": "absorbed", "sievert": "equivalent",
-    "rem": "equivalent", "decibel": "level", "bit": "information", "byte": "information",
+    "rem": "equivalent", "decibel": "level", "percentage_point": "points", "bit": "information", "byte": "information",
+    "kibibyte": "information", "mebibyte": "information",
 }  # fmt: skip
 
 _PREFIXES = {
     "Y": 24, "Z": 21, "E": 18, "P": 15, "T": 12, "G": 9, "M": 6, "k": 3, "d": -1,
     "c": -2, "m": -3, "u": -6, "μ": -6, "µ": -6, "n": -9, "p": -12, "f": -15, "a": -18, "z": -21, "y": -24,
 }  # fmt: skip
-_PREFIX_WORDS = {
+PREFIX_WORDS = {
     "yotta": 24, "zetta": 21, "exa": 18, "peta": 15, "tera": 12, "giga": 9, "mega": 6, "kilo": 3, "hecto": 2, "deca": 1,
     "deka": 1, "deci": -1, "centi": -2, "milli": -3, "micro": -6, "nano": -9, "pico": -12, "femto": -15, "atto": -18,
     "zepto": -21, "yocto": -24,
@@ -55,7 +56,10 @@ _SYMBOLS = {
     "cmH2O": "centimeter_H2O", "dB": "decibel", "°C": "degree_Celsius", "°F": "degree_Fahrenheit", "°K": "kelvin",
     "erg": "erg", "D": "debye", "rem": "rem", "mrem": "millirem", "mas": "milliarcsecond", "sec": "second",
     "secs": "second", "hrs": "hour", "mins": "minute", "lbs": "pound", "fm": "femtometer", "cc": "cubic_centimeter",
-    "hPa": "hectopascal", "degC": "degree_Celsius", "degF": "degree_Fahrenheit",
+    "hPa": "hectopascal", "pp": "percentage_point", "pct": "percent", "yrs": "year",
+    "nmi": "nautical_mile", "kgf": "kilogram_force", "KiB": "kibibyte", "MiB": "mebibyte", "Jy": "jansky",
+    "ka": "kiloyear", "Ma": "megayear", "Ga": "gigayear", "msec": "millisecond", "rads": "radian",
+    "degC": "degree_Celsius", "degF": "degree_Fahrenheit",
 }  # fmt: skip
 _WORDS = {
     "meter": "meter", "metre": "meter", "gram": "gram", "gramme": "gram", "second": "second", "ampere": "ampere",
@@ -76,6 +80,10 @@ _PLAIN_WORDS = {
     "arcminute": "arcminute", "arcsecond": "arcsecond", "revolution": "turn", "turn": "turn", "cycle": "turn",
     "rydberg": "rydberg", "hartree": "hartree", "decibel": "decibel", "celsius": "degree_Celsius",
     "fahrenheit": "degree_Fahrenheit", "dyne": "dyne", "erg": "erg", "debye": "debye", "micron": "micrometer",
+    "cup": "cup", "pint": "pint", "quart": "quart", "teaspoon": "teaspoon", "tablespoon": "tablespoon", "acre": "acre",
+    "stone": "stone", "carat": "carat", "slug": "slug", "furlong": "furlong", "fathom": "fathom", "decade": "ten_years",
+    "century": "century", "centurie": "century", "fortnight": "fortnight", "barrel": "barrel", "jansky": "jansky",
+    "kibibyte": "kibibyte", "mebibyte": "mebibyte", "nmi": "nautical_mile",
 }  # fmt: skip
 _SLIPS = {
     "Kg": "kg", "KG": "kg", "kgs": "kg", "Km": "km", "KM": "km", "kms": "km", "KJ": "kJ", "Kj": "kJ", "kj": "kJ",
@@ -89,18 +97,27 @@ COMPOUNDS = {
     "Nm": "N m", "kNm": "kN m", "Ns": "N s", "Wh": "W h", "kWh": "kW h", "KWh": "kW h", "kwh": "kW h", "MWh": "MW h",
     "GWh": "GW h", "TWh": "TW h", "Ah": "A h", "mAh": "mA h", "Js": "J s", "Ws": "W s", "Vs": "V s", "kph": "km/h",
     "kmph": "km/h", "kmh": "km/h", "mps": "m/s", "fps": "ft/s", "sqft": "ft^2", "diopter": "1/m", "dioptre": "1/m",
-    "diopters": "1/m", "dioptres": "1/m",
+    "diopters": "1/m", "dioptres": "1/m", "Pas": "Pa s", "mPas": "mPa s", "kNs": "kN s", "Nmm": "N mm", "Nms": "N m s",
 }  # fmt: skip
 """Units that are written as one word and are products of others."""
+EITHER = {"ms": "m s", "mK": "m K", "Tm": "T m", "rads": "rad s"}
+"""Units that, below a fraction bar or raised to a negative power, are rather products: ``m s^{-1}``, ``W/(m K)``."""
 
 _OURS = {
     "gauss": (1e-4, "tesla"), "cubic_centimeter": (1e-6, "meter ** 3"), "permille": (1e-3, "dimensionless"),
-    "ppb": (1e-9, "dimensionless"), "decibel": (1.0, "dimensionless"),
+
+    "kiloyear": (1e3, "year"), "megayear": (1e6, "year"), "gigayear": (1e9, "year"),
+    "ten_years": (10.0, "year"), "jansky": (1e-26, "watt / meter ** 2 / hertz"),
+    "ppb": (1e-9, "dimensionless"), "percentage_point": (1e-2, "dimensionless"),
+    "decibel": (1.0, "dimensionless"),
     "millirem": (1e-5, "sievert"), "milliarcsecond": (1e-3, "arcsecond"), "rem": (1e-2, "sievert"),
     "degree_Celsius": (1.0, "kelvin"), "degree_Fahrenheit": (5 / 9, "kelvin"), "turn": (math.tau, "radian"),
     "revolutions_per_second": (math.tau, "radian / second"),
 }  # fmt: skip
 """What pint lacks, defines in another system of units, or adds a zero point to."""
+
+_LONGEST_PRODUCT = 8
+_LONGEST_SYMBOL = 4
 
 Dimension = tuple[tuple[str, float], ...]
 
@@ -129,9 +146,38 @@ def find(name: str) -> Unit | None:
     return _word(name.casefold()) if len(name) > 2 else None
 
 
+@cache
+def run_together(name: str) -> tuple[str, ...]:
+    """Return the symbols of which a name that is no unit is the product (``Jmol``: ``J``, ``mol``); empty: of none.
+
+    The fewest symbols count; a name with two such readings has none.
+    """
+    if len(name) > _LONGEST_PRODUCT or find(name) is not None:
+        return ()
+    found = sorted(_splits(name), key=len)
+    if not found or (len(found) > 1 and len(found[0]) == len(found[1])):
+        return ()
+    return found[0]
+
+
+def _splits(name: str) -> list[tuple[str, ...]]:
+    if not name:
+        return [()]
+    found: list[tuple[str, ...]] = []
+    for end in range(1, min(len(name), _LONGEST_SYMBOL) + 1):
+        symbol = name[:end]
+        if symbol not in EITHER and _is_symbol(symbol):
+            found += [(symbol, *rest) for rest in _splits(name[end:])]
+    return found
+
+
+def _is_symbol(name: str) -> bool:
+    return name in _PREFIXED or (name[:1] in _PREFIXES and name[1:] in _PREFIXED)
+
+
 def power_of_ten(word: str) -> int | None:
     """Return what a prefix written as a word stands for, for example 3 for ``kilo``."""
-    return _PREFIX_WORDS.get(word)
+    return PREFIX_WORDS.get(word)
 
 
 def _word(word: str) -> Unit | None:
@@ -143,7 +189,7 @@ def _word(word: str) -> Unit | None:
             return _unit(_PLAIN_WORDS[stem], 0)
         if stem in _WORDS:
             return _unit(_WORDS[stem], 0)
-        for prefix, power in _PREFIX_WORDS.items():
+        for prefix, power in PREFIX_WORDS.items():
             if stem.startswith(prefix) and stem.removeprefix(prefix) in _WORDS:
                 return _unit(_WORDS[stem.removeprefix(prefix)], power)
     return None

@@ -46,6 +46,8 @@ class Book:
         self._stopping: set[str] = set()
         self._resting: set[str] = set()
         """Groups that go on only if more of them is submitted: they keep no other from beginning."""
+        self._stand_ins: set[str] = set()
+        """Those that are counted and have not ended: each is counted once, whenever it is first heard of."""
         self._alarms: list[tuple[float, int, Group]] = []
         self._ticket = count()
         self._came = 0
@@ -61,6 +63,9 @@ class Book:
             earlier: before the demand, which therefore speaks of it, too. Otherwise a group that comes when nothing
                 more is needed waits for the next demand.
         """
+        if replica.stands_in_for is not None and replica.rollout_id not in self._stand_ins:
+            self._stand_ins.add(replica.rollout_id)
+            self.results.made(replica.rollout_id)
         settled = self.results.get(replica.group_id)
         if settled is not None:
             reason = CancelReason.STALE if settled.state == "stale" else CancelReason.REDUNDANT
@@ -113,6 +118,10 @@ class Book:
             run_seconds: how long its agent worked.
         """
         replica = self._replicas.pop(member.rollout_id, None)
+        if member.stands_in_for is not None and member.group_id is not None and not member.evaluation:
+            if member.rollout_id not in self._stand_ins:
+                self.results.made(member.rollout_id)
+            self._stand_ins.discard(member.rollout_id)
         self._account(member, replica, run_seconds)
         self.set_version(member.oldest_version or 0)  # a version that sampled is there: a restart may not know it
         if member.group_id is None or member.evaluation or self.results.get(member.group_id) is not None:

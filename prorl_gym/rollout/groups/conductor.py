@@ -309,7 +309,7 @@ class Conductor:
             for entry in chosen:
                 entry.cancel = reason
             if chosen:
-                self._dispatcher.spawn(self._dispatcher.cancel(chosen, reason))
+                self._dispatcher.spawn(self._dispatcher.drop(chosen, reason))
         if decisions.park:
             self._dispatcher.spawn(self._dispatcher.park(self._entries(decisions.park)))
         if decisions.unpark:

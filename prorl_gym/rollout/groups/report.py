@@ -74,9 +74,9 @@ class GroupsStatus(Record):
     states: dict[State, int] = Field(default_factory=dict[State, int])
     """Groups by state."""
     replaced: int = 0
-    """Rollouts made in place of failed ones, in groups that are not settled."""
+    """Rollouts made in place of failed ones."""
     extras: int = 0
-    """Rollouts that race stragglers, in groups that are not settled."""
+    """Rollouts made to race stragglers."""
     wasted_tokens: int = 0
     """Sampled in rollouts that were cancelled as redundant or stale."""
     reclaimed_seconds: float = 0.0
@@ -111,8 +111,8 @@ def report(book: Book) -> GroupsStatus:
         held=sum(replica.held for replica in replicas),
         parked=sum(replica.parked for replica in replicas),
         states=dict(states),
-        replaced=sum(group.replaced for group in book.groups.values()),
-        extras=sum(group.extras for group in book.groups.values()),
+        replaced=results.replaced,
+        extras=results.extras,
         wasted_tokens=results.wasted_tokens,
         reclaimed_seconds=results.reclaimed_seconds,
         early_stop=_early_stop(book),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from prorl_gym.demand import Demand
 from prorl_gym.rollout.groups.group import Group, State
-from prorl_gym.rollout.groups.replica import was_cut
+from prorl_gym.rollout.groups.replica import is_extra, was_cut
 from prorl_gym.rollout.protocol import Member
 
 _MOST = 100_000
@@ -40,6 +40,8 @@ class Results:
 
     def __init__(self) -> None:
         self.counts: Counter[State] = Counter()
+        self.replaced = 0
+        self.extras = 0
         self.wasted_tokens = 0
         self.reclaimed_seconds = 0.0
         self.early_stopped = 0
@@ -74,6 +76,13 @@ class Results:
             self.audited += group.audited and complete
             self.audited_informative += group.audited and state == "ready"
             self.early_stopped += not group.audited and state == "redundant"
+
+    def made(self, stand_in: str) -> None:
+        """Count a rollout that stands in for another one."""
+        if is_extra(stand_in):
+            self.extras += 1
+        else:
+            self.replaced += 1
 
     def ended(self, member: Member, saved_seconds: float) -> None:
         """Count what a rollout that was cut had cost and what stopping it saved."""

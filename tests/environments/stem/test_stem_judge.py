@@ -196,7 +196,7 @@ def row(kind: str, answer: str) -> StemRow:
     [
         (row("text", "acetic acid"), "vinegar", True),
         (row("text", "acetic acid"), "acetic acid", False),
-        (row("numeric", "5 N"), "five newtons", True),
+        (row("numeric", "5 N"), "a handful of newtons", True),
         (row("numeric", "5 N"), "6 N", False),
         (row("numeric", "5 N"), "5 J", False),
         (row("expression", "x^2"), "x^3", True),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from prorl_gym.demand import Demand, EarlyStop, Redundant
 from prorl_gym.errors import CancelReason, FailureKind
+from prorl_gym.rollout.groups.book import Book
 from prorl_gym.rollout.groups.group import MOST_PLACES
 from prorl_gym.rollout.groups.posterior import chance_of_difference, in_audit, wilson
 from prorl_gym.rollout.groups.replica import Replica, stand_in_id
@@ -531,3 +532,23 @@ def test_the_audit_takes_its_share_of_groups() -> None:
 )
 def test_wilson_intervals_are_those_of_the_tables(hits: int, trials: int, low: float, high: float) -> None:
     assert wilson(hits, trials) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_stand_ins_are_counted_for_good() -> None:
+    """Also of groups that are settled, and by a book that only reads the records."""
+    world = World(Demand(groups=9, replace=2))
+    for name in ("g", "h"):
+        ids = world.submit(name, 2)
+        world.run(*ids)
+        world.finish(ids[0], 1.0)
+        world.fail(ids[1])
+        world.run(f"{ids[1]}:r1")
+        assert report(world.book).replaced == (1 if name == "g" else 2)
+        world.finish(f"{ids[1]}:r1", 0.0)
+    assert world.verdicts == {"g": "ready", "h": "ready"}
+    assert (report(world.book).replaced, report(world.book).extras) == (2, 0)
+    again = Book("run", world.demand)
+    for member in world.members:
+        again.finished(member)
+        again.settle_rewarded()
+    assert (report(again).replaced, report(again).extras) == (2, 0)

@@ -1,0 +1,137 @@
+"""What stands beside a local ledger's file: the number of its last commit, and space for a disk that is full.
+
+SQLite takes a write-ahead log that is missing or cut for one that never was, and drops its commits without a word. So
+each commit is counted in the database, and the count is written beside it (``.mark``) once the commit is on the disk.
+The mark costs no sync: it may fall behind after a power cut, and is never ahead of the disk.
+"""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prorl_gym.rollout.ledger_file import DamagedLedgerError
+
+RESERVE_BYTES = 4 << 20
+_LEAST_RESERVE = 64 << 10
+_SHARE = 16
+"""No more than this part of the free space is reserved."""
+
+
+class Mark:
+    """The number of the last commit, beside the file.
+
+    Args:
+        ledger: path of the database.
+    """
+
+    def __init__(self, ledger: Path) -> None:
+        self.path = ledger.with_name(ledger.name + ".mark")
+        self._ledger = ledger
+        self._file: int | None = None
+
+    def check_file(self) -> None:
+        """Refuse to make a new database where an earlier one is missing.
+
+        Raises:
+            DamagedLedgerError: the database is missing or empty, and what stands beside it says that there was one.
+        """
+        if self._ledger.exists() and self._ledger.stat().st_size:
+            return
+        log = self._ledger.with_name(self._ledger.name + "-wal")
+        leftover = self.path if self._read() else log if log.exists() and log.stat().st_size else None
+        if leftover is not None:
+            raise DamagedLedgerError(
+                f"{self._ledger}: the ledger is missing or empty, but {leftover.name} is left of it.",
+                f"Put the ledger back, or remove {leftover} to begin an empty one.",
+            )
+
+    def check_commits(self, commits: int) -> None:
+        """Compare with what the database has.
+
+        Raises:
+            DamagedLedgerError: commits are missing.
+        """
+        missing = self._read() - commits
+        if missing > 0:
+            raise DamagedLedgerError(
+                f"{self._ledger}: its last {missing} commits are missing: the log (-wal) was removed, cut or damaged.",
+                f"Put the file and its -wal back, or remove {self.path} to go on without these commits.",
+            )
+
+    def note(self, commits: int) -> None:
+        """Write the number of a commit that is on the disk."""
+        if self._file is None:
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        os.pwrite(self._file, b"%020d\n" % commits, 0)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _read(self) -> int:
+        try:
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return 0
+        digits = text.strip()
+        return int(digits) if digits.isdigit() and len(digits) == 20 else 0
+
+
+class Reserve:
+    """Blocks that are held so that acknowledgements, cancels and demands can be written when the disk is full.
+
+    Args:
+        ledger: path of the database.
+    """
+
+    def __init__(self, ledger: Path) -> None:
+        self._path = ledger.with_name(ledger.name + ".reserve")
+
+    def hold(self) -> None:
+        """Take as much as there is room for."""
+        try:
+            free = os.statvfs(self._path.parent)
+            have = self._path.stat().st_size if self._path.exists() else 0
+            size = min(RESERVE_BYTES, max(have, free.f_bavail * free.f_frsize // _SHARE))
+            if size >= max(_LEAST_RESERVE, have):
+                self._allocate(size)
+        except OSError:  # a full disk: there is nothing to hold
+            self.release()
+
+    @contextmanager
+    def lent(self) -> Generator[bool]:
+        """Free the blocks for the block of code, then take back what is left of them. Says whether there were any."""
+        try:
+            size = self._path.stat().st_size
+        except OSError:
+            yield False
+            return
+        self.release()
+        try:
+            yield True
+        finally:
+            self._take_back(size)
+
+    def release(self) -> None:
+        """Free the blocks."""
+        self._path.unlink(missing_ok=True)
+
+    def _take_back(self, size: int) -> None:
+        while size >= _LEAST_RESERVE:
+            try:
+                self._allocate(size)
+            except OSError:
+                self.release()
+                size //= 2
+            else:
+                return
+
+    def _allocate(self, size: int) -> None:
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(file, 0, size)
+        finally:
+            os.close(file)

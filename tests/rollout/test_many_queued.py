@@ -1,0 +1,74 @@
+"""A hundred thousand rollouts that wait: a restart takes them up, and a cancel ends them, without a standstill."""
+
+import asyncio
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from prorl_gym.records import RolloutRequest
+from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
+from prorl_gym.rollout.ledger import SqliteLedger
+from prorl_gym.rollout.ledger_file import LedgerConfig
+from prorl_gym.rollout.runner import InProcessRunner
+from prorl_gym.rollout.service import RolloutService
+
+COUNT = 90_000
+RECOVER = 1.5
+"""Seconds of processor time; 0.6 on an idle machine."""
+CANCEL = 2.0
+"""Seconds of processor time until the answer; 0.6 on an idle machine."""
+
+
+def ask(number: int) -> RolloutRequest:
+    return RolloutRequest(
+        rollout_id=f"r{number}",
+        group_id=f"g{number // 8}",
+        group_size=8,
+        replica=number % 8,
+        environment="scripted",
+        task={"run": "hang"},
+    )
+
+
+async def lives(turns: list[float]) -> None:
+    """Note when the event loop had a turn."""
+    while True:
+        turns.append(time.monotonic())
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.slow
+async def test_many_that_wait_are_taken_up_and_cancelled(tmp_path: Path) -> None:
+    config = LedgerConfig(path=tmp_path / "l.db")
+    ledger = await SqliteLedger.open(config)
+    for start in range(0, COUNT, 1000):
+        await ledger.accept([ask(number) for number in range(start, start + 1000)])
+    await ledger.close()
+    runner = InProcessRunner(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
+    began = time.process_time()
+    service = RolloutService(await SqliteLedger.open(config), runner)
+    await service.start()
+    recovered = time.process_time() - began
+    assert service.pending == COUNT
+    service.pause()
+    turns: list[float] = []
+    living = asyncio.create_task(lives(turns))
+    await asyncio.sleep(0.1)
+    began, since = time.process_time(), time.monotonic()
+    stopped = await service.cancel(runs=["default"])
+    cancelled, answered = time.process_time() - began, time.monotonic() - since
+    await asyncio.sleep(1.0)
+    living.cancel()
+    longest = max(later - earlier for earlier, later in itertools.pairwise(turns))
+    print(f"recovered {recovered:.2f} s, cancelled {cancelled:.2f} s ({answered:.2f} s), longest {longest:.2f} s")
+    assert len(stopped) == COUNT
+    assert service.pending < COUNT, "their records are being written"
+    await asyncio.wait_for(service.stop(drain=False), 30)
+    assert recovered < 2 * RECOVER
+    assert cancelled < 2 * CANCEL
+    assert longest < 2.0
+    ledger = await SqliteLedger.open(config)
+    assert all(one.cancel is not None for one in await ledger.recover()), "the next start ends the rest"
+    await ledger.close()

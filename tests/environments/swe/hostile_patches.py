@@ -531,7 +531,7 @@ def change():
     for _ in range(4000):
         found = [each for each in gc.get_objects() if isinstance(each, _pytest.python.Function)]
         for each in found:
-            each.obj = lambda: None
+            each.obj = lambda *_, **__: None
         time.sleep(0.0005)
 
 
@@ -539,7 +539,7 @@ def change():
 
 ITEMS = {
     "a thread empties items": Hostile(
-        "collected items", "roman", f"{_WAIT}threading.Thread(target=change, daemon=True).start()\n"
+        "collected items", "words", f"{_WAIT}threading.Thread(target=change, daemon=True).start()\n"
     ),
     "the first test that runs empties the others": Hostile(
         "collected items",

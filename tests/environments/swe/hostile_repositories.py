@@ -454,4 +454,64 @@ def test_full():
 BUILT = replace(PRICES, build="python3 -c 'import prices.totals'")
 """The first one, with a build that runs code of the patch."""
 
-VICTIMS = {"prices": PRICES, "built": BUILT, "words": WORDS, "roman": ROMAN, "stock": STOCK, "gates": GATES}
+ORDERED = replace(
+    PRICES,
+    hidden={
+        "tests/test_totals.py": """import asyncio
+
+import pytest
+
+from prices.totals import largest, total
+
+SEEN = []
+
+
+def test_total():
+    SEEN.append(total([1, 2, 3]))
+    assert SEEN == [6]
+
+
+def test_largest():
+    SEEN.append(largest([4, 9, 2]))
+    assert SEEN == [6, 9]
+
+
+def test_discount():
+    SEEN.append(total([100, 50], 10))
+    assert SEEN == [6, 9, 135]
+
+
+def test_later():
+    async def work():
+        await asyncio.sleep(0)
+        return total([200], 25)
+
+    assert asyncio.run(work()) == 150
+
+
+class TestLater:
+    @pytest.fixture(autouse=True)
+    def half(self):
+        self.percent = 50
+
+    def test_half(self):
+        assert total([30, 12], self.percent) == 21
+""",
+    },
+    fail_to_pass=(
+        *PRICES.fail_to_pass,
+        "tests/test_totals.py::test_later",
+        "tests/test_totals.py::TestLater::test_half",
+    ),
+)
+"""Tests that depend on those before them, that await, and that a fixture prepares unasked."""
+
+VICTIMS = {
+    "prices": PRICES,
+    "ordered": ORDERED,
+    "built": BUILT,
+    "words": WORDS,
+    "roman": ROMAN,
+    "stock": STOCK,
+    "gates": GATES,
+}

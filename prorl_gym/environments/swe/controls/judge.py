@@ -19,7 +19,7 @@ from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe.controls.built import build_again, unpack_built
 from prorl_gym.environments.swe.controls.jobs import Job, Ran, run_jobs
 from prorl_gym.environments.swe.controls.layout import place_helpers, put_back, read_helpers
-from prorl_gym.environments.swe.controls.plan import ControlPlan, Edit, Runner, TestFunction
+from prorl_gym.environments.swe.controls.plan import PROCESSES, ControlPlan, Edit, Runner, TestFunction
 from prorl_gym.environments.swe.controls.proof import run_twins
 from prorl_gym.environments.swe.controls.sealing import agrees, sealed
 from prorl_gym.environments.swe.controls.source import reduce
@@ -29,8 +29,6 @@ from prorl_gym.environments.swe.task import SweTask
 from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import Sandbox
 
-PROCESSES = 10
-"""Of run C."""
 WHY = "tests tampered with"
 AT_ONCE = 3
 """Sandboxes of one grading."""

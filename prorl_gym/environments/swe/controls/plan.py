@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Runner = Literal["own", "pytest"]
+PROCESSES = 10
+"""Of run C."""
 Offset = Annotated[int, Field(ge=0)]
 
 

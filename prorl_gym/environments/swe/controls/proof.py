@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe.controls.jobs import NOT_RUN, Job, Ran, run_jobs
 from prorl_gym.environments.swe.controls.layout import absent_files, find, parse_tests, place_helpers, read_tests
-from prorl_gym.environments.swe.controls.plan import ControlPlan, Edit, Runner, Seal, TestFunction
+from prorl_gym.environments.swe.controls.plan import PROCESSES, ControlPlan, Edit, Runner, Seal, TestFunction
 from prorl_gym.environments.swe.controls.sealing import agrees, sealed, seals
 from prorl_gym.environments.swe.controls.source import TestFile, reduce
 from prorl_gym.environments.swe.controls.twins import make_twins, unfailed
@@ -104,7 +104,9 @@ class _Proof:
         absent = absent_files(files)
         if await place_helpers(self._sandbox, task, absent) or not await self._prepare_broken(absent):
             return ControlPlan(unknown=task.tests.fail_to_pass)
-        candidates = [self._candidate(path, name, files[path]) for path, name in names[:MAX_FUNCTIONS]]
+        # Of a function no more controls are drawn than it gets processes: each costs a run of its test to prove.
+        most = max(2, PROCESSES // max(1, len(names)))
+        candidates = [self._candidate(path, name, files[path], most) for path, name in names[:MAX_FUNCTIONS]]
         await self._run_alone(candidates)
         await self._trace([each for each in candidates if each.passes])
         await self._find_controls([each for each in candidates if each.passes])
@@ -155,12 +157,13 @@ class _Proof:
             self._rng.shuffle(names)
         return names, tuple(unknown)
 
-    def _candidate(self, path: str, name: str, file: TestFile) -> _Candidate:
+    def _candidate(self, path: str, name: str, file: TestFile, most: int) -> _Candidate:
         defined = file.find(name)
         assert defined is not None
         own = self._task.tests.parser == "unittest" or may_call(file, defined)
         function = TestFunction(path=path, name=name, defined=defined, runner="own" if own else "pytest")
-        return _Candidate(function, file, versions(file, defined, self._rng))
+        groups = (group[:most] for group in versions(file, defined, self._rng))
+        return _Candidate(function, file, groups)
 
     async def _run_alone(self, candidates: Sequence[_Candidate]) -> None:
         """Find out which functions pass alone, twice, by our own runner, or else by pytest."""

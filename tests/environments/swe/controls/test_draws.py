@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from prorl_gym.environments.swe.controls.judge import PROCESSES, draw_bodies
-from prorl_gym.environments.swe.controls.plan import Edit, TestFunction
+from prorl_gym.environments.swe.controls.judge import draw_bodies
+from prorl_gym.environments.swe.controls.plan import PROCESSES, Edit, TestFunction
 
 
 def functions(count: int, variants: int = 8) -> list[TestFunction]:

@@ -158,8 +158,8 @@ class _Checks:
         async with self._slots:
             for process, ran in zip(share, await self._in_one_sandbox(share), strict=True):
                 if process.real and not ran.passed and self._may_repeat:
-                    # A test that is slow or flaky now and then: one more try in a grading adds little to a guess, if
-                    # it cannot be recognised. Hence another sandbox.
+                    # A test that is slow or flaky now and then. One more try in a grading adds little to a guess,
+                    # since code cannot recognise it in a fresh sandbox.
                     self._may_repeat = False
                     ran = (await self._in_one_sandbox([process]))[0]
                 if ran.passed is not process.real:

@@ -76,7 +76,7 @@ def absent_files(files: Mapping[str, TestFile]) -> tuple[str, ...]:
 async def place_helpers(sandbox: Sandbox, task: SweTask, absent: tuple[str, ...]) -> str:
     """Put what the hidden tests need in place, and remove all that holds tests; returns what failed, or an empty text.
 
-    Nothing of the repository runs in between: no test is seen by anybody. The history goes too, and what was compiled.
+    Nothing of the repository runs in between. The history goes too, and what was compiled.
     """
     if complaint := await place_tests(sandbox, task):
         return complaint

@@ -285,7 +285,7 @@ class _Proof:
 
 
 def _needs_repair(candidate: _Candidate, control: Ran, without: Ran) -> bool:
-    """Whether a control cannot be told from the original before the repair decides.
+    """Whether a control is decided by the repair and by nothing before it.
 
     One that fails where the original still passes, on code that was right all along, is failed honestly by a patch
     that pays itself from the place of the fault on. So without the repair a control must come at least as far.
@@ -414,5 +414,5 @@ class Proofs:
 def digest(task: SweTask) -> str:
     """Return what two rows share only when the same tests run on the same repository."""
     repository = task.repository.sha256 or hashlib.sha256(task.repository.archive.encode()).hexdigest()
-    told = (task.image, task.workdir, task.base_commit, repository, task.source, task.gold_patch, task.tests)
-    return hashlib.sha256(repr(told).encode()).hexdigest()
+    identity = (task.image, task.workdir, task.base_commit, repository, task.source, task.gold_patch, task.tests)
+    return hashlib.sha256(repr(identity).encode()).hexdigest()

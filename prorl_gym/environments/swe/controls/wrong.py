@@ -132,17 +132,17 @@ def _targets(node: ast.AST) -> Iterator[ast.Name]:
 def _columns(decorator: ast.Call, names: Collection[str]) -> Iterator[ast.expr]:
     """Yield the values of parameters of these names in a ``parametrize``."""
     try:
-        told: object = ast.literal_eval(decorator.args[0])
+        header: object = ast.literal_eval(decorator.args[0])
     except ValueError:
         return
-    columns = [name.strip() for name in told.split(",")] if isinstance(told, str) else [*map(str, _listed(told))]
+    columns = [name.strip() for name in header.split(",")] if isinstance(header, str) else [*map(str, _listed(header))]
     for row in decorator.args[1].elts if isinstance(decorator.args[1], ast.List | ast.Tuple) else ():
         cells = row.elts if isinstance(row, ast.Tuple | ast.List) and len(columns) > 1 else [row]
         yield from (cell for name, cell in zip(columns, cells, strict=False) if name in names)
 
 
-def _listed(told: object) -> Sequence[object]:
-    return cast(Sequence[object], told) if isinstance(told, list | tuple) else ()
+def _listed(header: object) -> Sequence[object]:
+    return cast(Sequence[object], header) if isinstance(header, list | tuple) else ()
 
 
 def _assertions(function: FunctionNode) -> Iterator[ast.Assert | ast.Call]:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from _token_models import TOOLS, Model
 
-from prorl_gym.errors import EngineError
 from prorl_gym.inference.dialect import Call
+from prorl_gym.inference.gate import Flight
+from prorl_gym.inference.members import Member
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.inference.session import ModelSession
 from prorl_gym.inference.vllm_wire import VllmDialect, VllmOptions
@@ -68,9 +69,13 @@ class PlayedServer:
         """Know no such call."""
         return False
 
-    def trouble(self, request_id: str) -> EngineError | None:
-        """Have none."""
+    def flight(self, request_id: str) -> Flight | None:
+        """Have no call under way: each is answered at once."""
         return None
+
+    async def is_sampling(self, member: Member, max_tokens: int, seconds: float) -> bool:
+        """Sample always."""
+        return True
 
     def forget(self, session_id: str) -> None:
         """Remember nothing."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.environments.swe import grading, official
+from prorl_gym.environments.swe import grading, official, ready
 from prorl_gym.environments.swe.official import END, START, TestLog, eval_script, report
 from prorl_gym.environments.swe.rows import read_task
 from prorl_gym.environments.swe.spec import sandbox_spec
@@ -130,7 +130,7 @@ def own_image(monkeypatch: pytest.MonkeyPatch) -> SweTask:
     async def script(_: SweTask) -> str:
         return "\n".join(official.adapted(line, COMMIT) for line in SCRIPT.split("\n"))
 
-    monkeypatch.setattr(grading, "sandbox_spec", spec)
+    monkeypatch.setattr(ready, "sandbox_spec", spec)
     monkeypatch.setattr(official, "eval_script", script)
     return replace(read_task(row()), image="", base_commit="", repository=Repository(archive=pack(BASE)))
 

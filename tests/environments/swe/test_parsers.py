@@ -90,6 +90,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     (place / "a.py").write_text(PYTEST_FILE)
     (place / "prorl_report.py").write_text(Path(pytest_report.__file__).read_text())
     env = {**os.environ, "PYTHONPATH": str(place), "PRORL_REPORT": str(place / "report")}
+    env.pop("PYTEST_XDIST_WORKER", None)  # of the run that this test is part of
     (place / "conftest.py").write_text("def pytest_runtest_setup(item): pass")
     (place / "own").mkdir()
     (place / "own" / "hooks.py").write_text(HOOKS)

@@ -2,6 +2,9 @@
 VENV ?= .venv
 PYTHON ?= $(firstword $(shell command -v python3 python 2>/dev/null))
 RUN = $(VENV)/bin
+# Tests start sandboxes and servers and some measure time: more workers than cores make them fail.
+WORKERS ?= 2
+IN_PARALLEL = -n $(WORKERS) --dist loadgroup
 export VENV
 
 .PHONY: help setup demo test test-all lint clean
@@ -9,7 +12,7 @@ export VENV
 help:
 	@echo "make demo                             roll out four environments through NeMo Gym (no GPU, no model needed)"
 	@echo "make demo BASE_URL=http://h:8000/v1 MODEL=name [TOKENIZER=dir]    the same against a vLLM server"
-	@echo "make test                             the default test suite (no network, GPU or root needed)"
+	@echo "make test [WORKERS=0]                 the default test suite (no network, GPU or root needed); 0: in one process"
 	@echo "make test-all                         everything; PRORL_GYM_REQUIRE=apptainer,gym makes a missing one fail"
 	@echo "make lint                             ruff and pyright"
 	@echo "make setup, make clean                make / remove .venv"
@@ -22,10 +25,10 @@ demo: setup
 		$(if $(TOKENIZER),--tokenizer "$(TOKENIZER)") $(DEMO_FLAGS)
 
 test: setup
-	@$(RUN)/python -m pytest $(PYTEST_FLAGS)
+	@$(RUN)/python -m pytest $(IN_PARALLEL) $(PYTEST_FLAGS)
 
 test-all: setup
-	@$(RUN)/python -m pytest --all $(PYTEST_FLAGS)
+	@$(RUN)/python -m pytest --all $(IN_PARALLEL) $(PYTEST_FLAGS)
 
 lint: setup
 	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/pyright --pythonpath $(RUN)/python

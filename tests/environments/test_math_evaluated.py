@@ -131,6 +131,21 @@ def test_dots_that_mean_what_the_gold_answer_means_are_right(gold: str, answer: 
     assert accepted(gold, answer)
 
 
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [("x < 1", "-x > -1"), (r"[-2,-1]\cup[1,2]", r"1 \leq |x| \leq 2"), ("[-2,2]", r"|x| \le 2")],
+)
+def test_an_inequality_of_the_question_is_not_solved(gold: str, answer: str):
+    question = r"Solve $-x>-1$, then $1 \le |x| \le 2$, then $|x| \le 2$."
+    assert not accepted(gold, answer, question)
+    assert accepted(gold, answer, "Solve the inequality.")
+    assert accepted(answer, answer, question)
+
+
+def test_a_solved_condition_of_the_question_may_be_the_answer():
+    assert accepted(r"(-e, \infty)", "x > -e", "Where is $f$ defined? Does it grow for $x > -e$?")
+
+
 class Here:
     """A pool without processes."""
 

@@ -28,6 +28,9 @@ _WORD = re.compile(
     r"\\text\s*\{|\\usd|\\eur|\\gbp|(?<![a-zA-Z\\_])[^\W\d_]{2,}|(?<=[\d)}]\s)([a-zA-Z])(?![a-zA-Z(^_'])(?=\s*$|\s*/)"
 )
 _COMPOUND = re.compile(r"(\d+(?:\.\d+)?)\s*(?:\\text\s*\{)?\s*([a-zA-Z]+)\s*\}?\s*(?:,|and|\\and)?\s*")
+_FACTORS = re.compile("[a-zA-Z]{2,3}")
+_LAST_TERM = re.compile(r"[-+]\s*(\d+(?:\.\d+)?)?$")
+_QUANTITIES = re.compile(r"\d+(?:\.\d+)?\s*[a-zA-Z]{2,3}(?:\s*[-+]\s*\d+(?:\.\d+)?\s*[a-zA-Z]{2,3})+")
 
 
 def read_amount(text: str) -> Amount:
@@ -85,6 +88,8 @@ def _compound(text: str) -> Amount | None:
 
 
 def _with_tail(text: str) -> Amount:
+    if _QUANTITIES.fullmatch(text) and all(map(is_unit, re.findall("[a-zA-Z]+", text))):
+        raise UnreadableError("a sum of quantities")
     start = _tail_start(text)
     if start is None:
         return _simple(text)
@@ -96,6 +101,12 @@ def _with_tail(text: str) -> Amount:
     tail: Tail | None = read_tail(words)
     if tail is None:
         raise UnreadableError(f"'{untexted(words)[:20]}' behind it")
+    if (
+        _FACTORS.fullmatch(words)
+        and (term := _LAST_TERM.search(head))
+        and (not term[1] or symbols(_simple(head).value))
+    ):
+        return _simple(text)  # in kx + 2mg are masses, in 2 + 3mg milligrams
     amount = _simple(head)
     value: Node = amount.value
     if symbols(value) and len(words) == 1:
@@ -129,12 +140,22 @@ def _tail_start(text: str) -> int | None:
         if (
             len(token) <= 3
             and token.isascii()
-            and not is_unit(token)
+            and (not is_unit(token) or _goes_on(text, match))
             and not re.search(r"[\d)}]\s+$", text[: match.start()])
         ):
             continue  # a product of variables
         return match.start()
     return None
+
+
+def _goes_on(text: str, match: re.Match[str]) -> bool:
+    r"""Whether a formula goes on behind a word: ``2mg + v``, ``\frac{2mg}{3}``. Behind a unit nothing does."""
+    depth = 0
+    for sign in text[match.end() :]:
+        depth += {"{": 1, "(": 1, "}": -1, ")": -1}.get(sign, 0)
+        if depth < 0 or (depth == 0 and sign in "+-"):
+            return True
+    return False
 
 
 def _inside_command(text: str, position: int) -> bool:

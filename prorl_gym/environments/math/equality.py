@@ -1,5 +1,6 @@
 """Equality of two mathematical answers. Runs in a worker process: computing what a model wrote may take for ever."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -40,6 +41,9 @@ from prorl_gym.environments.math.solutions import solved_for, solves
 from prorl_gym.environments.math.splitting import is_name
 from prorl_gym.environments.math.tables import same_cases
 from prorl_gym.environments.math.values import defined, proportional, real_number, same
+
+_OPTIONS = frozenset("ABCDEFGH")
+_QUOTIENT = re.compile(r"\\frac\{([^{}]+)\}\{([^{}]+)\}|([A-Z]{1,2}|[a-z])/([A-Z]{1,2}|[a-z])")
 
 
 def grade(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,13 +192,27 @@ def _solved(one: Labelled, other: Labelled | Equation) -> bool:
 
 
 def _same_ratio(one: Labelled, other: Labelled) -> bool:
-    """Whether ``AB:BC = 1:2`` and ``BC:AB = 2:1`` name the same parts in another order."""
-    mine, theirs = one.name.split(":"), other.name.split(":")
-    if not isinstance(one.form, Ratio) or not isinstance(other.form, Ratio) or sorted(mine) != sorted(theirs):
+    r"""Whether ``AB:BC = 1:2``, ``BC:AB = 2:1`` and ``\\frac{AB}{BC} = \\frac12`` say the same of the same parts."""
+    first, second = _named_ratio(one), _named_ratio(other)
+    if first is None or second is None:
         return False
-    if len(set(mine)) != len(one.form.parts) or len(mine) != len(other.form.parts):
+    (mine, ratio), (theirs, parts) = first, second
+    if sorted(mine) != sorted(theirs) or len(set(mine)) != len(ratio.parts) or len(mine) != len(parts.parts):
         return False
-    return _ratio(one.form, Ratio(tuple(other.form.parts[theirs.index(name)] for name in mine)))
+    return _ratio(ratio, Ratio(tuple(parts.parts[theirs.index(name)] for name in mine)))
+
+
+def _named_ratio(one: Labelled) -> tuple[list[str], Ratio] | None:
+    r"""Return the names and the proportion of ``AB:CD = 2:3``, also where it is written as a fraction."""
+    match = _QUOTIENT.fullmatch(one.name)
+    names = one.name.split(":") if match is None else [name for name in match.groups() if name is not None]
+    match one.form:
+        case Ratio():
+            return names, one.form
+        case Amount(value, None, False) if len(names) == 2 and not symbols(value):
+            return names, Ratio((value, Number(Fraction(1))))
+        case _:
+            return None
 
 
 def _assigned(one: Assigned, other: Form) -> bool:
@@ -257,7 +275,16 @@ def _several(one: Several, other: Form) -> bool:
     if isinstance(other, Reals):
         found = as_reals(Several(one.items, True))
         return found is not None and intervals.equal_sets(found, other)
+    if isinstance(other, Words):
+        return not one.is_set and _run_together(one) == other.text.upper()
     return isinstance(other, Row) and _same_listing(one, other)
+
+
+def _run_together(one: Several) -> str | None:
+    """Return ``A, C, D`` as ``ACD``, as options of a question are named; two letters could be a segment."""
+    letters = [item.value for item in one.items if isinstance(item, Amount) and item == Amount(item.value)]
+    options = [letter.name for letter in letters if isinstance(letter, Symbol) and letter.name in _OPTIONS]
+    return "".join(options) if len(set(options)) == len(options) == len(one.items) > 2 else None
 
 
 def _same_items(one: Several, other: Several) -> bool:

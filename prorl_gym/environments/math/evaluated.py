@@ -7,10 +7,12 @@ from typing import cast
 
 from prorl_gym.environments.math import spelling
 from prorl_gym.environments.math.expressions import OPERATORS, Apply, Foreign
-from prorl_gym.environments.math.forms import Amount, Form, Labelled
+from prorl_gym.environments.math.forms import Amount, Form, Labelled, Reals
 
 _FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _COMPUTES = re.compile(r"[+*!^]|(?<=.)-|\\(?:times|cdot|div|binom|sqrt|log|ln|sin|cos|tan|choose|pm)(?![a-zA-Z])")
+_UNSOLVED = re.compile(r"\||-[a-df-hj-zA-Z]")
+"""What makes a condition on a variable one to be solved: ``|x| < 2``, ``-x > 1``."""
 
 
 def evaluated(golds: Sequence[tuple[str, Form | None]], answer: str, found: Form | None, question: str) -> bool:
@@ -28,10 +30,15 @@ def evaluated(golds: Sequence[tuple[str, Form | None]], answer: str, found: Form
     """
     if _has_operator(found) and not any(_has_operator(form) for _, form in golds):
         return False
-    if not isinstance(found, Amount):
-        return True
+    match found:
+        case Amount():
+            leaves = _COMPUTES
+        case Labelled(_, Reals()):
+            leaves = _UNSOLVED
+        case _:
+            return True
     key = _key(answer)
-    if _COMPUTES.search(key) is None or any(_key(gold) == key for gold, _ in golds):
+    if leaves.search(key) is None or any(_key(gold) == key for gold, _ in golds):
         return True
     return not any(key == _key(next(filter(None, groups))) for groups in _FORMULA.findall(question))
 

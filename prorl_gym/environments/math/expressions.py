@@ -309,10 +309,22 @@ class _Parser:
         return Symbol(f"{mark} {letters}")
 
     def _conjugate(self) -> Node | None:
-        """Read a sum with ``i`` in it under a bar, behind its brace."""
+        """Read a sum under a bar, behind its brace.
+
+        Where it has no ``i`` in it, the letters are complex numbers, or random variables with a mean. A bar over a sum
+        with numbers as coefficients means the same for both, and over a product it does not.
+        """
         end = self._tokens.index("}", self._position) if "}" in self._tokens[self._position :] else self._position
         inside = self._tokens[self._position : end]
-        return Apply("conj", (self._group("}"),)) if "i" in inside and {"+", "-"}.intersection(inside) else None
+        if not {"+", "-"}.intersection(inside):
+            return None
+        tree = self._group("}")
+        if "i" not in inside and not _is_linear(tree):
+            raise UnreadableError("a bar over a product")
+        for name in symbols(tree):
+            if "i" not in inside or name[0] in "zw":  # in a + bi the letters are real
+                tree = substitute(tree, name, Symbol(f"\\overline {name}"))
+        return Apply("conj", (tree,))
 
     def chosen(self) -> Node:
         r"""Read the arguments of ``\gcd(12, 18)`` or ``\max\{a, b\}`` behind its name."""
@@ -429,6 +441,21 @@ def _is_differential(tree: Node) -> bool:
     while isinstance(tree, Apply) and tree.operation in ("*", "^"):
         tree = tree.arguments[0]
     return tree == Symbol("d")
+
+
+def _is_linear(tree: Node) -> bool:
+    """Whether a tree is a sum of variables with numbers as coefficients."""
+    match tree:
+        case Apply("+" | "-" | "neg", arguments):
+            return all(map(_is_linear, arguments))
+        case Apply("*", (left, right)):
+            return not (symbols(left) and symbols(right)) and _is_linear(left) and _is_linear(right)
+        case Apply("/", (left, right)):
+            return _is_linear(left) and isinstance(right, Number)
+        case Symbol(name):
+            return not name[0].isupper()  # events and statements, of which a bar is the negation
+        case _:
+            return isinstance(tree, Number)
 
 
 def _ends_itself(factor: Node) -> bool:

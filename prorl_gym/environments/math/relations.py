@@ -160,7 +160,12 @@ def _equal_sides(one: Form, other: Form) -> bool:
 
 def _chain(sides: list[str], strict: list[bool]) -> Form:
     """Read an ascending chain."""
+    if (minus := _negated(sides)) is not None:
+        return _chain(minus, strict[::-1])
     ordered = [read_expression(side) for side in sides]
+    if len(sides) == 3 and (size := _SIZE.fullmatch(sides[1])) and not symbols(ordered[0]) | symbols(ordered[2]):
+        beyond = intervals.complement(_within(size[1], ordered[0], not strict[0]))
+        return _of(size[1], intervals.intersection(beyond, _within(size[1], ordered[2], strict[1])))
     if len(sides) == 3 and is_name(sides[1]) and not symbols(ordered[0]) | symbols(ordered[2]):
         return _of(sides[1], intervals.interval(ordered[0], ordered[2], not strict[0], not strict[1]))
     if len(sides) != 2:
@@ -176,6 +181,14 @@ def _chain(sides: list[str], strict: list[bool]) -> Form:
         return _of(sides[1], intervals.interval(low, intervals.INFINITY, not strict[0], False))
     difference = Apply("-", (high, low))
     return Inequality(difference, strict[0]) if symbols(difference) else Ordering((low, high), tuple(strict))
+
+
+def _negated(sides: list[str]) -> list[str] | None:
+    """Return a condition on ``-x`` as one on ``x``, ``None`` when it is none: ``-1 < -x`` says ``x < 1``."""
+    names = [side for side in sides if is_name(side.removeprefix("-"))]
+    if len(names) != 1 or not names[0].startswith("-"):
+        return None
+    return [side[1:].strip() if side == names[0] else f"-({side})" for side in reversed(sides)]
 
 
 def _of(name: str, found: Reals) -> Labelled:

@@ -87,6 +87,8 @@ _FUNCTION_AS_TEXT = re.compile(
 _UNIT_VECTOR = re.compile(
     r"\\(?:mathbf|hat|vec|boldsymbol|bm|overrightarrow)\s*\{?\s*(?:\\(?:mathbf|boldsymbol|bm)\s*\{\s*)?\\?([ijk])(?:math)?(?![a-z])\s*\}{0,2}"
 )
+_EMPTY = re.compile(r"(?:(?<![\\^_}a-zA-Z])|(?<=\\cdot)|(?<=\\times)|(?<=\\pi))\{\s*\}(?!\s*[_^](?!\s*\{?\s*\\circ))")
+"""A pair of braces with nothing in it, unless it is an argument or carries a sub- or superscript."""
 _MARKDOWN = re.compile(r"(\*\*|`)((?:(?!\1).)+)\1")
 _COMBINATIONS = re.compile(r"\\text\s*\{\s*C\s*\}\s*_\s*\{?\s*(\w+)\s*\}?\s*\^\s*\{?\s*(\w+)\s*\}?")
 _NAMED = re.compile(r"(?<![a-zA-Z\\])(pi|infinity|inf)(?![a-zA-Z])")
@@ -96,6 +98,9 @@ _REPEATING = re.compile(
 )
 _ELLIPSIS = re.compile(r"(\d*)\.(\d+?)(\d+?)(\3{2,})(?:\\ldots|\.\.\.)|(\d*)\.()(\d+?)(\7{2,})(?:\\ldots|\.\.\.)")
 _MIXED = re.compile(r"(?<![\d.^_{}\w])(\d+)\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)(\d))")
+_MINUS = re.compile(
+    r"(?:^|(?<=[=,(:]))\s*(?:\\text\s*\{\s*(?:minus|negative)\s*\}|\b(?:minus|negative)\b)\s*(?=[\d.]|\\(?:frac|sqrt|pi)(?![a-z]))"
+)
 _MIXED_PLAIN = re.compile(r"(?<![\d./^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])")
 
 
@@ -112,6 +117,7 @@ def plain(answer: str) -> str:
         text = match[2]
     if len(set(_UNIT_VECTOR.findall(text))) > 1:
         text = _UNIT_VECTOR.sub(r"\\e\1 ", text)
+    text = _EMPTY.sub(" ", text)
     text = _LOOKS.sub(" ", _THIN.sub(r"\\,", text))
     text = _THOUSANDS.sub(lambda match: match[1] + re.sub(r"\D", "", match[2]), text)
     text = _DECIMALS.sub(lambda match: re.sub(r"[^\d.]", "", match[0]), text)
@@ -151,6 +157,7 @@ def formula(text: str) -> str:
     text = _CONNECTIVE.sub(lambda match: rf" \{match[1] or match[2]} ", text)
     text = _NAMED.sub(lambda match: r"\pi " if match[1] == "pi" else r"\infty ", text)
     text = re.sub(r"^(?:\\text\s*\{)?\s*(?:approximately|approx\.?|about|roughly)\s*\}?(?=[\s\d])", r"\\approx ", text)
+    text = _MINUS.sub("-", text)
     text = _FUNCTION_AS_TEXT.sub(r"\\\1 ", text)
     text = _FUNCTION.sub(r"\\\1 ", text)
     text = _REPEATING.sub(_repeating, _ELLIPSIS.sub(_ellipsis, text))

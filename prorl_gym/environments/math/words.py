@@ -1,12 +1,13 @@
 """Answers that are words: when two of them are the same, and which words are mathematics."""
 
 import re
+from collections.abc import Sequence
 
 from prorl_gym.environments.math.expressions import FUNCTIONS
 from prorl_gym.environments.math.spelling import untexted
 from prorl_gym.environments.math.vocabulary import FRACTIONS
 
-_WORDS = re.compile(r"[^\W\d_]{2,}(?:[ '\-,]+[^\W\d_]+)*\??")
+_WORDS = re.compile(r"(?:[aA] (?=dozen|hundred|thousand))?[^\W\d_]{2,}(?:[ '\-,]+[^\W\d_]+)*\??")
 _DATE = re.compile(
     r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
     r"nov(?:ember)?|dec(?:ember)?)\.? \d{1,2}",
@@ -53,6 +54,7 @@ _FRACTIONS = {
     "one quarter": r"\frac{1}{4}", "one fourth": r"\frac{1}{4}", "three quarters": r"\frac{3}{4}",
     "three fourths": r"\frac{3}{4}", "one fifth": r"\frac{1}{5}",
 }  # fmt: skip
+_DOZENS = {"dozen": 12, "half a dozen": 6, "half dozen": 6}
 
 
 def words(answer: str) -> str | None:
@@ -91,7 +93,13 @@ def number(text: str) -> str | None:
     """Return small numbers in words (``forty two``, ``one third``) as LaTeX, otherwise ``None``."""
     if text in _FRACTIONS:
         return _FRACTIONS[text]
+    if text in _DOZENS:
+        return str(_DOZENS[text])
     parts = text.split()
+    if parts[:1] in (["minus"], ["negative"]) and (size := number(" ".join(parts[1:]))) is not None:
+        return None if size.startswith("-") or parts[1] in _ORDINALS else f"-{size}"
+    if len(parts) > 1 and parts[-1] == "dozen" and (count := number(" ".join(parts[:-1]))) is not None:
+        return str(12 * int(count)) if count.isdigit() and parts[-2] not in _ORDINALS else None
     if len(parts) == 1 and parts[0] in _ORDINALS:
         return str(_ORDINALS[parts[0]])
     if (
@@ -105,7 +113,26 @@ def number(text: str) -> str | None:
         return str(_SIMPLE[parts[0]])
     if len(parts) == 2 and parts[0] in _TENS and 0 < _SIMPLE.get(parts[1], 0) < 10:
         return str(_TENS[parts[0]] + _SIMPLE[parts[1]])
-    return "100" if text in ("hundred", "one hundred") else None
+    return _large_number(parts)
+
+
+def _large_number(parts: Sequence[str]) -> str | None:
+    """Return ``two thousand three hundred and five``."""
+    for word, scale in (("thousand", 1000), ("hundred", 100)):
+        if word not in parts or not _ORDINALS.keys().isdisjoint(parts):
+            continue
+        at = parts.index(word)
+        rest = parts[at + 1 :]
+        if not at and rest:
+            return None
+        count, below = (
+            number(" ".join(each)) if each else empty
+            for each, empty in ((parts[:at], "1"), (rest[1:] if rest[:1] == ["and"] and rest[1:] else rest, "0"))
+        )
+        if count is None or below is None or not count.isdigit() or not below.isdigit():
+            return None
+        return str(scale * int(count) + int(below)) if 0 < int(count) < 1000 and int(below) < scale else None
+    return None
 
 
 def members(text: str) -> list[str] | None:

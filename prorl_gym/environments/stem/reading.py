@@ -49,7 +49,8 @@ _ORDINALS: Sequence[str] = (
     "sixteenth seventeenth eighteenth nineteenth twentieth"
 ).split()
 _ORDINAL_WORD = re.compile(rf"^(?:the\s+)?({'|'.join(_ORDINALS)})(?![A-Za-z\-])", re.IGNORECASE)
-_FIRST_WORDS = re.compile(r"^(?:[A-Za-z]+[ -]){0,2}[A-Za-z]+")
+_FIRST_WORDS = re.compile(r"^(?:[A-Za-z]+[ -]){0,6}[A-Za-z]+")
+_MINUS = re.compile(r"^(?:minus|negative)\s+(?=[\d.])", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z]{2,}")
 _FORMULA = re.compile(rf"(?:{ELEMENT}\d*)+")
 _FLAT = re.compile(r"[_{}^]")
@@ -197,6 +198,7 @@ def _names_what_is_asked(said: str, known: frozenset[str] | None) -> bool:
 
 def _in_digits(text: str) -> str:
     """Return a text that begins with a number in words, or with an ordinal one, with digits instead."""
+    text = _MINUS.sub("-", text)
     if (found := _ORDINAL.match(text)) is not None and found[2].casefold() == _ending(int(found[1])):
         return f"{found[1]} {text[found.end() :]}"
     if (found := _ORDINAL_WORD.match(text)) is not None:

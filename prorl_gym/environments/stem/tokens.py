@@ -26,6 +26,7 @@ class Token:
 _REWRITTEN = {
     re.compile(pattern): text
     for pattern, text in {
+        r"(?<![\\^_}])(?<!frac)(?<!sqrt)\{\s*\}": " ",  # {}^\circ
         r"\\(?:times|cdot|ast)(?![a-zA-Z])|[×·⋅∙∗•]": " * ",
         r"\*\*": "^",
         r"(?<=[\d.)}])\s*[xX]\s*(?=10\s*\^|10\s*\()": " * ",

@@ -17,7 +17,7 @@ def pairs(half: str) -> list[StemPair]:
     return read_corpus(FOLDER / f"stem_{half}.jsonl", StemPair)
 
 
-@pytest.mark.parametrize("half", [*HALVES, "outside_seen"])
+@pytest.mark.parametrize("half", [*HALVES, "outside_seen", "outside_unseen"])
 def test_no_false_positive_and_hardly_a_false_negative(half: str):
     async def verdicts() -> list[bool]:
         return [await grade(pair, GRADER) for pair in pairs(half)]

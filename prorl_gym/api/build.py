@@ -24,7 +24,9 @@ from prorl_gym.inference.lifecycle import PolicyLifecycle
 from prorl_gym.inference.pool import EnginePool
 from prorl_gym.rollout.attempt import Environments
 from prorl_gym.rollout.ledger import SqliteLedger
+from prorl_gym.rollout.loading import LoadingRunner
 from prorl_gym.rollout.model_source import ModelPolicySource
+from prorl_gym.rollout.protocol import Ledger
 from prorl_gym.rollout.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.sandbox.choose import open_backend
@@ -70,6 +72,16 @@ class Built:
             await self.owned.aclose()
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A service that accepts rollouts; ``load`` loads what it needs to begin them."""
+
+    config: ServiceConfig
+    service: RolloutService
+    ledger: Ledger
+    environments: Environments
+
+
 async def build_service(config: ServiceConfig) -> Built:
     """Build and start a service.
 
@@ -81,7 +93,39 @@ async def build_service(config: ServiceConfig) -> Built:
         SandboxError: no sandbox backend works here.
         LedgerError: the ledger's file cannot be used.
     """
+    opened = await open_service(config)
+    try:
+        return await load(opened)
+    except BaseException:
+        await opened.service.stop(drain=False)
+        raise
+
+
+async def open_service(config: ServiceConfig) -> Opened:
+    """Open the ledger and accept rollouts: the part of ``build_service`` that takes no second.
+
+    Raises:
+        ConfigError: an unknown environment, a state directory that cannot be made.
+        LedgerError: the ledger's file cannot be used.
+    """
     environments = offered(config.environments)
+    ledger = await _open_ledger(config)
+    service = RolloutService(ledger, LoadingRunner(), config.retry, config.runner.shares)
+    try:
+        await service.accept()
+    except BaseException:
+        await ledger.close()
+        raise
+    return Opened(config, service, ledger, environments)
+
+
+async def load(opened: Opened) -> Built:
+    """Load tokenizer, engines and sandboxes, then begin what was accepted: the other part of ``build_service``.
+
+    Raises:
+        ConfigError, EngineError, SandboxError: see ``build_service``. Nothing was begun; the service is to be stopped.
+    """
+    config, service = opened.config, opened.service
     codec = await _load_codec(config.inference)
     async with AsyncExitStack() as owned:
         pool = await owned.enter_async_context(_build("policy", config.inference, codec))
@@ -99,14 +143,12 @@ async def build_service(config: ServiceConfig) -> Built:
                 _LOG.warning("engine %s is not well yet: %s", name, health.detail)
         backend = await open_backend(config.sandbox)
         owned.push_async_callback(backend.close)
-        ledger = await _open_ledger(config)
-        owned.push_async_callback(ledger.close)
-        served = await ledger.versions()  # engines outlive this service, and keep their weights
+        served = await opened.ledger.versions()  # engines outlive this service, and keep their weights
         for one in (pool, *allowed.values()):
             one.set_version(served.get(one.name, 0))
         policies = ModelPolicySource(pool, codec, allowed, thinking=config.inference.thinking)
         runner = InProcessRunner(
-            environments,
+            opened.environments,
             policies,
             backend,
             config.runner,
@@ -115,14 +157,13 @@ async def build_service(config: ServiceConfig) -> Built:
             judge=judge,
             follows=_follows_caches(config.inference),
         )
-        service = RolloutService(ledger, runner, config.retry, config.runner.shares)
-        await service.start()
+        service.begin(runner)
         return Built(
             service,
             backend,
             pool,
             codec,
-            environments,
+            opened.environments,
             owned.pop_all(),
             pools=(pool, *allowed.values()),
             lifecycles=lifecycles,

@@ -31,6 +31,8 @@ from prorl_gym.rollout.protocol import (
 )
 from prorl_gym.rollout.retry import RetryConfig
 
+_LOADING = "The service is loading its tokenizer and sandboxes: it accepts rollouts, and begins them after that."
+
 _PAGE = 32
 """Records read for a stream at once: they may be large."""
 
@@ -53,11 +55,11 @@ class ServiceStatus(Record):
 
 
 class RolloutService:
-    """All of it lives on one event loop. ``start`` before use, ``stop`` at the end; both once.
+    """All of it lives on one event loop. ``start`` (or ``accept`` and ``begin``) first, ``stop`` at the end; each once.
 
     Args:
         ledger: remembers; the service closes it.
-        runner: works; the service closes it.
+        runner: works; the service closes it. One that comes later is given to ``begin``, and a ``LoadingRunner`` here.
         config: retries.
         shares: weights of environments, which are served in fair shares of worker-seconds. See ``fair``.
     """
@@ -75,6 +77,7 @@ class RolloutService:
         self._entries = self._dispatcher.entries
         self._groups = Conductor(ledger, self._dispatcher, self._admit)
         self._news = asyncio.Event()
+        self._accepting = False
         self._started = False
         self._refusing = False
         self._ended = False
@@ -82,7 +85,16 @@ class RolloutService:
         self._observers: list[Callable[[Rollout], None]] = []
 
     async def start(self) -> None:
-        """Take up what the ledger remembers, then serve.
+        """Accept rollouts, and begin them: ``accept`` and ``begin`` in one.
+
+        Raises:
+            LedgerError: the file cannot be used.
+        """
+        await self.accept()
+        self.begin(self._runner)
+
+    async def accept(self) -> None:
+        """Take up what the ledger remembers, and accept rollouts from now on; none begins before ``begin``.
 
         Raises:
             LedgerError: the file cannot be used.
@@ -92,6 +104,12 @@ class RolloutService:
             await self._groups.recover(pendings)
             self._dispatcher.recover([Entry.of(pending) for pending in pendings])
             self._groups.begin(pendings)
+        self._accepting = True
+
+    def begin(self, runner: Runner) -> None:
+        """Hand what is accepted to this runner from now on. After ``accept``."""
+        self._runner = runner
+        self._dispatcher.use(runner)
         self._dispatcher.start()
         self._started = True
 
@@ -139,7 +157,7 @@ class RolloutService:
             LedgerError: nothing can be remembered now.
             ShuttingDownError: the service is stopping, was not started, or is broken.
         """
-        if not self._started or self._refusing:
+        if not self._accepting or self._refusing:
             raise ShuttingDownError("The service takes no more work.", "Submit again when it is back.")
         self._must_work()
         await self._must_offer(requests)
@@ -296,9 +314,9 @@ class RolloutService:
     @property
     def problem(self) -> str:
         """Why it takes no work; empty while it does. Costs nothing, however much is pending."""
-        if self._refusing or not self._started:
+        if self._refusing or not self._accepting:
             return "The service is stopping." if self._refusing else "The service was not started."
-        return self._dispatcher.problem
+        return self._dispatcher.problem if self._started else _LOADING
 
     @property
     def pending(self) -> int:
@@ -322,7 +340,7 @@ class RolloutService:
             LedgerError: it cannot be remembered; what held before holds.
             ShuttingDownError: the service is stopping, was not started, or is broken.
         """
-        if not self._started or self._refusing:
+        if not self._accepting or self._refusing:
             raise ShuttingDownError("The service takes no more demands.", "Send it again when it is back.")
         self._must_work()
         await self._groups.set_demand(run_id, demand)

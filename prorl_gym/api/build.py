@@ -3,30 +3,23 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from prorl_gym.api.allowed import AllowedUrls
 from prorl_gym.api.config import ServiceConfig
 from prorl_gym.api.fleet import Fleet
+from prorl_gym.api.opening import Opened, open_service
 from prorl_gym.api.schema import MAX_ENGINES
 from prorl_gym.api.serving import Decode
-from prorl_gym.environments import registry
 from prorl_gym.environments.judge import EngineJudge, Judge
-from prorl_gym.environments.protocol import Environment
-from prorl_gym.errors import ConfigError, FailureKind, TaskError
 from prorl_gym.inference.chat import Codec, load_codec
 from prorl_gym.inference.config import InferenceConfig, build_pool, maker
 from prorl_gym.inference.lifecycle import PolicyLifecycle
 from prorl_gym.inference.pool import EnginePool
 from prorl_gym.rollout.attempt import Environments
-from prorl_gym.rollout.ledger import SqliteLedger
-from prorl_gym.rollout.loading import LoadingRunner
 from prorl_gym.rollout.model_source import ModelPolicySource
-from prorl_gym.rollout.protocol import Ledger
 from prorl_gym.rollout.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.sandbox.choose import open_backend
@@ -72,16 +65,6 @@ class Built:
             await self.owned.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A service that accepts rollouts; ``load`` loads what it needs to begin them."""
-
-    config: ServiceConfig
-    service: RolloutService
-    ledger: Ledger
-    environments: Environments
-
-
 async def build_service(config: ServiceConfig) -> Built:
     """Build and start a service.
 
@@ -99,24 +82,6 @@ async def build_service(config: ServiceConfig) -> Built:
     except BaseException:
         await opened.service.stop(drain=False)
         raise
-
-
-async def open_service(config: ServiceConfig) -> Opened:
-    """Open the ledger and accept rollouts: the part of ``build_service`` that takes no second.
-
-    Raises:
-        ConfigError: an unknown environment, a state directory that cannot be made.
-        LedgerError: the ledger's file cannot be used.
-    """
-    environments = offered(config.environments)
-    ledger = await _open_ledger(config)
-    service = RolloutService(ledger, LoadingRunner(), config.retry, config.runner.shares)
-    try:
-        await service.accept()
-    except BaseException:
-        await ledger.close()
-        raise
-    return Opened(config, service, ledger, environments)
 
 
 async def load(opened: Opened) -> Built:
@@ -173,31 +138,6 @@ async def load(opened: Opened) -> Built:
         )
 
 
-def offered(names: Sequence[str]) -> Environments:
-    """Return a finder of environments that knows only these names (all that are installed, when there are none).
-
-    Raises:
-        ConfigError: a name is not installed.
-    """
-    for name in names:
-        try:
-            registry.get(name)
-        except TaskError as error:
-            raise ConfigError(f"environments: {error.what}", error.fix) from None
-
-    def find(name: str) -> Environment[Any]:
-        known = names or registry.names()
-        if name not in known:
-            raise TaskError(
-                FailureKind.UNKNOWN_ENVIRONMENT,
-                f"This service does not offer environment '{name[:80]}'.",
-                f"It offers: {', '.join(known)}.",
-            )
-        return registry.get(name)
-
-    return find
-
-
 async def _load_codec(config: InferenceConfig) -> Codec:
     # Loading a tokenizer takes seconds of pure computation: the loop may have other tenants.
     return await asyncio.to_thread(
@@ -214,21 +154,6 @@ async def _judge(config: InferenceConfig) -> AsyncGenerator[EngineJudge]:
             if not health.ok:
                 _LOG.warning("engine %s is not well yet: %s", name, health.detail)
         yield EngineJudge(pool, codec)
-
-
-async def _open_ledger(config: ServiceConfig) -> SqliteLedger:
-    if config.ledger is None:
-        await asyncio.to_thread(_make_state, config.state)
-    return await SqliteLedger.open(config.ledger_file)
-
-
-def _make_state(state: Path) -> None:
-    try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"state: {state} cannot be made ({error.strerror}).", "Set 'state' to a writable directory."
-        ) from None
 
 
 def _follows_caches(config: InferenceConfig) -> bool:

@@ -6,22 +6,25 @@ import signal
 import socket
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
 
 from prorl_gym.api.app import app_of, make_serving
 from prorl_gym.api.auth import load_or_make_token
-from prorl_gym.api.build import Built, Opened, load, open_service
-from prorl_gym.api.compat.app import create_compat_app
 from prorl_gym.api.compat.config import CompatConfig
-from prorl_gym.api.compat.port import CompatPort
 from prorl_gym.api.config import ServiceConfig
+from prorl_gym.api.opening import Opened, open_service
 from prorl_gym.api.serving import Limits, Serving
 from prorl_gym.api.tracing import Tracing
 from prorl_gym.errors import ConfigError
 from prorl_gym.logs import register_secret
 from prorl_gym.sandbox.protocol import live_in
+
+if TYPE_CHECKING:
+    from prorl_gym.api.build import Built
 
 _LOG = logging.getLogger(__name__)
 
@@ -173,8 +176,19 @@ class _Service:
         await asyncio.gather(*self._answering)
 
 
-async def _compat_app(built: Built, config: ServiceConfig, token: str) -> FastAPI:
+async def load(opened: Opened) -> "Built":
+    """See ``build.load``."""
+    await asyncio.to_thread(import_module, "prorl_gym.api.build")  # takes so long that requests would wait for it
+    from prorl_gym.api import build
+
+    return await build.load(opened)
+
+
+async def _compat_app(built: "Built", config: ServiceConfig, token: str) -> FastAPI:
     """Return the routes of the published server, ready to take calls."""
+    from prorl_gym.api.compat.app import create_compat_app
+    from prorl_gym.api.compat.port import CompatPort
+
     limits = config.http
     fleet = built.fleets[built.pool.name]
     port = CompatPort(

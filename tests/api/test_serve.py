@@ -21,8 +21,9 @@ import asyncio, sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from prorl_gym.api import server
-from prorl_gym.api.build import Built, Opened
+from prorl_gym.api.build import Built
 from prorl_gym.api.config import ServiceConfig
+from prorl_gym.api.opening import Opened
 from prorl_gym.config import load_config
 from prorl_gym.logs import configure
 from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup

@@ -122,7 +122,7 @@ async def load(opened: Opened) -> Built:
             judge=judge,
             follows=_follows_caches(config.inference),
         )
-        service.begin(runner)
+        await service.begin(runner)
         return Built(
             service,
             backend,

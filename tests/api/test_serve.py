@@ -40,7 +40,7 @@ async def open_service(config):
 
 async def load(opened):
     runner = InProcessRunner(opened.environments, FakePolicySource(), EmptyBackend(), opened.config.runner)
-    opened.service.begin(runner)
+    await opened.service.begin(runner)
     return Built(opened.service, EmptyBackend(), None, None, opened.environments, AsyncExitStack())
 
 server.open_service, server.load = open_service, load

@@ -4,7 +4,7 @@ This module imports little: ``build`` imports and loads the rest (tokenizer, san
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ async def open_service(config: ServiceConfig) -> Opened:
     """
     environments = offered(config.environments)
     ledger = await _open_ledger(config)
-    service = RolloutService(ledger, LoadingRunner(), config.retry, config.runner.shares)
+    service = RolloutService(ledger, LoadingRunner(_names(config.environments)), config.retry, config.runner.shares)
     try:
         await service.accept()
     except BaseException:
@@ -60,7 +60,19 @@ def offered(names: Sequence[str]) -> Environments:
         except TaskError as error:
             raise ConfigError(f"environments: {error.what}", error.fix) from None
 
+    must_offer = _names(names)
+
     def find(name: str) -> Environment[Any]:
+        must_offer(name)
+        return registry.get(name)
+
+    return find
+
+
+def _names(names: Sequence[str]) -> Callable[[str], None]:
+    """Return the check of a name alone, which imports no environment."""
+
+    def must_offer(name: str) -> None:
         known = names or registry.names()
         if name not in known:
             raise TaskError(
@@ -68,9 +80,8 @@ def offered(names: Sequence[str]) -> Environments:
                 f"This service does not offer environment '{name[:80]}'.",
                 f"It offers: {', '.join(known)}.",
             )
-        return registry.get(name)
 
-    return find
+    return must_offer
 
 
 async def _open_ledger(config: ServiceConfig) -> SqliteLedger:

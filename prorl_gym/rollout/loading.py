@@ -1,13 +1,24 @@
 """The runner of a service that accepts rollouts while the real runner's tokenizer and sandboxes are being loaded."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from prorl_gym.errors import CancelReason, ShuttingDownError
 from prorl_gym.rollout.protocol import Capacity, Finished, Job, Parked, StageEntered
 
 
 class LoadingRunner:
-    """Implements ``Runner``: has no room and nothing in hand. ``RolloutService.begin`` replaces it."""
+    """Implements ``Runner``: has no room and nothing in hand. ``RolloutService.begin`` replaces it.
+
+    Args:
+        must_offer: raises a ``TaskError`` for an environment that the real one will not have.
+    """
+
+    def __init__(self, must_offer: Callable[[str], None]) -> None:
+        self._must_offer = must_offer
+
+    def must_offer(self, environment: str) -> None:
+        """See ``Runner.must_offer``."""
+        self._must_offer(environment)
 
     async def accept(self, job: Job) -> None:
         """See ``Runner.accept``.

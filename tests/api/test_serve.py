@@ -34,7 +34,7 @@ from prorl_gym.rollout.service import RolloutService
 
 async def open_service(config):
     ledger = await SqliteLedger.open(config.ledger_file)
-    service = RolloutService(ledger, LoadingRunner())
+    service = RolloutService(ledger, LoadingRunner(lambda _: None))
     await service.accept()
     return Opened(config, service, ledger, lookup(ScriptedEnvironment()))
 

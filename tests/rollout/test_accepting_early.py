@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prorl_gym.demand import Demand
-from prorl_gym.errors import ConflictError
+from prorl_gym.errors import ConflictError, FailureKind, TaskError
 from prorl_gym.records import RolloutRequest
 from prorl_gym.rollout.encoding import decode_rollout
 from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
@@ -30,13 +30,18 @@ def runner() -> InProcessRunner:
     return InProcessRunner(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend(), ONE_BY_ONE)
 
 
+def must_offer(environment: str) -> None:
+    if environment != "scripted":
+        raise TaskError(FailureKind.UNKNOWN_ENVIRONMENT, "There is none of that name.")
+
+
 @asynccontextmanager
 async def accepting(file: Path) -> AsyncGenerator[RolloutService]:
     """A service that accepts, over a queue of ``old0`` and ``old1``."""
     ledger = await SqliteLedger.open(LedgerConfig(path=file))
     await ledger.accept([ask("old0"), ask("old1")])
     await ledger.close()
-    service = RolloutService(await SqliteLedger.open(LedgerConfig(path=file)), LoadingRunner())
+    service = RolloutService(await SqliteLedger.open(LedgerConfig(path=file)), LoadingRunner(must_offer))
     await service.accept()
     try:
         yield service
@@ -107,3 +112,10 @@ async def test_a_stop_before_it_began_leaves_everything_to_the_next_start(tmp_pa
         assert rollout is not None and (rollout.attempt, rollout.retries) == (0, [])
     finally:
         await asyncio.wait_for(again.stop(drain=False), 10)
+
+
+async def test_an_environment_that_is_unknown_is_refused_early(tmp_path: Path) -> None:
+    async with accepting(tmp_path / "l.db") as service:
+        with pytest.raises(TaskError):
+            await service.submit([ask("new").model_copy(update={"environment": "scriptd"})])
+        assert service.pending == 2

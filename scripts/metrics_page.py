@@ -50,7 +50,8 @@ async def example() -> str:
     await service.start()
     async with EnginePool("policy") as pool:
         pool.add(FakeEngine("policy-0", lambda _: Reply((2,))))
-        serving = make_serving(service, pools=[pool], sandboxes=lambda: 0)
+        serving = make_serving(service, sandboxes=lambda: 0)
+        serving.load([pool], {}, {}, None)
         await service.set_demand("grouped", Demand(groups=1))
         scripts = [{}, {"run": "sandbox_lost", "flaky": 1, "id": "again"}]
         rows = [RolloutRequest(rollout_id=f"r{i}", environment="scripted", task=row) for i, row in enumerate(scripts)]

@@ -12,7 +12,7 @@ from prorl_gym.api.fleet import Fleet
 from prorl_gym.api.guard import SameSite
 from prorl_gym.api.history import History
 from prorl_gym.api.metrics import Metrics
-from prorl_gym.api.policies import Policies, PolicyDesk
+from prorl_gym.api.policies import Policies
 from prorl_gym.api.routes import dispatch, observe, pages, policy, rollouts, runs, stream
 from prorl_gym.api.schema import (
     AckBody,
@@ -47,16 +47,12 @@ def create_app(
     max_body_bytes: int = 64 << 20,
     max_pending: int = 100_000,
 ) -> FastAPI:
-    """Return the routes over a service that somebody else starts and stops. See ``make_serving``."""
-    serving = make_serving(
-        service,
-        pools=pools,
-        lifecycles=lifecycles,
-        fleets=fleets,
-        sandboxes=sandboxes,
-        decode=decode,
-        limits=Limits(max_body_bytes, max_pending),
-    )
+    """Return the routes over a service that somebody else starts and stops.
+
+    See ``make_serving`` and ``Serving.load``.
+    """
+    serving = make_serving(service, sandboxes=sandboxes, limits=Limits(max_body_bytes, max_pending))
+    serving.load(pools, lifecycles or {}, fleets or {}, decode)
     return app_of(serving, token)
 
 
@@ -90,38 +86,23 @@ def app_of(serving: Serving, token: str) -> FastAPI:
 def make_serving(
     service: RolloutService,
     *,
-    pools: Sequence[EnginePool] = (),
-    lifecycles: Mapping[str, PolicyLifecycle] | None = None,
-    fleets: Mapping[str, Fleet] | None = None,
     sandboxes: Callable[[], int | None] = lambda: None,
-    decode: Decode | None = None,
     limits: Limits | None = None,
     history_seconds: float = 5.0,
 ) -> Serving:
-    """Put together what the routes stand on, and let it watch the service.
+    """Put together what the routes stand on, and let it watch the service. ``Serving.load`` adds what loads slowly.
 
     Args:
         service: what they talk to.
-        pools: engines whose figures are shown.
-        lifecycles: by name of the pool, of those that a trainer may pause and update.
-        fleets: by name of the pool, of those whose engines a trainer may change.
         sandboxes: tells how many are alive; ``None``: nobody knows.
-        decode: of the tokenizer, for pages of rollouts.
         limits: see there.
         history_seconds: between two samples; nothing is sampled before ``Serving.history`` is entered.
     """
     tally = Tally()
+    pools: list[EnginePool] = []
     metrics = Metrics(service, tally, pools, sandboxes)
     history = History(service, tally, pools, seconds=history_seconds)
     history.lag.observers.append(metrics.lagged)
     service.observe(tally.note)
     service.observe(metrics.note)
-    lives, members = lifecycles or {}, fleets or {}
-    desks = [
-        PolicyDesk(pool, lives[pool.name], members.get(pool.name), service.policy_version)
-        for pool in pools
-        if pool.name in lives
-    ]
-    return Serving(
-        service, limits or Limits(), tally, metrics, history, Policies(desks), pools, sandboxes=sandboxes, decode=decode
-    )
+    return Serving(service, limits or Limits(), tally, metrics, history, Policies(), pools, sandboxes)

@@ -3,27 +3,22 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from prorl_gym.api.allowed import AllowedUrls
 from prorl_gym.api.config import ServiceConfig
 from prorl_gym.api.fleet import Fleet
+from prorl_gym.api.opening import Opened, open_service
 from prorl_gym.api.schema import MAX_ENGINES
 from prorl_gym.api.serving import Decode
-from prorl_gym.environments import registry
 from prorl_gym.environments.judge import EngineJudge, Judge
-from prorl_gym.environments.protocol import Environment
-from prorl_gym.errors import ConfigError, FailureKind, TaskError
 from prorl_gym.inference.chat import Codec, load_codec
 from prorl_gym.inference.config import InferenceConfig, build_pool, maker
 from prorl_gym.inference.lifecycle import PolicyLifecycle
 from prorl_gym.inference.pool import EnginePool
 from prorl_gym.rollout.attempt import Environments
-from prorl_gym.rollout.ledger import SqliteLedger
 from prorl_gym.rollout.model_source import ModelPolicySource
 from prorl_gym.rollout.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
@@ -81,7 +76,21 @@ async def build_service(config: ServiceConfig) -> Built:
         SandboxError: no sandbox backend works here.
         LedgerError: the ledger's file cannot be used.
     """
-    environments = offered(config.environments)
+    opened = await open_service(config)
+    try:
+        return await load(opened)
+    except BaseException:
+        await opened.service.stop(drain=False)
+        raise
+
+
+async def load(opened: Opened) -> Built:
+    """Load tokenizer, engines and sandboxes, then begin what was accepted: the other part of ``build_service``.
+
+    Raises:
+        ConfigError, EngineError, SandboxError: see ``build_service``. Nothing was begun; the service is to be stopped.
+    """
+    config, service = opened.config, opened.service
     codec = await _load_codec(config.inference)
     async with AsyncExitStack() as owned:
         pool = await owned.enter_async_context(_build("policy", config.inference, codec))
@@ -99,14 +108,12 @@ async def build_service(config: ServiceConfig) -> Built:
                 _LOG.warning("engine %s is not well yet: %s", name, health.detail)
         backend = await open_backend(config.sandbox)
         owned.push_async_callback(backend.close)
-        ledger = await _open_ledger(config)
-        owned.push_async_callback(ledger.close)
-        served = await ledger.versions()  # engines outlive this service, and keep their weights
+        served = await opened.ledger.versions()  # engines outlive this service, and keep their weights
         for one in (pool, *allowed.values()):
             one.set_version(served.get(one.name, 0))
         policies = ModelPolicySource(pool, codec, allowed, thinking=config.inference.thinking)
         runner = InProcessRunner(
-            environments,
+            opened.environments,
             policies,
             backend,
             config.runner,
@@ -115,14 +122,13 @@ async def build_service(config: ServiceConfig) -> Built:
             judge=judge,
             follows=_follows_caches(config.inference),
         )
-        service = RolloutService(ledger, runner, config.retry, config.runner.shares)
-        await service.start()
+        await service.begin(runner)
         return Built(
             service,
             backend,
             pool,
             codec,
-            environments,
+            opened.environments,
             owned.pop_all(),
             pools=(pool, *allowed.values()),
             lifecycles=lifecycles,
@@ -130,31 +136,6 @@ async def build_service(config: ServiceConfig) -> Built:
             decode=codec.decode,
             judge=judge,
         )
-
-
-def offered(names: Sequence[str]) -> Environments:
-    """Return a finder of environments that knows only these names (all that are installed, when there are none).
-
-    Raises:
-        ConfigError: a name is not installed.
-    """
-    for name in names:
-        try:
-            registry.get(name)
-        except TaskError as error:
-            raise ConfigError(f"environments: {error.what}", error.fix) from None
-
-    def find(name: str) -> Environment[Any]:
-        known = names or registry.names()
-        if name not in known:
-            raise TaskError(
-                FailureKind.UNKNOWN_ENVIRONMENT,
-                f"This service does not offer environment '{name[:80]}'.",
-                f"It offers: {', '.join(known)}.",
-            )
-        return registry.get(name)
-
-    return find
 
 
 async def _load_codec(config: InferenceConfig) -> Codec:
@@ -173,21 +154,6 @@ async def _judge(config: InferenceConfig) -> AsyncGenerator[EngineJudge]:
             if not health.ok:
                 _LOG.warning("engine %s is not well yet: %s", name, health.detail)
         yield EngineJudge(pool, codec)
-
-
-async def _open_ledger(config: ServiceConfig) -> SqliteLedger:
-    if config.ledger is None:
-        await asyncio.to_thread(_make_state, config.state)
-    return await SqliteLedger.open(config.ledger_file)
-
-
-def _make_state(state: Path) -> None:
-    try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"state: {state} cannot be made ({error.strerror}).", "Set 'state' to a writable directory."
-        ) from None
 
 
 def _follows_caches(config: InferenceConfig) -> bool:

@@ -119,21 +119,27 @@ class PolicyDesk:
 
 
 class Policies:
-    """All pools of a service, by name.
+    """All pools of a service, by name. ``load`` before use: until then requests for one wait."""
 
-    Args:
-        desks: one per pool.
-    """
+    def __init__(self) -> None:
+        self._desks: Mapping[str, PolicyDesk] = {}
+        self._loaded = asyncio.Event()
+        self._closed = False
 
-    def __init__(self, desks: Sequence[PolicyDesk] = ()) -> None:
+    def load(self, desks: Sequence[PolicyDesk]) -> None:
+        """Set the desks, one per pool."""
         self._desks = {desk.pool.name: desk for desk in desks}
+        self._loaded.set()
 
-    def of(self, name: str) -> PolicyDesk:
+    async def of(self, name: str) -> PolicyDesk:
         """Return the one of this name.
 
         Raises:
-            Refusal: 404.
+            Refusal: 404; 503, the service stops before its pools are loaded.
         """
+        await self._loaded.wait()
+        if self._closed and not self._desks:
+            raise Refusal(503, "The service stops before its engines were loaded.", "Send it again when it is back.")
         desk = self._desks.get(name)
         if desk is None:
             known = ", ".join(list(self._desks)[:20]) or "none"
@@ -146,7 +152,9 @@ class Policies:
         return self._desks
 
     async def close(self) -> None:
-        """End what is under way on any of them. Idempotent."""
+        """End what is under way on any of them, and what waits for one. Idempotent."""
+        self._closed = True
+        self._loaded.set()
         for desk in self._desks.values():
             await desk.close()
 

@@ -1,13 +1,15 @@
 """What the routes stand on, handed to each of them."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from prorl_gym.api.fleet import Fleet
 from prorl_gym.api.history import History
 from prorl_gym.api.metrics import Metrics
-from prorl_gym.api.policies import Policies
+from prorl_gym.api.policies import Policies, PolicyDesk
 from prorl_gym.api.tally import Tally
+from prorl_gym.inference.lifecycle import PolicyLifecycle
 from prorl_gym.inference.pool import EnginePool
 from prorl_gym.rollout.service import RolloutService
 
@@ -25,9 +27,12 @@ class Limits:
     """Rollouts without a record; beyond it submissions are told to come again later."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Serving:
-    """A service and everything that watches or steers it."""
+    """A service and everything that watches or steers it.
+
+    It can answer before pools, sandboxes and tokenizer are loaded: ``load`` adds them.
+    """
 
     service: RolloutService
     limits: Limits
@@ -35,9 +40,34 @@ class Serving:
     metrics: Metrics
     history: History
     policies: Policies
-    pools: Sequence[EnginePool] = ()
+    pools: list[EnginePool]
     sandboxes: Callable[[], int | None] = lambda: None
     """How many are alive; ``None``: nobody knows."""
     decode: Decode | None = None
     """Of the tokenizer, for pages; ``None``: there is none."""
     started: float = field(default_factory=time.monotonic)
+
+    def load(
+        self,
+        pools: Sequence[EnginePool],
+        lifecycles: Mapping[str, PolicyLifecycle],
+        fleets: Mapping[str, Fleet],
+        decode: Decode | None,
+    ) -> None:
+        """Show and steer these pools from now on. Once.
+
+        Args:
+            pools: engines whose figures are shown.
+            lifecycles: by name of the pool, of those that a trainer may pause and update.
+            fleets: by name of the pool, of those whose engines a trainer may change.
+            decode: of the tokenizer, for pages of rollouts.
+        """
+        self.pools.extend(pools)
+        self.decode = decode
+        self.policies.load(
+            [
+                PolicyDesk(pool, lifecycles[pool.name], fleets.get(pool.name), self.service.policy_version)
+                for pool in pools
+                if pool.name in lifecycles
+            ]
+        )

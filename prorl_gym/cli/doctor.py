@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import get_args
 
 import typer
 from rich.table import Table
@@ -27,18 +27,8 @@ from prorl_gym.sandbox.python_packages import Packages, ipython_mount
 _COLOURS = {"yes": "green", "weak": "yellow", "no": "red", "info": ""}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(doctor)
-
-
-def doctor(
-    scratch: Annotated[Path | None, typer.Option(help="Directory of the sandboxes' small files.")] = None,
-    store: Annotated[Path | None, typer.Option(help="Directory of the image store.")] = None,
-    uid: Annotated[int | None, typer.Option(help="Uid of sandboxes when this runs as root.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print facts and findings as JSON.")] = False,
-) -> None:
-    """Try every sandbox backend for real and show what this machine lacks."""
+def examine(scratch: Path | None, store: Path | None, uid: int | None, *, as_json: bool) -> None:
+    """Do what the command says; its options are these."""
     given = {"scratch": scratch, "uid": uid}
     config = load_config(SandboxConfig, {key: value for key, value in given.items() if value is not None}, "options")
     facts = gather(config, store or ImagesConfig().place())

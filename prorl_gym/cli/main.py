@@ -16,7 +16,7 @@ from prorl_gym.errors import ProrlError
 
 _COMMANDS = (
     *("serve", "submit", "watch", "show", "export", "replay", "demand", "policy", "hold", "dashboard", "gc"),
-    *("engine", "validate", "prepare", "doctor", "images", "bench", "root", "venvs", "show_html", "demo"),
+    *("engine", "validate", "prepare", "doctor_command", "images", "bench", "root", "venvs", "show_html", "demo"),
     *("init", "import_tasks", "evaluate"),
 )
 

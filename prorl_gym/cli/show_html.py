@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from prorl_gym.environments.gym_rows import json_lines
 from prorl_gym.errors import ConfigError
 
 
@@ -17,6 +16,8 @@ def read_results(path: Path) -> list[Mapping[str, Any]]:
     Raises:
         ConfigError: it is missing, or a line is not a JSON object.
     """
+    from prorl_gym.environments.gym_rows import json_lines
+
     results: list[Mapping[str, Any]] = []
     for where, line in json_lines(path):
         try:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prorl_gym.cli.service import AT_ONCE, HERE, LASTING, Url, connect, how, plain, summary
-from prorl_gym.cli.tally import Tally
 
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
+    from prorl_gym.cli.tally import Tally
     from prorl_gym.client import Client
 
 _TICK = 0.25
@@ -50,6 +50,8 @@ def _lines(run: str | None, cursor: int, follow: bool, full: bool, url: str) -> 
 
 
 def _table(run: str | None, cursor: int, follow: bool, url: str) -> int:
+    from prorl_gym.cli.tally import Tally
+
     tally = Tally()
     try:
         asyncio.run(_show(tally, run, cursor, follow, url))
@@ -58,7 +60,7 @@ def _table(run: str | None, cursor: int, follow: bool, url: str) -> int:
     return tally.done
 
 
-async def _show(tally: Tally, run: str | None, cursor: int, follow: bool, url: str) -> None:
+async def _show(tally: "Tally", run: str | None, cursor: int, follow: bool, url: str) -> None:
     from rich.live import Live
 
     from prorl_gym.client import Client
@@ -79,7 +81,7 @@ async def _show(tally: Tally, run: str | None, cursor: int, follow: bool, url: s
                 live.update(_picture(tally, run), refresh=True)
 
 
-async def _look(client: "Client", tally: Tally) -> None:
+async def _look(client: "Client", tally: "Tally") -> None:
     from prorl_gym.client import ServiceError
 
     while True:
@@ -90,13 +92,13 @@ async def _look(client: "Client", tally: Tally) -> None:
         await asyncio.sleep(_LOOK)
 
 
-async def _draw(live: "Live", tally: Tally, run: str | None) -> None:
+async def _draw(live: "Live", tally: "Tally", run: str | None) -> None:
     while True:
         live.update(_picture(tally, run), refresh=True)
         await asyncio.sleep(_TICK)
 
 
-def _picture(tally: Tally, run: str | None) -> "Table":
+def _picture(tally: "Tally", run: str | None) -> "Table":
     from rich.markup import escape
     from rich.table import Table
 

@@ -102,6 +102,10 @@ class Dispatcher:
         """Let these go on. See ``Runner.unpark``."""
         await self._runner.unpark([entry.rollout_id for entry in entries])
 
+    def use(self, runner: Runner) -> None:
+        """Work with this runner. Before ``start``."""
+        self._runner = runner
+
     def start(self) -> None:
         """Begin to hand out and to listen."""
         self._loops = [self.spawn(self._listen()), self.spawn(self._dispatch())]

@@ -31,6 +31,11 @@ from prorl_gym.rollout.protocol import (
 )
 from prorl_gym.rollout.retry import RetryConfig
 
+_LOADING = "The service is loading its tokenizer and sandboxes: it accepts rollouts, and begins them after that."
+
+_SLICE = 2048
+"""Rollouts that are put into memory without a pause for others."""
+
 _PAGE = 32
 """Records read for a stream at once: they may be large."""
 
@@ -53,11 +58,11 @@ class ServiceStatus(Record):
 
 
 class RolloutService:
-    """All of it lives on one event loop. ``start`` before use, ``stop`` at the end; both once.
+    """All of it lives on one event loop. ``start`` (or ``accept`` and ``begin``) first, ``stop`` at the end; each once.
 
     Args:
         ledger: remembers; the service closes it.
-        runner: works; the service closes it.
+        runner: works; the service closes it. One that comes later is given to ``begin``, and a ``LoadingRunner`` here.
         config: retries.
         shares: weights of environments, which are served in fair shares of worker-seconds. See ``fair``.
     """
@@ -75,6 +80,13 @@ class RolloutService:
         self._entries = self._dispatcher.entries
         self._groups = Conductor(ledger, self._dispatcher, self._admit)
         self._news = asyncio.Event()
+        self._unread = 0
+        """Pending rollouts that are in the ledger only, as long as it was not read."""
+        self._early: list[RolloutRequest] = []
+        """Accepted meanwhile."""
+        self._recovery: asyncio.Task[None] | None = None
+        self._recovered = False
+        self._accepting = False
         self._started = False
         self._refusing = False
         self._ended = False
@@ -82,16 +94,44 @@ class RolloutService:
         self._observers: list[Callable[[Rollout], None]] = []
 
     async def start(self) -> None:
-        """Take up what the ledger remembers, then serve.
+        """Accept rollouts, and begin them: ``accept`` and ``begin`` in one.
 
         Raises:
             LedgerError: the file cannot be used.
         """
-        with _no_garbage():
-            pendings = await self._ledger.recover()
-            await self._groups.recover(pendings)
-            self._dispatcher.recover([Entry.of(pending) for pending in pendings])
-            self._groups.begin(pendings)
+        await self.accept()
+        await self.begin(self._runner)
+
+    async def accept(self) -> None:
+        """Accept rollouts from now on; none begins before ``begin``. Costs the same however much is pending.
+
+        Raises:
+            LedgerError: the file cannot be used.
+        """
+        self._unread = (await self._ledger.usage()).pending
+        self._accepting = True
+
+    async def recovered(self) -> None:
+        """Wait until what the ledger remembers is in memory. The first call reads it, if the service was started.
+
+        Raises:
+            LedgerError: the file cannot be used.
+        """
+        if self._recovery is None:
+            if not self._accepting or self._refusing:
+                return
+            self._recovery = self._dispatcher.spawn(self._recover())
+        await asyncio.shield(self._recovery)
+
+    async def begin(self, runner: Runner) -> None:
+        """Hand what is accepted to this runner from now on. After ``accept``.
+
+        Raises:
+            LedgerError: the file cannot be used.
+        """
+        await self.recovered()
+        self._runner = runner
+        self._dispatcher.use(runner)
         self._dispatcher.start()
         self._started = True
 
@@ -139,7 +179,7 @@ class RolloutService:
             LedgerError: nothing can be remembered now.
             ShuttingDownError: the service is stopping, was not started, or is broken.
         """
-        if not self._started or self._refusing:
+        if not self._accepting or self._refusing:
             raise ShuttingDownError("The service takes no more work.", "Submit again when it is back.")
         self._must_work()
         await self._must_offer(requests)
@@ -156,6 +196,7 @@ class RolloutService:
             NotFoundError: never accepted.
             ShuttingDownError: the service broke; the rollout will end after a restart.
         """
+        await self.recovered()
         entry = self._entries.get(rollout_id)
         if entry is None:
             found = await self._ledger.get(rollout_id)
@@ -196,6 +237,7 @@ class RolloutService:
         Raises:
             LedgerError: it cannot be remembered now; nothing was cancelled.
         """
+        await self.recovered()
         chosen = [entry for entry in self._entries.select(rollout_ids, groups, runs) if entry.cancel is None]
         if not chosen:
             return []
@@ -286,7 +328,7 @@ class RolloutService:
         return ServiceStatus(
             ready=not self.problem,
             problem=self.problem,
-            queued=count["queued"] + count["waiting"],
+            queued=self._unread + count["queued"] + count["waiting"],
             running=count["handing"] + count["running"] + count["ending"],
             finished=self._finished,
             paused=self._dispatcher.paused,
@@ -296,14 +338,14 @@ class RolloutService:
     @property
     def problem(self) -> str:
         """Why it takes no work; empty while it does. Costs nothing, however much is pending."""
-        if self._refusing or not self._started:
+        if self._refusing or not self._accepting:
             return "The service is stopping." if self._refusing else "The service was not started."
-        return self._dispatcher.problem
+        return self._dispatcher.problem if self._started else _LOADING
 
     @property
     def pending(self) -> int:
         """How many rollouts have no terminal record yet."""
-        return len(self._entries)
+        return self._unread + len(self._entries)
 
     def observe(self, observer: Callable[[Rollout], None]) -> None:
         """Call this with every terminal record after it is written (metrics). It must be quick and not raise."""
@@ -322,9 +364,10 @@ class RolloutService:
             LedgerError: it cannot be remembered; what held before holds.
             ShuttingDownError: the service is stopping, was not started, or is broken.
         """
-        if not self._started or self._refusing:
+        if not self._accepting or self._refusing:
             raise ShuttingDownError("The service takes no more demands.", "Send it again when it is back.")
         self._must_work()
+        await self.recovered()
         await self._groups.set_demand(run_id, demand)
         return self._groups.status(run_id)
 
@@ -344,6 +387,7 @@ class RolloutService:
         Raises:
             LedgerError: it cannot be remembered now; tell it again.
         """
+        await self.recovered()
         await self._ledger.set_version(pool, version)
         self._groups.raise_version(version, pool)
 
@@ -361,6 +405,7 @@ class RolloutService:
             NotFoundError: never accepted, or not kept any more.
             ShuttingDownError: the service stops before; ask again after its restart.
         """
+        await self.recovered()
         asked = self._entries.get(rollout_id) or await self.request(rollout_id)
         return await self._groups.verdict(asked.run_id, asked.group_id, evaluation=asked.evaluation)
 
@@ -377,11 +422,12 @@ class RolloutService:
                     answers = await self._ledger.accept(requests)
             except (ConflictError, TaskError) as error:
                 return error
-        jobs = {job.request.rollout_id: job for job in begun}
         fresh = [request for request, answer in zip(requests, answers, strict=True) if not answer.duplicate]
-        for request in fresh:
-            self._dispatcher.take_up(Entry.of(request), jobs.get(request.rollout_id))
-        self._groups.accepted(fresh)  # at once: what is held must not be handed out before
+        if self._recovered:
+            self._take_up(fresh, {job.request.rollout_id: job for job in begun})
+        else:  # behind what is older, which is not in memory yet
+            self._early += fresh
+            self._unread += len(fresh)
         return answers
 
     async def _must_offer(self, requests: Sequence[RolloutRequest]) -> None:
@@ -400,6 +446,28 @@ class RolloutService:
         for rollout_id, request in strange.items():
             error = unknown[request.environment]
             raise TaskError(error.kind, f"rollout {rollout_id}: {error.what}", error.fix)
+
+    async def _recover(self) -> None:
+        with _no_garbage():
+            pendings = await self._ledger.recover()
+            await self._groups.recover(pendings)
+            entries: list[Entry] = []
+            for start in range(0, len(pendings), _SLICE):
+                entries += map(Entry.of, pendings[start : start + _SLICE])
+                await asyncio.sleep(0)  # others have their turn between two slices
+            self._dispatcher.recover(entries)
+            self._groups.begin(pendings)
+        self._recovered = True
+        self._unread = 0
+        early, self._early = self._early, []
+        self._take_up(early, {})
+
+    def _take_up(self, accepted: Sequence[RolloutRequest], begun: Mapping[str, Job]) -> None:
+        """Track what was accepted, but for what the reading of the ledger found already."""
+        fresh = [request for request in accepted if request.rollout_id not in self._entries]
+        for request in fresh:
+            self._dispatcher.take_up(Entry.of(request), begun.get(request.rollout_id))
+        self._groups.accepted(fresh)  # at once: what is held must not be handed out before
 
     def _must_work(self) -> None:
         if self._dispatcher.broken:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from prorl_gym.api.build import offered
 from prorl_gym.api.config import ServiceConfig
+from prorl_gym.api.opening import offered
 from prorl_gym.api.server import listen
 from prorl_gym.config import load_config
 from prorl_gym.errors import ConfigError, TaskError

@@ -103,7 +103,7 @@ def test_a_service_that_is_killed_again_and_again_keeps_every_promise() -> None:
             with started(serve, SERVING) as (process, address):
                 with SyncClient(address, token=token(ground), patience=0) as service:
                     client.sent_again(service)
-                    timer = kill_soon(process, client.dice.uniform(0.3, 1.5))
+                    timer = kill_soon(process, client.dice.uniform(0.3, 2.5))
                     with suppress(ServiceError):
                         client.work(service, example_requests(REPLICAS, f"k{number}-"))
                     timer.join()

@@ -15,7 +15,7 @@ import pytest
 from prorl_gym.client import SyncClient, read_token
 from prorl_gym.records import RolloutRequest
 
-# The wiring of `build_service` without sandboxes and engines, which other tests start.
+# The wiring of `open_service` and `load` without sandboxes and engines, which other tests start.
 _SERVE = """
 import asyncio, sys
 from contextlib import AsyncExitStack
@@ -23,21 +23,27 @@ from pathlib import Path
 from prorl_gym.api import server
 from prorl_gym.api.build import Built
 from prorl_gym.api.config import ServiceConfig
+from prorl_gym.api.opening import Opened
 from prorl_gym.config import load_config
 from prorl_gym.logs import configure
 from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
 from prorl_gym.rollout.ledger import SqliteLedger
+from prorl_gym.rollout.loading import LoadingRunner
 from prorl_gym.rollout.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
 
-async def build(config):
+async def open_service(config):
     ledger = await SqliteLedger.open(config.ledger_file)
-    environments = lookup(ScriptedEnvironment())
-    service = RolloutService(ledger, InProcessRunner(environments, FakePolicySource(), EmptyBackend(), config.runner))
-    await service.start()
-    return Built(service, EmptyBackend(), None, None, environments, AsyncExitStack())
+    service = RolloutService(ledger, LoadingRunner(lambda _: None))
+    await service.accept()
+    return Opened(config, service, ledger, lookup(ScriptedEnvironment()))
 
-server.build_service = build
+async def load(opened):
+    runner = InProcessRunner(opened.environments, FakePolicySource(), EmptyBackend(), opened.config.runner)
+    await opened.service.begin(runner)
+    return Built(opened.service, EmptyBackend(), None, None, opened.environments, AsyncExitStack())
+
+server.open_service, server.load = open_service, load
 configure("info", "json")
 asyncio.run(server.serve(load_config(ServiceConfig, Path(sys.argv[1]))))
 print("ended in order")

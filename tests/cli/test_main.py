@@ -52,3 +52,20 @@ sys.exit(", ".join(heavy) or 0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_command_line_loads_nothing_heavy():
+    """Every command pays for what this imports, and ``serve`` before it accepts rollouts."""
+    heavy = (
+        "aiohttp",
+        "fastapi",
+        "numpy",
+        "pydantic",
+        "rich",
+        "transformers",
+        "prorl_gym.sandbox",
+        "prorl_gym.client.groups",
+    )
+    code = f"import sys, prorl_gym.cli.main; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -66,20 +66,23 @@ def add(routes: APIRouter, serving: Serving) -> None:
     @routes.get(
         "/readyz",
         tags=["service"],
-        summary="Ask whether work is taken",
+        summary="Ask whether rollouts are accepted and begin",
         response_model=ReadyAnswer,
         responses={
-            **contract.answers({"ready": True}, (), "Work is taken."),
+            **contract.answers({"ready": True}, (), "Rollouts are accepted and begin."),
             503: {
                 "model": ReadyAnswer,
-                "description": "No work is taken; the reason is on /v1/status.",
+                "description": "It is loading, stopping or cannot write; the reason is on /v1/status.",
                 "content": {"application/json": {"example": {"ready": False}}},
             },
         },
     )
     @routes.head("/readyz", include_in_schema=False)
     async def ready() -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Tells yes or no only, since it needs no token, and so must cost nothing either."""
+        """Tells yes or no only, since it needs no token, and so must cost nothing either.
+
+        A service that is loading its tokenizer and sandboxes says no, though it accepts rollouts already.
+        """
         is_ready = not service.problem
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 

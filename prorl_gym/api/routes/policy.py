@@ -47,7 +47,7 @@ def add(routes: APIRouter, serving: Serving) -> None:
     )
     async def look(pool: PoolQuery = "policy") -> Response:  # pyright: ignore[reportUnusedFunction]
         """Version, engines, whether it is paused, and the tokens to compute a reference for."""
-        return _json(policies.of(pool).look())
+        return _json((await policies.of(pool)).look())
 
     @routes.put(
         "/v1/policy",
@@ -65,7 +65,7 @@ def add(routes: APIRouter, serving: Serving) -> None:
         body again repeats the answer. With `engines` the pool becomes exactly these.
         """
         body = parse_body(await read(request), _UPDATE)
-        return _json(await policies.of(body.pool).update(body))
+        return _json(await (await policies.of(body.pool)).update(body))
 
     @routes.post(
         "/v1/policy/pause",
@@ -78,7 +78,7 @@ def add(routes: APIRouter, serving: Serving) -> None:
     async def pause(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Rollouts wait between two model calls, and none of their deadlines pays for it."""
         body = parse_body(await read(request), _PAUSE)
-        return _json(await policies.of(body.pool).pause(body.mode))
+        return _json(await (await policies.of(body.pool)).pause(body.mode))
 
     @routes.post(
         "/v1/policy/resume",
@@ -91,7 +91,7 @@ def add(routes: APIRouter, serving: Serving) -> None:
     async def resume(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Without a pause it does nothing."""
         body = parse_body(await read(request), _RESUME)
-        return _json(await policies.of(body.pool).resume())
+        return _json(await (await policies.of(body.pool)).resume())
 
     @routes.post(
         "/v1/engines",
@@ -107,7 +107,7 @@ def add(routes: APIRouter, serving: Serving) -> None:
         Only addresses of the service's allow-list are taken. One that is there already keeps its name.
         """
         body = parse_body(await read(request), _ENGINE)
-        return _json(policies.of(body.pool).add_engine(body.url))
+        return _json((await policies.of(body.pool)).add_engine(body.url))
 
     @routes.delete(
         "/v1/engines/{name}",
@@ -121,7 +121,7 @@ def add(routes: APIRouter, serving: Serving) -> None:
         pool: PoolQuery = "policy",
     ) -> Response:
         """It gets no more calls and leaves when those that it has are over; its rollouts go on elsewhere."""
-        return _json(policies.of(pool).remove_engine(name))
+        return _json((await policies.of(pool)).remove_engine(name))
 
 
 def _json(answer: Record) -> Response:

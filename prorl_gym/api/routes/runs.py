@@ -45,6 +45,7 @@ def add(routes: APIRouter, serving: Serving) -> None:
     )
     async def get(run: RunPath) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Without one (404) everything that was accepted is made to its end."""
+        await service.recovered()
         demand = service.demands().get(run)
         if demand is None:
             raise NotFoundError(f"run {run} has no demand.", "Everything that was accepted of it is made.")
@@ -70,6 +71,7 @@ def add(routes: APIRouter, serving: Serving) -> None:
     )
     async def groups(run: RunPath) -> Response:  # pyright: ignore[reportUnusedFunction]
         """How many are decided, undecided and dropped, and what stopping them saved."""
+        await service.recovered()
         return _json(service.groups(run))
 
 

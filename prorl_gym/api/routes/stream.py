@@ -94,6 +94,7 @@ def _line(delivery: Delivery, stale: bool) -> str:
 
 async def _stale(service: RolloutService, run: str | None, page: Sequence[Delivery]) -> set[int]:
     """Return the cursors of those whose groups are further behind the policy than their run's demand allows."""
+    await service.recovered()
     demands = service.demands()
     bounded = demands.values() if run is None else [demands[run]] if run in demands else []
     if all(demand.max_staleness is None for demand in bounded):

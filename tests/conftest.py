@@ -102,15 +102,14 @@ def pytest_report_header() -> str:
     return f"needs present: {', '.join(name for name in NEEDS if NEEDS[name][0]()) or 'none'}"
 
 
-_ONE_WORKER = ("vllm", "chromium")
-"""Needs that are costly to start: with pytest-xdist, all tests that have one run in the same worker."""
+_ONE_WORKER = ("vllm", "chromium", "gym")
+"""Needs that are costly to start: with pytest-xdist, all slow tests that have one run in the same worker."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        for name in _ONE_WORKER:
-            if item.get_closest_marker(name):
-                item.add_marker(pytest.mark.xdist_group(name))
+        if item.get_closest_marker("slow") and any(item.get_closest_marker(name) for name in _ONE_WORKER):
+            item.add_marker(pytest.mark.xdist_group("servers"))
     if config.getoption("--all") or "slow" in config.getoption("-m"):
         return
     names = ("slow",) if config.getoption("--both-backends") else ("slow", "second_backend")

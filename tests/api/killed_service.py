@@ -19,6 +19,7 @@ from prorl_gym.records import RolloutRequest
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "prorl_gym"]
 SERVING = r"serving on (http://[\d.:]+)"
+LOADED = "accepted rollouts begin"
 ENGINE = r"(http://[\d.:]+/v1)"
 
 
@@ -39,18 +40,22 @@ def started(arguments: list[str], announced: str) -> Iterator[tuple["subprocess.
     child = subprocess.Popen(
         [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/"
     )
-    assert child.stdout is not None
     try:
-        lines: list[str] = []
-        found = None
-        while found is None:
-            lines.append(child.stdout.readline())
-            assert lines[-1], "it ended at once:\n" + "".join(lines)
-            found = re.search(announced, lines[-1])
-        yield child, found[1]
+        yield child, announcement(child, announced)[1]
     finally:
         child.kill()
         child.communicate()
+
+
+def announcement(child: "subprocess.Popen[str]", pattern: str) -> re.Match[str]:
+    """Wait for a line that a process of ``started`` prints."""
+    assert child.stdout is not None
+    lines: list[str] = []
+    while True:
+        lines.append(child.stdout.readline())
+        assert lines[-1], "it ended before:\n" + "".join(lines)
+        if found := re.search(pattern, lines[-1]):
+            return found
 
 
 def configure(ground: Path, engine: str) -> list[str]:

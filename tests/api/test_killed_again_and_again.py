@@ -15,7 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from killed_service import ENGINE, SERVING, configure, example_requests, gone, place, started, who_sees
+from killed_service import (
+    ENGINE,
+    LOADED,
+    SERVING,
+    announcement,
+    configure,
+    example_requests,
+    gone,
+    place,
+    started,
+    who_sees,
+)
 
 from prorl_gym.client import ServiceError, SyncClient, read_token
 from prorl_gym.demand import Demand
@@ -103,7 +114,9 @@ def test_a_service_that_is_killed_again_and_again_keeps_every_promise() -> None:
             with started(serve, SERVING) as (process, address):
                 with SyncClient(address, token=token(ground), patience=0) as service:
                     client.sent_again(service)
-                    timer = kill_soon(process, client.dice.uniform(0.3, 2.5))
+                    if number % 2:  # else it may be killed while it loads
+                        announcement(process, LOADED)
+                    timer = kill_soon(process, client.dice.uniform(0.3, 1.5))
                     with suppress(ServiceError):
                         client.work(service, example_requests(REPLICAS, f"k{number}-"))
                     timer.join()

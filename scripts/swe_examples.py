@@ -2,7 +2,7 @@
 
 ``example/NAME/repo`` is a repository as it should be; ``task.toml`` says which faults are put into it, which of its
 tests are hidden, and how it is repaired. ``tests.json`` has the names of the tests that the faults make fail and of
-those that they do not, as ``--measure`` found them by running both states.
+those that they do not, and the controls of the tests, as ``--measure`` found them by running both states.
 
     python scripts/swe_examples.py [--measure]
 """
@@ -12,11 +12,12 @@ import base64
 import gzip
 import io
 import json
+import random
 import sys
 import tarfile
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ class Source:
     """The repaired repository: path and text."""
 
     @property
-    def names(self) -> Mapping[str, list[str]]:
-        """The measured names of tests."""
+    def measured(self) -> Mapping[str, Any]:
+        """Names of tests, and their controls."""
         path = self.directory / "tests.json"
         return json.loads(path.read_text()) if path.exists() else {"fail_to_pass": ["?"], "pass_to_pass": []}
 
@@ -85,7 +86,7 @@ def make_row(source: Source) -> dict[str, Any]:
             "build": task.get("build", ""),
             "command": task["command"],
             "parser": task["parser"],
-            **source.names,
+            **source.measured,
             "seconds": SECONDS,
         },
         "patch": "".join(unified(path, wrong[path], source.right[path]) for path in changed),
@@ -125,6 +126,7 @@ async def measure(source: Source) -> None:
     Raises:
         ValueError: a test fails on the repaired state.
     """
+    from prorl_gym.environments.swe.controls.proof import prove
     from prorl_gym.environments.swe.grading import run_hidden_tests
     from prorl_gym.environments.swe.parsers import PASSING
     from prorl_gym.environments.swe.rows import read_task
@@ -138,16 +140,19 @@ async def measure(source: Source) -> None:
     try:
         before = await run_hidden_tests(task, b"", leases, SECONDS)
         after = await run_hidden_tests(task, task.gold_patch.encode(), leases, SECONDS)
+        bad = [name for name, status in after.statuses.items() if status not in PASSING]
+        if after.complaint or bad:
+            raise ValueError(f"{source.directory.name}: {after.complaint or bad}\n{after.log[-4000:]}")
+        fails = {name for name in after.statuses if before.statuses.get(name, "missing") not in PASSING}
+        names = {"fail_to_pass": tuple(sorted(fails)), "pass_to_pass": tuple(sorted(after.statuses.keys() - fails))}
+        named = replace(task, tests=replace(task.tests, controls=None, **names))
+        plan = await prove(named, leases, random.Random(task.question))
     finally:
         await leases.close()
         await backend.close()
-    bad = [name for name, status in after.statuses.items() if status not in PASSING]
-    if after.complaint or bad:
-        raise ValueError(f"{source.directory.name}: {after.complaint or bad}\n{after.log[-4000:]}")
-    fails = {name for name in after.statuses if before.statuses.get(name, "missing") not in PASSING}
-    names = {"fail_to_pass": sorted(fails), "pass_to_pass": sorted(after.statuses.keys() - fails)}
     print(f"{source.directory.name}: {before.complaint or len(fails)} fail, {len(after.statuses)} tests")
-    (source.directory / "tests.json").write_text(json.dumps(names, indent=1) + "\n")
+    found = {**names, "controls": plan.model_dump(mode="json", exclude_defaults=True)}
+    (source.directory / "tests.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
 async def main(arguments: list[str]) -> None:

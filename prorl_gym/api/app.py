@@ -47,7 +47,7 @@ def create_app(
     max_body_bytes: int = 64 << 20,
     max_pending: int = 100_000,
 ) -> FastAPI:
-    """Return the routes over a service that somebody else starts and stops.
+    """Return the routes over a service that the caller starts and stops.
 
     See ``make_serving`` and ``Serving.load``.
     """

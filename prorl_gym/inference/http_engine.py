@@ -54,7 +54,7 @@ class HttpEngine:
         self._transport = Transport(dialect.address, options.link)
         self._running: dict[str, asyncio.Task[GenerationResult]] = {}
         self._context: int | None = None
-        """In tokens, when the server has told."""
+        """In tokens; ``None`` until the server has reported it."""
         self._sampling: _Sampling = (1.0, 1.0, -1, ())
         """Of the last call: some servers refuse any other."""
         self._can_abort = True

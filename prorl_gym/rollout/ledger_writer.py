@@ -206,7 +206,7 @@ class LedgerWriter(Generic[TablesT]):
             # After a look at a damaged page SQLite refuses every write of its transaction: give each call its own.
             alone = [[_Calls(one.kind, one.urgent, [argument]) for argument in one.arguments] for one in calls]
             return [[self._transaction([single])[0][0] for single in same] for same in alone]
-        except Exception as error:  # the commit failed: nobody may believe that anything was kept
+        except Exception as error:  # the commit failed: no caller may take anything for kept
             return [[error] * len(one.arguments) for one in calls]
 
     def _from_reserve(self, calls: list[_Calls], full: DiskFullError) -> list[Sequence[Any]]:

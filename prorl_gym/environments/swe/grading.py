@@ -146,7 +146,7 @@ async def run_hidden_tests(task: SweTask, patch: bytes, leases: Leases, seconds:
 async def passing_unrepaired(task: SweTask, leases: Leases, settings: ResolvedSettings) -> str:
     """Name the tests of ``fail_to_pass`` that pass in the repository as it is; empty when each one fails, as it must.
 
-    Rows of R2E-Gym name all tests there and say not which of them fail: nothing can be told of them.
+    Rows of R2E-Gym name all tests and not which of them fail, so they cannot be checked.
 
     Raises:
         SandboxError, GraderError, TaskError: see ``grade``.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from prorl_gym.client import SyncClient
 
 _ANNOUNCED = re.compile(r"serving on (http://[\w.:\[\]-]+)")
+_LOADED = "accepted rollouts begin"
 _STOP_SECONDS = 60.0
 
 
@@ -52,23 +53,28 @@ def own_service(config: Mapping[str, Any]) -> Generator["SyncClient", None, None
             errors="replace",
         )
         try:
-            address = _announced(child, f"{file}: ")
+            address = _loaded(child, f"{file}: ")
             with SyncClient(address, token=read_token(state / "token")) as client:
                 yield client
         finally:
             _stop(child)
 
 
-def _announced(child: "subprocess.Popen[str]", place: str) -> str:
-    """Return the address; ``place`` is left out of complaints: nobody wrote that file."""
+def _loaded(child: "subprocess.Popen[str]", place: str) -> str:
+    """Return the address once it begins rollouts: it is announced before the tokenizer and the sandboxes are loaded.
+
+    ``place`` is left out of complaints: the user did not write that file.
+    """
     assert child.stdout is not None
+    address: re.Match[str] | None = None
     said: deque[str] = deque(maxlen=4)
     for line in child.stdout:
         said.append(line.strip())
-        if found := _ANNOUNCED.search(line):
+        address = address or _ANNOUNCED.search(line)
+        if address and _LOADED in line:
             # Read on: a full pipe would stop it.
             threading.Thread(target=deque, args=(child.stdout, 0), name="own-service-log", daemon=True).start()
-            return found[1]
+            return address[1]
     last = " ".join(said).replace(place, "")
     raise ConfigError(f"The service does not start: {last[-500:]}", "Mend what it says, and start again.")
 

@@ -105,6 +105,9 @@ def _run(control: socket.socket, body: Callable[[], None]) -> None:
 
 def _middle(control: socket.socket, line: socket.socket, enter: Callable[[], None], main: InitMain) -> None:
     _shed_inheritance(control, line)
+    # The spawner's until now, which shows where the host keeps its interpreter. Payloads can read that of
+    # every child of the guest until its exec.
+    syscalls.set_command_line(HOSTNAME)
     enter()
     pid = os.fork()
     if pid == 0:

@@ -8,6 +8,13 @@ answer as a kernel that was built without them, and programs fall back.
 So do leases: who holds one on a program keeps others from executing it, up to 45 s long, the guest's children included.
 And System V IPC, where it cannot be bounded: what is made of it has no process, and stays until the namespace ends.
 
+And calls that change another process and ask for no more than its uid, which the guest and its children between fork
+and exec share with payloads: limits of another process, scheduling of the guest or of a whole user. A payload could
+end what serves its sandbox by them. Tracing, memory, descriptors and signals to pid 1 are guarded by the kernel.
+
+And the ways out of the tree of processes that a timeout kills: a sibling in place of a child (``CLONE_PARENT``), and an
+end of adopting orphans. ``clone3`` has its flags in memory, out of a filter's reach; libraries fall back to ``clone``.
+
 ``RLIMIT_CORE`` cannot be changed, though changing it seems to work: with a limit of 0 the host's core handler would be
 run for every crash inside, with the payload's memory as its input; a limit of 1 keeps it away (core(5)).
 """
@@ -15,7 +22,8 @@ run for every crash inside, with the payload's memory as its input; a limit of 1
 import errno
 import platform
 import struct
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from socket import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX
 
 from prorl_gym.sandbox import syscalls
@@ -25,6 +33,12 @@ _ERRNO = 0x00050000
 _RLIMIT_CORE = 4
 _SETLEASE, _SETDELEG = 1024, 1040
 _IO_URING = (425, 426, 427)
+_CLONE3 = 435
+_PRIO_USER, _IOPRIO_WHO_USER = 2, 3
+_CLONE_PARENT = 0x8000
+_SET_CHILD_SUBREAPER = 36
+_GUEST = 1
+"""The guest's pid where payloads can see it: it is pid 1 there."""
 _X32 = 0x40000000
 """Bit of the calls of x86's third, unused interface."""
 
@@ -34,6 +48,7 @@ _NUMBER, _MACHINE = 0, 4
 _LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
 _AT_LEAST = 0x35  # BPF_JMP | BPF_JGE | BPF_K
+_HAS_BIT = 0x45  # BPF_JMP | BPF_JSET | BPF_K
 _RETURN = 0x06  # BPF_RET | BPF_K
 
 _Program = list[tuple[int, int, int, int]]
@@ -54,17 +69,72 @@ class _Calls:
     fcntl: tuple[int, ...]
     system_v: tuple[int, ...]
     """shmget, semget, msgget: without them there is nothing that the other calls could be used on."""
+    schedule: tuple[int, ...]
+    """sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr."""
+    setpriority: int
+    ioprio_set: int
+    prctl: int
+    clone: int
 
 
 # i386: 102 is socketcall, 117 is ipc; both have their arguments in memory, where no filter can read them.
 _I386 = _Calls(
-    0x40000003, (286, 287, 288, 336, 357, 374, 103, 102), (359, 360), 75, 340, (55, 221), (395, 393, 399, 117)
+    0x40000003,
+    (286, 287, 288, 336, 357, 374, 103, 102),
+    (359, 360),
+    75,
+    340,
+    (55, 221),
+    (395, 393, 399, 117),
+    (154, 156, 241, 351),
+    setpriority=97,
+    ioprio_set=289,
+    prctl=172,
+    clone=120,
 )
-_ARM = _Calls(0x40000028, (309, 310, 311, 364, 386, 388, 103), (281, 288), 75, 369, (55, 221), (307, 299, 303))
-_X86_64 = _Calls(0xC000003E, (248, 249, 250, 298, 321, 323, 103), (41, 53), 160, 302, (72,), (29, 64, 68))
-_GENERIC = ((217, 218, 219, 241, 280, 282, 116), (198, 199), 164, 261, (25,), (194, 190, 186))
-_AARCH64 = _Calls(0xC00000B7, *_GENERIC)
-_RISCV64 = _Calls(0xC00000F3, *_GENERIC)
+_ARM = _Calls(
+    0x40000028,
+    (309, 310, 311, 364, 386, 388, 103),
+    (281, 288),
+    75,
+    369,
+    (55, 221),
+    (307, 299, 303),
+    (154, 156, 241, 380),
+    setpriority=97,
+    ioprio_set=314,
+    prctl=172,
+    clone=120,
+)
+_X86_64 = _Calls(
+    0xC000003E,
+    (248, 249, 250, 298, 321, 323, 103),
+    (41, 53),
+    160,
+    302,
+    (72,),
+    (29, 64, 68),
+    (142, 144, 203, 314),
+    setpriority=141,
+    ioprio_set=251,
+    prctl=157,
+    clone=56,
+)
+_AARCH64 = _Calls(
+    0xC00000B7,
+    (217, 218, 219, 241, 280, 282, 116),
+    (198, 199),
+    164,
+    261,
+    (25,),
+    (194, 190, 186),
+    (118, 119, 122, 274),
+    setpriority=140,
+    ioprio_set=30,
+    prctl=167,
+    clone=220,
+)
+_RISCV64 = replace(_AARCH64, machine=0xC00000F3)
 
 _FILTERED = {"x86_64": (_X86_64, _I386), "aarch64": (_AARCH64, _ARM), "riscv64": (_RISCV64,)}
 
@@ -94,15 +164,42 @@ _FAMILY_RULE: _Program = [
 ]
 _SETRLIMIT_RULE: _Program = [(_LOAD, 0, 0, _argument(0)), (_EQUAL, 0, 1, _RLIMIT_CORE), _PRETEND, _ALLOWED]
 _PRLIMIT_RULE: _Program = [
-    (_LOAD, 0, 0, _argument(1)),
-    (_EQUAL, 0, 5, _RLIMIT_CORE),
     (_LOAD, 0, 0, _argument(2)),
     (_EQUAL, 0, 2, 0),
     (_LOAD, 0, 0, _argument(2, high=True)),
+    (_EQUAL, 6, 0, 0),  # only asked for
+    (_LOAD, 0, 0, _argument(0)),
     (_EQUAL, 1, 0, 0),
+    _fail(errno.EPERM),  # of another process
+    (_LOAD, 0, 0, _argument(1)),
+    (_EQUAL, 0, 1, _RLIMIT_CORE),
     _PRETEND,
-    _ALLOWED,  # another limit, or only asked for
+    _ALLOWED,
 ]
+_SCHEDULE_RULE: _Program = [(_LOAD, 0, 0, _argument(0)), (_EQUAL, 0, 1, _GUEST), _fail(errno.EPERM), _ALLOWED]
+_SUBREAPER_RULE: _Program = [
+    (_LOAD, 0, 0, _argument(0)),
+    (_EQUAL, 0, 5, _SET_CHILD_SUBREAPER),
+    (_LOAD, 0, 0, _argument(1)),
+    (_EQUAL, 0, 3, 0),
+    (_LOAD, 0, 0, _argument(1, high=True)),
+    (_EQUAL, 0, 1, 0),
+    _fail(errno.EPERM),
+    _ALLOWED,
+]
+_CLONE_RULE: _Program = [(_LOAD, 0, 0, _argument(0)), (_HAS_BIT, 0, 1, _CLONE_PARENT), _fail(errno.EINVAL), _ALLOWED]
+
+
+def _priority_rule(of_user: int) -> _Program:
+    """Refuse priorities of all processes of a user, and of the guest; ``of_user``: the word for the former."""
+    return [
+        (_LOAD, 0, 0, _argument(0)),
+        (_EQUAL, 2, 0, of_user),
+        (_LOAD, 0, 0, _argument(1)),
+        (_EQUAL, 0, 1, _GUEST),
+        _fail(errno.EPERM),
+        _ALLOWED,
+    ]
 
 
 _FCNTL_RULE: _Program = [
@@ -118,16 +215,25 @@ def _rules(calls: _Calls, *, system_v: bool) -> _Program:
     program: _Program = [(_LOAD, 0, 0, _NUMBER)]
     if calls is _X86_64:
         program += [(_AT_LEAST, 0, 1, _X32), _fail(errno.ENOSYS)]
-    refused = (*calls.refused, *_IO_URING, *(() if system_v else calls.system_v))
-    rules: list[tuple[int, _Program]] = [
-        *((number, [_fail(errno.ENOSYS)]) for number in refused),
-        *((number, _FAMILY_RULE) for number in calls.socket),
-        (calls.setrlimit, _SETRLIMIT_RULE),
-        (calls.prlimit, _PRLIMIT_RULE),
-        *((number, _FCNTL_RULE) for number in calls.fcntl),
+    refused = (*calls.refused, *_IO_URING, _CLONE3, *(() if system_v else calls.system_v))
+    rules: list[tuple[Sequence[int], _Program]] = [
+        (refused, [_fail(errno.ENOSYS)]),
+        (calls.socket, _FAMILY_RULE),
+        ([calls.setrlimit], _SETRLIMIT_RULE),
+        ([calls.prlimit], _PRLIMIT_RULE),
+        (calls.fcntl, _FCNTL_RULE),
+        (calls.schedule, _SCHEDULE_RULE),
+        ([calls.setpriority], _priority_rule(_PRIO_USER)),
+        ([calls.ioprio_set], _priority_rule(_IOPRIO_WHO_USER)),
+        ([calls.prctl], _SUBREAPER_RULE),
+        ([calls.clone], _CLONE_RULE),
     ]
-    for number, rule in rules:
-        program += [(_EQUAL, 0, len(rule), number), *rule]
+    for numbers, rule in rules:
+        last = len(numbers) - 1
+        program += [
+            (_EQUAL, last - index, len(rule) if index == last else 0, number) for index, number in enumerate(numbers)
+        ]
+        program += rule
     return [*program, _ALLOWED]
 
 

@@ -220,6 +220,20 @@ def set_dumpable(dumpable: bool) -> None:
     _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, int(dumpable))
 
 
+def set_command_line(text: str) -> None:
+    """Replace what ``/proc/PID/cmdline`` shows of this process, and of its children until they execute a program.
+
+    As much of ``text`` is shown as the process's own arguments took.
+    """
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    if start:  # 0: a kernel that does not tell
+        shown = os.fsencode(text)[: end - start - 1]
+        ctypes.memset(start, 0, end - start)
+        ctypes.memmove(start, shown, len(shown))
+
+
 def set_no_new_privileges() -> None:
     """Make setuid bits and file capabilities ineffective for this process and its children, for ever."""
     _prctl("PR_SET_NO_NEW_PRIVS", _PR_SET_NO_NEW_PRIVS, 1)

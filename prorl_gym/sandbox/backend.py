@@ -147,7 +147,7 @@ class NamespaceBackend:
         channel = Channel.attach(ours)
         try:
             with theirs:
-                spawner.launch(launch, theirs)
+                ended = spawner.launch(launch, theirs)
             async with asyncio.timeout(self._config.start_seconds):
                 await channel.ready()
                 egress = await open_egress(launch.id, allowed, channel)
@@ -170,7 +170,7 @@ class NamespaceBackend:
             spawner.stop(launch.id)
             self._images.release(image)
 
-        box = self._boxes[launch.id] = Box(launch.id, spec, channel, release, egress=egress)
+        box = self._boxes[launch.id] = Box(launch.id, spec, channel, release, ended, egress=egress)
         return box
 
     async def idle(self) -> None:

@@ -7,12 +7,15 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from errno import E2BIG, EAGAIN
-from typing import Any
+from typing import Any, Literal
 
-from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.errors import FailureKind, SandboxError, UnusableSandboxError
 from prorl_gym.sandbox.breach import Breach
 from prorl_gym.sandbox.guest import wire
 from prorl_gym.sandbox.shielding import finish
+
+ChannelEnd = Literal["closed", "died", "broken", "starved"]
+"""``closed`` by this side; the guest ``died``; it was silent for too long or made no sense; it could not fork."""
 
 _ANSWER_SECONDS = 120.0
 """A guest that has not answered by then never will. Its slowest honest answer (a tree that does not die) takes 3 s."""
@@ -54,6 +57,8 @@ class Channel:
         self._outbox: deque[bytes] = deque()
         self._hello: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._lost: SandboxError | None = None
+        self.end: ChannelEnd | None = None
+        """How it came to its end."""
         loop.add_reader(sock.fileno(), self._readable)
 
     @property
@@ -109,8 +114,9 @@ class Channel:
             if isinstance(error, StartFailure) or error.errno == E2BIG:
                 raise
             why = f"can start nothing any more ({error.strerror})"
-            if error.errno != EAGAIN:  # which payloads at their limit of processes cause; all else is the host's
-                self.close(why)
+            if error.errno == EAGAIN:  # which payloads at their limit of processes cause; all else is the host's
+                raise UnusableSandboxError(f"the sandbox {why}.") from None
+            self.close(why, "starved")
             raise SandboxError(FailureKind.SANDBOX_LOST, f"the sandbox {why}.") from None
 
     def exit_of(self, pid: int) -> "asyncio.Future[int]":
@@ -132,10 +138,11 @@ class Channel:
         seen = list(self._breaches.pop(pid, ()))
         return [*seen, Breach.DISK] if self._disk_full and Breach.DISK not in seen else seen
 
-    def close(self, reason: str = "was closed") -> None:
+    def close(self, reason: str = "was closed", end: ChannelEnd = "closed") -> None:
         """Let go of the guest, which ends it; everything that still waits hears ``SANDBOX_LOST``."""
         if self._lost is not None:
             return
+        self.end = end
         self._lost = SandboxError(FailureKind.SANDBOX_LOST, f"the sandbox {reason}.")
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
@@ -151,7 +158,7 @@ class Channel:
             raise OSError(E2BIG, f"arguments and environment exceed {wire.MAX_REQUEST} bytes; use stdin or a file")
         answer: asyncio.Future[Reply] = self._loop.create_future()
         self._waiting[self._number] = answer
-        overdue = self._loop.call_later(_ANSWER_SECONDS, self.close, "does not answer")
+        overdue = self._loop.call_later(_ANSWER_SECONDS, self.close, "does not answer", "broken")
         answer.add_done_callback(lambda _: overdue.cancel())
         self._outbox.append(packet)
         self._flush()
@@ -186,17 +193,19 @@ class Channel:
                 received = wire.receive(self._socket)
             except BlockingIOError:
                 return
-            except (OSError, wire.PacketError) as error:
-                return self.close(f"broke its connection ({error})")
+            except OSError as error:  # it died with a request unread
+                return self.close(f"broke its connection ({error})", "died")
+            except wire.PacketError as error:
+                return self.close(f"broke its connection ({error})", "broken")
             if received is None:
-                return self.close("died")
+                return self.close("died", "died")
             message, descriptors = received
             try:
                 self._handle(message, descriptors)
             except (KeyError, TypeError, ValueError, OverflowError):
                 for descriptor in descriptors:
                     os.close(descriptor)
-                return self.close("sent a message that makes no sense")
+                return self.close("sent a message that makes no sense", "broken")
 
     def _handle(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if descriptors and message["type"] != "reply":
@@ -218,7 +227,7 @@ class Channel:
             case "failed":
                 self._on_failed(message)
             case other:
-                self.close(f"sent an unknown message ({other!r})")
+                self.close(f"sent an unknown message ({other!r})", "broken")
 
     def _on_reply(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
         answer = self._waiting[int(message["id"])]

@@ -2,12 +2,11 @@
 
 import asyncio
 import signal
-from errno import EACCES, ENOENT
 
 from prorl_gym.errors import Evidence, FailureKind, SandboxError
 from prorl_gym.sandbox.breach import Breach, name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
-from prorl_gym.sandbox.execute import exit_code
+from prorl_gym.sandbox.execute import NO_PROGRAM, exit_code, not_confined
 from prorl_gym.sandbox.output import Capture
 from prorl_gym.sandbox.protocol import CellResult, SandboxSpec
 from prorl_gym.sandbox.python_worker import Answer, LineWorker, PythonWorker, Unfit, WorkerKind
@@ -98,10 +97,11 @@ class IsolatedPython:
         try:
             worker = await self._start_worker(self._channel, self._program, self._capture)
         except StartFailure as failure:
-            if failure.errno not in (ENOENT, EACCES) or self._channel.lost():
-                raise SandboxError(
-                    FailureKind.SANDBOX_UNAVAILABLE, f"python3 could not be started: {failure.strerror}."
-                ) from None
+            if self._channel.lost():
+                what = f"python3 could not be started: {failure.strerror}."
+                raise SandboxError(FailureKind.SANDBOX_LOST, what) from None
+            if failure.errno not in NO_PROGRAM:
+                raise not_confined(failure, "python3") from None
             raise self._unfit(_NO_PYTHON) from None
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -159,7 +159,7 @@ class IsolatedPython:
     def _must_live(self, when: str) -> None:
         """Ask before an end is blamed on the image or on the agent: a dying sandbox takes its processes first."""
         if self._channel.lost():
-            raise SandboxError.from_evidence(Evidence.SANDBOX_KILLED_OUTSIDE, f"the sandbox was lost {when}.")
+            raise SandboxError(FailureKind.SANDBOX_LOST, f"the sandbox was lost {when}.")
 
     def _unfit(self, unfit: Unfit, detail: str = "") -> SandboxError:
         if self._was_started:

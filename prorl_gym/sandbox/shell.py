@@ -2,12 +2,12 @@
 
 import asyncio
 import shlex
-from errno import EACCES, ELOOP, ENOENT, ENOEXEC
 
 from prorl_gym.errors import Evidence, FailureKind, SandboxError
 from prorl_gym.sandbox.bash import Bash
 from prorl_gym.sandbox.breach import name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
+from prorl_gym.sandbox.execute import NO_PROGRAM, not_confined
 from prorl_gym.sandbox.guest.driver import MAX_COMMAND
 from prorl_gym.sandbox.output import Capture
 from prorl_gym.sandbox.protocol import SandboxSpec, ShellResult
@@ -21,8 +21,6 @@ _INTERRUPT_SECONDS = 0.5
 _SETTLE_SECONDS = 1.0
 """How long bash has to report after the processes of its command were killed."""
 _RESTORE_SECONDS = 5.0
-_NO_PROGRAM = (ENOENT, EACCES, ENOEXEC, ELOOP)
-"""What is wrong with the file, not with the sandbox, when bash cannot be executed."""
 
 
 class PersistentShell:
@@ -163,7 +161,7 @@ class PersistentShell:
         completion = running.result()
         bash = self._current()
         if bash.dead and self._channel.lost():  # a dying sandbox takes its processes first
-            raise SandboxError.from_evidence(Evidence.SANDBOX_KILLED_OUTSIDE, "the sandbox was lost during a command.")
+            raise SandboxError(FailureKind.SANDBOX_LOST, "the sandbox was lost during a command.")
         if completion.cwd.startswith("/"):
             self._cwd = completion.cwd
         self._last_code = completion.exit_code
@@ -214,8 +212,10 @@ class PersistentShell:
         return self._bash
 
     def _no_bash(self, failure: StartFailure) -> SandboxError:
-        if failure.errno not in _NO_PROGRAM or self._channel.lost():
-            return SandboxError(FailureKind.SANDBOX_UNAVAILABLE, f"bash could not be started: {failure.strerror}.")
+        if self._channel.lost():
+            return SandboxError(FailureKind.SANDBOX_LOST, f"bash could not be started: {failure.strerror}.")
+        if failure.errno not in NO_PROGRAM:
+            return not_confined(failure, "bash")
         if self._was_started:
             return SandboxError.from_evidence(Evidence.PAYLOAD_BROKE_SANDBOX, "bash is gone from the sandbox.")
         what = f"image {self._image!r} has no bash."

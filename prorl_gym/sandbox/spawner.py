@@ -8,7 +8,8 @@ before anything else, for ever. Everything is imported before that, since afterw
 checkout may be within reach.
 
 From the service: ``{"op": "start", ...launch}`` with the guest's socket, ``{"op": "stop", "id"}``, ``{"op": "reap"}``.
-To the service: ``ready`` or ``failed`` once, then ``note``, ``gone`` (reaped, directory removed) and ``reaped``.
+To the service: ``ready`` or ``failed`` once, then ``note``, ``ended`` (how), ``gone`` (reaped, directory removed) and
+``reaped``.
 """
 
 import codecs
@@ -202,11 +203,12 @@ class Spawner:
 
     def _on_exit(self, entry: _Entry) -> None:
         """The watched child of a sandbox ended: the middle (then init is ours now) or init."""
-        os.waitpid(entry.pid, 0)
+        _, status = os.waitpid(entry.pid, 0)
         self._selector.unregister(entry.pidfd)
         os.close(entry.pidfd)
         pid = None if entry.born else entry.birth.init_pid()
         if pid is None:
+            self._tell_end(entry, os.waitstatus_to_exitcode(status))
             self._forget(entry)
             return
         entry.born, entry.pid, entry.pidfd = True, pid, os.pidfd_open(pid)
@@ -224,6 +226,10 @@ class Spawner:
             return
         self._watch(entry.birth.line.fileno(), lambda: self._on_note(entry))
         entry.birth.go()
+
+    def _tell_end(self, entry: _Entry, code: int) -> None:
+        short = isinstance(self._cgroups, Cgroups) and self._cgroups.ran_out_of_memory(entry.id)
+        self._tell({"event": "ended", "id": entry.id, "code": code, "out_of_memory": short})
 
     def _on_note(self, entry: _Entry) -> None:
         if entry.birth.line.fileno() < 0:

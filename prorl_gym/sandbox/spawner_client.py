@@ -17,6 +17,7 @@ import prorl_gym
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import sealed_python
 from prorl_gym.sandbox.launch import PACKET_LIMIT, Launch, pack, receive
+from prorl_gym.sandbox.loss import End
 from prorl_gym.sandbox.reaper import Reaped
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class SpawnerClient:
         self._outbox: deque[tuple[bytes, int | None, str]] = deque()
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._gone: dict[str, asyncio.Future[None]] = {}
+        self._ends: dict[str, asyncio.Future[End | None]] = {}
         self._reaps: deque[asyncio.Future[Reaped]] = deque()
         self._lost = False
         self._loop.add_reader(connection.fileno(), self._readable)
@@ -117,8 +119,11 @@ class SpawnerClient:
         """Whether the spawner is gone. Every sandbox of it is, too: the kernel killed them with it."""
         return self._lost
 
-    def launch(self, launch: Launch, guest: socket.socket) -> None:
+    def launch(self, launch: Launch, guest: socket.socket) -> "asyncio.Future[End | None]":
         """Ask for a sandbox; the outcome is the first message on the channel whose other end is ``guest``.
+
+        Returns:
+            How the sandbox ended, once it has; ``None`` when the spawner is gone, and every sandbox with it.
 
         Raises:
             SpawnerLostError: the spawner is gone.
@@ -130,7 +135,9 @@ class SpawnerClient:
         if len(packet) > PACKET_LIMIT:
             raise _unavailable(f"the sandbox's spec has {len(packet)} bytes; at most {PACKET_LIMIT} can be sent.")
         self._gone[launch.id] = self._loop.create_future()
+        end = self._ends[launch.id] = self._loop.create_future()
         self._post(packet, os.dup(guest.fileno()), launch.id)
+        return end
 
     def stop(self, sandbox_id: str) -> None:
         """Have a sandbox killed. Does not wait: ending the namespaces takes the kernel up to a second or so."""
@@ -202,6 +209,7 @@ class SpawnerClient:
                 # Somebody of our uid has too many descriptors in unread messages. This start fails, when its guest's
                 # end is closed below; the spawner and its sandboxes are none the worse.
                 self._gone.pop(starts).set_result(None)
+                self._ends.pop(starts).cancel()
             self._outbox.popleft()
             if descriptor is not None:
                 os.close(descriptor)
@@ -229,7 +237,11 @@ class SpawnerClient:
                 self._ready.set_exception(SandboxError(FailureKind(message["kind"]), message["what"], message["fix"]))
             case "note":
                 self._on_note(message["id"], message["text"])
+            case "ended":
+                if (end := self._ends.pop(message["id"], None)) is not None:
+                    end.set_result(End(message["code"], message["out_of_memory"]))
             case "gone":
+                self._ends.pop(message["id"], None)  # one that never began has no end
                 if (future := self._gone.pop(message["id"], None)) is not None:
                     future.set_result(None)
             case "reaped":
@@ -252,6 +264,9 @@ class SpawnerClient:
         for future in self._gone.values():
             future.set_result(None)
         self._gone.clear()
+        for end in self._ends.values():
+            end.set_result(None)
+        self._ends.clear()
         failed = SpawnerLostError()
         for waiting in (self._ready, *self._reaps):
             if not waiting.done():

@@ -46,6 +46,10 @@ _ACCEPTED_AT_ONCE = 64
 connection whose token lies unread."""
 _WAITING = 4096
 """Connections that the kernel keeps until they are accepted; it refuses more."""
+_UNSENT_BYTES = 128 << 10
+"""Of an answer that the kernel takes before the peer makes room. Otherwise megabytes for each peer that never reads."""
+_TCP_NOTSENT_LOWAT = 25
+"""``socket`` has this constant of Linux since Python 3.12."""
 _ACCEPT_AGAIN_SECONDS = 0.1
 _LOG_SECONDS = 60.0
 _ANSWER_SECONDS = 10
@@ -413,6 +417,7 @@ class HttpServer(uvicorn.Server):
         self.servers = []
         for listener in sockets or ():
             listener.setblocking(False)
+            listener.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)  # accepted ones inherit it
             listener.listen(_WAITING)
             self._listen(listener)
         self.started = True

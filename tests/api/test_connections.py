@@ -240,7 +240,8 @@ def test_an_ipv6_peer_is_a_network(one: str, other: str, same: bool) -> None:
 async def test_connections_of_token_holders_leave_files_to_the_rest(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_open_files", lambda: 8)
+    monkeypatch.setattr(connections, "_open_files", lambda: 100)
+    monkeypatch.setattr(connections, "_KNOWN_SHARE", 25)
     streams: list[Raw] = []
     for status in (200, 200, 200, 200, 503):
         streams.append(await Raw.open(served))

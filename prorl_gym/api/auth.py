@@ -39,8 +39,15 @@ def load_or_make_token(path: Path) -> str:
     return token
 
 
+def has_bearer(scope: Scope, token: bytes) -> bool:
+    """Return whether a request carries the token."""
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    scheme, _, value = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+    return scheme.lower() == b"bearer" and hmac.compare_digest(value.strip(), token)
+
+
 class BearerAuth:
-    """ASGI middleware that lets nobody pass without the token.
+    """ASGI middleware that refuses requests without the token.
 
     Args:
         app: what is protected.
@@ -53,7 +60,7 @@ class BearerAuth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "lifespan" and scope["path"] not in OPEN_PATHS and not self._allowed(scope):
+        if scope["type"] != "lifespan" and scope["path"] not in OPEN_PATHS and not has_bearer(scope, self._token):
             answer = error_answer(
                 401,
                 "The bearer token is missing or wrong.",
@@ -63,8 +70,3 @@ class BearerAuth:
             await answer(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-    def _allowed(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)

@@ -139,6 +139,19 @@ def test_a_real_table_sees_memory_files() -> None:
         os.close(proc)
 
 
+def test_a_process_that_ends_while_its_descriptors_are_listed_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    table = ProcessTable(proc)
+
+    def ended(path: object) -> list[str]:
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    monkeypatch.setattr("prorl_gym.sandbox.guest.tree.os.listdir", ended)
+    assert table.open_files(os.getpid(), 0) == (0, {})
+    assert table.nameless_files(os.getpid(), ()) == {}
+    os.close(proc)
+
+
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.skipif(not os.path.exists("/usr/bin/python3"), reason="the host has no /usr/bin/python3")
 async def test_memory_without_a_mapping_is_found(backend: NamespaceBackend) -> None:

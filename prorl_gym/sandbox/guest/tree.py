@@ -113,6 +113,8 @@ class ProcessTable:
             for name in names:
                 with suppress(OSError):  # closed meanwhile
                     found.append(os.stat(name, dir_fd=fd))
+        except OSError:  # it ended between open and list
+            return 0, found
         finally:
             os.close(fd)
         return len(names), found

@@ -63,7 +63,14 @@ NOT_RUN = Ran(passed=False)
 
 
 async def run_jobs(
-    sandbox: Sandbox, task: SweTask, runner: Runner, jobs: Sequence[Job], seconds: float, together: float
+    sandbox: Sandbox,
+    task: SweTask,
+    runner: Runner,
+    jobs: Sequence[Job],
+    seconds: float,
+    together: float,
+    *,
+    warm: bool = False,
 ) -> list[Ran]:
     """Run jobs after each other, started by the row's own command, each in a process of its own.
 
@@ -74,6 +81,7 @@ async def run_jobs(
         jobs: what to run.
         seconds: wall clock for each.
         together: wall clock for all.
+        warm: import pytest once for all of them, in the process that keeps the key. For code that is trusted.
 
     Raises:
         SandboxError: the sandbox is lost.
@@ -89,6 +97,7 @@ async def run_jobs(
             "name": job.name,
             "emit": job.emit,
             "trace": job.repaired is not None,
+            "warm": warm,
             "repaired": {posixpath.join(task.workdir, path): lines for path, lines in (job.repaired or {}).items()},
             "seconds": seconds,
         }

@@ -7,11 +7,13 @@ with ``unearth``, on the index that pip is configured for, and only read. Wheels
 import ast
 import hashlib
 import os
+import re
 import ssl
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from email.parser import BytesHeaderParser
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -88,8 +90,17 @@ def fetch_wheels(requirements: Sequence[str], python: str, index: str = "") -> d
     Raises:
         ConfigError: something has no pure-Python wheel for this Python, or pip failed.
     """
-    if not requirements:
-        return {}
+    wanted: list[str] = []
+    missing = list(requirements)
+    found: dict[str, File] = {}
+    while missing:
+        wanted += missing
+        found = _install(wanted, python, index)
+        missing = [line for line in _missing(found, python) if line not in wanted]
+    return found
+
+
+def _install(requirements: Sequence[str], python: str, index: str) -> dict[str, File]:
     with tempfile.TemporaryDirectory(prefix="prorl-gym-wheels-") as folder:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-input"]
         command += ["--target", folder, "--only-binary", ":all:", "--platform", "any", "--abi", "none"]
@@ -102,6 +113,21 @@ def fetch_wheels(requirements: Sequence[str], python: str, index: str = "") -> d
                 "Only projects whose requirements are pure Python can be used.",
             )
         return _read_packages(Path(folder))
+
+
+def _missing(packages: Mapping[str, File], python: str) -> list[str]:
+    """Return what installed packages need in a sandbox and lack: pip reads markers as if for this host's Python."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    needed: list[str] = []
+    there: set[str] = set()
+    for path, file in packages.items():
+        if re.fullmatch(r"[^/]+\.dist-info/METADATA", path):
+            headers = BytesHeaderParser().parsebytes(file.data)
+            there.add(canonicalize_name(str(headers["Name"])))
+            needed += applicable([str(line) for line in headers.get_all("Requires-Dist", [])], python)
+    return [line for line in dict.fromkeys(needed) if canonicalize_name(Requirement(line).name) not in there]
 
 
 def _run_pip(command: Sequence[str]) -> str:

@@ -65,6 +65,10 @@ class KillWatch:
         """Note that a child has such a filter."""
         self._watched.add(child)
 
+    def explain(self, child: int) -> None:
+        """Note that a child is killed on request."""
+        self._struck.add(child)
+
     def serve(self, listener: int) -> None:
         """Hear of one SIGKILL and let it be sent."""
         notice = bytearray(_NOTICE.size)
@@ -78,12 +82,11 @@ class KillWatch:
 
     def forget(self, child: int) -> tuple[bool | None, bool | None]:
         """Return whether SIGKILL was sent to a child that ended, and by anything below it; ``None``: not known."""
-        if child not in self._watched:
-            return None, None
-        known = child in self._struck, child in self._senders
+        watched = child in self._watched
+        struck, sent = child in self._struck, child in self._senders
         for children in (self._watched, self._struck, self._senders):
             children.discard(child)
-        return known
+        return (struck, sent) if watched else (struck or None, None)
 
     def _note(self, sender: int, target: Target | None, arguments: list[int]) -> None:
         owner = self._owner(sender)

@@ -288,6 +288,7 @@ class _Guest:
         since = request.get("since")
         if since is not None:
             return _Answer({"gone": self._table.kill_descendants(pid, since)}, [])
+        self._kills.explain(pid)
         os.kill(pid, signal.SIGSTOP)  # it can start nothing new while its descendants die
         gone = self._table.kill_descendants(pid)
         os.kill(pid, signal.SIGKILL)

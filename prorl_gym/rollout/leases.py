@@ -14,7 +14,8 @@ _LOG = logging.getLogger(__name__)
 
 KeptT = TypeVar("KeptT")
 
-_STRONGEST = (Evidence.SANDBOX_KILLED_OUTSIDE, Evidence.SANDBOX_LOST_UNEXPLAINED, Evidence.LIMIT_BREACHED)
+_UNEXPLAINED = Evidence.SANDBOX_LOST_UNEXPLAINED
+_STRONGEST = (Evidence.SANDBOX_KILLED_OUTSIDE, _UNEXPLAINED, Evidence.LIMIT_BREACHED)
 """Of several sandboxes of an attempt that are gone, what the policy cannot have done decides."""
 
 
@@ -74,9 +75,9 @@ class SandboxLeases:
             error: struck while the rollout's own payload ran.
             earlier_losses: see ``blame``.
         """
-        if error.kind is not FailureKind.SANDBOX_LOST or error.evidence is not None:
+        if error.kind is not FailureKind.SANDBOX_LOST or error.evidence not in (None, _UNEXPLAINED):
             return error
-        known = await asyncio.gather(*map(loss_of, self._open))
+        known = [error.evidence, *await asyncio.gather(*map(loss_of, self._open))]
         evidence = next((one for one in _STRONGEST if one in known), None)
         if evidence is None and isinstance(error, UnusableSandboxError):
             evidence = Evidence.PAYLOAD_BROKE_SANDBOX

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -164,6 +165,8 @@ class NamespaceBackend:
             if isinstance(error, SandboxError):  # told, or just lost: both may be the spawner's end
                 await spawner.outlive(launch.id)
             raise _as_start_failure(error) from None
+
+        channel.memory_kills = partial(spawner.memory_kills, launch.id)
 
         async def release() -> None:
             self._boxes.pop(launch.id, None)

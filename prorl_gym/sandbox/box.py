@@ -9,7 +9,7 @@ from prorl_gym.sandbox.channel import Channel
 from prorl_gym.sandbox.egress_proxy import EgressProxy
 from prorl_gym.sandbox.execute import execute
 from prorl_gym.sandbox.live import LiveProcess
-from prorl_gym.sandbox.loss import End, HostMemory
+from prorl_gym.sandbox.loss import End
 from prorl_gym.sandbox.protocol import ExecResult, FileEntry, SandboxLimits, SandboxSpec
 from prorl_gym.sandbox.python_session import IsolatedPython
 from prorl_gym.sandbox.shell import PersistentShell
@@ -49,7 +49,6 @@ class Box:
         self._channel = channel
         self._on_close = on_close
         self._ended = ended
-        self._memory = HostMemory.now()
         self._egress = egress
         self._shell = PersistentShell(channel, spec)
         self._python = IsolatedPython(channel, spec, python)
@@ -149,14 +148,14 @@ class Box:
             return None
         if self._channel.end == "starved":
             return Evidence.SANDBOX_KILLED_OUTSIDE
-        evidence = Evidence.SANDBOX_LOST_UNEXPLAINED
         if self._channel.end == "died" and self._ended is not None:
             await asyncio.wait([self._ended], timeout=_END_SECONDS)
             if self._ended.done():
                 end = self._ended.result()
                 evidence = Evidence.SANDBOX_KILLED_OUTSIDE if end is None else end.evidence
-        short = evidence is Evidence.SANDBOX_LOST_UNEXPLAINED and HostMemory.now().was_short_since(self._memory)
-        return Evidence.SANDBOX_KILLED_OUTSIDE if short else evidence
+                if evidence is not Evidence.SANDBOX_LOST_UNEXPLAINED:
+                    return evidence
+        return self._channel.unexplained()
 
     async def close(self) -> None:
         """Kill everything inside and release it. Idempotent; every caller returns when it is done."""

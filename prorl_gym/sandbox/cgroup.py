@@ -163,13 +163,13 @@ class Cgroups:
             path.rmdir()
             raise
 
-    def ran_out_of_memory(self, sandbox_id: str) -> bool:
-        """Whether the kernel has killed something in a sandbox because its cgroup was at its limit."""
+    def memory_kills(self, sandbox_id: str) -> int:
+        """Return how many processes of a sandbox the kernel has killed because its cgroup was at its limit."""
         try:
             events = (self._place / sandbox_id / "memory.events").read_text("ascii").splitlines()
         except OSError:  # a sandbox without a cgroup
-            return False
-        return any(line.startswith("oom_kill ") and line != "oom_kill 0" for line in events)
+            return 0
+        return next((int(line.split()[1]) for line in events if line.startswith("oom_kill ")), 0)
 
     def remove(self, sandbox_id: str) -> None:
         """Remove the cgroup of a sandbox that has ended. One that the kernel has not let go of yet is tried again."""

@@ -4,18 +4,21 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from errno import E2BIG, EAGAIN
 from typing import Any, Literal
 
-from prorl_gym.errors import FailureKind, SandboxError, UnusableSandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
 from prorl_gym.sandbox.breach import Breach
 from prorl_gym.sandbox.guest import wire
+from prorl_gym.sandbox.loss import HostMemory
 from prorl_gym.sandbox.shielding import finish
 
 ChannelEnd = Literal["closed", "died", "broken", "starved"]
 """``closed`` by this side; the guest ``died``; it was silent for too long or made no sense; it could not fork."""
+
+_UNKNOWN = (None, None)
 
 _ANSWER_SECONDS = 120.0
 """A guest that has not answered by then never will. Its slowest honest answer (a tree that does not die) takes 3 s."""
@@ -53,7 +56,12 @@ class Channel:
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._exits: dict[int, asyncio.Future[int]] = {}
         self._breaches: dict[int, dict[Breach, None]] = {}
+        self._kills: dict[int, tuple[bool | None, bool | None]] = {}
         self._disk_full = False
+        self._memory = HostMemory.now()
+        self.memory_kills: Callable[[], Awaitable[int]] | None = None
+        """Asks how many processes of the sandbox the kernel killed at the limit of its cgroup, where there is one."""
+        self._memory_kills = 0
         self._outbox: deque[bytes] = deque()
         self._hello: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._lost: SandboxError | None = None
@@ -138,6 +146,34 @@ class Channel:
         seen = list(self._breaches.pop(pid, ()))
         return [*seen, Breach.DISK] if self._disk_full and Breach.DISK not in seen else seen
 
+    def was_struck(self, pid: int) -> bool | None:
+        """Whether SIGKILL was sent from inside to a child that ended, or by us; ``None``: not known."""
+        return self._kills.get(pid, _UNKNOWN)[0]
+
+    def sent_kill(self, pid: int) -> bool:
+        """Whether SIGKILL was sent from inside to a child that ended or by anything below it, or may have been."""
+        return self._kills.get(pid, _UNKNOWN) != (False, False)
+
+    async def evidence_of_kill(self, pid: int) -> Evidence | None:
+        """Return what is known about a child that SIGKILL ended; ``None``: a limit, the payload or we did it.
+
+        A kernel that kills at the limit of the sandbox's cgroup does so for a limit, which ``take_breaches`` then has.
+        """
+        if self._lost is None:
+            self._readable()
+        if self._breaches.get(pid) or self.was_struck(pid) is not False:
+            return None
+        if self.memory_kills is not None and (kills := await self.memory_kills()) > self._memory_kills:
+            self._memory_kills = kills
+            self._breaches.setdefault(pid, {})[Breach.MEMORY_SANDBOX] = None
+            return None
+        return self.unexplained()
+
+    def unexplained(self) -> Evidence:
+        """Return the evidence about what nothing in the sandbox explains: its host may have been short of memory."""
+        short = HostMemory.now().was_short_since(self._memory)
+        return Evidence.SANDBOX_KILLED_OUTSIDE if short else Evidence.SANDBOX_LOST_UNEXPLAINED
+
     def close(self, reason: str = "was closed", end: ChannelEnd = "closed") -> None:
         """Let go of the guest, which ends it; everything that still waits hears ``SANDBOX_LOST``."""
         if self._lost is not None:
@@ -216,6 +252,7 @@ class Channel:
             case "exit":
                 exited = self._exits.get(int(message["pid"]))  # kept: its starter may not have asked for it yet
                 if exited is not None and not exited.done():
+                    self._kills[int(message["pid"])] = message.get("struck"), message.get("sent")
                     exited.set_result(int(message["status"]))
             case "breach":
                 self._breaches.setdefault(int(message["pid"]), {})[Breach(message["breach"])] = None

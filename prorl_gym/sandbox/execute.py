@@ -149,6 +149,8 @@ async def execute(
     code = exit_code(child.exited.result())
     if code == _KILLED and channel.lost():  # a dying sandbox takes its processes first
         raise SandboxError(FailureKind.SANDBOX_LOST, f"the sandbox was lost while it ran {argv[0]}.")
+    if code == _KILLED and not timed_out:
+        await channel.evidence_of_kill(child.pid)  # which names a limit, if that was one
     breach = name_breach(
         exit_code=code,
         observed=channel.take_breaches(child.pid),
@@ -156,7 +158,9 @@ async def execute(
         timed_out=timed_out,
         truncated=truncated,
     )
-    return ExecResult(code, stdout, stderr, timed_out, truncated, time.monotonic() - started, breach)
+    seconds = time.monotonic() - started
+    sigkill = None if timed_out or breach is not None or channel.sent_kill(child.pid) else channel.unexplained()
+    return ExecResult(code, stdout, stderr, timed_out, truncated, seconds, breach, sigkill)
 
 
 def exit_code(status: int) -> int:

@@ -21,15 +21,15 @@ class End:
 
     code: int
     """Its exit code, or minus the signal that ended it."""
-    out_of_memory: bool = False
-    """The kernel killed something in its cgroup because that was at its limit."""
+    memory_kills: int = 0
+    """Processes that the kernel killed in its cgroup because that was at its limit."""
 
     @property
     def evidence(self) -> Evidence:
         """What it says about who is to blame."""
         if self.code not in _KILLED:
             return Evidence.SANDBOX_LOST_UNEXPLAINED
-        return Evidence.LIMIT_BREACHED if self.out_of_memory else Evidence.SANDBOX_KILLED_OUTSIDE
+        return Evidence.LIMIT_BREACHED if self.memory_kills else Evidence.SANDBOX_KILLED_OUTSIDE
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,9 @@ class ExecResult:
     seconds: float = 0.0
     breach: Breach | None = None
     """The limit it ran into, as far as that can be told; see ``breach``."""
+    sigkill: Evidence | None = None
+    """What is known about who ended a part of it by SIGKILL, if anything did: nothing in the sandbox sent one, and no
+    limit explains it. ``None``: the payload may have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,21 +15,27 @@ end what serves its sandbox by them. Tracing, memory, descriptors and signals to
 And the ways out of the tree of processes that a timeout kills: a sibling in place of a child (``CLONE_PARENT``), and an
 end of adopting orphans. ``clone3`` has its flags in memory, out of a filter's reach; libraries fall back to ``clone``.
 
+SIGKILL is sent once the guest has heard of it: see ``guest/kills``.
+
 ``RLIMIT_CORE`` cannot be changed, though changing it seems to work: with a limit of 0 the host's core handler would be
 run for every crash inside, with the payload's memory as its input; a limit of 1 keeps it away (core(5)).
 """
 
 import errno
 import platform
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from socket import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX
+from typing import Literal
 
 from prorl_gym.sandbox import syscalls
 
 _ALLOW = 0x7FFF0000
 _ERRNO = 0x00050000
+_USER_NOTIFICATION = 0x7FC00000
+_SIGKILL = 9
 _RLIMIT_CORE = 4
 _SETLEASE, _SETDELEG = 1024, 1040
 _IO_URING = (425, 426, 427)
@@ -75,6 +81,8 @@ class _Calls:
     ioprio_set: int
     prctl: int
     clone: int
+    kill: tuple[int, int, int, int, int]
+    """kill, tkill, rt_sigqueueinfo; tgkill, rt_tgsigqueueinfo."""
 
 
 # i386: 102 is socketcall, 117 is ipc; both have their arguments in memory, where no filter can read them.
@@ -91,6 +99,7 @@ _I386 = _Calls(
     ioprio_set=289,
     prctl=172,
     clone=120,
+    kill=(37, 238, 178, 270, 335),
 )
 _ARM = _Calls(
     0x40000028,
@@ -105,6 +114,7 @@ _ARM = _Calls(
     ioprio_set=314,
     prctl=172,
     clone=120,
+    kill=(37, 238, 178, 268, 363),
 )
 _X86_64 = _Calls(
     0xC000003E,
@@ -119,6 +129,7 @@ _X86_64 = _Calls(
     ioprio_set=251,
     prctl=157,
     clone=56,
+    kill=(62, 200, 129, 234, 297),
 )
 _AARCH64 = _Calls(
     0xC00000B7,
@@ -133,8 +144,13 @@ _AARCH64 = _Calls(
     ioprio_set=30,
     prctl=167,
     clone=220,
+    kill=(129, 130, 138, 131, 240),
 )
 _RISCV64 = replace(_AARCH64, machine=0xC00000F3)
+
+_PIDFD_SEND_SIGNAL = 424
+Target = Literal["process", "thread", "descriptor"]
+"""What the first argument of a call that sends a signal names."""
 
 _FILTERED = {"x86_64": (_X86_64, _I386), "aarch64": (_AARCH64, _ARM), "riscv64": (_RISCV64,)}
 
@@ -187,6 +203,14 @@ _SUBREAPER_RULE: _Program = [
     _fail(errno.EPERM),
     _ALLOWED,
 ]
+_ASKED = (_RETURN, 0, 0, _USER_NOTIFICATION)
+
+
+def _kill_rule(signal_at: int) -> _Program:
+    """Ask about SIGKILL; ``signal_at``: which argument names the signal."""
+    return [(_LOAD, 0, 0, _argument(signal_at)), (_EQUAL, 0, 1, _SIGKILL), _ASKED, _ALLOWED]
+
+
 _CLONE_RULE: _Program = [(_LOAD, 0, 0, _argument(0)), (_HAS_BIT, 0, 1, _CLONE_PARENT), _fail(errno.EINVAL), _ALLOWED]
 
 
@@ -211,7 +235,7 @@ _FCNTL_RULE: _Program = [
 ]
 
 
-def _rules(calls: _Calls, *, system_v: bool) -> _Program:
+def _rules(calls: _Calls, *, system_v: bool, asks: bool) -> _Program:
     program: _Program = [(_LOAD, 0, 0, _NUMBER)]
     if calls is _X86_64:
         program += [(_AT_LEAST, 0, 1, _X32), _fail(errno.ENOSYS)]
@@ -228,6 +252,8 @@ def _rules(calls: _Calls, *, system_v: bool) -> _Program:
         ([calls.prctl], _SUBREAPER_RULE),
         ([calls.clone], _CLONE_RULE),
     ]
+    if asks:
+        rules += [([*calls.kill[:3], _PIDFD_SEND_SIGNAL], _kill_rule(1)), (calls.kill[3:], _kill_rule(2))]
     for numbers, rule in rules:
         last = len(numbers) - 1
         program += [
@@ -237,27 +263,51 @@ def _rules(calls: _Calls, *, system_v: bool) -> _Program:
     return [*program, _ALLOWED]
 
 
-def _assemble(machine: str, *, system_v: bool) -> bytes:
+def _assemble(machine: str, *, system_v: bool, asks: bool) -> bytes:
     """Return the filter as the kernel takes it: the calls of this machine's interfaces, none of any other's."""
     program: _Program = [(_LOAD, 0, 0, _MACHINE)]
     for calls in _FILTERED[machine]:
-        rules = _rules(calls, system_v=system_v)
+        rules = _rules(calls, system_v=system_v, asks=asks)
         program += [(_EQUAL, 0, len(rules), calls.machine), *rules]
     program.append(_fail(errno.ENOSYS))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-_FILTERS = [_assemble(platform.machine(), system_v=allowed) if SUPPORTED else b"" for allowed in (False, True)]
+_MACHINE_NAME = platform.machine()
+_FILTERS = {
+    (system_v, asks): _assemble(_MACHINE_NAME, system_v=system_v, asks=asks) if SUPPORTED else b""
+    for system_v in (False, True)
+    for asks in (False, True)
+}
+_MAY_ASK = SUPPORTED and tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (5, 9)
+"""Earlier kernels cannot let a call go on that was asked about (5.5), or do not tell when there is nothing to ask."""
 
 
-def refuse_calls(*, system_v: bool) -> None:
+def kill_target(machine: int, call: int) -> Target | None:
+    """Return what the first argument of a call names that was asked about; ``None``: no call that sends a signal."""
+    if call == _PIDFD_SEND_SIGNAL:
+        return "descriptor"
+    for calls in _FILTERED.get(_MACHINE_NAME, ()):
+        if calls.machine == machine and call in calls.kill:
+            return "thread" if call == calls.kill[1] else "process"
+    return None
+
+
+def refuse_calls(*, system_v: bool) -> int | None:
     """Install the filter, for this process and everything below it, for ever. Needs ``no_new_privs``.
 
     Args:
         system_v: leave System V IPC, since something else bounds it.
 
+    Returns:
+        A descriptor that hears of every SIGKILL before it is sent, and has to let it go on; ``None``: there is none.
+
     Raises:
         OSError: the kernel refused it.
     """
-    if SUPPORTED:
-        syscalls.filter_calls(_FILTERS[system_v])
+    if not SUPPORTED:
+        return None
+    if _MAY_ASK and (listener := syscalls.filter_and_listen(_FILTERS[system_v, True])) is not None:
+        return listener
+    syscalls.filter_calls(_FILTERS[system_v, False])
+    return None

@@ -81,6 +81,7 @@ class PersistentShell:
         if self._bash is not None and not self._bash.dead and not self._bash.tampered:
             return
         if self._bash is not None:
+            await self._must_be_explained(self._bash)
             self._revived = True  # it ended while nobody looked; the next result says so
             await self._put_away(self._bash)
         try:
@@ -162,6 +163,8 @@ class PersistentShell:
         bash = self._current()
         if bash.dead and self._channel.lost():  # a dying sandbox takes its processes first
             raise SandboxError(FailureKind.SANDBOX_LOST, "the sandbox was lost during a command.")
+        if not timed_out:
+            await self._must_be_explained(bash)
         if completion.cwd.startswith("/"):
             self._cwd = completion.cwd
         self._last_code = completion.exit_code
@@ -205,6 +208,19 @@ class PersistentShell:
         self._environment, self._cwd = b"", self._workdir
         self._was_started = False
         await self.open()
+
+    async def _must_be_explained(self, bash: Bash) -> None:
+        """Let the end of bash pass for its payload's doing only if that may be so: what it held is gone with it.
+
+        Raises:
+            SandboxError: SIGKILL ended it, and neither a limit nor a program inside explains that.
+        """
+        if bash.tampered and not bash.was_killed:  # it may have ended just now: its end is told before the next answer
+            await self._channel.request("ping")
+        if bash.was_killed and (evidence := await self._channel.evidence_of_kill(bash.pid)) is not None:
+            await self._put_away(bash)
+            what = "the shell was killed, and nothing in its sandbox explains that."
+            raise SandboxError.from_evidence(evidence, what)
 
     def _current(self) -> Bash:
         if self._bash is None:

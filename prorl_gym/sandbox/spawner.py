@@ -7,9 +7,10 @@ is slow and unsafe, and because a service that is root must not map its uid into
 before anything else, for ever. Everything is imported before that, since afterwards neither the interpreter nor the
 checkout may be within reach.
 
-From the service: ``{"op": "start", ...launch}`` with the guest's socket, ``{"op": "stop", "id"}``, ``{"op": "reap"}``.
-To the service: ``ready`` or ``failed`` once, then ``note``, ``ended`` (how), ``gone`` (reaped, directory removed) and
-``reaped``.
+From the service: ``{"op": "start", ...launch}`` with the guest's socket, ``{"op": "stop", "id"}``, ``{"op": "reap"}``,
+``{"op": "memory", "id"}``.
+To the service: ``ready`` or ``failed`` once, then ``note``, ``ended`` (how), ``gone`` (reaped, directory removed),
+``reaped`` and ``memory``.
 """
 
 import codecs
@@ -134,6 +135,8 @@ class Spawner:
             self._stop(request["id"])
         elif request["op"] == "reap":
             self._tell({"event": "reaped", **self._reap()})
+        elif request["op"] == "memory":
+            self._tell({"event": "memory", "kills": self._memory_kills(request["id"])})
 
     def _reap(self) -> dict[str, int]:
         return asdict(reap(self._scratch, lambda directory: self._remove(directory, directory.name)))
@@ -228,8 +231,10 @@ class Spawner:
         entry.birth.go()
 
     def _tell_end(self, entry: _Entry, code: int) -> None:
-        short = isinstance(self._cgroups, Cgroups) and self._cgroups.ran_out_of_memory(entry.id)
-        self._tell({"event": "ended", "id": entry.id, "code": code, "out_of_memory": short})
+        self._tell({"event": "ended", "id": entry.id, "code": code, "memory_kills": self._memory_kills(entry.id)})
+
+    def _memory_kills(self, sandbox_id: str) -> int:
+        return self._cgroups.memory_kills(sandbox_id) if isinstance(self._cgroups, Cgroups) else 0
 
     def _on_note(self, entry: _Entry) -> None:
         if entry.birth.line.fileno() < 0:

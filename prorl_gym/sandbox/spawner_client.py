@@ -58,6 +58,7 @@ class SpawnerClient:
         self._gone: dict[str, asyncio.Future[None]] = {}
         self._ends: dict[str, asyncio.Future[End | None]] = {}
         self._reaps: deque[asyncio.Future[Reaped]] = deque()
+        self._memory: deque[asyncio.Future[int]] = deque()
         self._lost = False
         self._loop.add_reader(connection.fileno(), self._readable)
 
@@ -173,6 +174,19 @@ class SpawnerClient:
         self._post(pack({"op": "reap"}), None)
         return await answer
 
+    async def memory_kills(self, sandbox_id: str) -> int:
+        """Return how many processes of a sandbox the kernel has killed at the limit of its cgroup; 0 without one.
+
+        Raises:
+            SpawnerLostError: the spawner is gone.
+        """
+        answer: asyncio.Future[int] = self._loop.create_future()
+        if self._lost:
+            raise SpawnerLostError
+        self._memory.append(answer)
+        self._post(pack({"op": "memory", "id": sandbox_id}), None)
+        return await answer
+
     async def close(self) -> None:
         """End the spawner, and with it every sandbox; wait until all are gone. Idempotent."""
         self._lose()
@@ -239,13 +253,16 @@ class SpawnerClient:
                 self._on_note(message["id"], message["text"])
             case "ended":
                 if (end := self._ends.pop(message["id"], None)) is not None:
-                    end.set_result(End(message["code"], message["out_of_memory"]))
+                    end.set_result(End(message["code"], message["memory_kills"]))
             case "gone":
                 self._ends.pop(message["id"], None)  # one that never began has no end
                 if (future := self._gone.pop(message["id"], None)) is not None:
                     future.set_result(None)
             case "reaped":
                 self._reaps.popleft().set_result(Reaped(message["removed"], message["killed"], message["alive"]))
+            case "memory":
+                if not (asked := self._memory.popleft()).done():  # cancelled meanwhile
+                    asked.set_result(message["kills"])
             case other:
                 raise ValueError(f"the spawner sent {other!r}")
 
@@ -268,11 +285,12 @@ class SpawnerClient:
             end.set_result(None)
         self._ends.clear()
         failed = SpawnerLostError()
-        for waiting in (self._ready, *self._reaps):
+        for waiting in (self._ready, *self._reaps, *self._memory):
             if not waiting.done():
                 waiting.set_exception(failed)
                 waiting.exception()  # not everybody who waited is still there
         self._reaps.clear()
+        self._memory.clear()
 
 
 def _raise_descriptor_limit() -> None:

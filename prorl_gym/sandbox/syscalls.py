@@ -65,6 +65,7 @@ _CLONE_INTO_CGROUP = 1 << 33
 _NR_SECCOMP = {"x86_64": 317, "aarch64": 277, "riscv64": 277}
 _SECCOMP_SET_MODE_FILTER = 1
 _SECCOMP_FILTER_FLAG_SPEC_ALLOW = 4
+_SECCOMP_FILTER_FLAG_NEW_LISTENER = 8
 _NR_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -275,15 +276,27 @@ class _FilterProgram(ctypes.Structure):
 
 def filter_calls(program: bytes) -> None:
     """Install a seccomp filter (``struct sock_filter`` one after the other). A kernel built without any is let be."""
+    if _install_filter(program, 0) == -1 and ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL):
+        _checked(-1, "seccomp")
+
+
+def filter_and_listen(program: bytes) -> int | None:
+    """Install a seccomp filter; return a descriptor that hears of what it asks about, close-on-exec.
+
+    ``None``: nothing was installed, since this kernel or a container around us does not let us listen.
+    """
+    listener = _install_filter(program, _SECCOMP_FILTER_FLAG_NEW_LISTENER)
+    return None if listener == -1 else listener
+
+
+def _install_filter(program: bytes, flags: int) -> int:
     given = _FilterProgram(len(program) // 8, program)
-    result = _libc.syscall(
+    return _libc.syscall(
         _NR_SECCOMP[platform.machine()],
         ctypes.c_uint(_SECCOMP_SET_MODE_FILTER),
-        ctypes.c_uint(_SECCOMP_FILTER_FLAG_SPEC_ALLOW),  # else older kernels slow the whole process down
+        ctypes.c_uint(_SECCOMP_FILTER_FLAG_SPEC_ALLOW | flags),  # else older kernels slow the whole process down
         ctypes.byref(given),
     )
-    if result == -1 and ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL):
-        _checked(result, "seccomp")
 
 
 def leave_session_keyring() -> None:

@@ -10,7 +10,7 @@ import pytest
 from sandbox_support import children_of, kernel_has_user_namespaces
 
 from prorl_gym.errors import Evidence, SandboxError
-from prorl_gym.sandbox import box as box_module
+from prorl_gym.sandbox import channel as channel_module
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.channel import Channel
@@ -81,11 +81,11 @@ async def test_a_sandbox_that_lives_or_was_closed_is_not_lost(backend: Namespace
     [
         (End(-9), OUTSIDE),
         (End(137), OUTSIDE),
-        (End(-9, out_of_memory=True), Evidence.LIMIT_BREACHED),
+        (End(-9, memory_kills=1), Evidence.LIMIT_BREACHED),
         (End(0), UNEXPLAINED),
         (End(1), UNEXPLAINED),
         (End(-11), UNEXPLAINED),
-        (End(1, out_of_memory=True), UNEXPLAINED),
+        (End(1, memory_kills=1), UNEXPLAINED),
         (None, OUTSIDE),
     ],
 )
@@ -102,9 +102,9 @@ async def test_what_an_end_shows(end: End | None, evidence: Evidence) -> None:
 async def test_a_host_that_was_short_of_memory_takes_the_blame(
     monkeypatch: pytest.MonkeyPatch, before: HostMemory
 ) -> None:
-    monkeypatch.setattr(box_module.HostMemory, "now", lambda: HostMemory(0, 0.0 if before.kills < 0 else 50.0))
+    monkeypatch.setattr(channel_module.HostMemory, "now", lambda: HostMemory(0, 0.0 if before.kills < 0 else 50.0))
     box, theirs, ended = scripted()
-    box._memory = before  # pyright: ignore[reportPrivateUsage]
+    box._channel._memory = before  # pyright: ignore[reportPrivateUsage]
     ended.set_result(End(1))
     theirs.close()
     assert await box.loss() is OUTSIDE

@@ -16,6 +16,7 @@ async def agent_action(source: SandboxSource) -> AsyncGenerator[Sandbox]:
 
     ``SANDBOX_LOST`` only says that no answer came:
 
+    * evidence came with it: that decides.
     * the sandbox still answers: what broke is the agent's own shell or python session, beyond restarting. The
       agent did that: ``SANDBOX_BROKEN_BY_AGENT`` (cause: policy, keeps its real score).
     * the sandbox is silent: it stays ``SANDBOX_LOST``. The attempt asks what is known about why (``loss_of``).
@@ -29,6 +30,6 @@ async def agent_action(source: SandboxSource) -> AsyncGenerator[Sandbox]:
     try:
         yield sandbox
     except SandboxError as error:
-        if error.kind is FailureKind.SANDBOX_LOST and await sandbox.alive():
+        if error.kind is FailureKind.SANDBOX_LOST and error.evidence is None and await sandbox.alive():
             raise SandboxError.from_evidence(Evidence.PAYLOAD_BROKE_SANDBOX, error.what, error.fix) from error
         raise

@@ -44,20 +44,42 @@ class ProcessTable:
 
     def look(self, pid: int) -> Process | None:
         """Return one process, or ``None`` when there is none of that number."""
-        try:
-            fd = os.open(f"{pid}/stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        except OSError:
+        line = self._read(f"{pid}/stat")
+        if not line:
             return None
-        try:
-            line = os.read(fd, 4096)
-        except OSError:  # it ended between open and read
-            return None
-        finally:
-            os.close(fd)
         fields = line[line.rindex(b")") + 2 :].split()  # the name before it may contain anything
         alive, stopped = fields[0] not in (b"Z", b"X"), fields[0] in (b"T", b"t")
         memory = int(fields[21]) * _PAGE
         return Process(pid, int(fields[1]), int(fields[19]), alive, int(fields[17]), memory, stopped)
+
+    def number_inside(self, pid: int) -> int:
+        """Return a process's pid in the innermost namespace that it is in: the one that payloads know; 0: unknown."""
+        return int((self._field(pid, "status", b"NSpid:") or b"0").split()[-1])
+
+    def process_behind(self, pid: int, descriptor: int) -> int:
+        """Return the pid, as payloads know it, behind a pidfd of a process; 0: unknown."""
+        return int((self._field(pid, f"fdinfo/{descriptor}", b"NSpid:") or b"0").split()[-1])
+
+    def group(self, pid: int) -> int:
+        """Return a process's group; 0: unknown, or one that is not seen here."""
+        line = self._read(f"{pid}/stat")
+        return int(line[line.rindex(b")") + 2 :].split()[2]) if line else 0
+
+    def _field(self, pid: int, file: str, name: bytes) -> bytes:
+        lines = self._read(f"{pid}/{file}").splitlines()
+        return next((line.removeprefix(name) for line in lines if line.startswith(name)), b"")
+
+    def _read(self, path: str) -> bytes:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+        except OSError:
+            return b""
+        try:
+            return os.read(fd, 8192)
+        except OSError:  # it ended between open and read
+            return b""
+        finally:
+            os.close(fd)
 
     def children(self, parent: int) -> list[Process]:
         """Return the living children of a process."""

@@ -4,13 +4,15 @@ import json
 import posixpath
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any, cast
 
+from prorl_gym.environments.killed import was_killed
 from prorl_gym.environments.swe.controls.plan import Runner
 from prorl_gym.environments.swe.run_tests import CommandRun
 from prorl_gym.environments.swe.task import SweTask
+from prorl_gym.errors import Evidence
 from prorl_gym.sandbox.protocol import Sandbox
 
 _GUEST = files("prorl_gym.environments.swe.controls").joinpath("guest.py").read_bytes()
@@ -57,6 +59,8 @@ class Ran:
     """Encoded values by site."""
     ends: tuple[End, ...] = ()
     """Of each test that the function is and that begun, when they were traced."""
+    sigkill: Evidence | None = None
+    """It was ended by SIGKILL, which no program in the sandbox sent; see ``ExecResult.sigkill``."""
 
 
 NOT_RUN = Ran(passed=False)
@@ -109,13 +113,16 @@ async def run_jobs(
     prefix = _EXPORT.format(folder=folder) + (_PLUG_IN.format(module=module) if runner == "pytest" else "")
     run = CommandRun(sandbox, task.workdir, together)
     await run.prepare()
-    await run.command(prefix + task.tests.command)
+    ended = await run.command(prefix + task.tests.command)
     try:
         report = await sandbox.read_file(f"{folder}/report", limit=_MAX_REPORT)
     except OSError:
         report = b""
     said = _read_report(report.decode(errors="replace"), key)
-    return [_read_job(said[number], job) if number in said else NOT_RUN for number, job in enumerate(jobs)]
+    not_run = replace(NOT_RUN, sigkill=ended.sigkill if was_killed(ended) else None)
+    rans = [_read_job(said[number], job) if number in said else not_run for number, job in enumerate(jobs)]
+    killed = {number for number, event in said.items() if event.get("killed") is True}
+    return [replace(ran, sigkill=ended.sigkill) if number in killed else ran for number, ran in enumerate(rans)]
 
 
 def _read_report(text: str, key: str) -> Mapping[int, Mapping[str, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from prorl_gym.api.answers import error_answer
+from prorl_gym.api.private import make_private
 from prorl_gym.client import read_token
 from prorl_gym.errors import ConfigError
 
@@ -22,10 +23,10 @@ def load_or_make_token(path: Path) -> str:
     """Return the token in this file; make both at the first start.
 
     Raises:
-        ConfigError: the file cannot be made, or others may read it.
+        ConfigError: the file cannot be made, or is not this user's alone; see ``make_private``.
     """
+    make_private(path.parent, "state")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
         return read_token(path)

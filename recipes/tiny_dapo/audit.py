@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from prorl_gym.client import Group
+from prorl_gym.errors import FailureKind
 from prorl_gym.records import Rollout, Segment
 
 
@@ -36,8 +37,26 @@ class Trained(Protocol):
         ...
 
 
+def check_records(groups: Sequence[Group]) -> None:
+    """Look for drift: tokens that are not one history, as the engine saw it, from the prompt that a group shares.
+
+    Raises:
+        LearnError: naming the rollout.
+    """
+    for group in groups:
+        prompts = set[tuple[int, ...]]()
+        for rollout in group.rollouts:
+            if len(rollout.segments) != 1 and not rollout.masked:
+                raise LearnError(f"drift: {rollout.rollout_id} has {len(rollout.segments)} segments, one was expected")
+            if any(retry.kind is FailureKind.INTERNAL for retry in rollout.retries):
+                raise LearnError(f"drift: the service made {rollout.rollout_id} again after a defect of its own")
+            prompts |= {tuple(one.token_ids[: one.mask.index(1)]) for one in rollout.segments if 1 in one.mask}
+        if len(prompts) > 1:
+            raise LearnError(f"drift: the rollouts of {group.group_id} have {len(prompts)} different prompts")
+
+
 def check_gradient(
-    rows: Sequence[Trained], logprobs: torch.Tensor, gradient: torch.Tensor, clip_low: float, clip_high: float
+    rows: Sequence[Trained], logprobs: torch.Tensor, gradient: torch.Tensor | None, clip_low: float, clip_high: float
 ) -> None:
     """Compare the gradient of the loss with respect to the log-probs with DAPO's, derived from the records by hand.
 
@@ -53,6 +72,7 @@ def check_gradient(
     Raises:
         LearnError: naming the mask or the advantages.
     """
+    assert gradient is not None
     own, found = logprobs.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
     tokens = sum(sum(one.segment.mask) for one in rows)
     for row, one in enumerate(rows):
@@ -66,7 +86,8 @@ def check_gradient(
                 f"(the first at position {outside[0]})"
             )
         rewards = [member.reward for member in one.group.rollouts if member.reward is not None and not member.masked]
-        advantage = (rollout.reward - np.mean(rewards)) / (np.std(rewards) + 1e-4)
+        reward = float("nan") if rollout.reward is None else rollout.reward
+        advantage = (reward - np.mean(rewards)) / (np.std(rewards) + 1e-4)
         ratio = np.exp(own[row, :length][sampled[:length]] - np.asarray(segment.logprobs)[sampled[:length]])
         bound = 1 + clip_high if advantage > 0 else 1 - clip_low
         clipped = (ratio - bound) * np.sign(advantage) > 0
@@ -81,7 +102,7 @@ def check_gradient(
             raise LearnError(f"mask: {int(lost.sum())} sampled tokens of {rollout.rollout_id} carry no loss")
         raise LearnError(
             f"advantages: those of {rollout.rollout_id} do not follow from the rewards in the records of its group "
-            f"(reward {rollout.reward:g} of {[f'{reward:g}' for reward in rewards]})"
+            f"(reward {reward:g} of {[f'{reward:g}' for reward in rewards]})"
         )
 
 

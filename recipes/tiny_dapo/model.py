@@ -1,7 +1,6 @@
 """A small decoder: RoPE, RMSNorm, GELU, an untied head. One code path trains it and samples from it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,30 +11,70 @@ WIDTH, LAYERS, HEADS = 96, 3, 4
 HEAD = WIDTH // HEADS
 
 
-@dataclass(slots=True)
 class Cache:
-    """Keys and values of ``slots`` sequences; what a padding token writes behind the last position is never read."""
+    """Keys and values of sequences. What a padding token writes behind the end of its sequence is never read.
 
-    keys: Tensor
-    values: Tensor
+    Args:
+        slots: how many sequences it holds, of ``CONTEXT`` tokens.
+    """
 
-    @classmethod
-    def empty(cls, slots: int) -> "Cache":
-        """Return room for so many sequences of ``CONTEXT`` tokens."""
-        shape = (LAYERS, slots, HEADS, CONTEXT + 1, HEAD)
-        return cls(torch.zeros(shape), torch.zeros(shape))
+    def __init__(self, slots: int) -> None:
+        self._keys = torch.zeros(LAYERS, slots, HEADS, CONTEXT + 1, HEAD)
+        self._values = torch.zeros_like(self._keys)
+
+    def extend(self, layer: int, place: "Place", keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the keys and values of new tokens; return those of the sequences up to them."""
+        for held, new in ((self._keys, keys), (self._values, values)):
+            # Indices around a slice: the batch and the positions come first, the heads behind them.
+            held[layer, place.slots[:, None], :, place.positions] = new.transpose(1, 2)
+        return self._keys[layer, place.slots, :, : place.seen], self._values[layer, place.slots, :, : place.seen]
+
+
+class Place:
+    """Where the tokens of a batch go in a cache.
+
+    Args:
+        cache: holds what came before.
+        slots: of the cache, one for each row.
+        starts: position of each row's first token.
+        length: of the padded rows.
+    """
+
+    def __init__(self, cache: Cache, slots: Tensor, starts: Tensor, length: int) -> None:
+        self.cache, self.slots = cache, slots
+        self.positions = (starts[:, None] + torch.arange(length)).clamp(max=CONTEXT)
+        self.seen = int(self.positions.max()) + 1
+        self.visible = (torch.arange(self.seen) <= self.positions[..., None])[:, None]
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each behind a norm."""
+    """Attention and a feed-forward network, each behind a norm.
 
-    def __init__(self) -> None:
+    Args:
+        layer: its number.
+    """
+
+    def __init__(self, layer: int) -> None:
         super().__init__()
-        self.norms = nn.ModuleList([nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)])
+        self._layer = layer
+        self.norm_in, self.norm_up = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.out = nn.Linear(WIDTH, WIDTH, bias=False)
         self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
         self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, place: Place | None) -> Tensor:
+        """Return the residual stream after this block."""
+        split = (part.unflatten(-1, (HEADS, HEAD)).transpose(1, 2) for part in self.qkv(self.norm_in(x)).chunk(3, -1))
+        q, k, v = split
+        q, k = q * cos + _rotated(q) * sin, k * cos + _rotated(k) * sin
+        if place is None:
+            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            k, v = place.cache.extend(self._layer, place, k, v)
+            mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=place.visible)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(functional.gelu(self.up(self.norm_up(x))))
 
 
 class Decoder(nn.Module):
@@ -46,54 +85,35 @@ class Decoder(nn.Module):
         seed: of the initial weights.
     """
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.embedding = nn.Embedding(vocab_size, WIDTH)
-        self.blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
+        self.blocks = nn.ModuleList([Block(layer) for layer in range(LAYERS)])
         self.norm = nn.RMSNorm(WIDTH)
         self.head = nn.Linear(WIDTH, vocab_size, bias=False)
         for parameter in self.parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.5 * parameter.shape[1] ** -0.5)
-        frequencies = 10000.0 ** (-torch.arange(0, HEAD, 2) / HEAD)
-        angles = torch.arange(CONTEXT + 1)[:, None] * frequencies
+        angles = torch.arange(CONTEXT + 1)[:, None] * 10000.0 ** (-torch.arange(0, HEAD, 2) / HEAD)
         self.register_buffer("cos", angles.cos().repeat(1, 2), persistent=False)
         self.register_buffer("sin", angles.sin().repeat(1, 2), persistent=False)
 
-    def forward(
-        self, ids: Tensor, positions: Tensor | None = None, cache: Cache | None = None, slots: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, ids: Tensor, place: Place | None = None) -> Tensor:
         """Return logits ``[batch, length, vocabulary]``.
 
         Args:
             ids: ``[batch, length]``, padded on the right.
-            positions: of the ids in their sequences; from 0 by default.
-            cache: holds what came before; the new keys and values are written into it.
-            slots: of the cache, one for each row.
+            place: where they go on in a cache; without one they are whole sequences.
         """
-        if positions is None:
-            positions = torch.arange(ids.shape[1]).expand_as(ids)
-        cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
-        visible = None
-        if cache is not None:
-            seen = int(positions.max()) + 1
-            visible = (torch.arange(seen) <= positions[..., None])[:, None]
+        at = torch.arange(ids.shape[1])[None] if place is None else place.positions
+        cos, sin = self.cos[at][:, None], self.sin[at][:, None]
         x = self.embedding(ids)
-        for layer, block in enumerate(self.blocks):
-            q, k, v = (
-                part.unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
-                for part in block.qkv(block.norms[0](x)).chunk(3, dim=-1)
-            )
-            q, k = q * cos + _rotated(q) * sin, k * cos + _rotated(k) * sin
-            if cache is not None:
-                # Indices around a slice: the batch and the positions come first, the heads behind them.
-                cache.keys[layer, slots[:, None], :, positions] = k.transpose(1, 2)
-                cache.values[layer, slots[:, None], :, positions] = v.transpose(1, 2)
-                k, v = cache.keys[layer, slots, :, :seen], cache.values[layer, slots, :, :seen]
-            mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=cache is None)
-            x = x + block.out(mixed.transpose(1, 2).flatten(2))
-            x = x + block.down(functional.gelu(block.up(block.norms[1](x))))
+        for block in self.blocks:
+            x = block(x, cos, sin, place)
         return self.head(self.norm(x))
 
 

@@ -11,12 +11,12 @@ from random import Random
 from typing import Any
 
 import torch
-from model import CONTEXT, Cache, Decoder, padded, token_logprobs
+from model import Cache, Decoder, Place, padded, token_logprobs
 
 SLOTS = 48
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Slot:
     """A row of the KV cache, and what it holds."""
 
@@ -42,7 +42,6 @@ class Call:
     versions: list[int] = field(default_factory=list)
     finish: str = ""
     cached: int = 0
-    slot: Slot | None = None
 
     @property
     def sampled(self) -> list[int]:
@@ -60,10 +59,11 @@ class Sampler:
     """
 
     def __init__(self, model: Decoder) -> None:
-        self._model, self._cache = model, Cache.empty(SLOTS)
+        self._model, self._cache = model, Cache(SLOTS)
         self._slots = [Slot(index) for index in range(SLOTS)]
         self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._calls: list[Call] = []
+        self._waiting: list[Call] = []
+        self._running: dict[Call, Slot] = {}
         self._version, self._steps = 0, 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -76,11 +76,11 @@ class Sampler:
 
     def submit(self, call: Call) -> None:
         """Start a call; its ``result`` is set at its end."""
-        self._orders.put(lambda: self._calls.append(call))
+        self._orders.put(lambda: self._waiting.append(call))
 
     def abort(self, call: Call) -> None:
         """End a call early with what it has."""
-        self._orders.put(lambda: self._end(call, "abort") if call in self._calls else None)
+        self._orders.put(lambda: self._end(call, "abort"))
 
     def load(self, weights: dict[str, torch.Tensor], version: int) -> Future[None]:
         """Exchange the weights and forget what was computed with the old ones, also for calls under way."""
@@ -122,45 +122,42 @@ class Sampler:
     @torch.inference_mode()
     def _sample(self) -> None:
         while True:
-            while not (self._closed or (self._calls and self._orders.empty())):
+            while not (self._closed or ((self._waiting or self._running) and self._orders.empty())):
                 self._orders.get()()
             if self._closed:
                 return
-            waiting = [call for call in self._calls if call.slot is None]
-            for call in waiting:
-                self._place(call)
-            running = sorted((call for call in self._calls if call.slot), key=_is_prefill)
-            for _, batch in groupby(running, key=_is_prefill):
-                self._step(list(batch))
+            free = [slot for slot in self._slots if slot not in self._running.values()]
+            while self._waiting and free:
+                call = self._waiting.pop(0)
+                self._running[call] = slot = self._reuse(call, free)
+                free.remove(slot)
+            for _, batch in groupby(sorted(self._running.items(), key=_is_prefill), key=_is_prefill):
+                self._step(dict(batch))
 
     def _forget(self) -> None:
         for slot in self._slots:
             slot.ids = []
 
-    def _place(self, call: Call) -> None:
-        """Give a call the free slot that shares the longest prefix with it; without one it waits."""
-        taken = {id(other.slot) for other in self._calls}
-        free = [slot for slot in self._slots if id(slot) not in taken]
-        if not free:
-            return
-        shared = {slot.index: _common(slot.ids, call.ids) if slot.salt == call.salt else 0 for slot in free}
-        best = max(free, key=lambda slot: (shared[slot.index], -slot.used))
-        call.cached = min(shared[best.index], len(call.ids) - 1)  # the last token has to be computed
-        best.ids, best.salt, call.slot = best.ids[: call.cached], call.salt, best
+    def _reuse(self, call: Call, free: list[Slot]) -> Slot:
+        """Return the free slot that shares the longest prefix with a call, cut down to that prefix."""
+        shared = {slot: _common(slot.ids, call.ids) if slot.salt == call.salt else 0 for slot in free}
+        best = max(free, key=lambda slot: (shared[slot], -slot.used))
+        call.cached = min(shared[best], len(call.ids) - 1)  # the last token has to be computed
+        best.ids, best.salt = best.ids[: call.cached], call.salt
+        return best
 
-    def _step(self, calls: list[Call]) -> None:
+    def _step(self, calls: dict[Call, Slot]) -> None:
         """Compute what the cache lacks of each call, and sample its next token."""
         self._steps += 1
-        fresh = [call.ids[len(call.slot.ids) :] for call in calls]
-        starts = torch.tensor([len(call.slot.ids) for call in calls])
+        fresh = [call.ids[len(slot.ids) :] for call, slot in calls.items()]
         ids = padded(fresh)
-        positions = (starts[:, None] + torch.arange(ids.shape[1])).clamp(max=CONTEXT)
-        slots = torch.tensor([call.slot.index for call in calls])
-        logits = self._model(ids, positions, self._cache, slots)
+        starts = torch.tensor([len(slot.ids) for slot in calls.values()])
+        slots = torch.tensor([slot.index for slot in calls.values()])
+        logits = self._model(ids, Place(self._cache, slots, starts, ids.shape[1]))
         last = logits[torch.arange(len(calls)), torch.tensor([len(part) - 1 for part in fresh])]
         logprobs = last.log_softmax(-1)
-        for call, row in zip(calls, logprobs, strict=True):
-            call.slot.ids, call.slot.used = list(call.ids), self._steps
+        for (call, slot), row in zip(calls.items(), logprobs, strict=True):
+            slot.ids, slot.used = list(call.ids), self._steps
             token = self._choose(call, row)
             call.ids.append(token)
             call.logprobs.append(float(row[token]))
@@ -178,13 +175,18 @@ class Sampler:
         return min(int(torch.searchsorted(weights, call.random.random() * weights[-1])), len(weights) - 1)
 
     def _end(self, call: Call, finish: str) -> None:
+        if call in self._waiting:
+            self._waiting.remove(call)
+        elif self._running.pop(call, None) is None:
+            return  # it has ended before it was aborted
         call.finish = finish
-        self._calls.remove(call)
         call.result.set_result(call)
 
 
-def _is_prefill(call: Call) -> bool:
-    return len(call.ids) - len(call.slot.ids) > 1
+def _is_prefill(running: tuple[Call, Slot]) -> bool:
+    """Whether more than the last token has to be computed: such calls are batched apart, since rows are padded."""
+    call, slot = running
+    return len(call.ids) - len(slot.ids) > 1
 
 
 def _common(one: list[int], other: list[int]) -> int:

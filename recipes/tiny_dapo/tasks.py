@@ -103,7 +103,7 @@ class Language:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.end = tokenizer.token_to_id("<|end|>")
+        (self.end,) = self.encode("<|end|>")
         self.vocab_size = tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:

@@ -17,7 +17,7 @@ from time import monotonic
 
 import torch
 from aiohttp import ClientSession
-from audit import LearnError, check_gradient, check_moved
+from audit import LearnError, check_gradient, check_moved, check_records
 from model import Decoder, padded, token_logprobs
 from tasks import questions
 
@@ -229,11 +229,11 @@ class Learner:
 
     def learn_from(self, groups: Sequence[Group]) -> tuple[dict[int, Mismatch], float]:
         """Check a batch and take one pass over it; return its mismatch and the share of tokens that was clipped."""
+        check_records(groups)
         self.batch = pack([sample for group in groups for sample in samples_of(group)])
         found = mismatch_of(self.batch, self.weights)
         require_match(found, MAX_MISMATCH)
-        order = list(self.batch.samples)
-        self._rng.shuffle(order)
+        order = self._rng.sample(self.batch.samples, len(self.batch.samples))
         clipped = 0.0
         for part in (pack(order[place::MINIBATCHES]) for place in range(MINIBATCHES)):
             before = [parameter.detach().clone() for parameter in self.model.parameters()]

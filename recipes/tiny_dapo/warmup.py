@@ -48,7 +48,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(matrices, {"lr": lr})
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update the matrices."""
         for group in self.param_groups:
             for matrix in group["params"]:
@@ -86,7 +86,7 @@ def warm_up(language: Language, seed: int) -> Warm:
     ]
     bases = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     rng, asked = random.Random(f"warm-up {seed}"), questions(seed)
-    steps, sampled, greedy = 0, 0.0, 1.0
+    steps, sampled, greedy, loss = 0, 0.0, 1.0, torch.zeros(())
     for length in (STEPS, FURTHER, FURTHER, FURTHER):
         for step in range(length):
             share = (0.05 + 0.95 * (1 + math.cos(math.pi * step / length)) / 2) * (1.0 if length == STEPS else 0.3)

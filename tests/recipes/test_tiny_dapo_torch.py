@@ -5,6 +5,7 @@ import sys
 import types
 from collections import Counter
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ from sampler import Call, Sampler
 from tasks import Language, Question, questions, train_tokenizer
 
 from prorl_gym.client import Group
-from prorl_gym.records import NOT_SAMPLED, Outcome, Rollout, Score, Segment
+from prorl_gym.errors import FailureKind
+from prorl_gym.records import NOT_SAMPLED, Outcome, Retry, Rollout, Score, Segment
 from prorl_gym.trainers.mismatch import MismatchError
 
 RECIPE = Path(__file__).parents[2] / "recipes/tiny_dapo"
@@ -283,6 +285,20 @@ def test_a_changed_line_is_found_and_named(model: Decoder, groups: list[Group], 
     learner = learner_of(SOURCE.replace(old, new), model)
     with pytest.raises(error, match=reason):
         learner.learn_from(groups)
+
+
+def test_rollouts_that_are_not_one_history_are_found(model: Decoder, groups: list[Group]):
+    first = groups[0].rollouts[0]
+    other_prompt = first.segments[0].model_copy(update={"token_ids": [9, *first.segments[0].token_ids[1:]]})
+    retry = Retry(attempt=0, kind=FailureKind.INTERNAL, stage="run", message="drift")
+    for change, reason in (
+        ({"segments": [*first.segments, *first.segments]}, "drift: g0-0 has 2 segments"),
+        ({"segments": [other_prompt]}, "drift: the rollouts of g0 have 2 different prompts"),
+        ({"retries": [retry]}, "drift: the service made g0-0 again"),
+    ):
+        members = (first.model_copy(update=change), *groups[0].rollouts[1:])
+        with pytest.raises(LearnError, match=reason):
+            learner_of(SOURCE, model).learn_from([replace(groups[0], rollouts=members)])
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from prorl_gym.environments.judge import Judge
 from prorl_gym.errors import Evidence, FailureKind, RolloutError, SandboxError, UnusableSandboxError
+from prorl_gym.sandbox.loss import HostMemory
 from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend, SandboxSpec, loss_of
 
 _LOG = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ class SandboxLeases:
         self._kept: list[AbstractAsyncContextManager[Any]] = []
         self._starting: set[asyncio.Task[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
+        self._memory: HostMemory | None = None
+        """Of this host, when the first sandbox was asked for."""
 
     async def agent(self, spec: SandboxSpec) -> Sandbox:
         """Return the agent's sandbox for this spec; concurrent first calls start one.
@@ -83,6 +86,8 @@ class SandboxLeases:
             evidence = Evidence.PAYLOAD_BROKE_SANDBOX
         if evidence is None:
             return error
+        if evidence is _UNEXPLAINED and self._memory is not None and HostMemory.now().was_short_since(self._memory):
+            evidence = Evidence.SANDBOX_KILLED_OUTSIDE
         return SandboxError.from_evidence(evidence, error.what, error.fix, earlier_losses=earlier_losses)
 
     def abandon(self) -> None:
@@ -128,6 +133,7 @@ class SandboxLeases:
         return task
 
     async def _begin(self, spec: SandboxSpec, asked: Callable[[SandboxSpec], None] | None) -> Sandbox:
+        self._memory = self._memory or HostMemory.now()
         sandbox = await self._backend.start(spec)
         self._open.append(sandbox)
         if asked is not None:

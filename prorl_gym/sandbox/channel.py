@@ -12,7 +12,6 @@ from typing import Any, Literal
 from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
 from prorl_gym.sandbox.breach import Breach
 from prorl_gym.sandbox.guest import wire
-from prorl_gym.sandbox.loss import HostMemory
 from prorl_gym.sandbox.shielding import finish
 
 ChannelEnd = Literal["closed", "died", "broken", "starved"]
@@ -58,7 +57,6 @@ class Channel:
         self._breaches: dict[int, dict[Breach, None]] = {}
         self._kills: dict[int, tuple[bool | None, bool | None]] = {}
         self._disk_full = False
-        self._memory = HostMemory.now()
         self.memory_kills: Callable[[], Awaitable[int]] | None = None
         """Asks how many processes of the sandbox the kernel killed at the limit of its cgroup, where there is one."""
         self._memory_kills = 0
@@ -167,12 +165,7 @@ class Channel:
             self._memory_kills = kills
             self._breaches.setdefault(pid, {})[Breach.MEMORY_SANDBOX] = None
             return None
-        return self.unexplained()
-
-    def unexplained(self) -> Evidence:
-        """Return the evidence about what nothing in the sandbox explains: its host may have been short of memory."""
-        short = HostMemory.now().was_short_since(self._memory)
-        return Evidence.SANDBOX_KILLED_OUTSIDE if short else Evidence.SANDBOX_LOST_UNEXPLAINED
+        return Evidence.SANDBOX_LOST_UNEXPLAINED
 
     def close(self, reason: str = "was closed", end: ChannelEnd = "closed") -> None:
         """Let go of the guest, which ends it; everything that still waits hears ``SANDBOX_LOST``."""

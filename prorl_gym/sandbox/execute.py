@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from errno import E2BIG, EACCES, EINVAL, ELIBBAD, ELOOP, ENOENT, ENOEXEC, ENOMEM, ENOTDIR, ETXTBSY
 
-from prorl_gym.errors import FailureKind, SandboxError, UnusableSandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
 from prorl_gym.sandbox.breach import Breach, name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
 from prorl_gym.sandbox.output import Capture
@@ -159,7 +159,8 @@ async def execute(
         truncated=truncated,
     )
     seconds = time.monotonic() - started
-    sigkill = None if timed_out or breach is not None or channel.sent_kill(child.pid) else channel.unexplained()
+    unseen = not timed_out and breach is None and not channel.sent_kill(child.pid)
+    sigkill = Evidence.SANDBOX_LOST_UNEXPLAINED if unseen else None
     return ExecResult(code, stdout, stderr, timed_out, truncated, seconds, breach, sigkill)
 
 

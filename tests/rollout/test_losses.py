@@ -12,6 +12,7 @@ from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments.protocol import Episode, Leases, RunContext
 from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
 from prorl_gym.records import Retry, Rollout, RolloutRequest, Score
+from prorl_gym.rollout import leases
 from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, Script, ScriptedEnvironment, lookup
 from prorl_gym.rollout.ledger import SqliteLedger
 from prorl_gym.rollout.ledger_file import LedgerConfig
@@ -22,11 +23,20 @@ from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.rollout.stages import Company
 from prorl_gym.sandbox.fake import FakeBackend, FakeSandbox
+from prorl_gym.sandbox.loss import HostMemory
 from prorl_gym.sandbox.protocol import SandboxSpec
 from prorl_gym.settings import ResolvedSettings
 
 UNEXPLAINED, OUTSIDE = Evidence.SANDBOX_LOST_UNEXPLAINED, Evidence.SANDBOX_KILLED_OUTSIDE
 LIMIT = Evidence.LIMIT_BREACHED
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A host with this many kills for want of memory, more with every item."""
+    kills: list[int] = []
+    monkeypatch.setattr(leases.HostMemory, "now", lambda: HostMemory(len(kills), 0.0))
+    return kills
 
 
 class Losing(ScriptedEnvironment):
@@ -99,6 +109,19 @@ async def test_who_pays(losses: list[tuple[str, Evidence]], expected: tuple[Any,
     kind = rollout.outcome.kind
     found = (rollout.outcome.status, None if kind is None else kind.value, rollout.reward, len(rollout.retries))
     assert found == expected
+
+
+async def test_a_host_that_is_short_of_memory_takes_the_blame(host: list[int]) -> None:
+    environment = Losing([("run", UNEXPLAINED)] * 3)
+    lose = environment._lose  # pyright: ignore[reportPrivateUsage]
+
+    async def lose_by_the_host(stage: str, sandbox: Any) -> None:
+        host.append(1)
+        await lose(stage, sandbox)
+
+    environment._lose = lose_by_the_host  # pyright: ignore[reportPrivateUsage]
+    rollout = await made(service_of(environment))
+    assert (rollout.outcome.kind, rollout.reward, len(rollout.retries)) == (FailureKind.SANDBOX_LOST, None, 2)
 
 
 async def test_a_restart_neither_forgets_nor_spends_a_loss(tmp_path: Path) -> None:

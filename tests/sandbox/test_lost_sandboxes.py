@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from errno import EAGAIN, ENOENT, ENOMEM
+from errno import EAGAIN, EINVAL, ENOENT, ENOMEM
 from random import Random
 from typing import Any
 
@@ -262,6 +262,48 @@ async def test_a_guest_that_cannot_fork_is_short_of_the_hosts_memory_or_at_the_p
     await box.close()
     asyncio.get_running_loop().remove_reader(theirs.fileno())
     theirs.close()
+
+
+@pytest.mark.parametrize("op", ["spawn", "shell"])
+@pytest.mark.parametrize(("errno", "kind"), [(EINVAL, "sandbox_broken_by_agent"), (ENOMEM, "sandbox_unavailable")])
+async def test_a_child_that_cannot_become_what_it_should_is_the_agents_doing_in_a_living_sandbox(
+    op: str, errno: int, kind: str
+) -> None:
+    """Whatever changed it between fork and exec; the kernel's want of memory is the host's."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def refuse() -> None:
+        received = wire.receive(theirs)
+        if received is None:
+            asyncio.get_running_loop().remove_reader(theirs.fileno())
+            return
+        answer = {"errno": errno, "stage": "confine"} if received[0]["op"] == op else {}
+        wire.send(theirs, wire.encode({"type": "reply", "id": received[0]["id"], **answer}), ())
+
+    asyncio.get_running_loop().add_reader(theirs.fileno(), refuse)
+    box = Box("scripted", SandboxSpec(), Channel.attach(ours), _nothing)
+    with pytest.raises(SandboxError) as caught:
+        await tool_of(BashTool if op == "shell" else PythonTool)(box)
+    assert caught.value.kind == kind, caught.value
+    await box.close()
+    asyncio.get_running_loop().remove_reader(theirs.fileno())
+    theirs.close()
+
+
+@pytest.mark.parametrize(("kills", "breach"), [(1, "memory_sandbox"), (0, None)])
+async def test_a_kill_at_the_limit_of_the_cgroup_is_one_for_memory(
+    box_of: Callable[..., Box], kills: int, breach: str | None
+) -> None:
+    def act(guest: Guest, number: int) -> None:
+        guest.tell(type="exit", pid=number, status=-signal.SIGKILL, struck=False, sent=False)
+
+    async def count() -> int:
+        return kills
+
+    box = box_of(act)
+    box._channel.memory_kills = count  # pyright: ignore[reportPrivateUsage]
+    result = await box.exec(["true"], timeout=5)
+    assert (result.breach, result.sigkill is None) == (breach, breach is not None)
 
 
 async def test_a_bash_that_is_gone_from_a_lost_sandbox_is_not_missed(box_of: Callable[..., Box]) -> None:

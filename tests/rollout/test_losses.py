@@ -10,7 +10,7 @@ import pytest
 
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments.protocol import Episode, Leases, RunContext
-from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnfitImageError, UnusableSandboxError
 from prorl_gym.records import Retry, Rollout, RolloutRequest, Score
 from prorl_gym.rollout import leases
 from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, Script, ScriptedEnvironment, lookup
@@ -22,7 +22,7 @@ from prorl_gym.rollout.retry import RetryConfig
 from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.rollout.stages import Company
-from prorl_gym.sandbox.fake import FakeBackend, FakeSandbox
+from prorl_gym.sandbox.fake import FakeBackend, FakePython, FakeSandbox
 from prorl_gym.sandbox.loss import HostMemory
 from prorl_gym.sandbox.protocol import SandboxSpec
 from prorl_gym.settings import ResolvedSettings
@@ -153,6 +153,34 @@ class Unusable(ScriptedEnvironment):
 async def test_a_program_that_leaves_its_grading_sandbox_unusable_is_worth_nothing() -> None:
     rollout = await made(service_of(Unusable()))
     assert (rollout.outcome.kind, rollout.reward) == (FailureKind.SANDBOX_BROKEN_BY_AGENT, 0.0)
+
+
+@pytest.mark.parametrize(("works", "expected"), [(True, ("policy", 0.7)), (False, ("task", None))])
+async def test_what_works_in_a_clean_sandbox_was_removed_by_the_payload(
+    works: bool, expected: tuple[str, float | None]
+) -> None:
+    missing = UnfitImageError("python", "image 'x' has no python3.")
+
+    class Without(FakeSandbox):
+        async def python(self) -> FakePython:
+            raise missing
+
+    class Backend(FakeBackend):
+        async def start(self, spec: SandboxSpec) -> FakeSandbox:
+            first = Without(spec)
+            if works and self.started:
+                return await super().start(spec)
+            self.started.append(first)
+            return first
+
+    class Environment(ScriptedEnvironment):
+        async def run(self, task: Script, episode: Episode, context: RunContext) -> None:
+            await context.leases.agent(SandboxSpec())
+            raise missing
+
+    runner = InProcessRunner(lookup(Environment()), FakePolicySource(), Backend(), RunnerConfig(cleanup_seconds=1))
+    rollout = await made(RolloutService(MemoryLedger(), runner, RetryConfig(pause_seconds=0)))
+    assert (rollout.outcome.cause, rollout.reward) == expected
 
 
 class Gated(ScriptedEnvironment):

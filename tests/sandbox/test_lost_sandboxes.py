@@ -17,6 +17,7 @@ import pytest
 
 from prorl_gym.agents.tools import BashTool, PythonTool
 from prorl_gym.errors import Cause, FailureKind, SandboxError
+from prorl_gym.rollout.leases import SandboxLeases
 from prorl_gym.sandbox import execute, python_session
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.box import Box
@@ -317,6 +318,29 @@ async def test_a_bash_that_is_gone_from_a_lost_sandbox_is_not_missed(box_of: Cal
     with pytest.raises(SandboxError) as caught:
         await opening
     assert caught.value.cause is Cause.INFRASTRUCTURE, caught.value
+
+
+@pytest.mark.parametrize(
+    ("make", "removed", "other"), [(PythonTool, "/usr/bin/python3*", BashTool), (BashTool, "/bin/bash", PythonTool)]
+)
+async def test_a_tool_that_the_agent_removed_by_another_one_is_its_own_doing(
+    own_scratch: Any, make: type[BashTool] | type[PythonTool], removed: str, other: type[BashTool] | type[PythonTool]
+) -> None:
+    backend = NamespaceBackend("userns", SandboxConfig(scratch=own_scratch))
+    leases = SandboxLeases(backend)
+
+    async def source() -> Sandbox:
+        return await leases.agent(SandboxSpec())
+
+    try:
+        remove = f"rm -f {removed}"
+        await other(source, 20.0)({"command": remove, "code": f"import os; os.system({remove!r})"})
+        with pytest.raises(SandboxError) as caught:
+            await make(source, 20.0)({"command": "true", "code": "1"})
+        assert (await leases.explain(caught.value, 0)).kind is FailureKind.SANDBOX_BROKEN_BY_AGENT
+    finally:
+        await leases.close()
+        await backend.close()
 
 
 @pytest.mark.timeout(120)

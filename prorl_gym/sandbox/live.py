@@ -12,10 +12,12 @@ import shlex
 import struct
 import termios
 from collections.abc import Mapping, Sequence
+from errno import EINVAL
 
 from prorl_gym.errors import SandboxError
-from prorl_gym.sandbox.channel import Channel
+from prorl_gym.sandbox.channel import Channel, StartFailure
 from prorl_gym.sandbox.execute import Child, exit_code
+from prorl_gym.sandbox.native_text import flaw_of_command
 from prorl_gym.sandbox.shielding import finish
 from prorl_gym.sandbox.streams import Writer
 
@@ -102,6 +104,8 @@ class LiveProcess:
             StartFailure: there is no bash.
             SandboxError: the sandbox is lost.
         """
+        if flaw := flaw_of_command(argv, env, cwd):
+            raise StartFailure(EINVAL, "exec", flaw)
         reply = await channel.start("shell", env=dict(env), cwd=cwd)
         master, nonces, reports, text = reply.descriptors
         child = Child(channel, reply.fields["pid"], [nonces, reports, text])

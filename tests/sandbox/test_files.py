@@ -210,3 +210,46 @@ async def test_a_command_of_text_that_cannot_be_passed_on_says_so(
 async def test_a_spec_of_text_that_cannot_be_passed_on_is_refused(backend: NamespaceBackend, spec: SandboxSpec) -> None:
     with pytest.raises(SandboxError, match=r"contains U\+D800"):
         await backend.start(spec)
+
+
+HOLD_TEXT = """
+import ctypes, mmap, os, threading
+shell = os.getppid()
+held, tell = os.pipe()
+if os.fork():
+    os._exit(os.read(held, 1) != b"1")
+os.setsid()
+text = next(n for n in os.listdir(f"/proc/{shell}/fd") if "memfd" in os.readlink(f"/proc/{shell}/fd/{n}"))
+libc = ctypes.CDLL(None)
+size = 384 << 20
+slow = os.open("/tmp/slow", os.O_RDWR | os.O_CREAT)
+os.ftruncate(slow, size)
+view = mmap.mmap(slow, size)
+source = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(view)) + size // 2)
+def punch():
+    while True:
+        for mode in (0, 3):  # allocate; punch a hole without a change of size
+            libc.fallocate(slow, mode, ctypes.c_long(0), ctypes.c_long(size))
+def write():
+    fd = os.open(f"/proc/{shell}/fd/{text}", os.O_RDWR)
+    while True:
+        libc.pwrite(fd, source, ctypes.c_size_t(1 << 20), ctypes.c_long(0))
+for work in [punch] + [write] * 60:
+    threading.Thread(target=work).start()
+os.write(tell, b"1")
+"""
+"""Writes to the file that commands travel in, each of which waits, with its lock, for pages that are being removed."""
+
+
+async def test_the_lock_of_the_command_text_stops_one_command_only(backend: NamespaceBackend) -> None:
+    box = await backend.start(SandboxSpec(limits=SandboxLimits(root_size=1 << 30)))
+    try:
+        shell = await box.shell()
+        await box.write_file("/tmp/hold.py", HOLD_TEXT.encode())
+        await shell.run("/usr/bin/python3 /tmp/hold.py", timeout=10)
+        async with LoopWatch() as watch:
+            for _ in range(3):
+                await shell.run("true", timeout=5)
+        assert watch.longest < 0.3
+    finally:
+        await box.close()

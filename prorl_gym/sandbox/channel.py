@@ -6,7 +6,7 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from errno import E2BIG, EAGAIN
+from errno import E2BIG, EAGAIN, EINVAL
 from typing import Any, Literal
 
 from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
@@ -32,10 +32,10 @@ class Reply:
 
 
 class StartFailure(OSError):
-    """The guest could not start a child. ``stage``: ``cwd``, ``confine`` or ``exec``."""
+    """The guest could not start a child, or was not asked to. ``stage``: ``cwd``, ``confine`` or ``exec``."""
 
-    def __init__(self, code: int, stage: str) -> None:
-        super().__init__(code, os.strerror(code))
+    def __init__(self, code: int, stage: str, words: str = "") -> None:
+        super().__init__(code, words or os.strerror(code))
         self.stage = stage
 
 
@@ -110,14 +110,14 @@ class Channel:
         live a little longer. The channel closes then, so that nothing takes the sandbox for one that lives.
 
         Raises:
-            OSError: ``E2BIG``.
+            OSError: ``E2BIG``; ``EINVAL`` for a request that makes no sense.
             StartFailure: the child could not become what it should.
             SandboxError: ``SANDBOX_LOST``.
         """
         try:
             return await self.request(op, **fields)
         except OSError as error:
-            if isinstance(error, StartFailure) or error.errno == E2BIG:
+            if isinstance(error, StartFailure) or error.errno in (E2BIG, EINVAL):
                 raise
             why = f"can start nothing any more ({error.strerror})"
             if error.errno == EAGAIN:  # which payloads at their limit of processes cause; all else is the host's

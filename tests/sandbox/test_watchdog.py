@@ -163,3 +163,25 @@ async def test_memory_without_a_mapping_is_found(backend: NamespaceBackend) -> N
     finally:
         await box.close()
     assert result.breach is Breach.MEMORY_SANDBOX and result.exit_code == 137, result
+
+
+ORPHAN = """
+import os
+if os.fork():
+    os._exit(0)
+os.setsid()
+open("/tmp/orphan", "w").write(str(os.getpid()))
+held = bytearray(b"x") * (400 * MB)
+os.read(os.pipe()[0], 1)
+"""
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_memory_of_an_orphan_counts(backend: NamespaceBackend) -> None:
+    box = await backend.start(SandboxSpec(limits=SandboxLimits(total_memory=256 * MB)))
+    try:
+        await box.exec(["/usr/bin/python3", "-c", ORPHAN], timeout=10)
+        ended = "until [ -s /tmp/orphan ] && ! kill -0 $(cat /tmp/orphan); do sleep 0.05; done"
+        assert (await box.exec(["/bin/bash", "-c", ended], timeout=20)).exit_code == 0
+    finally:
+        await box.close()

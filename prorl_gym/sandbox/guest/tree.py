@@ -37,9 +37,13 @@ class ProcessTable:
 
     Args:
         proc_fd: descriptor of a procfs that shows this process's own pid namespace.
+        adopter: pid that orphans of this process's tree are given to, if that is another one. They count as children
+            of this process.
     """
 
-    def __init__(self, proc_fd: int) -> None:
+    def __init__(self, proc_fd: int, adopter: int | None = None) -> None:
+        self._own = os.getpid()
+        self._adopter = adopter
         self._fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
 
     def look(self, pid: int) -> Process | None:
@@ -50,7 +54,8 @@ class ProcessTable:
         fields = line[line.rindex(b")") + 2 :].split()  # the name before it may contain anything
         alive, stopped = fields[0] not in (b"Z", b"X"), fields[0] in (b"T", b"t")
         memory = int(fields[21]) * _PAGE
-        return Process(pid, int(fields[1]), int(fields[19]), alive, int(fields[17]), memory, stopped)
+        parent = self._own if int(fields[1]) == self._adopter else int(fields[1])
+        return Process(pid, parent, int(fields[19]), alive, int(fields[17]), memory, stopped)
 
     def number_inside(self, pid: int) -> int:
         """Return a process's pid in the innermost namespace that it is in: the one that payloads know; 0: unknown."""
@@ -170,10 +175,15 @@ class ProcessTable:
         finally:
             os.close(pidfd)
 
-    def kill_descendants(self, root: int, since: int = 0) -> bool:
+    def kill_descendants(self, root: int, since: int = 0, spared: Collection[int] = ()) -> bool:
         """Kill until no living descendant of ``root`` that started at tick ``since`` or later is left.
 
         Processes that fork while we look are caught by the next round; the time is bounded.
+
+        Args:
+            root: pid; it lives on.
+            since: in clock ticks since boot.
+            spared: pids that live on, too.
 
         Returns:
             Whether the tree is gone.
@@ -181,7 +191,8 @@ class ProcessTable:
         deadline = time.monotonic() + _SECONDS
         killed: set[tuple[int, int]] = set()
         while time.monotonic() < deadline:
-            victims = [process for process in self.descendants(root) if process.start >= since]
+            found = self.descendants(root)
+            victims = [process for process in found if process.start >= since and process.pid not in spared]
             if not victims:
                 return True
             fresh = [process for process in victims if (process.pid, process.start) not in killed]

@@ -91,7 +91,7 @@ class Stranger(Protocol):
         ...
 
 
-class Newest:
+class BoundedConnections:
     """A bounded number of connections: for one more, the oldest of the peer that has the most is closed.
 
     Args:
@@ -104,20 +104,24 @@ class Newest:
         self._bound = bound
         self._of_peer: dict[str, dict[Stranger, None]] = {}
         """Oldest first."""
+        self._count = 0
 
     def add(self, stranger: Stranger) -> None:
         """Count a connection as the newest."""
         self._of_peer.setdefault(stranger.peer, {})[stranger] = None
-        if sum(map(len, self._of_peer.values())) > self._bound():
+        self._count += 1
+        if self._count > self._bound():
             self.drop_oldest()
             self._warnings.add("Too many connections without the token: the oldest are closed.")
 
     def remove(self, stranger: Stranger) -> None:
         """Count a connection no more. Idempotent."""
         connections = self._of_peer.get(stranger.peer, {})
-        connections.pop(stranger, None)
-        if not connections:
-            self._of_peer.pop(stranger.peer, None)
+        if stranger in connections:
+            self._count -= 1
+            del connections[stranger]
+            if not connections:
+                del self._of_peer[stranger.peer]
 
     def drop_oldest(self) -> None:
         """Close one, if there is one."""
@@ -132,8 +136,10 @@ class Connections:
 
     def __init__(self) -> None:
         self.warnings = RepeatedWarnings()
-        self.silent = Newest(self.warnings, lambda: min(MAX_SILENT, _open_files() // _SILENT_SHARE))
-        self.strangers = Newest(self.warnings, lambda: min(MAX_STRANGERS, _open_files() // _STRANGERS_SHARE))
+        self.silent = BoundedConnections(self.warnings, lambda: min(MAX_SILENT, _open_files() // _SILENT_SHARE))
+        self.strangers = BoundedConnections(
+            self.warnings, lambda: min(MAX_STRANGERS, _open_files() // _STRANGERS_SHARE)
+        )
         self.known: set[GuardedProtocol] = set()
         """Connections that have shown the token."""
 

@@ -19,7 +19,6 @@ from weakref import WeakSet
 import httptools
 import uvicorn
 from starlette.types import ASGIApp, Scope
-from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from prorl_gym.api.answers import error_answer
@@ -54,6 +53,12 @@ _ACCEPT_AGAIN_SECONDS = 0.1
 _LOG_SECONDS = 60.0
 _ANSWER_SECONDS = 10
 """How long open requests may take to end once the service refuses work."""
+_FULL = error_answer(
+    503,
+    "Too many connections have shown the token.",
+    "Use fewer at once, or let the service open more files (ulimit -n).",
+    {"Connection": "close", "Retry-After": "5"},
+)
 
 
 class RepeatedWarnings:
@@ -306,9 +311,9 @@ class GuardedProtocol(HttpToolsProtocol):
         """See ``HttpToolsProtocol``."""
         self._is_in_head = False
         if not self._is_known and self._guard.is_full:
-            self.app = service_unavailable
+            self.app = cast(Any, _FULL)
         super().on_headers_complete()
-        if not self._is_known and self.app is not service_unavailable and self._has_token(cast(Scope, self.scope)):
+        if not self._is_known and self.app is not _FULL and self._has_token(cast(Scope, self.scope)):
             self._is_known = True
             self._guard.strangers.remove(self)
             self._guard.known.add(self)
@@ -408,7 +413,7 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             lifespan="off",
             server_header=False,
-            proxy_headers=False,  # nothing here depends on who asks, and nobody's word is taken for it
+            proxy_headers=False,  # nothing here depends on the client's address, and no header about it is trusted
             timeout_graceful_shutdown=_ANSWER_SECONDS,
         )
         super().__init__(config)

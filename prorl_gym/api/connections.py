@@ -38,7 +38,7 @@ MAX_STRANGERS = 256
 REQUEST_SECONDS = 10.0
 """For a head to arrive, and for a request without the token to be over."""
 
-_SILENT_SHARE, _STRANGERS_SHARE, _KNOWN_SHARE = 8, 16, 2
+_SILENT_SHARE, _STRANGERS_SHARE, _KNOWN_SHARE = 4, 16, 2
 """One in so many of the files that the process may open, at most. The rest is for the ledger, sandboxes and engines."""
 _ACCEPTED_AT_ONCE = 64
 """Connections accepted before what has arrived on them is read. Far below ``MAX_SILENT``: otherwise one burst closes a

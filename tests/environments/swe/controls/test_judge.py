@@ -104,7 +104,7 @@ async def only(check: str, leases: Leases, monkeypatch: pytest.MonkeyPatch, chan
     async def nothing(*_: Any) -> None:
         pass
 
-    for name in {"_check_sealed", "_check_share", "_check_twins"} - {check}:
+    for name in {"_check_sealed", "_check_share", "_check_bystanders", "_check_twins"} - {check}:
         monkeypatch.setattr(judge._Checks, name, nothing)  # pyright: ignore[reportPrivateUsage]
     score = await judged(task(), {"calc.py": change}, leases)
     assert score.reward == 0.0
@@ -151,6 +151,7 @@ async def test_without_gold_or_a_runner_of_python_there_are_no_controls(leases: 
 
 async def test_controls_of_the_row_are_used_without_gold(leases: Leases):
     plan = await prove(task(), leases)
+    assert [each.name for each in plan.bystanders] == ["test_zero"]
     found = replace(task(), gold_patch="", tests=replace(task().tests, controls=plan))
     assert ControlPlan.model_validate_json(plan.model_dump_json()) == plan
     score = await judged(found, {"calc.py": EQUAL}, leases)

@@ -224,3 +224,10 @@ def test_what_would_make_another_conversation_is_refused(
         assert len(answer.json()["detail"].splitlines()) <= 2
         counted = "chat_completions" if key == "messages" else "responses"
         assert figure(client, f'prorl_model_calls_total{{route="{counted}",status="400"}}') == 1
+
+
+def test_a_part_that_the_anthropic_route_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch):
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}
+    with served(monkeypatch) as (client, _):
+        answer = client.post("/v1/messages", json={"messages": [{"role": "user", "content": [document]}]})
+    assert (answer.status_code, "document" in answer.text) == (400, True)

@@ -34,6 +34,7 @@ _FORMS = [
         rf"(?:\{{\s*\}}\s*)?\^\s*{_MASS}\s*(?:_\s*{_NUMBER}\s*)?\{{?\s*{_SYMBOL}\s*\}}?",
         rf"(?:\{{\s*\}}\s*)?_\s*{_NUMBER}\s*\^\s*{_MASS}\s*\{{?\s*{_SYMBOL}\s*\}}?",
         rf"(?P<mass>\d{{1,3}}m?){_SYMBOL}",
+        rf"{_SYMBOL}\s*\^\s*\{{?\s*(?P<mass>\d{{2,3}}m?)\s*\}}?",
         rf"{_SYMBOL}\s*-\s*(?P<mass>\d{{1,3}}m?)",
         r"(?P<symbol>[A-Za-z][a-z]{2,})(?:\s*-\s*|\s+)(?P<mass>\d{1,3}m?)",
     )

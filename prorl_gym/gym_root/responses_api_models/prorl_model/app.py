@@ -119,6 +119,16 @@ class ProrlModel(SimpleResponsesAPIModel):
         """See Gym, which reads less than agents send back."""
         return await super().chat_completions_dispatch(request, self._plain("chat_completions", body))
 
+    async def messages(self, request: Request, body: dict[str, Any]) -> Any:
+        """See Gym, whose converter raises on parts of messages that it does not know."""
+        try:
+            return await super().messages(request, body)
+        except NotImplementedError as error:
+            with self._figures.call("messages"):
+                raise statuses.refusal(
+                    ConfigError(f"messages: {error}.", "Send text, calls and their results.")
+                ) from None
+
     async def responses(self, request: Request, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:
         """Answer one Responses call."""
         params = body.model_dump(mode="json", exclude_none=True)

@@ -55,7 +55,7 @@ class Goal:
     """Updates between two greedy evaluations of a few questions, for the curve."""
 
 
-FULL = Goal(updates=40, questions=HELD_OUT, greedy=0.6, sampled=0.3, probe_every=10)
+FULL = Goal(updates=24, questions=HELD_OUT, greedy=0.6, sampled=0.3, probe_every=8)
 SHORT = Goal(updates=12, questions=128, greedy=0.2, sampled=0.1, probe_every=12)
 PROBED = 64
 

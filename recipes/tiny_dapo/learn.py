@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -278,6 +279,9 @@ def main() -> None:
         problem = str(error)
     except KeyboardInterrupt:
         problem = "interrupted"
+    except Exception as error:  # a run that crashes has its closing line, too
+        traceback.print_exc()
+        problem = f"{type(error).__name__}: {error}"
     report.seconds = monotonic() - started
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     report.cpu_seconds = sum(one.ru_utime + one.ru_stime for one in used)

@@ -132,7 +132,7 @@ def _completion(request_id: str, prompt: list[int], call: Call, scores: list[flo
 async def serve(tokenizer: Path) -> None:
     """Serve on a free port until SIGTERM or SIGINT."""
     language = Language(Tokenizer.from_file(str(tokenizer / "tokenizer.json")))
-    engine = Engine(Sampler(Decoder(language.vocab_size)), language.vocab_size, language.end)
+    engine = Engine(Sampler(Decoder(language.vocab_size).double()), language.vocab_size, language.end)
     runner = web.AppRunner(engine.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:

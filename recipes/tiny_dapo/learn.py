@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -55,7 +56,7 @@ class Goal:
     """Updates between two greedy evaluations of a few questions, for the curve."""
 
 
-FULL = Goal(updates=40, questions=HELD_OUT, greedy=0.6, sampled=0.3, probe_every=10)
+FULL = Goal(updates=24, questions=HELD_OUT, greedy=0.6, sampled=0.3, probe_every=8)
 SHORT = Goal(updates=12, questions=128, greedy=0.2, sampled=0.1, probe_every=12)
 PROBED = 64
 
@@ -278,6 +279,9 @@ def main() -> None:
         problem = str(error)
     except KeyboardInterrupt:
         problem = "interrupted"
+    except Exception as error:  # a run that crashes has its closing line, too
+        traceback.print_exc()
+        problem = f"{type(error).__name__}: {error}"
     report.seconds = monotonic() - started
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     report.cpu_seconds = sum(one.ru_utime + one.ru_stime for one in used)

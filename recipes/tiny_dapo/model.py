@@ -16,10 +16,11 @@ class Cache:
 
     Args:
         slots: how many sequences it holds, of ``CONTEXT`` tokens.
+        kind: of the model's weights.
     """
 
-    def __init__(self, slots: int) -> None:
-        self._keys = torch.zeros(LAYERS, slots, HEADS, CONTEXT + 1, HEAD)
+    def __init__(self, slots: int, kind: torch.dtype) -> None:
+        self._keys = torch.zeros(LAYERS, slots, HEADS, CONTEXT + 1, HEAD, dtype=kind)
         self._values = torch.zeros_like(self._keys)
 
     def extend(self, layer: int, place: "Place", keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

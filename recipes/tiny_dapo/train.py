@@ -94,8 +94,8 @@ def pack(samples: Sequence[Sample]) -> Batch:
     return Batch(
         samples,
         ids=padded([segment.token_ids for segment in segments]),
-        mask=padded([segment.mask for segment in segments], torch.float32),
-        served=padded([segment.logprobs for segment in segments], torch.float32),
+        mask=padded([segment.mask for segment in segments], torch.float64),
+        served=padded([segment.logprobs for segment in segments], torch.float64),
         versions=padded([segment.policy_versions for segment in segments]),
         advantages=torch.tensor([sample.advantage for sample in samples])[:, None],
     )

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tasks import HELD_OUT, Language, Question, held_out, questions, system_prom
 
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments.math.environment import SYSTEM_PROMPT, MathEnvironment
+from prorl_gym.environments.math.grader import MathGrader
+from prorl_gym.environments.worker import WorkerPool
 from prorl_gym.inference.chat import Codec, load_codec
 from prorl_gym.records import Message
 
@@ -114,8 +117,15 @@ def test_loss_is_on_what_the_assistant_says(language: Language):
     assert "<|tool|>" not in spoken
 
 
-async def test_the_environment_rewards_the_right_answer_alone():
-    environment = MathEnvironment()
+@pytest.fixture
+def workers() -> Iterator[WorkerPool]:
+    pool = WorkerPool("prorl_gym.environments.math.equality:grade")
+    yield pool
+    pool.close()
+
+
+async def test_the_environment_rewards_the_right_answer_alone(workers: WorkerPool):
+    environment = MathEnvironment(MathGrader(workers))
     task = environment.parse(QUESTION.row)
     rewards = []
     for answer in (QUESTION.answer, QUESTION.halfway):

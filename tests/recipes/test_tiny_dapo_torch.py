@@ -26,7 +26,7 @@ from prorl_gym.records import NOT_SAMPLED, Outcome, Retry, Rollout, Score, Segme
 from prorl_gym.trainers.mismatch import MismatchError
 
 RECIPE = Path(__file__).parents[2] / "recipes/tiny_dapo"
-TOLERANCE = 1e-5
+TOLERANCE = 1e-9
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,7 +41,7 @@ def language() -> Language:
 
 @pytest.fixture
 def model(language: Language) -> Decoder:
-    return Decoder(language.vocab_size, seed=1)
+    return Decoder(language.vocab_size, seed=1).double()
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_more_calls_than_slots_wait(sampler: Sampler, model: Decoder):
 
 def test_new_weights_drop_the_cache_and_label_what_follows(sampler: Sampler, language: Language):
     (before,) = sample(sampler, [call([7, 8, 9, 10])])
-    other = Decoder(language.vocab_size, seed=2)
+    other = Decoder(language.vocab_size, seed=2).double()
     sampler.load(other.state_dict(), 5).result(timeout=60)
     (after,) = sample(sampler, [call(before.ids, seed=1)])
     assert (set(before.versions), set(after.versions), after.cached) == ({0}, {5}, 0)
@@ -102,7 +102,7 @@ def test_new_weights_drop_the_cache_and_label_what_follows(sampler: Sampler, lan
 
 def test_a_call_under_way_goes_on_with_new_weights_alone(sampler: Sampler, model: Decoder, language: Language):
     """As after a pause in mode ``keep``: what was computed with the old weights is computed again."""
-    long, other = call([7, 8, 9, 10], tokens=150), Decoder(language.vocab_size, seed=2)
+    long, other = call([7, 8, 9, 10], tokens=150), Decoder(language.vocab_size, seed=2).double()
     sampler.submit(long)
     sampler.load(other.state_dict(), 5)  # behind it in the queue
     done = long.result.result(timeout=60)
@@ -245,8 +245,8 @@ CHANGES: dict[str, tuple[str, str, type[Exception], str]] = {
         "advantages: those of .* do not follow from the rewards",
     ),
     "mask shifted": (
-        "mask=padded([segment.mask for segment in segments], torch.float32)",
-        "mask=padded([segment.mask for segment in segments], torch.float32).roll(1, 1)",
+        "mask=padded([segment.mask for segment in segments], torch.float64)",
+        "mask=padded([segment.mask for segment in segments], torch.float64).roll(1, 1)",
         MismatchError,
         "tokens that carry loss were not sampled",
     ),
@@ -257,14 +257,14 @@ CHANGES: dict[str, tuple[str, str, type[Exception], str]] = {
         "mask: .* carry loss and were not sampled",
     ),
     "observations unmasked": (
-        "mask=padded([segment.mask for segment in segments], torch.float32)",
-        "mask=padded([[1] * len(segment.mask) for segment in segments], torch.float32)",
+        "mask=padded([segment.mask for segment in segments], torch.float64)",
+        "mask=padded([[1] * len(segment.mask) for segment in segments], torch.float64)",
         MismatchError,
         "tokens that carry loss were not sampled",
     ),
     "last token of each turn without loss": (
-        "mask=padded([segment.mask for segment in segments], torch.float32)",
-        "mask=padded([[a * b for a, b in zip(s.mask, [*s.mask[1:], 0])] for s in segments], torch.float32)",
+        "mask=padded([segment.mask for segment in segments], torch.float64)",
+        "mask=padded([[a * b for a, b in zip(s.mask, [*s.mask[1:], 0])] for s in segments], torch.float64)",
         LearnError,
         "mask: .* sampled tokens of .* carry no loss",
     ),

@@ -71,7 +71,7 @@ class SandboxLeases:
         """Return the service's judge, if it has one."""
         return self._judge
 
-    async def explain(self, error: RolloutError, earlier_losses: int) -> RolloutError:
+    async def explain(self, error: RolloutError, earlier_losses: int = 0) -> RolloutError:
         """Find the cause of an error that only says what does not work in a sandbox; return any other as it is.
 
         Args:

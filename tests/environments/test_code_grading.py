@@ -9,7 +9,7 @@ import pytest
 from prorl_gym.environments.code.grader import grade
 from prorl_gym.environments.code.rows import CodeRow
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.errors import Cause, FailureKind, GraderError, SandboxError
+from prorl_gym.errors import Cause, Evidence, FailureKind, GraderError, SandboxError
 from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import ExecResult, SandboxSpec
 
@@ -189,15 +189,15 @@ class PlayedSandbox:
 
     spec = SandboxSpec()
 
-    def __init__(self, said: bytes | SandboxError, exit_code: int = 0) -> None:
-        self._said, self._exit_code = said, exit_code
+    def __init__(self, said: bytes | SandboxError, exit_code: int = 0, sigkill: Evidence | None = None) -> None:
+        self._said, self._exit_code, self._sigkill = said, exit_code, sigkill
         self.closed = False
 
     async def exec(self, argv: list[str], *, stdin: bytes = b"", **options: Any) -> ExecResult:
         if isinstance(self._said, SandboxError):
             raise self._said
         self.tests = len(json.loads(stdin.split(b"\n")[0])["tests"])
-        return ExecResult(self._exit_code, self._said, b"sh: python3: not found")
+        return ExecResult(self._exit_code, self._said, b"sh: python3: not found", sigkill=self._sigkill)
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         assert path == "/workspace/solution.py"
@@ -209,8 +209,8 @@ class PlayedSandbox:
 class Shelf:
     """Hands out sandboxes that say the given things."""
 
-    def __init__(self, *said: bytes | SandboxError, exit_code: int = 0) -> None:
-        self.sandboxes = [PlayedSandbox(text, exit_code) for text in said]
+    def __init__(self, *said: bytes | SandboxError, exit_code: int = 0, sigkill: Evidence | None = None) -> None:
+        self.sandboxes = [PlayedSandbox(text, exit_code, sigkill) for text in said]
         self.handed: list[PlayedSandbox] = []
 
     async def clean(self, spec: SandboxSpec) -> PlayedSandbox:
@@ -230,6 +230,20 @@ async def test_sandbox_lost_twice_is_infrastructure():
     assert [sandbox.closed for sandbox in shelf.handed] == [True, True]
 
 
+OF_ITS_SANDBOX = {
+    "limits of pid 1": "resource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))",
+    "limits of the next child": "[resource.prlimit(os.getpid() + n, resource.RLIMIT_AS, (0, 0)) for n in range(1, 50)]",
+    "everything": "os.kill(-1, 9)",
+    "itself": "os.kill(os.getpid(), 9)",
+}
+
+
+@pytest.mark.parametrize("attack", OF_ITS_SANDBOX)
+async def test_a_wrong_program_that_turns_on_its_sandbox_is_worth_nothing(leases: Leases, attack: str):
+    program = f"import os, resource\ntry:\n    {OF_ITS_SANDBOX[attack]}\nexcept OSError: pass\nprint('wrong')"
+    assert (await mark(DOUBLE, program, leases)).reward == 0.0
+
+
 async def test_sandbox_choked_by_an_earlier_test_is_replaced():
     shelf = Shelf(LOST, frames(b"8"), frames(b"42"))
     assert (await mark(DOUBLE, "", shelf)).reward == 1.0
@@ -241,6 +255,14 @@ async def test_a_driver_that_ends_early_is_tried_once_more_with_the_test_by_itse
     assert (await mark(DOUBLE, "", shelf)).reward == 1.0
     shelf = Shelf(frames(b"8", end=False), frames(end=False))
     assert (await mark(DOUBLE, "", shelf)).detail == {"why": "stopped the test runner", "passed": 1, "tests": 2}
+
+
+async def test_a_driver_that_is_killed_twice_is_the_programs_doing_only_if_a_program_may_have_sent_that():
+    cut = frames(end=False)
+    assert (await mark(DOUBLE, "", Shelf(cut, cut, exit_code=137))).detail["why"] == "stopped the test runner"
+    with pytest.raises(SandboxError) as caught:
+        await mark(DOUBLE, "", Shelf(cut, cut, exit_code=137, sigkill=Evidence.SANDBOX_LOST_UNEXPLAINED))
+    assert caught.value.cause is Cause.INFRASTRUCTURE
 
 
 @pytest.mark.parametrize("cut", [30, 130, 148])

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from prorl_gym.errors import GraderError
+from prorl_gym.environments.killed import was_killed
+from prorl_gym.errors import Evidence, GraderError
 from prorl_gym.sandbox.protocol import ExecResult, Sandbox
 
 _RUN_TESTS = files("prorl_gym.environments.code").joinpath("run_tests.py").read_text(encoding="utf-8")
@@ -105,6 +106,10 @@ class Batch:
     """The driver died or hung during the next test."""
     seconds: float
     """Wall clock of the tests; of the whole run, when it was interrupted."""
+    sigkill: Evidence | None = None
+    """See ``ExecResult``: who ended the driver or the program, if SIGKILL did."""
+    driver_killed: bool = False
+    """SIGKILL ended the driver."""
 
 
 async def run_batch(
@@ -177,7 +182,8 @@ def _read(result: ExecResult, image: str) -> Batch:
             "See `prorl-gym doctor`; limits.processes and limits.memory must leave room for a program.",
         )
     interrupted = not isinstance(frame, _End) or not ends
-    return Batch(tuple(ends), interrupted, result.seconds if interrupted else sum(end.seconds for end in ends))
+    seconds = result.seconds if interrupted else sum(end.seconds for end in ends)
+    return Batch(tuple(ends), interrupted, seconds, result.sigkill, was_killed(result))
 
 
 def _frame(data: bytes) -> "tuple[_Ready | TestEnd | _End | None, bytes]":

@@ -5,13 +5,14 @@ in another one: if the driver is ended there, too, it was the program's doing, a
 if the sandbox is lost again, it is not the program's to answer for, and there is no verdict.
 
 The same holds for a program that SIGKILL ended within its limits: the host may have sent it (out of memory), and the
-program itself may have. Nothing outside can tell, so the test is run again by itself, and the second such end is the
-program's own.
+program itself may have. So the test is run again by itself, and the second such end is the program's own, as is that of
+the driver, unless the sandbox heard of no SIGKILL that was sent in it. Then there is no verdict either.
 """
 
 from collections.abc import AsyncGenerator, Sequence
 
 from prorl_gym.environments.code.batch import Batch, Launch, TestEnd, TestInput, run_batch
+from prorl_gym.environments.killed import killed_unseen
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.errors import SandboxError
 from prorl_gym.sandbox.protocol import SandboxSpec
@@ -44,7 +45,8 @@ class TestRunner:
         Tests for which no time is left are reported as timed out.
 
         Raises:
-            SandboxError: a sandbox could not be started, or was lost twice during the same test.
+            SandboxError: a sandbox could not be started, or was lost twice during the same test, or the program or its
+                driver was killed twice and nothing in the sandbox did that.
             GraderError: no test can be run there.
         """
         position, again, kills_itself = 0, False, False
@@ -55,6 +57,9 @@ class TestRunner:
             portion = tests[position : position + 1] if again else _portion(tests, position)
             batch = await self._batch(launch, portion, again, stop_at_crash)
             ends = list(batch.ends[: len(portion)])
+            struck = batch.driver_killed or any(_was_killed(end, launch) for end in ends)
+            if again and struck and batch.sigkill is not None:
+                raise killed_unseen("the program, or what runs its tests,", batch.sigkill)
             if batch.interrupted and not ends and again:
                 yield [_stopped(batch) for _ in tests[position:]]  # it would cost as much time with every other test
                 return

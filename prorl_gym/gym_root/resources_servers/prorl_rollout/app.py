@@ -190,7 +190,7 @@ async def _call(session: Session, name: str, arguments: Mapping[str, Any]) -> Pl
     except BadArguments as complaint:
         return PlainTextResponse(str(complaint), status_code=422)
     except SandboxError as error:
-        session.lost = error
+        session.lost = await session.leases.explain(error)
         return PlainTextResponse("The sandbox is gone; this tool cannot be used any more.", status_code=503)
     if observation.answer is not None:
         session.artifacts.answer = observation.answer

@@ -42,7 +42,7 @@ class Session:
     leases: SandboxLeases
     tools: Mapping[str, Tool]
     artifacts: Artifacts = field(default_factory=Artifacts)
-    lost: SandboxError | None = None
+    lost: RolloutError | None = None
     """The sandbox failure that struck a tool call, if one did. Unless the model caused it, no grade says anything."""
     users: int = 0
     """Calls that are being served. The session does not expire under them."""
@@ -126,6 +126,11 @@ async def grade(session: Session, answer: str | None) -> Score:
     except TimeoutError:
         limit = session.settings.eval_seconds
         raise RolloutError(FailureKind.STAGE_TIMEOUT, f"grading took longer than {limit:g} s") from None
+    except RolloutError as error:
+        explained = await session.leases.explain(error)
+        if explained.cause is not Cause.POLICY:
+            raise explained from None
+        return Score(reward=0.0, detail={"why": explained.what})
 
 
 class Sessions:

@@ -159,3 +159,17 @@ async def test_groups_that_the_demand_cancelled_are_reported_instead_of_waited_f
     await client.submit(group("d", 1.0, 0.0))
     assert (await asyncio.wait_for(waiting, 20)).group_id == "d"
     await stream.aclose()
+
+
+async def test_groups_that_were_parked_before_the_demand_cancelled_them_are_reported(client: Client) -> None:
+    await client.hold()
+    half_done = [group("b", 0.0, 1.0)[0], group("b", 0.0, 1.0, run="hang")[1]]
+    await client.submit([*group("a", 1.0, 0.0), *half_done, *group("c", 0.0, 1.0, run="hang")])
+    await client.set_demand("run", Demand(groups=1, redundant=Redundant(run="park", park_seconds=0.3)))
+    await client.release()
+    stream = client.groups_of("run")
+    assert (await asyncio.wait_for(anext(stream), 20)).group_id == "a"
+    with pytest.raises(GroupsDroppedError) as caught:
+        await asyncio.wait_for(anext(stream), 20)
+    assert set(caught.value.group_ids) == {"b", "c"}
+    await stream.aclose()

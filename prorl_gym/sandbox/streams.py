@@ -7,8 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 _CHUNK = 1 << 16
-_TURN = 1 << 20
-"""Bytes moved before other tasks get a turn; also the most that can still be in a pipe after its writer ended."""
+_TURN = 1 << 18
+"""Bytes moved before other tasks get a turn."""
+_PIPE = 1 << 20
+"""The most that can still be in a pipe after its writer ended."""
 
 
 def write_aside(fd: int, data: bytes) -> "asyncio.Future[bool]":
@@ -50,12 +52,15 @@ class Reader:
         self._sink = sink
         self._loop = asyncio.get_running_loop()
         self._watched = True
-        self._loop.add_reader(fd, self.drain)
+        self._loop.add_reader(fd, self._read, _TURN)
 
     def drain(self) -> None:
         """Read what is there now. A reader that was drained after its writer's end has seen everything."""
+        self._read(_PIPE)
+
+    def _read(self, most: int) -> None:
         done = 0
-        while self._fd >= 0 and done < _TURN:
+        while self._fd >= 0 and done < most:
             try:
                 data = os.read(self._fd, _CHUNK)
             except BlockingIOError:

@@ -233,6 +233,11 @@ class FakeShell:
         call = Call("shell.send", (text,), {"wait": wait})
         return await self._sandbox.answer(call, lambda: self._sandbox.script.shell(text))
 
+    async def restart(self) -> ShellResult:
+        """Answer with an idle shell in the working directory."""
+        answer = ShellResult("", 0, self._sandbox.spec.workdir, restarted=True)
+        return await self._sandbox.answer(Call("shell.restart", ()), lambda: answer)
+
     async def close(self) -> None:
         """Record it."""
         self._sandbox.calls.append(Call("shell.close", ()))

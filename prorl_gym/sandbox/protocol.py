@@ -105,9 +105,11 @@ class ShellResult:
     timed_out: bool = False
     """The command hit its timeout and was interrupted or killed."""
     restarted: bool = False
-    """The shell died or was tampered with and was started again, in the last known directory."""
+    """The shell died or was tampered with and was started again in the last known directory and environment."""
     breach: Breach | None = None
     """The limit it ran into, as far as that can be told."""
+    state_kept: bool = False
+    """With ``restarted``: these are as the old shell left them; otherwise as they were before this command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,16 @@ class Shell(Protocol):
     async def send(self, text: str, *, wait: float) -> ShellResult:
         """Type ``text`` (no newline is added) into the running command, then look for up to ``wait`` seconds.
 
-        An empty text only looks. ``C-c``, ``C-d`` and ``C-z`` are sent as the control characters they name.
+        An empty text only looks. A text that is the name of a key (``C-c``, ``^C``, ``ctrl+c``, with any letter) is
+        sent as the control character.
+        """
+        ...
+
+    async def restart(self) -> ShellResult:
+        """End the shell with everything that it started, and start one with its last directory and exported variables.
+
+        Returns:
+            What was printed and not seen yet; ``exit_code`` is 0.
         """
         ...
 

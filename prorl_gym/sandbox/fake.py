@@ -111,7 +111,7 @@ class FakeSandbox:
         self._check()
         return FakePython(self)
 
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
         """Keep a file."""
         path = self._absolute(path)
 
@@ -119,7 +119,7 @@ class FakeSandbox:
             if path in self._directories():
                 raise IsADirectoryError(EISDIR, "Is a directory", path)
             self.files[path] = data
-            self.modes[path] = mode
+            self.modes[path] = self.modes.get(path, 0o644) if mode is None else mode
 
         await self.answer(Call("write_file", (path, data), {"mode": mode}), write)
 

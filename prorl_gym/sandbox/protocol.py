@@ -226,8 +226,14 @@ class Sandbox(Protocol):
         """Return the sandbox's python session, started at the first call."""
         ...
 
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write a file, making its directories. The path is resolved inside the sandbox only.
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        """Write a file, making its directories. The path is resolved inside the sandbox only; links are followed.
+
+        Args:
+            path: absolute, or below the working directory.
+            data: the new content.
+            mode: its permissions from now on. ``None``: an existing file keeps its own, a new one has 644. The owner
+                stays in either case.
 
         Raises:
             OSError: as a program inside would see it (``ENOSPC`` when the disk limit is hit).

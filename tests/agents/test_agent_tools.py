@@ -80,7 +80,7 @@ async def test_key_with_nothing_running_is_not_run(spelling: str, typed: dict[st
 
 async def test_silent_command_is_told_apart():
     tool, _ = bash(done("", None), done("tick\n", None))
-    assert "still running and has printed nothing since the last look" in (await tool({"command": "sleep 100"})).text
+    assert "still running. It has printed nothing since the last look." in (await tool({"command": "sleep 100"})).text
     assert "printed nothing" not in (await tool({"command": ""})).text
 
 

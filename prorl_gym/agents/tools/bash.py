@@ -123,8 +123,8 @@ def _describe(result: ShellResult, seconds: float) -> str:
         lines.append(f"[The command was stopped after {seconds:g} seconds.]")
     lines.append(f"[Current working directory: {result.cwd}]")
     if result.exit_code is None:
-        nothing = "" if result.output.strip() else " and has printed nothing since the last look"
-        lines.append(f"[The command is still running{nothing}. {_WAYS_ON}]")
+        nothing = "" if result.output.strip() else "It has printed nothing since the last look. "
+        lines.append(f"[The command is still running. {nothing}{_WAYS_ON}]")
     else:
         lines.append(f"[Command finished with exit code {result.exit_code}]")
     return "\n".join(lines)

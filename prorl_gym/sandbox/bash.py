@@ -85,7 +85,8 @@ class Bash:
         self._since = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
         self._command = running = self._loop.create_future()
         self._reports.expect(nonce)
-        written = write_aside(self._text, (traps + b"\0" if traps else b"") + command + b"\0")  # bash shares the position
+        text = (traps + b"\0" if traps else b"") + command + b"\0"
+        written = write_aside(self._text, text)  # bash shares the position
         overdue = self._loop.call_later(_TEXT_SECONDS, written.cancel)
         written.add_done_callback(lambda _: overdue.cancel())
         written.add_done_callback(lambda done: self._start(running, nonce, not done.cancelled() and done.result()))

@@ -230,7 +230,7 @@ class EmptySandbox:
         """Run nothing."""
         return CellResult("", True)
 
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
         """Refuse: there is no disk."""
         raise OSError(30, "read-only file system", path)
 

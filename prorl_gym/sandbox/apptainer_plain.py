@@ -11,7 +11,7 @@ import shutil
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.host_root import furnish_around_usr
-from prorl_gym.sandbox.init import BASE_ENVIRONMENT
+from prorl_gym.sandbox.init import BASE_ENVIRONMENT, HOST_ENVIRONMENT
 from prorl_gym.sandbox.keeper import Command
 from prorl_gym.sandbox.launch import Launch
 from prorl_gym.sandbox.mounts import Graft, check_mounts
@@ -38,7 +38,8 @@ def prepare(launch: Launch, base: str) -> Command:
     root = _image_root(launch, base) if launch.lower else _host_root(launch, base)
     binds = [_bind(mount.source, os.path.join("/", mount.target), read_only=True) for mount in launch.spec.mounts]
     argv = [launch.program, *_FLAGS, *binds, *root]
-    return Command(argv, {**BASE_ENVIRONMENT, **home}, furnish=False, weaker=_WEAKER)
+    environment = BASE_ENVIRONMENT if launch.lower else HOST_ENVIRONMENT
+    return Command(argv, {**environment, **home}, furnish=False, weaker=_WEAKER)
 
 
 def _check_account() -> None:

@@ -11,6 +11,7 @@ import time
 from prorl_gym.sandbox.breach import Breach
 from prorl_gym.sandbox.channel import Channel
 from prorl_gym.sandbox.execute import Child, exit_code
+from prorl_gym.sandbox.guest.driver import TRAPPED
 from prorl_gym.sandbox.output import Capture
 from prorl_gym.sandbox.reports import Completion, Reports, TamperedError
 from prorl_gym.sandbox.streams import Reader, Writer, write_aside
@@ -28,7 +29,7 @@ class Bash:
     Args:
         channel: the guest.
         pid: of bash, as the guest knows it.
-        descriptors: terminal master, nonces (write), reports (read), command text (memory file).
+        descriptors: terminal master, nonces (write), reports (read), traps and command text (memory file).
         capture: gets what appears on the terminal.
     """
 
@@ -76,14 +77,16 @@ class Bash:
         Args:
             command: at most ``MAX_COMMAND`` bytes, without NUL.
         """
-        nonce = secrets.token_hex(8)
+        traps = self._reports.traps
+        nonce = secrets.token_hex(8) + (TRAPPED if traps else "")
         # Never TCSAFLUSH or TCSADRAIN: while a background job is blocked writing, they spin in the kernel for ever.
         # What was typed for an earlier command is dropped by the driver.
         termios.tcsetattr(self._master, termios.TCSANOW, self._sane)
         self._since = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
         self._command = running = self._loop.create_future()
         self._reports.expect(nonce)
-        written = write_aside(self._text, command + b"\0")  # bash shares the position
+        text = (traps + b"\0" if traps else b"") + command + b"\0"
+        written = write_aside(self._text, text)  # bash shares the position
         overdue = self._loop.call_later(_TEXT_SECONDS, written.cancel)
         written.add_done_callback(lambda _: overdue.cancel())
         written.add_done_callback(lambda done: self._start(running, nonce, not done.cancelled() and done.result()))
@@ -99,7 +102,7 @@ class Bash:
             os.write(self._nonces, nonce.encode() + b"\0")
         except OSError:  # bash is gone, or closed its end; or somebody filled the pipe, or keeps the text's lock
             self.tampered = True
-            self._resolve(Completion(1, ""))
+            self._resolve(Completion(1, "", state_kept=False))
 
     def type(self, data: bytes) -> None:
         """Type into the running command."""
@@ -144,7 +147,7 @@ class Bash:
             completion = self._reports.feed(data)
         except TamperedError:
             self.tampered = True
-            completion = Completion(1, "")
+            completion = Completion(1, "", state_kept=False)
         if completion is not None:
             self._resolve(completion)
 
@@ -155,7 +158,8 @@ class Bash:
             return
         error = exited.exception()
         if error is None:
-            self._resolve(Completion(exit_code(exited.result()), ""))
+            cwd = self._reports.end_cwd
+            self._resolve(Completion(exit_code(exited.result()), cwd or "", state_kept=cwd is not None))
         elif self._command is not None and not self._command.done():
             self._command.set_exception(error)
             self._command.exception()  # a command that was left running has nobody who asks

@@ -117,8 +117,8 @@ class Box:
         if self._egress is not None:
             self._egress.log.used()
 
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """See ``Sandbox.write_file``. An existing file keeps its permissions and gains those of ``mode``."""
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        """See ``Sandbox.write_file``."""
         await files.write_file(self._channel, path, data, mode)
 
     async def read_file(self, path: str, *, limit: int = 16 << 20) -> bytes:

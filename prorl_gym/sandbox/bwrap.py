@@ -11,7 +11,7 @@ import stat
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.confine import PAYLOAD_CAPABILITIES
 from prorl_gym.sandbox.host_root import furnish_around_usr
-from prorl_gym.sandbox.init import BASE_ENVIRONMENT
+from prorl_gym.sandbox.init import BASE_ENVIRONMENT, HOST_ENVIRONMENT
 from prorl_gym.sandbox.keeper import Command
 from prorl_gym.sandbox.kernel_files import HIDDEN_DIRECTORIES, HIDDEN_FILES
 from prorl_gym.sandbox.launch import Launch
@@ -44,8 +44,9 @@ def prepare(launch: Launch, base: str) -> Command:
     argv = [launch.program, *_ISOLATION, *_capabilities(setuid=setuid), *_tmpfs("/", launch.spec.limits.root_size)]
     argv += [*root, *places, *_kernel_files(launch.spec.limits.shm_size), *_mounts(launch)]
     weaker = "the image's directories are read-only, except /etc, /root, /home and the working directory"
+    environment = BASE_ENVIRONMENT
     if not launch.lower:
-        weaker = "/usr is read-only"
+        weaker, environment = "/usr is read-only", HOST_ENVIRONMENT
     if setuid:
         argv = _without_sizes(argv)
         weaker += (
@@ -53,7 +54,7 @@ def prepare(launch: Launch, base: str) -> Command:
             " forbidden (bwrap is setuid)"
         )
     copies = [(f"{_SEEDS}/{number}", target) for number, (_, target) in enumerate(seeds)]
-    return Command([*argv, "--"], BASE_ENVIRONMENT, copies, weaker=weaker)
+    return Command([*argv, "--"], environment, copies, weaker=weaker)
 
 
 def _without_sizes(argv: list[str]) -> list[str]:

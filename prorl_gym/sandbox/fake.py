@@ -111,7 +111,7 @@ class FakeSandbox:
         self._check()
         return FakePython(self)
 
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
         """Keep a file."""
         path = self._absolute(path)
 
@@ -119,7 +119,7 @@ class FakeSandbox:
             if path in self._directories():
                 raise IsADirectoryError(EISDIR, "Is a directory", path)
             self.files[path] = data
-            self.modes[path] = mode
+            self.modes[path] = self.modes.get(path, 0o644) if mode is None else mode
 
         await self.answer(Call("write_file", (path, data), {"mode": mode}), write)
 
@@ -232,6 +232,11 @@ class FakeShell:
         """Answer from ``script.shell``."""
         call = Call("shell.send", (text,), {"wait": wait})
         return await self._sandbox.answer(call, lambda: self._sandbox.script.shell(text))
+
+    async def restart(self) -> ShellResult:
+        """Answer with an idle shell in the working directory."""
+        answer = ShellResult("", 0, self._sandbox.spec.workdir, restarted=True)
+        return await self._sandbox.answer(Call("shell.restart", ()), lambda: answer)
 
     async def close(self) -> None:
         """Record it."""

@@ -38,8 +38,8 @@ _LONGEST_PATH = 4095
 _KINDS: Final = ("file", "directory", "symlink", "other")
 
 
-async def write_file(channel: Channel, path: str, data: bytes, mode: int) -> None:
-    """Replace a file; see ``Sandbox.write_file``. An existing one keeps its permissions and gains ``mode``'s."""
+async def write_file(channel: Channel, path: str, data: bytes, mode: int | None) -> None:
+    """Replace the content of a file; see ``Sandbox.write_file``."""
     request = {"what": "write", "path": path, "mode": mode, "size": len(data)}
     await _operate(channel, request, _as_it_is, data=data)
 

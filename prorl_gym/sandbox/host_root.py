@@ -5,10 +5,15 @@ resolv.conf, gitconfig, pip.conf and profile never get in: they carry names, add
 """
 
 import os
+import shutil
 from functools import cache
 from pathlib import Path
 
 from prorl_gym.sandbox.mounts import OVERLAY_REFUSED, Graft, mount_overlay
+
+PROGRAMS = "/opt/bin"
+"""Last in the PATH: what a host may lack and agents expect."""
+EMAIL = "root@localhost"
 
 _PROGRAM_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
@@ -23,6 +28,7 @@ _EMPTY_DIRECTORIES = {
     "var/cache": 0o755,
     "var/log": 0o755,
     "opt": 0o755,
+    "opt/bin": 0o755,
     "srv": 0o755,
     "mnt": 0o755,
     "etc": 0o755,
@@ -67,6 +73,8 @@ SYNTHETIC_FILES = {
     "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files\nservices: files\nprotocols: files\n",
     "host.conf": "multi on\n",
     "shells": "/bin/sh\n/bin/bash\n",
+    # What git otherwise asks for, refuses (directories of another uid) or advises about. A user's own goes before it.
+    "gitconfig": f"[user]\nname = root\nemail = {EMAIL}\n[safe]\ndirectory = *\n[init]\ndefaultBranch = master\n",
 }
 
 # The host's directories belong to the host's root, which is nobody inside. Where the overlay's upper layer brings the
@@ -97,6 +105,8 @@ def furnish_around_usr(root: str) -> list[Graft]:
         os.mkdir(f"{root}/{name}")
         os.chmod(f"{root}/{name}", mode)
     grafts = _fill_etc(root)
+    if python := _python_without_version():
+        os.symlink(python, f"{root}{PROGRAMS}/python")
     for name in _PROGRAM_DIRECTORIES:
         if os.path.islink(f"/{name}"):
             os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
@@ -133,6 +143,13 @@ def _writable_usr(base: str, *, volatile: bool) -> tuple[Graft, str]:
             raise
         detail = f"/usr is read-only: the kernel refuses a userxattr overlay over it ({error.strerror})"
         return Graft("/usr", "/usr", read_only=True), detail
+
+
+@cache
+def _python_without_version() -> str | None:
+    """Return the program that ``python`` shall be; ``None``: the host has a ``python``, or no ``python3``."""
+    path = ":".join(f"{place}/bin" for place in ("/usr/local", "/usr", ""))
+    return None if shutil.which("python", path=path) else shutil.which("python3", path=path)
 
 
 @cache

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox import kernel_files, syscalls
+from prorl_gym.sandbox import host_root, kernel_files, syscalls
 from prorl_gym.sandbox.confine import confine
 from prorl_gym.sandbox.furnishing import prepare_files
 from prorl_gym.sandbox.guest.server import GuestOptions, serve
@@ -26,8 +26,12 @@ BASE_ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "TERM": "dumb",
     "TAR_OPTIONS": "--no-same-owner",  # there is one uid: tar as root would fail at the first file of another's
+    "EMAIL": host_root.EMAIL,  # with it git commits where no identity is configured, and one that is goes first
 }
 """What every payload finds in its environment; nothing comes from the host's. The spec's variables win."""
+
+HOST_ENVIRONMENT = {**BASE_ENVIRONMENT, "PATH": f"{BASE_ENVIRONMENT['PATH']}:{host_root.PROGRAMS}"}
+"""The same without an image."""
 
 
 def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str], None]) -> int:
@@ -115,7 +119,7 @@ def guest_options(
     return GuestOptions(
         limits=spec.limits,
         workdir=os.path.join("/", spec.workdir),
-        env={**BASE_ENVIRONMENT, **spec.env},
+        env={**(HOST_ENVIRONMENT if spec.image == HOST_USR else BASE_ENVIRONMENT), **spec.env},
         proc_fd=proc_fd,
         is_init=is_init,
         confine=partial(confine, system_v=system_v),

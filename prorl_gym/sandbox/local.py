@@ -13,6 +13,7 @@ from uuid import uuid4
 from prorl_gym.errors import FailureKind, ProrlError, SandboxError
 from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.channel import Channel
+from prorl_gym.sandbox.host_root import EMAIL
 from prorl_gym.sandbox.protocol import DEFAULT_IMAGE, HOST_USR, Probe, SandboxSpec
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -102,7 +103,14 @@ class LocalBackend:
 
 async def _start_guest(spec: SandboxSpec, temporary: str) -> tuple[Channel, asyncio.subprocess.Process]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    env = {"PATH": _PATH, "HOME": spec.workdir, "USER": "sandbox", "LANG": "C.UTF-8", "TMPDIR": temporary}
+    env = {
+        "PATH": _PATH,
+        "HOME": spec.workdir,
+        "USER": "sandbox",
+        "LANG": "C.UTF-8",
+        "TMPDIR": temporary,
+        "EMAIL": EMAIL,
+    }
     options = json.dumps({"limits": asdict(spec.limits), "workdir": spec.workdir, "env": env | dict(spec.env)})
     try:
         guest = await asyncio.create_subprocess_exec(

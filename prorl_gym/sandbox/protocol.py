@@ -105,9 +105,11 @@ class ShellResult:
     timed_out: bool = False
     """The command hit its timeout and was interrupted or killed."""
     restarted: bool = False
-    """The shell died or was tampered with and was started again, in the last known directory."""
+    """The shell died or was tampered with and was started again in the last known directory and environment."""
     breach: Breach | None = None
     """The limit it ran into, as far as that can be told."""
+    state_kept: bool = False
+    """With ``restarted``: these are as the old shell left them; otherwise as they were before this command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,16 @@ class Shell(Protocol):
     async def send(self, text: str, *, wait: float) -> ShellResult:
         """Type ``text`` (no newline is added) into the running command, then look for up to ``wait`` seconds.
 
-        An empty text only looks. ``C-c``, ``C-d`` and ``C-z`` are sent as the control characters they name.
+        An empty text only looks. A text that is the name of a key (``C-c``, ``^C``, ``ctrl+c``, with any letter) is
+        sent as the control character.
+        """
+        ...
+
+    async def restart(self) -> ShellResult:
+        """End the shell with everything that it started, and start one with its last directory and exported variables.
+
+        Returns:
+            What was printed and not seen yet; ``exit_code`` is 0.
         """
         ...
 
@@ -215,8 +226,14 @@ class Sandbox(Protocol):
         """Return the sandbox's python session, started at the first call."""
         ...
 
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write a file, making its directories. The path is resolved inside the sandbox only.
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        """Write a file, making its directories. The path is resolved inside the sandbox only; links are followed.
+
+        Args:
+            path: absolute, or below the working directory.
+            data: the new content.
+            mode: its permissions from now on. ``None``: an existing file keeps its own, a new one has 644. The owner
+                stays in either case.
 
         Raises:
             OSError: as a program inside would see it (``ENOSPC`` when the disk limit is hit).

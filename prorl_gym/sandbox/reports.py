@@ -1,6 +1,8 @@
 """Reading the shell's reports: ``nonce, exit code, directory, exported environment``, each ended by NUL.
 
-The pipe can be reached by a hostile command, so whatever does not fit is taken as tampering and never as a result.
+Lines of code that set the user's traps may precede the nonce. A bash that is about to end reports ``end`` for the exit
+code: that it did end, and how, only its process tells. The pipe can be reached by a hostile command, so whatever does
+not fit is taken as tampering and never as a result.
 """
 
 import os
@@ -8,6 +10,7 @@ from dataclasses import dataclass
 
 _MAX_FIELD = 16 << 10
 _MAX_ENVIRONMENT = 256 << 10
+_END = b"end"
 
 
 class TamperedError(Exception):
@@ -20,6 +23,8 @@ class Completion:
 
     exit_code: int
     cwd: str
+    state_kept: bool = True
+    """Directory and exported variables are known as they were at its end."""
 
 
 class Reports:
@@ -32,10 +37,15 @@ class Reports:
         self._too_long = False
         self.environment = b""
         """Bash code that sets the exported variables as they were after the last command that reported them."""
+        self.traps = b""
+        """Bash code that sets the user's ERR and DEBUG traps."""
+        self.end_cwd: str | None = None
+        """Directory in which bash said, during the command that runs now, that it ends; ``None``: it did not."""
 
     def expect(self, nonce: str) -> None:
         """Name the nonce of the command that runs now."""
         self._nonce = nonce.encode()
+        self.end_cwd = None
 
     def feed(self, data: bytes) -> Completion | None:
         """Take bytes; return the completion when they hold it.
@@ -68,17 +78,23 @@ class Reports:
         if len(self._fields) == 3:
             if not self._too_long:
                 self.environment = field
+                if self._fields[1] == _END:
+                    self.end_cwd = os.fsdecode(self._fields[2])
             self._too_long = False
             self._fields.clear()
             return None
         self._fields.append(field)
         return self._completion() if len(self._fields) == 3 else None
 
-    def _completion(self) -> Completion:
-        nonce, code, cwd = self._fields
+    def _completion(self) -> Completion | None:
+        traps_and_nonce, code, cwd = self._fields
+        traps, newline, nonce = traps_and_nonce.rpartition(b"\n")
         if self._nonce is None or nonce != self._nonce:
             raise TamperedError("wrong nonce")
+        if code == _END:
+            return None
         if not (code.isdigit() and len(code) <= 3 and int(code) <= 255):
             raise TamperedError("not an exit code")
         self._nonce = None
+        self.traps = traps + newline
         return Completion(int(code), os.fsdecode(cwd))

@@ -9,13 +9,13 @@ from prorl_gym.sandbox.breach import name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
 from prorl_gym.sandbox.execute import NO_PROGRAM, not_confined
 from prorl_gym.sandbox.guest.driver import MAX_COMMAND
+from prorl_gym.sandbox.keys import control_key
 from prorl_gym.sandbox.output import Capture
 from prorl_gym.sandbox.protocol import SandboxSpec, ShellResult
 from prorl_gym.sandbox.reports import Completion
 from prorl_gym.sandbox.shielding import finish
 
 _ENV = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "LESS": "-FRX", "DEBIAN_FRONTEND": "noninteractive"}
-_KEYS = {"C-c": b"\x03", "C-d": b"\x04", "C-z": b"\x1a"}
 _INTERRUPT_SECONDS = 0.5
 """How long a command has to end itself after SIGINT."""
 _SETTLE_SECONDS = 1.0
@@ -60,8 +60,19 @@ class PersistentShell:
             return ShellResult(self._capture.take_text() + note, self._last_code, self._cwd)
         bash = self._current()
         if text:
-            bash.type(_KEYS.get(text) or text.encode("utf-8", "replace"))
+            bash.type(control_key(text) or text.encode("utf-8", "replace"))
         return await self._look(self._running, wait)
+
+    async def restart(self) -> ShellResult:
+        """See ``Shell.restart``."""
+        self._running = None
+        bash = self._bash
+        if bash is not None:
+            bash.drain()
+            await self._put_away(bash)
+        await self.open()
+        self._revived = False
+        return ShellResult(self._capture.take_text(), 0, self._cwd, restarted=True)
 
     async def close(self) -> None:
         """Kill the shell and everything it started. Idempotent."""
@@ -95,7 +106,7 @@ class PersistentShell:
 
     async def _command(self, command: str, seconds: float, *, keep: bool) -> ShellResult:
         if self._running is not None:
-            note = "[the previous command is still running: answer it, or send C-c, before the next one]\n"
+            note = "[the previous command is still running: answer it, send C-c, or restart the shell]\n"
             return ShellResult(self._capture.take_text(final=False) + note, None, self._cwd)
         encoded = command.encode("utf-8", "replace")
         if b"\0" in encoded or len(encoded) > MAX_COMMAND:
@@ -181,7 +192,8 @@ class PersistentShell:
         if bash.dead or bash.tampered:
             restarted = True
             await self._put_away(bash)
-        return ShellResult(output, completion.exit_code, self._cwd, timed_out, restarted, breach)
+        kept = restarted and completion.state_kept
+        return ShellResult(output, completion.exit_code, self._cwd, timed_out, restarted, breach, state_kept=kept)
 
     def _take_revived(self) -> bool:
         revived, self._revived = self._revived, False

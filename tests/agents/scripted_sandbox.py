@@ -42,6 +42,9 @@ class ScriptedSandbox:
     async def send(self, text: str, *, wait: float) -> ShellResult:
         return self._answer("send", text, wait)
 
+    async def restart(self) -> ShellResult:
+        return self._answer("restart")
+
     async def run(self, code: str, *, timeout: float) -> CellResult:
         return self._answer("run", code, timeout)
 

@@ -57,6 +57,60 @@ async def test_running_command_can_be_polled_typed_into_and_interrupted():
     assert last.text.endswith("[Command finished with exit code 130]")
 
 
+@pytest.mark.parametrize(
+    "spelling", ["C-c", "C-C", " C-c ", "C-c\n", "^C", "ctrl+c", "Ctrl-C", "C-\\", "C-d", "C-z", "\x03"]
+)
+@pytest.mark.parametrize("typed", [{}, {"is_input": True}])
+async def test_key_is_pressed_and_not_run(spelling: str, typed: dict[str, object]):
+    tool, sandbox = bash(done("", None), done("", 130))
+    await tool({"command": "sleep 100"})
+    await tool({"command": spelling, **typed})
+    assert sandbox.asked[1] == ("send", spelling, INPUT_SECONDS)
+
+
+@pytest.mark.parametrize("spelling", ["C-c", "^C", "ctrl+d", "C-\\"])
+@pytest.mark.parametrize("typed", [{}, {"is_input": True}])
+async def test_key_with_nothing_running_is_not_run(spelling: str, typed: dict[str, object]):
+    tool, sandbox = bash()
+    assert (await tool({"command": spelling, **typed})).text == (
+        "Nothing is running, so the key was not sent. Send a command."
+    )
+    assert sandbox.leases == 0
+
+
+async def test_silent_command_is_told_apart():
+    tool, _ = bash(done("", None), done("tick\n", None))
+    assert "still running. It has printed nothing since the last look." in (await tool({"command": "sleep 100"})).text
+    assert "printed nothing" not in (await tool({"command": ""})).text
+
+
+@pytest.mark.parametrize("arguments", [{"restart": True}, {"command": "", "restart": True, "is_input": True}])
+async def test_restart_frees_a_shell_that_is_held(arguments: dict[str, object]):
+    tool, sandbox = bash(done("", None), done("tick\n", restarted=True), done("back\n"))
+    assert "restart=true" in (await tool({"command": "./ignores-keys"})).text
+    assert "restart=true" in (await tool({"command": "ls"})).text
+    said = (await tool(arguments)).text
+    assert said.startswith("tick\n[The shell was restarted") and "exit code" not in said
+    assert (await tool({"command": "echo back"})).text.startswith("back\n")
+    assert [asked[0] for asked in sandbox.asked] == ["start", "restart", "start"]
+
+
+async def test_restart_runs_no_command():
+    tool, sandbox = bash(done(restarted=True))
+    assert (
+        "[The command was not run. Send it without restart.]" in (await tool({"command": "ls", "restart": True})).text
+    )
+    assert sandbox.asked == [("restart",)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"), [(True, "variables that it had at its end"), (False, "variables from before this command")]
+)
+async def test_what_a_new_shell_has_is_said(kept: bool, words: str):
+    tool, _ = bash(done("", 3, restarted=True, state_kept=kept))
+    assert words in (await tool({"command": "exit 3"})).text
+
+
 async def test_second_command_is_refused_while_one_runs():
     tool, sandbox = bash(done("", None))
     await tool({"command": "sleep 100"})
@@ -65,7 +119,7 @@ async def test_second_command_is_refused_while_one_runs():
     assert len(sandbox.asked) == 1
 
 
-@pytest.mark.parametrize("arguments", [{"command": ""}, {"command": " \n"}, {"command": "y", "is_input": True}])
+@pytest.mark.parametrize("arguments", [{"command": ""}, {"command": " \n"}, {"command": "y", "is_input": True}, {}])
 async def test_nothing_running_is_said_without_a_sandbox(arguments: dict[str, object]):
     tool, sandbox = bash()
     assert (await tool(arguments)).text.startswith("Nothing is running")

@@ -42,7 +42,8 @@ class FileSandbox:
             raise OSError(errno.EFBIG, f"larger than {limit} bytes")
         return self.files[path]
 
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        assert mode is None, "it keeps what there is"
         if isinstance(self.files.get(path), Exception):
             raise self.files[path]
         self.files[path] = data
@@ -84,10 +85,15 @@ async def test_range_that_does_not_fit_is_said(wanted: list[Any]):
     assert (await call("view", "a", view_range=wanted)).startswith("view_range ")
 
 
-async def test_view_lists_two_levels_without_hidden_ones(monkeypatch: pytest.MonkeyPatch):
+async def test_view_lists_two_levels_and_counts_hidden_ones(monkeypatch: pytest.MonkeyPatch):
     call, sandbox = opened(a=b"", src__x=b"", src__deep__y=b"")
-    sandbox.files["/testbed/.git/HEAD"] = b""
     assert await call("view", ".") == "/testbed:\n  a\n  src/\n  src/deep/\n  src/x"
+    sandbox.files["/testbed/.git/HEAD"] = sandbox.files["/testbed/src/.env"] = b""
+    assert await call("view", ".") == (
+        "/testbed:\n  a\n  src/\n  src/deep/\n  src/x\n"
+        "[Hidden entries that are not shown: 2. Use bash (ls -A) to see them.]"
+    )
+    del sandbox.files["/testbed/.git/HEAD"], sandbox.files["/testbed/src/.env"]
     assert "is for files" in await call("view", ".", view_range=[1, 2])
     monkeypatch.setattr(editor_module, "_MAX_ENTRIES", 2)
     assert await call("view", "") == "path is empty or holds a NUL character."
@@ -182,13 +188,19 @@ async def test_crlf_stays():
 
 async def test_what_cannot_be_read_or_written_is_an_observation():
     call, _ = opened(
-        bad=b"\xff", full=OSError(errno.ENOSPC, "No space left on device"), big=b"x" * ((4 << 20) + 1), d__x=b""
+        bad=b"\xff",
+        full=OSError(errno.ENOSPC, "No space left on device"),
+        big=b"x" * ((4 << 20) + 1),
+        d__x=b"",
+        below=NotADirectoryError(errno.ENOTDIR, "Not a directory"),
     )
     assert "no UTF-8 text" in await call("str_replace", "bad", old_str="a", new_str="b")
     assert await call("view", "full") == "/testbed/full: No space left on device."
     assert "larger than" in await call("view", "big")
     assert await call("view", "none") == "/testbed/none: No such file or directory."
     assert "exists already" in await call("create", "d", file_text="x")
+    assert "exists already" in await call("create", "big", file_text="x")
+    assert await call("create", "below", file_text="x") == "/testbed/below: Not a directory."
     assert await call("insert", "d", insert_line=0, new_str="x") == "/testbed/d: Is a directory."
     assert "NUL" in await call("view", "a\0b")
 

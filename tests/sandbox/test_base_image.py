@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from sandbox_support import sandbox_uid
+from test_root import COMMITS, identities
 
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.box import Box
@@ -48,6 +49,14 @@ async def test_git_checks_out_over_a_removed_directory(debian: Box) -> None:
     rm -rf pkg; git checkout -q .; cat pkg/file; git status --porcelain
     """
     assert await bash(debian, script) == "1\n"
+
+
+async def test_git_commits_without_an_identity(debian: Box) -> None:
+    assert identities(await bash(debian, f"cd $(mktemp -d); {COMMITS}")) == [
+        "Given <m@m> Mine",
+        "Mine <m@m> Mine",
+        "root <root@localhost> root",
+    ]
 
 
 async def test_system_directory_can_be_removed_and_made_again(debian: Box) -> None:

@@ -23,6 +23,11 @@ from test_killed import (  # noqa: F401 - the same murders
     test_killed_spawner_takes_its_sandboxes_along,
     test_service_and_spawner_killed_at_once,
 )
+from test_root import (  # noqa: F401 - the same git and python
+    test_git_commits_without_an_identity,
+    test_git_works_in_the_directory_of_another_uid,
+    test_python_has_its_short_name,
+)
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.backend import NamespaceBackend

@@ -101,7 +101,13 @@ def test_an_older_python_gets_the_console(tmp_path: Path, clean_python: str) -> 
     worker = Worker(clean_python, str(tmp_path))
     assert worker.answer()["ready"] == "console"
     assert worker.run("1 + 1")["ok"]
-    assert worker.end() == "2\n"
+    assert worker.run("_ + 1")["ok"]
+    assert worker.run("import os, sys; os.close(1); sys.stderr.close()")["ok"]
+    assert worker.run("print('printed'); print('error', file=sys.stderr)")["ok"]
+    assert worker.end() == (
+        "2\n3\n[The cell closed or redirected descriptor 1: it was put back.]\n"
+        "[The cell left a sys.stderr that cannot be written to: it was put back.]\nprinted\n"
+    )
 
 
 def test_the_mount_is_readable_and_pure(packages: str) -> None:
@@ -201,6 +207,43 @@ sys.modules["matplotlib.pyplot"] = pyplot
     result = await python.run(fake, timeout=20)
     assert result.ok and len(result.images) == 1 and result.images[0].startswith(b"\x89PNG")
     assert (await python.run("1", timeout=20)).images == ()
+
+
+async def test_the_last_value_is_kept(box: Box) -> None:
+    python = await box.python()
+    await python.run("6 * 7", timeout=20)
+    assert (await python.run("_ + 1", timeout=20)).output == "43\n"
+    await python.run("None\nx = 5\nprint(x)", timeout=20)
+    assert (await python.run("_", timeout=20)).output == "43\n"
+
+
+async def test_cells_print_after_their_descriptors_were_closed(box: Box) -> None:
+    python = await box.python()
+    away = "import os, sys\nfile = open('elsewhere', 'w')\n"
+    for code in ("os.close(1)", "os.close(2)", "os.close(0)", "os.dup2(file.fileno(), 1)", "os.closerange(0, 3)"):
+        said = await python.run(away + code, timeout=20)
+        assert said.ok and "it was put back.]" in said.output, (code, said)
+        result = await python.run("print('still here')\nprint('and here', file=sys.stderr)", timeout=20)
+        assert sorted(result.output.splitlines()) == ["and here", "still here"], (code, result)
+
+
+@pytest.mark.parametrize(
+    "code", ["sys.stdout = None", "sys.stdout.close()", "sys.stdout = io.StringIO(); sys.stdout.close()"]
+)
+async def test_a_stream_that_cannot_be_written_is_put_back(box: Box, code: str) -> None:
+    python = await box.python()
+    said = await python.run(f"import io, sys; {code}", timeout=20)
+    assert said.output == "[The cell left a sys.stdout that cannot be written to: it was put back.]\n"
+    assert (await python.run("print('printed'); 1 + 1", timeout=20)).output == "printed\n2\n"
+
+
+async def test_a_stream_that_collects_is_left_and_said_once(box: Box) -> None:
+    python = await box.python()
+    said = await python.run("import io, sys; sys.stdout = io.StringIO()", timeout=20)
+    assert said.output == "[The cell replaced sys.stdout. This undoes it: sys.stdout = sys.__stdout__]\n"
+    assert (await python.run("print('collected')", timeout=20)).output == ""
+    await python.run("collected, sys.stdout = sys.stdout.getvalue(), sys.__stdout__", timeout=20)
+    assert (await python.run("collected", timeout=20)).output == "'collected\\n'\n"
 
 
 async def test_what_is_no_image_is_not_handed_on(box: Box) -> None:

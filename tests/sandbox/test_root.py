@@ -137,6 +137,45 @@ async def test_host_name_is_neutral(box: Box) -> None:
     assert await bash(box, "cat /proc/sys/kernel/hostname /etc/hostname") == "sandbox\nsandbox\n"
 
 
+COMMITS = """
+git init repository; cd repository; git commit -q --allow-empty -m one
+git config user.name Mine; git config user.email m@m; git commit -q --allow-empty -m two
+GIT_AUTHOR_NAME=Given git commit -q --allow-empty -m three
+git log --format='%an <%ae> %cn'
+"""
+"""Without an identity, with a configured one, with one of the environment."""
+
+
+def identities(log: str) -> list[str]:
+    return [line for line in log.splitlines() if "<" in line]
+
+
+async def test_git_commits_without_an_identity(box: Box) -> None:
+    result = await box.exec(["/bin/bash", "-ec", f"cd $(mktemp -d); {COMMITS}"], timeout=20)
+    assert (result.exit_code, result.stderr) == (0, b""), result
+    assert identities(result.stdout.decode()) == [
+        "Given <m@m> Mine",
+        "Mine <m@m> Mine",
+        "root <root@localhost> root",
+    ]
+
+
+async def test_git_works_in_the_directory_of_another_uid(box: Box) -> None:
+    assert (await bash(box, "git config --get-all safe.directory")) == "*\n"
+
+
+async def test_python_has_its_short_name(box: Box) -> None:
+    assert await bash(box, "python -c 'import json; print(json.dumps(1))'") == "1\n"
+    script = "printf '#!/usr/bin/env python\nprint(2)' > /tmp/program; chmod +x /tmp/program; /tmp/program"
+    assert await bash(box, script) == "2\n"
+
+
+async def test_virtual_environment_of_the_short_name_works(box: Box) -> None:
+    make = "cd $(mktemp -d); python -m venv --without-pip v; . v/bin/activate"
+    prefix, directory = (await bash(box, f"{make}; python -c 'import json, sys; print(sys.prefix)'; pwd")).split()
+    assert prefix == f"{directory}/v"
+
+
 FOREIGN = "echo x > a; tar --owner=1234 --group=1234 -cf foreign.tar a; rm a; tar -xf foreign.tar; stat -c %u a"
 
 

@@ -1,7 +1,8 @@
 """The ``bash`` tool: one persistent shell in the agent's sandbox, in the form that SWE agents know.
 
 A command that does not end in time keeps running: the model may look again (empty command), type into it
-(``is_input``) or interrupt it (``C-c``), as it would at a terminal.
+(``is_input``), interrupt it (``C-c``), as it would at a terminal, or ``restart`` the shell when the program takes none
+of it.
 """
 
 from collections.abc import Mapping
@@ -9,12 +10,11 @@ from typing import Any
 
 from prorl_gym.agents.protocol import Observation, ToolSpec
 from prorl_gym.agents.tools.source import SandboxSource, agent_action
+from prorl_gym.sandbox.keys import control_key
 from prorl_gym.sandbox.protocol import Shell, ShellResult
 
 INPUT_SECONDS = 1.0
 """How long to look for an answer after typing into a running program, which does not say when it is done."""
-
-_KEYS = ("C-c", "C-d", "C-z")
 
 _SPEC = ToolSpec(
     name="bash",
@@ -22,7 +22,8 @@ _SPEC = ToolSpec(
         "Run a command in a persistent bash shell: directory, variables and background jobs are kept between calls. "
         "A command that is still running when the time is up keeps running: call again with an empty command to see "
         "more of its output, with is_input=true to type a line into it, or with is_input=true and C-c, C-d or C-z to "
-        "press that key. There is no network."
+        "press that key. If nothing ends it, restart=true ends everything that the shell started and gives a new "
+        "shell. There is no network."
     ),
     parameters={
         "type": "object",
@@ -35,9 +36,19 @@ _SPEC = ToolSpec(
                 "type": "boolean",
                 "description": "Type the text into the running program instead of starting a command.",
             },
+            "restart": {
+                "type": "boolean",
+                "description": "Start a new shell in the same directory with the same exported variables. Needs no "
+                "command, and runs none.",
+            },
         },
-        "required": ["command"],
+        "required": [],
     },
+)
+
+_WAYS_ON = (
+    "Send an empty command to see more of its output, text with is_input=true to type into it, C-c to interrupt it, or "
+    "restart=true to end it with the shell."
 )
 
 
@@ -60,56 +71,72 @@ class BashTool:
         return _SPEC
 
     async def __call__(self, arguments: Mapping[str, Any]) -> Observation:
-        """Run, poll or type.
+        """Run, poll, type or restart.
 
         Raises:
             SandboxError: see ``agent_action``.
         """
-        command: str = arguments["command"]
-        typed = bool(arguments.get("is_input", False)) or (self._running and command in _KEYS)
-        refusal = self._refusal(command, typed)
+        command: str = arguments.get("command", "")
+        restart = bool(arguments.get("restart", False))
+        is_key = control_key(command) is not None
+        typed = bool(arguments.get("is_input", False)) or is_key
+        refusal = "" if restart else self._refusal(command, typed=typed, is_key=is_key)
         if refusal:
             return Observation(refusal)
         async with agent_action(self._source) as sandbox:
-            result = await self._act(await sandbox.shell(), command, typed)
+            shell = await sandbox.shell()
+            result = await (shell.restart() if restart else self._act(shell, command, typed))
         self._running = result.exit_code is None
-        return Observation(_describe(result, self._seconds))
+        return Observation(_describe_restart(result, command) if restart else _describe(result, self._seconds))
 
     async def _act(self, shell: Shell, command: str, typed: bool) -> ShellResult:
         if not typed and command.strip():
             return await shell.start(command, wait=self._seconds)
         if not typed:
             return await shell.send("", wait=self._seconds)
-        text = command if command in _KEYS or command.endswith("\n") else command + "\n"
+        text = command if control_key(command) or command.endswith("\n") else command + "\n"
         return await shell.send(text, wait=min(INPUT_SECONDS, self._seconds))
 
-    def _refusal(self, command: str, typed: bool) -> str:
+    def _refusal(self, command: str, *, typed: bool, is_key: bool) -> str:
         if "\0" in command:
             return "The command was not run: it holds a NUL character."
+        if is_key and not self._running:
+            return "Nothing is running, so the key was not sent. Send a command."
         if typed and not self._running:
             return "Nothing is running that could take input. Send the command without is_input."
         if not typed and not command.strip() and not self._running:
             return "Nothing is running. Send a command."
         if not typed and command.strip() and self._running:
-            return (
-                "The previous command is still running, so this one was not started. Send an empty command to see its "
-                "output, text with is_input=true to type into it, or C-c to interrupt it."
-            )
+            return f"The previous command is still running, so this one was not started. {_WAYS_ON}"
         return ""
 
 
 def _describe(result: ShellResult, seconds: float) -> str:
     lines = [result.output.rstrip("\n")] if result.output.strip() else []
     if result.restarted:
-        lines.append("[The shell ended and was started again: its variables are lost.]")
+        since = "that it had at its end" if result.state_kept else "from before this command"
+        lines.append(
+            f"[The shell ended and was started again with the directory and exported variables {since}: the rest is "
+            "lost.]"
+        )
     if result.timed_out:
         lines.append(f"[The command was stopped after {seconds:g} seconds.]")
     lines.append(f"[Current working directory: {result.cwd}]")
     if result.exit_code is None:
-        lines.append(
-            "[The command is still running. Send an empty command to see more of its output, text with is_input=true "
-            "to type into it, or C-c to interrupt it.]"
-        )
+        nothing = "" if result.output.strip() else "It has printed nothing since the last look. "
+        lines.append(f"[The command is still running. {nothing}{_WAYS_ON}]")
     else:
         lines.append(f"[Command finished with exit code {result.exit_code}]")
+    return "\n".join(lines)
+
+
+def _describe_restart(result: ShellResult, command: str) -> str:
+    lines = [result.output.rstrip("\n")] if result.output.strip() else []
+    lines.append(
+        "[The shell was restarted: what it had started was ended. The directory and the exported variables are those "
+        "after the last command that ended; the rest is lost.]"
+    )
+    if command.strip():
+        lines.append("[The command was not run. Send it without restart.]")
+    lines.append(f"[Current working directory: {result.cwd}]")
     return "\n".join(lines)

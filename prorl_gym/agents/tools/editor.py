@@ -2,6 +2,7 @@
 
 import posixpath
 from collections.abc import Mapping
+from errno import EFBIG, EINVAL, EISDIR
 from typing import Any, cast
 
 from prorl_gym.agents.protocol import Observation, ToolSpec
@@ -57,6 +58,8 @@ _SPEC = ToolSpec(
     },
 )
 
+_EXISTS = (EFBIG, EISDIR, EINVAL)
+"""What is said of reading nothing of a path where something is: more than nothing, a directory, a device."""
 _NEEDS = {"create": ("file_text",), "str_replace": ("old_str",), "insert": ("insert_line", "new_str")}
 
 
@@ -124,8 +127,9 @@ class EditorTool:
             await sandbox.write_file(path, text.encode())
             self._remember(path, None)
             return f"Created {path}."
-        except OSError:  # larger than nothing, a directory, a device: it is there
-            pass
+        except OSError as error:
+            if error.errno not in _EXISTS:
+                raise
         raise EditRefused("it exists already. Change it with str_replace or insert, or remove it with bash first.")
 
     async def _change(self, sandbox: Sandbox, path: str, old: str, text: str, line: int, new: str) -> str:
@@ -184,10 +188,12 @@ def _range(wanted: object, total: int) -> tuple[int, int]:
 
 
 async def _list(sandbox: Sandbox, path: str) -> str:
-    """Two levels of a directory, without what is hidden."""
+    """Two levels of a directory, without what is hidden but for its number."""
     found: list[str] = []
+    hidden = 0
     for entry in await sandbox.list_dir(path):
         if entry.name.startswith("."):
+            hidden += 1
             continue
         found.append(_entry(entry, ""))
         if entry.kind != "directory" or len(found) > _MAX_ENTRIES:
@@ -196,10 +202,14 @@ async def _list(sandbox: Sandbox, path: str) -> str:
             inner = await sandbox.list_dir(posixpath.join(path, entry.name))
         except OSError:
             continue
-        found += [_entry(one, f"{entry.name}/") for one in inner if not one.name.startswith(".")]
+        visible = [one for one in inner if not one.name.startswith(".")]
+        hidden += len(inner) - len(visible)
+        found += [_entry(one, f"{entry.name}/") for one in visible]
     shown = found[:_MAX_ENTRIES]
     if len(found) > len(shown):
         shown.append("[There are more. View a directory below, or use bash.]")
+    if hidden:
+        shown.append(f"[Hidden entries that are not shown: {hidden}. Use bash (ls -A) to see them.]")
     return "\n".join([f"{path}:", *shown])
 
 

@@ -37,13 +37,21 @@ async def files_have_directories_made(box: Sandbox) -> None:
 
 
 async def files_have_modes(box: Sandbox) -> None:
-    """A new file has exactly the mode; an existing one loses none of its own."""
+    """A new file has exactly the mode, an existing one keeps its own unless one is given; owner and links stay."""
     await box.write_file("script", b"#!/bin/sh\necho ran\n", mode=0o755)
     assert (await box.exec(["./script"], timeout=SECONDS)).stdout == b"ran\n"
     await box.write_file("script", b"#!/bin/sh\necho again\n")
     assert await _sh(box, "stat -c %a script; ./script") == "755\nagain\n"
     await box.write_file("secret", b"", mode=0o600)
     assert await _sh(box, "stat -c %a secret") == "600\n"
+    await box.write_file("plain", b"")
+    assert await _sh(box, "stat -c %a plain") == "644\n"
+    for mode in ("750", "600", "711", "707"):
+        await _sh(box, f"chmod {mode} plain; ln -sf plain link; ln -f plain twin")
+        await box.write_file("link", mode.encode())
+        assert await _sh(box, "stat -c %a plain; cat plain; test -L link && cat twin") == f"{mode}\n{mode}{mode}", mode
+    await box.write_file("plain", b"", mode=0o640)
+    assert await _sh(box, "stat -c %a plain") == "640\n"
 
 
 async def files_have_any_name(box: Sandbox) -> None:

@@ -80,9 +80,60 @@ async def control_z_stops(box: Sandbox) -> None:
     await shell.start(f"sleep {marker()}", wait=0.1)
     result = await shell.send("C-z", wait=SECONDS)
     assert result.exit_code == 128 + 20, result
+    assert "Stopped" in result.output, result
     assert "Stopped" in (await run(shell, "jobs")).output
     await run(shell, "kill -9 %1; wait 2>/dev/null; true")
     await usable(shell)
+
+
+async def keys_are_read_in_every_spelling(box: Sandbox) -> None:
+    """``C-c`` and its relatives, alone, with or without blanks; as a part of a text they are text."""
+    shell = await box.shell()
+    for spelling in ("C-c", "C-C", " C-c ", "c-c\n", "^C", "^c", "ctrl+c", "Ctrl-C", "CTRL C", "<C-c>", "\x03"):
+        await shell.start(f"sleep {marker()}", wait=0.05)
+        result = await shell.send(spelling, wait=SECONDS)
+        assert result.exit_code == 130, (spelling, result)
+    for spelling, code in (("C-\\", 128 + 3), ("^\\", 128 + 3), ("^Z", 128 + 20)):
+        await shell.start(f"sleep {marker()}", wait=0.05)
+        assert (await shell.send(spelling, wait=SECONDS)).exit_code == code, spelling
+    await run(shell, "kill -9 %%; wait 2>/dev/null; true")
+    await shell.start("cat", wait=0.05)
+    assert (await shell.send("^C is a key\n", wait=0.2)).output == "^C is a key\n"
+    assert (await shell.send("ctrl+d", wait=SECONDS)).exit_code == 0
+
+
+async def restart_ends_what_ignores_every_key(box: Sandbox) -> None:
+    """A new shell with the last directory and exported variables; nothing of the old one lives on."""
+    shell = await box.shell()
+    await run(shell, "cd /usr; export KEPT=kept; lost=1")
+    stubborn = "trap '' INT TSTP QUIT TERM HUP"
+    seconds = marker()
+    for command in (
+        f"cd /; {stubborn}; echo begun; while :; do sleep {seconds}; done",
+        f'sh -c "{stubborn}; setsid sleep {seconds} & echo begun; stty raw; sleep {seconds}; sleep {seconds}"',
+        "echo begun; suspend -f",
+        "echo begun; kill -STOP $$",
+    ):
+        output = await _until(shell, "begun", await shell.start(command, wait=0.05))
+        assert "begun" in output, (command, output)
+        for key in ("C-c", "C-z"):
+            assert (await shell.send(key, wait=0.05)).exit_code is None, (command, key)
+        result = await shell.restart()
+        assert (result.exit_code, result.restarted, result.cwd) == (0, True, "/usr"), (command, result)
+        assert await running(box, seconds) == 0, command
+        result = await run(shell, "pwd; echo $KEPT$lost")
+        assert (result.output, result.restarted) == ("/usr\nkept\n", False), (command, result)
+
+
+async def restart_of_an_idle_shell(box: Sandbox) -> None:
+    """It takes functions, options and jobs along; what was printed and not seen yet is in the answer."""
+    shell = await box.shell()
+    seconds = marker()
+    await run(shell, f"cd /usr; f() {{ echo f; }}; set -f; sleep {seconds} &")
+    result = await shell.restart()
+    assert (result.exit_code, result.cwd) == (0, "/usr"), result
+    assert await running(box, seconds) == 0
+    assert (await run(shell, "type -t f; jobs; echo /us[r]")).output == "/usr\n"
 
 
 async def background_jobs_do_not_hold_the_shell(box: Sandbox) -> None:
@@ -123,6 +174,9 @@ INTERACTION = (
     nothing_is_typed_into_an_idle_shell,
     control_c_interrupts,
     control_z_stops,
+    keys_are_read_in_every_spelling,
+    restart_ends_what_ignores_every_key,
+    restart_of_an_idle_shell,
     background_jobs_do_not_hold_the_shell,
     background_jobs_outlive_a_later_timeout,
     floods_while_nobody_looks_are_bounded,

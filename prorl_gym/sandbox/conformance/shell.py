@@ -42,6 +42,62 @@ async def shell_reports_the_exit_of_bash(box: Sandbox) -> None:
     assert (result.output, result.restarted) == ("/usr\ntwo words\n", False), result
 
 
+async def shell_keeps_what_an_exit_left(box: Sandbox) -> None:
+    """Directory and exported variables of the command that ends bash survive it, and the user's EXIT trap fires."""
+    shell = await box.shell()
+    await run(shell, "mkdir -p d; echo 'exit 3' > d/ends")
+    for number, end in enumerate(("exit 3", ". ./ends", "set -e; (exit 3); echo not reached", "f() { exit 3; }; f")):
+        result = await run(shell, f"cd {box.spec.workdir}/d; export KEPT='two\nwords {number}'; lost=1; {end}")
+        assert (result.exit_code, result.restarted, result.state_kept) == (3, True, True), (end, result)
+        assert result.cwd == f"{box.spec.workdir}/d", (end, result)
+        result = await run(shell, 'pwd; echo "$KEPT$lost"; cd /')
+        assert result.output == f"{box.spec.workdir}/d\ntwo\nwords {number}\n", (end, result)
+    result = await run(shell, "trap 'echo bye' EXIT; exit 3")
+    assert (result.output, result.exit_code, result.restarted) == ("bye\n", 3, True), result
+
+
+async def shell_says_when_an_end_left_nothing(box: Sandbox) -> None:
+    """``exec`` and SIGKILL take directory and variables along: those from before the command are back."""
+    shell = await box.shell()
+    await run(shell, "cd /usr; export KEPT=before")
+    for end in ("exec true", "kill -9 $$", "trap - EXIT; exit 0"):
+        result = await run(shell, f"cd /; export KEPT=after; {end}")
+        assert (result.restarted, result.state_kept, result.cwd) == (True, False, "/usr"), (end, result)
+        assert (await run(shell, "pwd; echo $KEPT")).output == "/usr\nbefore\n", end
+
+
+async def shell_cannot_be_told_an_end(box: Sandbox) -> None:
+    """A command that runs what reports an end, and does not end, goes on and has its own result."""
+    shell = await box.shell()
+    result = await run(shell, 'cd /; eval "$__prorl_bye"; (trap "$(trap -p EXIT)" EXIT); cd /usr; (exit 5)')
+    assert (result.exit_code, result.cwd, result.restarted) == (5, "/usr", False), result
+    await usable(shell)
+
+
+async def shell_traps_fire_as_in_bash(box: Sandbox) -> None:
+    """ERR once for each command that fails, DEBUG once for each, that of ERR among them."""
+    shell = await box.shell()
+    await run(shell, "trap 'echo ERR $?' ERR")
+    assert (await run(shell, "(exit 3)")).output == "ERR 3\n"
+    assert (await run(shell, "echo $?")).output == "3\n"
+    await run(shell, "trap 'echo DEBUG' DEBUG")
+    assert (await run(shell, "false")).output == "DEBUG\nDEBUG\nERR 1\n"
+    syntax_error = await run(shell, ")")
+    assert "DEBUG" not in syntax_error.output and syntax_error.exit_code == 2, syntax_error
+    assert (await run(shell, "false")).output == "DEBUG\nDEBUG\nERR 1\n"
+    await run(shell, "trap - ERR DEBUG")
+    assert (await run(shell, "echo $LINENO\nfalse\necho $LINENO")).output == "1\n3\n"
+
+
+async def shell_is_ended_by_what_breaks_it(box: Sandbox) -> None:
+    """A function named ``builtin``, disabled builtins: a new shell, no endless output."""
+    shell = await box.shell()
+    for command in ("builtin() { echo fooled; }", "builtin() { :; }", "enable -n printf read eval"):
+        result = await run(shell, command)
+        assert (result.exit_code, result.restarted) == (70, True) and len(result.output) < 1000, (command, result)
+        assert (await run(shell, "echo fine")).output == "fine\n", command
+
+
 async def shell_survives_its_own_death(box: Sandbox) -> None:
     """``exec`` and ``kill -9 $$`` end the command with the right code; the next one runs."""
     shell = await box.shell()
@@ -240,6 +296,11 @@ SHELL = (
     shell_starts_in_the_workdir,
     shell_survives_syntax_errors,
     shell_reports_the_exit_of_bash,
+    shell_keeps_what_an_exit_left,
+    shell_says_when_an_end_left_nothing,
+    shell_cannot_be_told_an_end,
+    shell_traps_fire_as_in_bash,
+    shell_is_ended_by_what_breaks_it,
     shell_survives_its_own_death,
     shell_notices_a_death_between_commands,
     shell_survives_loop_control,

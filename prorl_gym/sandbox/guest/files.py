@@ -35,20 +35,23 @@ class Files:
         """Open a regular file. Raises ``OSError``: ``EISDIR``, ``EINVAL`` for what is no regular file, ..."""
         return self._regular(self._open(path, os.O_RDONLY), path)
 
-    def open_write(self, path: str, mode: int) -> int:
-        """Open a file for replacing, making it and its directories; permissions are widened to ``mode``."""
+    def open_write(self, path: str, mode: int | None) -> int:
+        """Open a file for replacing, making it and its directories.
+
+        Args:
+            path: of the file; links are followed.
+            mode: its permissions from now on; ``None``: those that it has, 644 for a new one.
+        """
         path = os.path.join(self._workdir, path)
         try:
-            fd = self._open(path, os.O_WRONLY | os.O_CREAT, mode & 0o7777)
+            fd = self._open(path, os.O_WRONLY)
         except FileNotFoundError:
-            self._make_parents(path)
-            fd = self._open(path, os.O_WRONLY | os.O_CREAT, mode & 0o7777)
+            mode = 0o644 if mode is None else mode
+            fd = self._create(path)
         fd = self._regular(fd, path)
         try:
-            now = os.fstat(fd)
-            wanted = stat.S_IMODE(now.st_mode) | (mode & 0o7777)
-            if wanted != stat.S_IMODE(now.st_mode):
-                os.fchmod(fd, wanted)
+            if mode is not None and mode & 0o7777 != stat.S_IMODE(os.fstat(fd).st_mode):
+                os.fchmod(fd, mode & 0o7777)
             os.ftruncate(fd, 0)
         except OSError:
             os.close(fd)
@@ -78,6 +81,13 @@ class Files:
         status = os.fstat(directory)
         if status.st_dev in self._refused and status.st_ino != _PROC_ROOT:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    def _create(self, path: str) -> int:
+        try:
+            return self._open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        except FileNotFoundError:
+            self._make_parents(path)
+            return self._open(path, os.O_WRONLY | os.O_CREAT, 0o600)
 
     def _open(self, path: str, flags: int, mode: int = 0) -> int:
         # Non-blocking and no controlling terminal: a FIFO or a device must not stop the guest or change it.

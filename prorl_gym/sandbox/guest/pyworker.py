@@ -92,7 +92,7 @@ class IPythonConsole:
         config.HistoryManager.enabled = False
         config.InteractiveShell.xmode = "Plain"
         config.InteractiveShell.colors = "NoColor"
-        config.InteractiveShell.cache_size = 0
+        config.InteractiveShell.cache_size = 3  # the least that keeps ``_``, ``__`` and ``___``
         import tempfile  # now that there is an IPython: the directory is for it
 
         self.shell = InteractiveShell.instance(config=config, ipython_dir=tempfile.mkdtemp(prefix=".ipython-"))
@@ -178,10 +178,66 @@ def ignore(number: int, frame: object) -> None:
     """Between cells there is nothing to interrupt. Not SIG_IGN: children would inherit that."""
 
 
+class StandardStreams:
+    """Descriptors 0 to 2 and what ``sys`` makes of them, as they were before the first cell."""
+
+    def __init__(self) -> None:
+        self.kept = [os.dup(number) for number in range(3)]
+        self.seen = {"stdout": sys.stdout, "stderr": sys.stderr}
+
+    def restore(self) -> None:
+        """Put back what a cell closed or led elsewhere, and say it.
+
+        A stream that it replaced by another one is left: it may collect what later cells print.
+
+        Raises:
+            OSError: the cell closed our copies too.
+        """
+        flush()
+        notes: list[str] = []
+        for number, kept in enumerate(self.kept):
+            ours = os.fstat(kept)
+            try:
+                same = os.path.samestat(os.fstat(number), ours)
+            except OSError:
+                same = False
+            if not same:
+                os.dup2(kept, number)
+                notes.append(f"[The cell closed or redirected descriptor {number}: it was put back.]")
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            if not writable(getattr(sys, f"__{name}__")):
+                setattr(sys, f"__{name}__", open(number, "w", buffering=1, errors="replace", closefd=False))
+            if not writable(getattr(sys, name)):
+                setattr(sys, name, getattr(sys, f"__{name}__"))
+                notes.append(f"[The cell left a sys.{name} that cannot be written to: it was put back.]")
+            elif all(getattr(sys, name) is not known for known in (self.seen[name], getattr(sys, f"__{name}__"))):
+                notes.append(f"[The cell replaced sys.{name}. This undoes it: sys.{name} = sys.__{name}__]")
+            self.seen[name] = getattr(sys, name)
+        flush()
+        if notes:
+            os.write(1, "".join(f"{note}\n" for note in notes).encode("ascii"))
+
+
+def writable(stream: object) -> bool:
+    """Whether a cell that prints would not fail."""
+    return callable(getattr(stream, "write", None)) and not getattr(stream, "closed", False)
+
+
+def flush() -> None:
+    """Write what streams still hold."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            if stream is not None:
+                stream.flush()
+        except Exception:  # the cell closed or replaced it: then there is nothing to flush
+            continue
+
+
 class Worker:
     """Reads cells, runs them, answers."""
 
     def __init__(self, channel: socket.socket) -> None:
+        self.standard = StandardStreams()
         self.channel = channel
         self.lines = channel.makefile("rb")
         signal.signal(signal.SIGINT, ignore)
@@ -199,7 +255,11 @@ class Worker:
             self.send({"cell": request["cell"], "ok": ok, "images": images})
 
     def cell(self, console: "Console | IPythonConsole", code: str) -> "tuple[bool, list[str]]":
-        """Run one cell; never raises."""
+        """Run one cell.
+
+        Raises:
+            OSError: the session cannot go on.
+        """
         ok, images = False, []
         try:
             try:
@@ -213,12 +273,7 @@ class Worker:
         except Exception as error:  # a figure that cannot be drawn
             ok = False
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-            try:
-                if stream is not None:
-                    stream.flush()
-            except Exception:  # the cell closed or replaced it: then there is nothing to flush
-                continue
+        self.standard.restore()
         return ok, images
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ptyprocess import PtyProcess  # pyright: ignore[reportMissingTypeStubs]
 
 from prorl_gym.sandbox.guest.child import Confine, StartError, prepare
-from prorl_gym.sandbox.guest.driver import MAX_COMMAND, driver
+from prorl_gym.sandbox.guest.driver import MAX_COMMAND, MAX_TRAPS, driver
 from prorl_gym.sandbox.guest.kills import take_over
 
 _BASH = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
@@ -60,7 +60,7 @@ class Terminal:
             own_line.close()
         self.pid: int = self._process.pid
         self.descriptors = [self._process.fd, *self._theirs]
-        """Terminal master, nonces (write), reports (read), command text (memory file)."""
+        """Terminal master, nonces (write), reports (read), traps and command text (memory file)."""
 
     def release(self) -> None:
         """Close our copies. The object must not be collected before: ptyprocess would then kill the shell."""
@@ -77,7 +77,7 @@ class Terminal:
 def _make_text() -> int:
     """Return a memory file of a fixed size: a payload reaches it through /proc, and must not make it any larger."""
     text = os.memfd_create("command", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(text, MAX_COMMAND + 1)
+    os.ftruncate(text, MAX_TRAPS + 1 + MAX_COMMAND + 1)
     fcntl.fcntl(text, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
     return text
 

@@ -65,6 +65,7 @@ _CLONE_INTO_CGROUP = 1 << 33
 _NR_SECCOMP = {"x86_64": 317, "aarch64": 277, "riscv64": 277}
 _SECCOMP_SET_MODE_FILTER = 1
 _SECCOMP_FILTER_FLAG_SPEC_ALLOW = 4
+_SECCOMP_FILTER_FLAG_NEW_LISTENER = 8
 _NR_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -261,15 +262,29 @@ class _FilterProgram(ctypes.Structure):
 
 def filter_calls(program: bytes) -> None:
     """Install a seccomp filter (``struct sock_filter`` one after the other). A kernel built without any is let be."""
+    if _filter_calls(program, 0) == -1 and ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL):
+        _checked(-1, "seccomp")
+
+
+def filter_and_listen(program: bytes) -> int:
+    """Install a seccomp filter; return the descriptor at which its questions arrive (seccomp_unotify(2))."""
+    return _checked(_filter_calls(program, _SECCOMP_FILTER_FLAG_NEW_LISTENER), "seccomp", "NEW_LISTENER")
+
+
+def _filter_calls(program: bytes, flags: int) -> int:
     given = _FilterProgram(len(program) // 8, program)
-    result = _libc.syscall(
+    return _libc.syscall(
         _NR_SECCOMP[platform.machine()],
         ctypes.c_uint(_SECCOMP_SET_MODE_FILTER),
-        ctypes.c_uint(_SECCOMP_FILTER_FLAG_SPEC_ALLOW),  # else older kernels slow the whole process down
+        ctypes.c_uint(flags | _SECCOMP_FILTER_FLAG_SPEC_ALLOW),  # else older kernels slow the whole process down
         ctypes.byref(given),
     )
-    if result == -1 and ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL):
-        _checked(result, "seccomp")
+
+
+def memfd_create(number: int, name: str, flags: int, secret: int) -> int:
+    """Make a memory file by the call of this number, with a sixth argument that only a seccomp filter sees."""
+    arguments = (os.fsencode(name), ctypes.c_uint(flags), 0, 0, 0, ctypes.c_uint64(secret))
+    return _checked(_libc.syscall(number, *arguments), "memfd_create", name)
 
 
 def leave_session_keyring() -> None:

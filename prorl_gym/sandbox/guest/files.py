@@ -6,6 +6,7 @@ import os
 import stat
 
 from prorl_gym.sandbox.guest.kernel import open_inside
+from prorl_gym.sandbox.guest.shared_memory import make_memory_file
 
 _MAX_ENTRIES = 100_000
 
@@ -67,7 +68,7 @@ class Files:
         finally:
             os.close(directory)
         rows.sort()
-        memory = os.memfd_create("entries")
+        memory = make_memory_file("entries")
         with open(memory, "wb", closefd=False) as out:
             out.write(json.dumps(rows).encode("ascii"))
         return memory

@@ -18,7 +18,6 @@ from prorl_gym.sandbox.protocol import SandboxLimits
 def limit_resources(limits: SandboxLimits) -> None:
     """Apply what works without a namespace. RLIMIT_NPROC would count every process of this user, so it is left out."""
     for kind, wanted in (
-        (resource.RLIMIT_AS, limits.memory),
         (resource.RLIMIT_NOFILE, limits.open_files),
         (resource.RLIMIT_FSIZE, limits.file_size),
         (resource.RLIMIT_CPU, limits.cpu_seconds),
@@ -39,7 +38,8 @@ def main(descriptor: str, options: str) -> None:
     os.chdir(given["workdir"])
     proc_fd = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        serve(control, GuestOptions(limits, given["workdir"], given["env"], proc_fd, False, limit_resources))
+        env, workdir = given["env"], given["workdir"]
+        serve(control, GuestOptions(limits, workdir, env, proc_fd, False, limit_resources, is_isolated=False))
     finally:
         ProcessTable(proc_fd).kill_descendants(os.getpid())
 

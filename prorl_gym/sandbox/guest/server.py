@@ -20,6 +20,8 @@ from prorl_gym.sandbox.guest.child import StartError, fork_exec
 from prorl_gym.sandbox.guest.files import Files
 from prorl_gym.sandbox.guest.kernel import become_subreaper
 from prorl_gym.sandbox.guest.patience import Starting
+from prorl_gym.sandbox.guest.shared_memory import SharedMemory
+from prorl_gym.sandbox.guest.socket_memory import SocketMemory
 from prorl_gym.sandbox.guest.terminal import Terminal
 from prorl_gym.sandbox.guest.tree import ProcessTable
 from prorl_gym.sandbox.protocol import SandboxLimits
@@ -45,6 +47,8 @@ class GuestOptions:
     """Run in every child after fork, before exec: limits, capabilities, privileges."""
     storage: int | None = None
     """Descriptor of the directory on disk that holds what is written to the root; ``None``: the root has a size."""
+    is_isolated: bool = True
+    """The network namespace is the sandbox's own, and what runs in it may be filtered."""
 
 
 def serve(control: socket.socket, options: GuestOptions) -> None:
@@ -77,7 +81,19 @@ class _Guest:
         self._children: set[int] = set()
         self._starting = Starting(self._table, self._children)
         limits = options.limits
-        self._watchdog = Watchdog(self._table, os.getpid(), limits.total_memory, limits.processes, self._tell_breach)
+        self._shared: SharedMemory | None = None
+        if options.is_isolated:
+            self._shared = SharedMemory(self._table, os.getpid(), limits.total_memory, limits.shm_size)
+        self._watchdog = Watchdog(
+            self._table,
+            os.getpid(),
+            memory=limits.total_memory,
+            process_memory=limits.memory,
+            processes=limits.processes,
+            shared=self._shared,
+            sockets=SocketMemory() if options.is_isolated else lambda: 0,
+            tell=self._tell_breach,
+        )
         self._disk = None if options.storage is None else self._watch_disk(options.storage)
         self._operations: dict[str, Callable[[Mapping[str, Any]], _Answer]] = {
             "ping": lambda _: _Answer({}, []),
@@ -102,10 +118,16 @@ class _Guest:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(woken, select.POLLIN)
+        if self._shared is not None:
+            self._shared.listen()
+            if self._shared.descriptor is not None:
+                poll.register(self._shared.descriptor, select.POLLIN)
         try:
             self._send({"type": "hello"})
             while True:
                 ready = {fd for fd, _ in poll.poll(self._wait_ms())}
+                if self._shared is not None and self._shared.descriptor in ready:
+                    self._shared.answer()
                 self._watchdog.look_if_due()
                 if self._disk is not None:
                     self._disk.look_if_due()
@@ -159,6 +181,7 @@ class _Guest:
                 if status != 0 and (_disk_is_full() or self._disk_is_used_up()):
                     self._tell_breach(pid, Breach.DISK)
                 self._children.discard(pid)
+                self._watchdog.forget(pid)
                 self._send({"type": "exit", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
 
     def _watch_disk(self, storage: int) -> DiskWatch:
@@ -234,6 +257,8 @@ class _Guest:
             for fd in child.values():
                 os.close(fd)
         self._adopt(pid)
+        if limits.memory < self._options.limits.memory:
+            self._watchdog.bound(pid, limits.memory)
         return _Answer({"pid": pid}, theirs)
 
     def _shell(self, request: Mapping[str, Any]) -> _Answer:

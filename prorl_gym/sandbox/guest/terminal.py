@@ -8,6 +8,7 @@ from ptyprocess import PtyProcess  # pyright: ignore[reportMissingTypeStubs]
 
 from prorl_gym.sandbox.guest.child import StartError, prepare
 from prorl_gym.sandbox.guest.driver import MAX_COMMAND, driver
+from prorl_gym.sandbox.guest.shared_memory import make_memory_file
 
 _BASH = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _ROWS, _COLUMNS = 50, 200
@@ -69,7 +70,7 @@ class Terminal:
 
 def _make_text() -> int:
     """Return a memory file of a fixed size: a payload reaches it through /proc, and must not make it any larger."""
-    text = os.memfd_create("command", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    text = make_memory_file("command", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(text, MAX_COMMAND + 1)
     fcntl.fcntl(text, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
     return text

@@ -144,7 +144,7 @@ class NamespaceBackend:
         furnished = replace(spec, env={**dict(image.environment), **spec.env}, mounts=mounts)
         launch = Launch(uuid4().hex, self._name, with_proxy(furnished, allowed), program, image.lower)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        channel = Channel.attach(ours)
+        channel = Channel.attach(ours, lambda: spawner.kernel_kills(launch.id))
         try:
             with theirs:
                 spawner.launch(launch, theirs)

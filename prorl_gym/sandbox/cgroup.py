@@ -107,6 +107,11 @@ class Cgroups:
     def __str__(self) -> str:
         return f"each has a cgroup below {self._place}"
 
+    @property
+    def place(self) -> Path:
+        """Directory below which each sandbox has its cgroup, under its id."""
+        return self._place
+
     @classmethod
     def open(cls, delegated: Path, uid: int, gid: int) -> "Cgroups":
         """Take a part of a delegated cgroup, and enter it: this process is the spawner. Removes those of dead ones.
@@ -157,6 +162,8 @@ class Cgroups:
         try:
             in_memory = limits.shm_size + (limits.root_size if limits.root_on == "memory" else 0)
             _write(path / "memory.max", str(limits.total_memory + in_memory))
+            with suppress(FileNotFoundError):  # a kernel that does not account for swap
+                _write(path / "memory.swap.max", "0")
             _write(path / "pids.max", str(limits.processes + _OWN_PROCESSES))
             return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
@@ -194,6 +201,15 @@ def open_cgroups(choice: str, uid: int, gid: int) -> Cgroups | Refusal:
     if asked is not None:
         raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, f"sandbox.cgroup: {found.cause}.", found.fix)
     return found
+
+
+def count_kills(cgroup: Path) -> int:
+    """Return how many processes of a cgroup the kernel has killed since they were beyond its memory."""
+    try:
+        text = (cgroup / "memory.events").read_text("ascii")
+    except OSError:  # it has been removed
+        return 0
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))
 
 
 def _remove_if_dead(place: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from errno import E2BIG, EAGAIN
 from typing import Any
@@ -38,11 +38,16 @@ class Channel:
     """One connection, on one event loop. A channel that closes is a sandbox that is lost."""
 
     @classmethod
-    def attach(cls, sock: socket.socket) -> "Channel":
-        """Take over the service's end of the socket pair, on the running loop."""
-        return cls(sock, asyncio.get_running_loop())
+    def attach(cls, sock: socket.socket, kernel_kills: Callable[[], int] = lambda: 0) -> "Channel":
+        """Take over the service's end of the socket pair, on the running loop.
 
-    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        Args:
+            sock: the service's end.
+            kernel_kills: returns how many processes of the sandbox the kernel has killed for its memory.
+        """
+        return cls(sock, asyncio.get_running_loop(), kernel_kills)
+
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop, kernel_kills: Callable[[], int]) -> None:
         sock.setblocking(False)
         self._socket = sock
         self._loop = loop
@@ -51,6 +56,8 @@ class Channel:
         self._exits: dict[int, asyncio.Future[int]] = {}
         self._breaches: dict[int, dict[Breach, None]] = {}
         self._disk_full = False
+        self._kernel_kills = kernel_kills
+        self._kills_told = 0
         self._outbox: deque[bytes] = deque()
         self._hello: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._lost: SandboxError | None = None
@@ -122,7 +129,8 @@ class Channel:
     def take_breaches(self, pid: int) -> list[Breach]:
         """Return the limits that a child was seen to run into since the last call, first one first.
 
-        A root that is full at this moment is one that everything runs into.
+        A root that is full at this moment is one that everything runs into. A process that the kernel killed at the
+        edge of the sandbox's cgroup counts for the command that ends next: no one says which command it belonged to.
 
         The guest tells of a breach before it kills for it. So, once the effect has been seen on another descriptor,
         the news is in the socket at the latest, and is read here.
@@ -130,6 +138,9 @@ class Channel:
         if self._lost is None:
             self._readable()
         seen = list(self._breaches.pop(pid, ()))
+        if (kills := self._kernel_kills()) > self._kills_told:
+            self._kills_told = kills
+            seen.append(Breach.MEMORY_SANDBOX)
         return [*seen, Breach.DISK] if self._disk_full and Breach.DISK not in seen else seen
 
     def close(self, reason: str = "was closed") -> None:

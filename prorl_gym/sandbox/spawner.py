@@ -100,6 +100,7 @@ class Spawner:
                 "scratch": str(self._scratch),
                 "uid": os.geteuid(),
                 "cgroups": str(self._cgroups),
+                "cgroup": str(self._cgroups.place) if isinstance(self._cgroups, Cgroups) else None,
                 **self._reap(),
             }
         )

@@ -16,6 +16,7 @@ from typing import Any
 import prorl_gym
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import sealed_python
+from prorl_gym.sandbox.cgroup import count_kills
 from prorl_gym.sandbox.launch import PACKET_LIMIT, Launch, pack, receive
 from prorl_gym.sandbox.reaper import Reaped
 
@@ -57,6 +58,7 @@ class SpawnerClient:
         self._gone: dict[str, asyncio.Future[None]] = {}
         self._reaps: deque[asyncio.Future[Reaped]] = deque()
         self._lost = False
+        self._cgroup: Path | None = None
         self._loop.add_reader(connection.fileno(), self._readable)
 
     @classmethod
@@ -116,6 +118,10 @@ class SpawnerClient:
     def lost(self) -> bool:
         """Whether the spawner is gone. Every sandbox of it is, too: the kernel killed them with it."""
         return self._lost
+
+    def kernel_kills(self, sandbox_id: str) -> int:
+        """Return how many processes of a sandbox the kernel has killed for its memory; 0 where it has no cgroup."""
+        return 0 if self._cgroup is None else count_kills(self._cgroup / sandbox_id)
 
     def launch(self, launch: Launch, guest: socket.socket) -> None:
         """Ask for a sandbox; the outcome is the first message on the channel whose other end is ``guest``.
@@ -224,6 +230,7 @@ class SpawnerClient:
         match message["event"]:
             case "ready":
                 log.info("sandboxes: %s", message["cgroups"])
+                self._cgroup = None if message["cgroup"] is None else Path(message["cgroup"])
                 self._ready.set_result(message)
             case "failed":
                 self._ready.set_exception(SandboxError(FailureKind(message["kind"]), message["what"], message["fix"]))

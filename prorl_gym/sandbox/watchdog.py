@@ -5,7 +5,7 @@ times, and the size of an address space bounds what the kernel takes to describe
 it for certain. Only beyond it are exact sizes asked for: proportional ones (PSS), page tables, mappings.
 
 What belongs to no process counts as well: shared memory however it is kept (``guest/shared_memory.py``), the buffers of
-sockets, and ``_DESCRIPTOR`` bytes for each open descriptor.
+sockets, and ``_DESCRIPTOR`` bytes for each open descriptor. Locks on files have a bound of their own.
 
 Policy: a process beyond what one may have is killed; then the largest, then the next, until the rest fits; the shell or
 the session that started it lives on where it is not the hog itself. Between two looks a sandbox may overshoot: the more
@@ -26,6 +26,10 @@ _RATE = 4 << 30
 """Bytes that a sandbox is expected to touch in a second at most."""
 _GRACE = 1.0
 """Seconds in which a process that was killed should have given its memory back; until then no other dies for it."""
+_LOCKS = 16384
+"""Record locks of all processes together: each is kernel memory, whose number nothing else bounds."""
+_LOCK_DESCRIPTORS = 256
+"""Descriptors whose locks are counted in one look; the next goes on with the next process."""
 _DESCRIPTOR = 4096
 """What an open descriptor counts: half of a pipe (two pages and the pipe) or a socket."""
 
@@ -66,6 +70,8 @@ class Watchdog:
         self._tell = tell
         self._narrower: dict[int, int] = {}
         self._killed: dict[tuple[int, int], float] = {}
+        self._locks: dict[tuple[int, int], int] = {}
+        self._last_counted = 0
         self._count = 0
         self._due = time.monotonic()
 
@@ -110,6 +116,7 @@ class Watchdog:
         most = used + sum(self._table.most_overhead(process) for process in processes)
         if most > self._memory and not dying:
             used = self._relieve(processes, sockets)
+        self._judge_locks(processes)
         self._due = time.monotonic() + min(_LONGEST, max(_SHORTEST, min(room, self._memory - used) / _RATE))
 
     def _dying(self, processes: Sequence[Process]) -> bool:
@@ -140,6 +147,21 @@ class Watchdog:
             else:
                 room = min(room, limit - size)
         return room
+
+    def _judge_locks(self, processes: Sequence[Process]) -> None:
+        """Count the locks of some processes; kill the one that holds most when all hold too many."""
+        left = _LOCK_DESCRIPTORS
+        for process in sorted(processes, key=lambda process: (process.pid <= self._last_counted, process.pid)):
+            self._locks[_identity(process)] = self._table.locks(process, _LOCKS)
+            self._last_counted = process.pid
+            left -= self._table.descriptors(process)
+            if left < 0:
+                break
+        present = {_identity(process): process for process in processes}
+        self._locks = {identity: count for identity, count in self._locks.items() if identity in present}
+        if sum(self._locks.values()) > _LOCKS:
+            most = max(self._locks, key=lambda identity: self._locks[identity])
+            self._kill(present[most], processes, Breach.MEMORY_SANDBOX)
 
     def _relieve(self, processes: Sequence[Process], sockets: int) -> int:
         """Kill the largest processes until the others fit; return what all of them had."""

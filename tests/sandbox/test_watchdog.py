@@ -23,6 +23,7 @@ class Table:
     owned: dict[int, int] = field(default_factory=dict[int, int])
     overheads: dict[int, int] = field(default_factory=dict[int, int])
     open: dict[int, int] = field(default_factory=dict[int, int])
+    locked: dict[int, int] = field(default_factory=dict[int, int])
     killed: list[int] = field(default_factory=list[int])
     lingering: set[int] = field(default_factory=set[int])
     asked: int = 0
@@ -43,6 +44,9 @@ class Table:
 
     def descriptors(self, of: Process) -> int:
         return self.open.get(of.pid, 0)
+
+    def locks(self, of: Process, most: int) -> int:
+        return self.locked.get(of.pid, 0)
 
     def kill(self, target: Process) -> None:
         self.killed.append(target.pid)
@@ -150,6 +154,24 @@ def test_one_process_beyond_its_own_memory_dies_alone() -> None:
     watchdog, told = watch(table, process_memory=40 * MB)
     watchdog.look()
     assert (table.killed, told) == ([11], [(SHELL, Breach.MEMORY_PROCESS)])
+
+
+def test_who_holds_most_of_too_many_locks_dies() -> None:
+    table = Table([process(SHELL, GUEST, 5), process(11, SHELL, 1), process(12, SHELL, 1)])
+    table.locked = {11: 12_000, 12: 5_000}
+    watchdog, told = watch(table)
+    watchdog.look()
+    assert (table.killed, told) == ([11], [(SHELL, Breach.MEMORY_SANDBOX)])
+
+
+def test_locks_of_many_descriptors_are_counted_in_several_looks() -> None:
+    table = Table([process(pid, GUEST, 1) for pid in (11, 12, 13)], open=dict.fromkeys((11, 12, 13), 200))
+    table.locked = dict.fromkeys((11, 12, 13), 6_000)
+    watchdog, _ = watch(table)
+    watchdog.look()
+    assert table.killed == []
+    watchdog.look()
+    assert len(table.killed) == 1
 
 
 def test_nothing_else_dies_while_what_was_killed_gives_its_memory_back() -> None:

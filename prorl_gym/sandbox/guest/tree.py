@@ -66,7 +66,7 @@ class ProcessTable:
         threads, start = int(fields[17]), int(fields[19])
         alive, thread = _is_alive(fields), 0
         if not alive and threads > 1:  # its first thread has ended, and what it did goes on in the others
-            for name in self._threads(pid):
+            for name in self._names(f"{pid}/task"):
                 other = self._stat(name)
                 if other is not None and _is_alive(other):
                     fields, alive, thread = [*other[:1], *fields[1:20], *other[20:]], True, int(name)
@@ -126,9 +126,10 @@ class ProcessTable:
             os.close(fd)
         return line[line.rindex(b")") + 2 :].split()  # the name before it may contain anything
 
-    def _threads(self, pid: int) -> list[str]:
+    def _names(self, path: str) -> list[str]:
+        """Return the entries of a directory of procfs; none when its process has ended or may not be read."""
         try:
-            fd = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
         except OSError:
             return []
         try:
@@ -180,6 +181,17 @@ class ProcessTable:
             return os.stat(path, dir_fd=self._fd).st_size or len(self._descriptors(process.readable))
         except OSError:
             return 0
+
+    def locks(self, process: Process, most: int) -> int:
+        """Count the record locks that a process holds on files; stops counting beyond ``most``."""
+        found: dict[bytes, int] = {}
+        for name in self._names(f"{process.readable}/fdinfo"):
+            text = self.read(process, f"fdinfo/{name}") or b""
+            if count := text.count(b"\nlock:"):
+                found[text.partition(b"ino:")[2].partition(b"\n")[0]] = count  # several descriptors show the same ones
+                if sum(found.values()) > most:
+                    break
+        return sum(found.values())
 
     def nameless_files(self, pid: int, elsewhere: Collection[int]) -> dict[tuple[int, int], int]:
         """Return the regular files that a process has open and that have no name any more: (device, inode) -> bytes.

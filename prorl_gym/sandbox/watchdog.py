@@ -22,6 +22,8 @@ from prorl_gym.sandbox.guest.tree import Process, ProcessTable
 
 _SHORTEST, _LONGEST = 0.05, 1.0
 """Seconds between two looks."""
+_PATIENCE = 1.0
+"""Seconds that exact sizes may take in one look. What is left then was made slow to read, and counts with its bound."""
 _RATE = 4 << 30
 """Bytes that a sandbox is expected to touch in a second at most."""
 _GRACE = 1.0
@@ -137,11 +139,12 @@ class Watchdog:
             Bytes that the largest of the others may still take.
         """
         room = self._memory
+        deadline = time.monotonic() + _PATIENCE
         for process in list(processes):
             owner = self._owner(process, processes) if self._narrower else 0
             limit = self._narrower.get(owner, self._process_memory)
-            size = process.resident + self._table.most_overhead(process)
-            if size > limit and (size := self._table.own(process)) > limit:
+            size = self._bound_of(process)
+            if size > limit and time.monotonic() < deadline and (size := self._table.own(process)) > limit:
                 self._kill(process, processes, Breach.MEMORY_PROCESS)
                 processes.remove(process)
             else:
@@ -166,7 +169,11 @@ class Watchdog:
     def _relieve(self, processes: Sequence[Process], sockets: int) -> int:
         """Kill the largest processes until the others fit; return what all of them had."""
         shared = self._shared.held(processes) if self._shared else {}
-        proportional = {process: self._table.proportional(process) for process in processes}
+        deadline = time.monotonic() + _PATIENCE
+        proportional = {
+            process: self._table.proportional(process) if time.monotonic() < deadline else (self._bound_of(process), 0)
+            for process in sorted(processes, key=lambda process: process.virtual)
+        }
         descriptors = {process: self._table.descriptors(process) for process in processes}
         mapped = sum(shmem for _, shmem in proportional.values())
         used = sum(size for size, _ in proportional.values()) + sum(descriptors.values()) * _DESCRIPTOR + sockets
@@ -184,6 +191,9 @@ class Watchdog:
             self._kill(process, processes, Breach.MEMORY_SANDBOX)
             excess -= sizes[process]
         return used
+
+    def _bound_of(self, process: Process) -> int:
+        return process.resident + self._table.most_overhead(process)
 
     def _at_limit(self, processes: Sequence[Process]) -> bool:
         """Whether forks fail now, or are about to: some threads of our own count as well, and a look takes time."""

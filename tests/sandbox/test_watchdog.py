@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+import pytest
+
+from prorl_gym.sandbox import watchdog as watchdog_module
 from prorl_gym.sandbox.breach import Breach
 from prorl_gym.sandbox.guest.tree import Process
 from prorl_gym.sandbox.watchdog import Watchdog
@@ -172,6 +175,17 @@ def test_locks_of_many_descriptors_are_counted_in_several_looks() -> None:
     assert table.killed == []
     watchdog.look()
     assert len(table.killed) == 1
+
+
+def test_what_is_slow_to_read_counts_with_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = [process(pid, SHELL, 1) for pid in (11, 12, 13)]
+    table = Table([process(SHELL, GUEST, 5), *slow], overheads={one.pid: 60 * MB for one in slow})
+    watchdog, told = watch(table)
+    watchdog.look()
+    assert (table.killed, told) == ([], [])
+    monkeypatch.setattr(watchdog_module, "_PATIENCE", -1.0)
+    watchdog.look()
+    assert len(table.killed) == 2 and SHELL not in table.killed
 
 
 def test_nothing_else_dies_while_what_was_killed_gives_its_memory_back() -> None:

@@ -21,6 +21,7 @@ import platform
 import re
 import secrets
 import struct
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ from prorl_gym.sandbox.guest.tree import Process, ProcessTable
 
 _SHM = "/dev/shm"
 _OLDEST = (5, 5)
+_PATIENCE = 1.0
+"""Seconds that looking for mappings may take; an object that was not come to counts as it did."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _QUESTION = struct.Struct("=QIIiIQ6Q")
 """struct seccomp_notif: id, pid, flags, then the call: number, architecture, instruction, arguments."""
@@ -184,7 +187,11 @@ class SharedMemory:
         mapped: dict[int, int] = {}
         extents: dict[int, int] = {}
         complete = True
-        for process in processes:
+        deadline = time.monotonic() + _PATIENCE
+        for process in sorted(processes, key=lambda process: process.virtual):
+            if time.monotonic() > deadline:
+                complete = False
+                break
             text = self._table.read(process, "maps")
             complete = complete and text is not None
             for start, end, offset, device, inode in _MAPPING.findall(text or b""):

@@ -3,6 +3,7 @@
 Memory is the proportional set size (PSS), as the kernel accounts it: shared pages are divided among their users.
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -42,3 +43,13 @@ def pss(pids: Iterable[int]) -> float:
                 if line.startswith("Pss:"):
                     total += int(line.split()[1])
     return total / 1024
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the CPU time of some processes, and of their children that have ended and were waited for."""
+    ticks = 0
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")

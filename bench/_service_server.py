@@ -170,12 +170,11 @@ def _echo() -> Any:
 
 async def _answer(app: Any) -> None:
     """Answer until the input ends."""
-    import uvicorn
-
-    from prorl_gym.api.server import listen, uvicorn_config
+    from prorl_gym.api.connections import HttpServer
+    from prorl_gym.api.server import listen
 
     with listen("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(uvicorn_config(app))
+        server = HttpServer(app, lambda scope: True)
         answering = asyncio.create_task(server.serve(sockets=[listener]))
         lines = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(

@@ -1,9 +1,10 @@
 """What grading costs, and how often it is wrong.
 
 Each part stands in a module of its own: speed of the math grader (``_grade_math``), of the code grader
-(``_grade_code``), what grading a repair costs around its tests (``_grade_swe``), and false positives and negatives on
-the labelled corpora in ``tests/corpora``, the half that was written without sight of the graders apart
-(``_grade_corpora``, ``_grade_stem``, ``_grade_programs``). ``PRORL_BENCH_QUICK=1`` measures a tenth.
+(``_grade_code``), what grading a repair costs around its tests (``_grade_swe``), what checking it costs on twenty real
+projects (``_grade_projects``; needs a package index), and false positives and negatives on the labelled corpora in
+``tests/corpora``, the half that was written without sight of the graders apart (``_grade_corpora``, ``_grade_stem``,
+``_grade_programs``). ``PRORL_BENCH_QUICK=1`` measures a tenth.
 """
 
 import asyncio
@@ -13,11 +14,12 @@ import _grade_code
 import _grade_corpora
 import _grade_math
 import _grade_programs
+import _grade_projects
 import _grade_stem
 import _grade_swe
 from _report import Begun, Figure, Report, report
 
-PARTS = (_grade_math, _grade_code, _grade_swe, _grade_corpora, _grade_stem, _grade_programs)
+PARTS = (_grade_math, _grade_code, _grade_swe, _grade_projects, _grade_corpora, _grade_stem, _grade_programs)
 
 
 async def measured() -> list[Figure]:

@@ -233,6 +233,9 @@ class RolloutError(ProrlError):
         fix: see ``ProrlError``.
     """
 
+    evidence: Evidence | None = None
+    """What the kind was derived from, where that was evidence."""
+
     def __init__(self, kind: FailureKind, what: str, fix: str = "") -> None:
         super().__init__(what, fix)
         self.kind = kind
@@ -260,16 +263,28 @@ class SandboxError(RolloutError):
     """A sandbox could not be started or was lost."""
 
     @classmethod
-    def from_evidence(cls, evidence: Evidence, what: str, fix: str = "") -> "SandboxError":
+    def from_evidence(cls, evidence: Evidence, what: str, fix: str = "", *, earlier_losses: int = 0) -> "SandboxError":
         """Return the error whose kind ``blame`` derives from the evidence.
 
         Raises:
             ValueError: by the evidence, nothing failed.
         """
-        kind = blame(evidence).kind
+        kind = blame(evidence, earlier_losses=earlier_losses).kind
         if kind is None:
             raise ValueError(f"{evidence} is no failure")
-        return cls(kind, what, fix)
+        error = cls(kind, what, fix)
+        error.evidence = evidence
+        return error
+
+
+class UnusableSandboxError(SandboxError):
+    """A sandbox answers, and something in it keeps it from working: its payload, once one has run.
+
+    It is at its limit of processes, a tree of processes does not die, or a child cannot become what it should.
+    """
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        super().__init__(FailureKind.SANDBOX_LOST, what, fix)
 
 
 class GraderError(RolloutError):

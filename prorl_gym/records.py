@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from prorl_gym.errors import CancelReason, Cause, FailureKind, Limit, cause_of
+from prorl_gym.errors import CancelReason, Cause, Evidence, FailureKind, Limit, cause_of
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
 
 SCHEMA_VERSION = 1
@@ -90,6 +90,8 @@ class Outcome(Record):
     """Where a failure or a cancel struck."""
     message: str = ""
     """For people: at most two lines, no secrets, no traceback."""
+    evidence: Evidence | None = None
+    """What is known about why a sandbox failed, where that decides about the cause."""
 
     @property
     def cause(self) -> Cause | None:
@@ -215,6 +217,8 @@ class Retry(Record):
     """Tokens that the policy sampled in it; they are not kept."""
     seconds: float = 0.0
     """That its stages took."""
+    evidence: Evidence | None = None
+    """What is known about why a sandbox failed, where that decides about the cause."""
 
 
 class Rollout(Record):

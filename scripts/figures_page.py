@@ -93,8 +93,8 @@ process. Overlap is of what the slowest stage alone would allow, between the fir
 real sandboxes and real engine calls. Workloads stand in `bench/_service_work.py`. Why added latency misses its target:
 each rollout had three commits with fsync and a record of 20 kB, and client and service share two cores. Since this run
 the first attempt begins in the commit that accepts the rollout. Measured with that on 2026-11-22 on a slower machine
-(6,630 answers/s of the route that only gives 20 kB back, 13,949/s above): 676/s durable, 731/s in batches, 437/s single,
-and 13.0 / 41.6 ms added at 200/s (p50 / p99), of which the slower machine is at least half.""",
+(6,630 answers/s of the route that only gives 20 kB back, 13,949/s above): 676/s durable, 731/s in batches, 437/s
+single, and 13.0 / 41.6 ms added at 200/s (p50 / p99), of which the slower machine is at least half.""",
     ),
     Section(
         "groups",

@@ -230,6 +230,24 @@ def test_token_sources_and_their_order(tmp_path: Path, monkeypatch: pytest.Monke
     assert read_token(tmp_path / "mine") == "of-the-file"
 
 
+def test_a_token_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _write(tmp_path / "token", "of-another")
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ConfigError) as caught:
+        read_token(path)
+    assert str(caught.value) == (
+        f"{path}: the token file belongs to another user ({owner}).\n"
+        "Remove it and start the service again; to call another user's service, set PRORL_GYM_TOKEN."
+    )
+
+
+def test_a_pipe_is_no_token_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "token", 0o600)
+    with pytest.raises(ConfigError, match="the token is empty"):
+        read_token(tmp_path / "token")
+
+
 def test_an_empty_token_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the token is empty"):
         read_token(_write(tmp_path / "token", ""))

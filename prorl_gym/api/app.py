@@ -68,6 +68,7 @@ def app_of(serving: Serving, token: str) -> FastAPI:
         version=__version__,
         description=openapi.DESCRIPTION,
         openapi_tags=openapi.TAGS,
+        openapi_url=None,  # ``openapi.install`` answers it
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

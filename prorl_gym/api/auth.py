@@ -11,6 +11,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from prorl_gym.api.answers import error_answer
+from prorl_gym.api.private import make_private
 from prorl_gym.client import read_token
 from prorl_gym.errors import ConfigError
 
@@ -22,10 +23,10 @@ def load_or_make_token(path: Path) -> str:
     """Return the token in this file; make both at the first start.
 
     Raises:
-        ConfigError: the file cannot be made, or others may read it.
+        ConfigError: the file cannot be made, or is not this user's alone; see ``make_private``.
     """
+    make_private(path.parent, "state")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
         return read_token(path)
@@ -39,8 +40,15 @@ def load_or_make_token(path: Path) -> str:
     return token
 
 
+def has_bearer(scope: Scope, token: bytes) -> bool:
+    """Return whether a request carries the token."""
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    scheme, _, value = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+    return scheme.lower() == b"bearer" and hmac.compare_digest(value.strip(), token)
+
+
 class BearerAuth:
-    """ASGI middleware that lets nobody pass without the token.
+    """ASGI middleware that refuses requests without the token.
 
     Args:
         app: what is protected.
@@ -53,7 +61,7 @@ class BearerAuth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "lifespan" and scope["path"] not in OPEN_PATHS and not self._allowed(scope):
+        if scope["type"] != "lifespan" and scope["path"] not in OPEN_PATHS and not has_bearer(scope, self._token):
             answer = error_answer(
                 401,
                 "The bearer token is missing or wrong.",
@@ -63,8 +71,3 @@ class BearerAuth:
             await answer(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-    def _allowed(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)

@@ -1,12 +1,14 @@
 """The OpenAPI document: what FastAPI knows of the routes, the models of the bodies, and the token."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.responses import JSONResponse, Response
 
 from prorl_gym.api.auth import OPEN_PATHS
 from prorl_gym.api.contract import REF
@@ -50,6 +52,14 @@ def install(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
         return app.openapi_schema
 
     app.openapi = completed  # the way that FastAPI documents: https://fastapi.tiangolo.com/how-to/extending-openapi/
+
+    @cache  # rendering takes milliseconds, and no token is asked for
+    def text() -> bytes:
+        return bytes(JSONResponse(completed()).body)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def document() -> Response:  # pyright: ignore[reportUnusedFunction]
+        return Response(text(), media_type="application/json")
 
 
 def _completed(document: dict[str, Any], models: Sequence[type[BaseModel]]) -> dict[str, Any]:

@@ -6,10 +6,10 @@ This module imports little: ``build`` imports and loads the rest (tokenizer, san
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from prorl_gym.api.config import ServiceConfig
+from prorl_gym.api.private import make_private
 from prorl_gym.environments import registry
 from prorl_gym.environments.protocol import Environment
 from prorl_gym.errors import ConfigError, FailureKind, TaskError
@@ -86,14 +86,7 @@ def _names(names: Sequence[str]) -> Callable[[str], None]:
 
 async def _open_ledger(config: ServiceConfig) -> SqliteLedger:
     if config.ledger is None:
-        await asyncio.to_thread(_make_state, config.state)
+        await asyncio.to_thread(make_private, config.state, "state")
+    elif config.ledger.path.parent.is_dir():  # otherwise the ledger says that it is missing
+        await asyncio.to_thread(make_private, config.ledger.path.parent, "ledger.path")
     return await SqliteLedger.open(config.ledger_file)
-
-
-def _make_state(state: Path) -> None:
-    try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"state: {state} cannot be made ({error.strerror}).", "Set 'state' to a writable directory."
-        ) from None

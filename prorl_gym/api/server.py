@@ -4,18 +4,20 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-import uvicorn
 from fastapi import FastAPI
+from starlette.types import Scope
 
 from prorl_gym.api.app import app_of, make_serving
-from prorl_gym.api.auth import load_or_make_token
+from prorl_gym.api.auth import has_bearer, load_or_make_token
+from prorl_gym.api.compat.auth import has_compat_token
 from prorl_gym.api.compat.config import CompatConfig
 from prorl_gym.api.config import ServiceConfig
+from prorl_gym.api.connections import Connections, HttpServer
 from prorl_gym.api.opening import Opened, open_service
 from prorl_gym.api.serving import Limits, Serving
 from prorl_gym.api.tracing import Tracing
@@ -27,18 +29,6 @@ if TYPE_CHECKING:
     from prorl_gym.api.build import Built
 
 _LOG = logging.getLogger(__name__)
-
-_ANSWER_SECONDS = 10
-"""How long open requests may take to end once the service refuses work."""
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to us: uvicorn would raise them again at its end, before what is in hand is finished."""
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Capture none."""
-        yield
 
 
 class _Signals:
@@ -104,7 +94,8 @@ class _Service:
         self._published = published
         self._signals = signals
         self._built: Built | None = None
-        self._servers: list[_Server] = []
+        self._connections = Connections()
+        self._servers: list[HttpServer] = []
         self._answering: list[asyncio.Task[None]] = []
 
     async def answer(self) -> None:
@@ -121,7 +112,7 @@ class _Service:
             history_seconds=config.history_seconds,
         )
         async with serving.history:
-            self._open("serving", app_of(serving, self._token), self._listener)
+            self._open("serving", app_of(serving, self._token), has_bearer, self._listener)
             loading = asyncio.create_task(self._load(serving))
             stopping = asyncio.create_task(self._signals.first.wait())
             try:
@@ -151,12 +142,15 @@ class _Service:
         serving.load(built.pools, built.lifecycles, built.fleets, built.decode)
         if self._published is not None:
             app = await _compat_app(built, self.opened.config, self._token)
-            self._open("published routes", app, self._published)
+            self._open("published routes", app, has_compat_token, self._published)
         _LOG.info("tokenizer and sandboxes are loaded: accepted rollouts begin")
 
-    def _open(self, name: str, app: FastAPI, listener: socket.socket) -> None:
+    def _open(
+        self, name: str, app: FastAPI, has_token: Callable[[Scope, bytes], bool], listener: socket.socket
+    ) -> None:
         """Answer on a socket from now on."""
-        server = _Server(uvicorn_config(app))
+        token = self._token.encode("ascii")
+        server = HttpServer(app, lambda scope: has_token(scope, token), self._connections)
         self._servers.append(server)
         self._answering.append(asyncio.create_task(server.serve(sockets=[listener])))
         host, port = listener.getsockname()[:2]
@@ -201,20 +195,6 @@ async def _compat_app(built: "Built", config: ServiceConfig, token: str) -> Fast
     )
     await port.start()
     return create_compat_app(port, token, max_body_bytes=limits.max_body_bytes)
-
-
-def uvicorn_config(app: FastAPI) -> uvicorn.Config:
-    """Return how routes are answered."""
-    return uvicorn.Config(
-        app,
-        log_config=None,
-        log_level="warning",  # its "Started server process", once for each front, says less than our own lines
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        proxy_headers=False,  # nothing here depends on who asks, and nobody's word is taken for it
-        timeout_graceful_shutdown=_ANSWER_SECONDS,
-    )
 
 
 async def _stop(service: _Service, seconds: float, signals: _Signals) -> None:

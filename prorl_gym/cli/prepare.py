@@ -157,5 +157,7 @@ def _tell(name: str, outcome: "Outcome") -> None:
         )
         if plan.uncovered:
             typer.echo(f"    with neither: {', '.join(plan.uncovered)}")
+        if plan.unknown:
+            typer.echo(f"    {len(plan.unknown)} of them are made when the tests run: no body can be changed.")
     if outcome.flaky:
         typer.echo(f"  flaky, left out: {', '.join(outcome.flaky)}")

@@ -10,6 +10,8 @@ from prorl_gym.errors import ConfigError
 DEFAULT_URL = "http://127.0.0.1:8770"
 """Where ``prorl-gym serve`` listens by default."""
 
+_LONGEST = 4096
+
 
 def service_url(url: str | None) -> str:
     """Return the address of the service: this one, ``$PRORL_GYM_URL``, or where it listens by default.
@@ -43,21 +45,27 @@ def read_token(path: Path | None = None) -> str:
         path: the token file; ``$PRORL_GYM_TOKEN_FILE`` or the default place when left out.
 
     Raises:
-        ConfigError: there is no such file, or others may read it.
+        ConfigError: there is no such file, or it is not this user's alone.
     """
     if path is None and os.environ.get("PRORL_GYM_TOKEN"):
         return os.environ["PRORL_GYM_TOKEN"]
     path = path or _token_file()
     try:
-        mode = path.stat().st_mode
-        token = path.read_text(encoding="ascii").strip()
+        with open(path, encoding="ascii", opener=_at_once) as file:
+            found = os.fstat(file.fileno())  # of what is read, whatever stands at the path by now
+            token = file.read(_LONGEST).strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ConfigError(
             f"{path}: the service's token cannot be read ({why}).",
             "Start the service once as this user, or set PRORL_GYM_TOKEN or PRORL_GYM_TOKEN_FILE.",
         ) from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if found.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{path}: the token file belongs to another user ({found.st_uid}).",
+            "Remove it and start the service again; to call another user's service, set PRORL_GYM_TOKEN.",
+        )
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"{path}: other users may read the token.", f"chmod 600 {path}, and make a new token.")
     if not token:
         raise ConfigError(f"{path}: the token is empty.", "Remove the file and start the service again.")
@@ -71,3 +79,7 @@ def token_place() -> str:
 
 def _token_file() -> Path:
     return Path(os.environ.get("PRORL_GYM_TOKEN_FILE") or default_state() / "token")
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe in the file's place would be waited for

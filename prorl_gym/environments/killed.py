@@ -1,7 +1,7 @@
 """Programs that SIGKILL ended within their limits: by the host, or by themselves?
 
-Nothing outside a sandbox can tell a signal of the host's OOM killer from one that a payload sent. What runs no payload
-was killed from outside. What does is run once more, and a second such end is its own.
+What runs no payload was killed from outside. What does is run once more, and a second such end is its own, unless the
+sandbox heard of no SIGKILL that a program in it sent (``ExecResult.sigkill``).
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,6 +16,15 @@ def killed_outside(what: str) -> SandboxError:
     return SandboxError.from_evidence(
         Evidence.PROGRAM_KILLED_OUTSIDE,
         f"{what} was killed, and no limit of its sandbox explains that.",
+        "Look for the OOM killer in the log of the node.",
+    )
+
+
+def killed_unseen(what: str, evidence: Evidence) -> SandboxError:
+    """Return the error of a program that was killed twice, with what is known about who did that."""
+    return SandboxError.from_evidence(
+        evidence,
+        f"{what} was killed, and no program or limit of its sandbox did that.",
         "Look for the OOM killer in the log of the node.",
     )
 
@@ -37,6 +46,15 @@ def must_have_ended(result: ExecResult, what: str) -> ExecResult:
 
 
 async def run_settled(run: Callable[[], Awaitable[ExecResult]]) -> ExecResult:
-    """Run a program that can be repeated and may run a payload: once more, if it was killed."""
+    """Run a program that can be repeated and may run a payload: once more, if it was killed.
+
+    Raises:
+        SandboxError: it was killed both times, and nothing in the sandbox did that.
+    """
     result = await run()
-    return await run() if was_killed(result) else result
+    if not was_killed(result):
+        return result
+    result = await run()
+    if was_killed(result) and result.sigkill is not None:
+        raise killed_unseen("a program", result.sigkill)
+    return result

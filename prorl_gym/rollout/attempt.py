@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from prorl_gym.agents.protocol import Artifacts, Tool
-from prorl_gym.environments.protocol import Environment, RunContext
+from prorl_gym.environments.protocol import Environment, Episode, RunContext
 from prorl_gym.errors import (
     CancelReason,
     Cause,
@@ -86,27 +86,51 @@ class Walk:
             async with self.passage.through("init", settings.init_seconds, asked):
                 episode = await environment.init(task, self._leases, settings)
                 self._prompt, self._tools = tuple(episode.messages), tuple(episode.tools)
-            outcome = Outcome(status="completed")
-            session = self._session = self._policies.open(self.job, settings)
-            try:
-                async with self.passage.through("run", settings.run_seconds, time.monotonic(), session.room):
-                    await ready.aclose()  # it no longer waits for RUN: the next one may get ready
-                    with self.passage.parkable(session) as policy:
-                        context = RunContext(policy, self._leases, settings, self._artifacts)
-                        await environment.run(task, episode, context)
-            except StageExpired:
-                if (failure := await session.failure_at_deadline()) is not None:
-                    raise failure from None
-                outcome = Outcome(status="truncated", limit=Limit.TIME)
-            except LimitReached as reached:
-                outcome = Outcome(status="truncated", limit=reached.limit)
-            except RolloutError as error:
-                if error.cause is not Cause.POLICY:
-                    raise
-                outcome = _failed(error.kind, "run", error)
-        await self._close_session()  # grading needs no engine
+            prepared = time.monotonic()
+            async with self.passage.beside_others():
+                outcome = await self._run(environment, task, episode, settings, prepared, ready)
+                await self._close_session()  # grading needs no engine
+                outcome, score = await self._grade(environment, task, settings, outcome)
+        return outcome, score
+
+    async def _run(
+        self,
+        environment: Environment[Any],
+        task: Any,
+        episode: Episode,
+        settings: ResolvedSettings,
+        prepared: float,
+        ready: AsyncExitStack,
+    ) -> Outcome:
+        """Let the agent work; return how that ended, unless somebody else than the policy ended it."""
+        session = self._session = self._policies.open(self.job, settings)
+        try:
+            async with self.passage.through("run", settings.run_seconds, prepared, session.room):
+                await ready.aclose()  # it no longer waits for RUN: the next one may get ready
+                with self.passage.parkable(session) as policy:
+                    context = RunContext(policy, self._leases, settings, self._artifacts)
+                    await environment.run(task, episode, context)
+        except StageExpired:
+            if (failure := await session.failure_at_deadline()) is not None:
+                raise failure from None
+            return Outcome(status="truncated", limit=Limit.TIME)
+        except LimitReached as reached:
+            return Outcome(status="truncated", limit=reached.limit)
+        except RolloutError as error:
+            return _broken_by_policy(await self._leases.explain(error, self.job.losses), "run")
+        return Outcome(status="completed")
+
+    async def _grade(
+        self, environment: Environment[Any], task: Any, settings: ResolvedSettings, outcome: Outcome
+    ) -> tuple[Outcome, Score]:
+        """Judge what was handed in. What breaks its own grading is worth nothing."""
         async with self.passage.through("eval", settings.eval_seconds, time.monotonic()):
-            score: Any = await environment.evaluate(task, self._artifacts, self._leases, settings)
+            try:
+                score: Any = await environment.evaluate(task, self._artifacts, self._leases, settings)
+            except RolloutError as error:
+                broken = _broken_by_policy(await self._leases.explain(error, self.job.losses), "eval")
+                score = Score(reward=0.0, detail={"why": broken.message})
+                return (broken if outcome.status == "completed" else outcome), score
         if not isinstance(score, Score):
             raise GraderError(f"Environment {environment.name}: evaluate returned {type(score).__name__}, not a Score.")
         return outcome, score
@@ -201,7 +225,20 @@ def _common(prompt: Sequence[Message], messages: Sequence[Message]) -> int:
 
 def _failed(kind: FailureKind, stage: Stage, error: BaseException) -> Outcome:
     lines = redact(str(error)).splitlines()[:2]
-    return Outcome(status="failed", kind=kind, stage=stage, message="\n".join(line[:500] for line in lines))
+    return Outcome(
+        status="failed",
+        kind=kind,
+        stage=stage,
+        message="\n".join(line[:500] for line in lines),
+        evidence=error.evidence if isinstance(error, RolloutError) else None,
+    )
+
+
+def _broken_by_policy(error: RolloutError, stage: Stage) -> Outcome:
+    """Return the outcome of an attempt that keeps its score; raise what somebody else than the policy caused."""
+    if error.cause is not Cause.POLICY:
+        raise error
+    return _failed(error.kind, stage, error)
 
 
 async def _bounded(release: Awaitable[None], seconds: float, what: str) -> None:

@@ -358,6 +358,7 @@ class Dispatcher:
             message=outcome.message,
             sampled_tokens=rollout.sampled_tokens,
             seconds=rollout.worked_seconds,
+            evidence=outcome.evidence,
         )
         await self._insist(lambda: self._ledger.fail_attempt(rollout.rollout_id, retry))
         entry.failures += 1

@@ -7,11 +7,16 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from prorl_gym.environments.judge import Judge
-from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend, SandboxSpec
+from prorl_gym.errors import Evidence, FailureKind, RolloutError, SandboxError, UnusableSandboxError
+from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend, SandboxSpec, loss_of
 
 _LOG = logging.getLogger(__name__)
 
 KeptT = TypeVar("KeptT")
+
+_UNEXPLAINED = Evidence.SANDBOX_LOST_UNEXPLAINED
+_STRONGEST = (Evidence.SANDBOX_KILLED_OUTSIDE, _UNEXPLAINED, Evidence.LIMIT_BREACHED)
+"""Of several sandboxes of an attempt that are gone, what the policy cannot have done decides."""
 
 
 class SandboxLeases:
@@ -62,6 +67,23 @@ class SandboxLeases:
     def judge(self) -> Judge | None:
         """Return the service's judge, if it has one."""
         return self._judge
+
+    async def explain(self, error: RolloutError, earlier_losses: int) -> RolloutError:
+        """Find the cause of an error that only says that a sandbox gave no answer; return any other as it is.
+
+        Args:
+            error: struck while the rollout's own payload ran.
+            earlier_losses: see ``blame``.
+        """
+        if error.kind is not FailureKind.SANDBOX_LOST or error.evidence not in (None, _UNEXPLAINED):
+            return error
+        known = [error.evidence, *await asyncio.gather(*map(loss_of, self._open))]
+        evidence = next((one for one in _STRONGEST if one in known), None)
+        if evidence is None and isinstance(error, UnusableSandboxError):
+            evidence = Evidence.PAYLOAD_BROKE_SANDBOX
+        if evidence is None:
+            return error
+        return SandboxError.from_evidence(evidence, error.what, error.fix, earlier_losses=earlier_losses)
 
     def abandon(self) -> None:
         """Begin to ``close``: nobody waits for the result of what still works in them."""

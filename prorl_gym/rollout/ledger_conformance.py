@@ -12,6 +12,7 @@ from prorl_gym.errors import (
     CancelReason,
     Cause,
     ConflictError,
+    Evidence,
     FailureKind,
     GoneError,
     Limit,
@@ -89,13 +90,14 @@ async def attempts_are_unique_and_counted(ledger: Ledger) -> None:
         message="no answer \ud800",
         sampled_tokens=7,
         seconds=1.5,
+        evidence=Evidence.CALL_UNANSWERED,
     )
     await ledger.fail_attempt("r0", retry)
     await _refused(ledger.fail_attempt("r0", retry.model_copy(update={"attempt": 7})), NotFoundError)
     (job,) = await ledger.jobs(["r0"])
     assert job.attempt == 1
     assert [(r.attempt, r.kind, r.stage) for r in job.retries] == [(0, FailureKind.ENGINE_TIMEOUT, "run")]
-    assert [(r.sampled_tokens, r.seconds) for r in job.retries] == [(7, 1.5)]
+    assert [(r.sampled_tokens, r.seconds, r.evidence) for r in job.retries] == [(7, 1.5, Evidence.CALL_UNANSWERED)]
     await ledger.finish(_record(job.request, attempt=1))
     await _refused(ledger.begin("r0"), ConflictError)
 

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from prorl_gym.demand import Demand
-from prorl_gym.errors import Cause, FailureKind
+from prorl_gym.errors import Cause, Evidence, FailureKind
 from prorl_gym.records import Identifier, Outcome, Retry, Rollout, RolloutRequest
 from prorl_gym.rollout.encoding import (
     checksum,
@@ -36,6 +36,7 @@ class _Ended(NamedTuple):
     message: str
     sampled_tokens: int
     seconds: float
+    evidence: str | None
 
 
 def job_of(
@@ -84,7 +85,7 @@ class LedgerReads:
     def _ended_attempts(self, seqs: Sequence[int]) -> dict[int, list[_Ended]]:
         grouped: dict[int, list[_Ended]] = {}
         rows = self._db.execute(
-            "SELECT seq, attempt, kind, stage, message, sampled_tokens, seconds FROM attempts"
+            "SELECT seq, attempt, kind, stage, message, sampled_tokens, seconds, evidence FROM attempts"
             f" WHERE seq {AMONG} ORDER BY seq, attempt",
             [json.dumps(seqs)],
         )
@@ -309,6 +310,7 @@ def _retries(ended: Sequence[_Ended]) -> tuple[Retry, ...]:
             message=one.message,
             sampled_tokens=one.sampled_tokens,
             seconds=one.seconds,
+            evidence=Evidence(one.evidence) if one.evidence in set(Evidence) else None,
         )
         for one in ended
     )

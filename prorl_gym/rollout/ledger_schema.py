@@ -20,7 +20,7 @@ from prorl_gym.rollout.encoding import (
     outcome_detail,
 )
 
-LEDGER_SCHEMA = 3
+LEDGER_SCHEMA = 4
 """Version of the tables. A newer one is refused: its meaning is not known here."""
 
 _TABLES = (
@@ -74,6 +74,7 @@ _TABLES = (
         message TEXT NOT NULL,
         sampled_tokens INTEGER NOT NULL,
         seconds REAL NOT NULL,
+        evidence TEXT,                      -- of errors.Evidence, where that decides about the next attempt
         PRIMARY KEY (seq, attempt)
     ) STRICT, WITHOUT ROWID""",
     "CREATE TABLE demands (run_id TEXT PRIMARY KEY, demand TEXT NOT NULL, set_at REAL NOT NULL) STRICT, WITHOUT ROWID",
@@ -108,8 +109,10 @@ def migrate(db: sqlite3.Connection, version: int) -> None:
     """Bring tables of an earlier version to this one. Inside the caller's transaction: all of it, or nothing."""
     if version < 2:
         _from_first(db)
-    elif version < 3:
-        _from_second(db)
+    else:
+        if version < 3:
+            _from_second(db)
+        db.execute("ALTER TABLE attempts ADD COLUMN evidence TEXT")  # version 3 kept none
     db.execute("UPDATE schema_version SET version = ?", (LEDGER_SCHEMA,))
 
 
@@ -168,7 +171,7 @@ def _from_first(db: sqlite3.Connection) -> None:
     for row in _rows_of_first(db):
         _take_over(db, row)
     db.execute(
-        "INSERT INTO attempts SELECT r.seq, a.attempt, a.kind, a.stage, a.message, 0, 0.0"
+        "INSERT INTO attempts SELECT r.seq, a.attempt, a.kind, a.stage, a.message, 0, 0.0, NULL"
         " FROM attempts_1 a JOIN rollouts r USING (rollout_id) WHERE a.kind IS NOT NULL"
     )
     db.execute(

@@ -255,7 +255,7 @@ class LedgerStore:
         if row is None or row.begun != retry.attempt:
             raise NotFoundError(f"rollout {rollout_id}: attempt {retry.attempt} has not begun.")
         self._db.execute(
-            "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 row.seq,
                 retry.attempt,
@@ -264,6 +264,7 @@ class LedgerStore:
                 printable(retry.message),
                 retry.sampled_tokens,
                 retry.seconds,
+                retry.evidence and retry.evidence.value,
             ),
         )
         self._db.execute("UPDATE rollouts SET begun = NULL WHERE seq = ?", (row.seq,))
@@ -328,8 +329,8 @@ class _Progress:
     finished: bool
 
 
-_LOST = f"'{FailureKind.SERVICE_RESTARTED.value}', 'unknown', 'the service was restarted', 0, 0.0"
-"""Kind, stage, message, tokens and seconds of an attempt that nobody can say anything about."""
+_LOST = f"'{FailureKind.SERVICE_RESTARTED.value}', 'unknown', 'the service was restarted', 0, 0.0, NULL"
+"""Kind, stage, message, tokens, seconds and evidence of an attempt that nobody can say anything about."""
 
 
 def cancel_reason(text: str) -> CancelReason:

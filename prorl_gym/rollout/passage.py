@@ -17,7 +17,7 @@ from prorl_gym.records import StageTime
 from prorl_gym.rollout.parking import Berth, StoppingPolicy
 from prorl_gym.rollout.policy_source import PolicySession
 from prorl_gym.rollout.protocol import Job, Parked, Stage, StageEntered
-from prorl_gym.rollout.stages import Slot, StagePool
+from prorl_gym.rollout.stages import Company, Slot, StagePool
 
 WorkStage = Literal["init", "run", "eval"]
 
@@ -46,6 +46,7 @@ class Pools:
     ) -> None:
         self.hand = StagePool(queue + init + ready + run + evaluate, shares)
         self.ahead = StagePool(init + ready, shares)
+        self.company = Company()
         self.stages: dict[WorkStage, StagePool] = {
             "init": StagePool(init, shares),
             "run": StagePool(run, shares),
@@ -88,12 +89,23 @@ class Passage:
         self._hand: Slot | None = hand
         self._slot: Slot | None = None
         """That of the stage it is in."""
+        self._leave: Callable[[], None] | None = None
+        """Ends its stay among the attempts that run payloads."""
         self._tell = tell
 
     def ahead(self) -> AbstractAsyncContextManager[Slot]:
         """Wait until one more may be prepared, and be counted among the prepared ones for the block."""
         request = self._job.request
         return self._pools.ahead.slot(request.environment, urgent=request.evaluation)
+
+    @asynccontextmanager
+    async def beside_others(self) -> AsyncGenerator[None, None]:
+        """Wait until this attempt may run payloads, beside those of others or alone, and count as one for the block."""
+        await self._enter_company()
+        try:
+            yield
+        finally:
+            self._leave_company()
 
     @asynccontextmanager
     async def through(
@@ -142,12 +154,14 @@ class Passage:
         def leave() -> None:
             session.rest()
             self._give_slot_back()
+            self._leave_company()
             self.give_hand_back()
             self._tell_parked(parked=True)
 
         async def come_back() -> None:
             # What is in hand is bounded for the sake of what waits; this one was in hand before.
             self._hand = self._pools.hand.take_over(request.environment)
+            await self._enter_company()
             run = self._pools.stages["run"]
             self._slot = await run.take(request.environment, urgent=request.evaluation, returning=True)
             self._tell_parked(parked=False)
@@ -172,6 +186,14 @@ class Passage:
     def _must_be_wanted(self) -> None:
         if self.unwanted:
             raise asyncio.CancelledError
+
+    async def _enter_company(self) -> None:
+        self._leave = await self._pools.company.enter(alone=self._job.alone)
+
+    def _leave_company(self) -> None:
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
 
     def _give_slot_back(self) -> None:
         slot, self._slot = self._slot, None

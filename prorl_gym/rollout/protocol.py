@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple, Protocol
 from pydantic import Field
 
 from prorl_gym.demand import Demand
-from prorl_gym.errors import CancelReason, Cause
+from prorl_gym.errors import CancelReason, Cause, Evidence, blame
 from prorl_gym.records import Record, Retry, Rollout, RolloutRequest
 
 Stage = Literal["queue", "init", "run", "eval"]
@@ -32,6 +32,16 @@ class Job(Record):
     unreadable: str = ""
     """Why the stored request cannot be read (damage, or a release that knew other fields). Then ``request`` is a
     stand-in without the task: enough for a record, and nothing to run."""
+
+    @property
+    def losses(self) -> int:
+        """Earlier attempts that lost a sandbox while their own payload ran, with nothing to show why."""
+        return sum(retry.evidence is Evidence.SANDBOX_LOST_UNEXPLAINED for retry in self.retries)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other rollout may run a payload beside this attempt, so that a loss can only be its own doing."""
+        return any(retry.evidence is not None and blame(retry.evidence).alone for retry in self.retries)
 
 
 class StageEntered(Record):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from prorl_gym.rollout.fair import Charge, FairLine
@@ -33,6 +33,39 @@ class Slot:
             raise RuntimeError("a slot was returned twice")
         self._charge.end()
         self._pool.returned()
+
+
+class Company:
+    """Lets attempts run payloads side by side, and single ones without any other.
+
+    One that is to be alone waits until those at work have ended; whoever comes later waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._present = 0
+        self._alone = asyncio.Lock()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    async def enter(self, *, alone: bool) -> Callable[[], None]:
+        """Wait until it may begin; return what ends its stay."""
+        await self._alone.acquire()
+        try:
+            if alone:
+                await self._empty.wait()
+                return self._alone.release
+        except BaseException:
+            self._alone.release()
+            raise
+        self._alone.release()
+        self._present += 1
+        self._empty.clear()
+        return self._leave
+
+    def _leave(self) -> None:
+        self._present -= 1
+        if self._present == 0:
+            self._empty.set()
 
 
 class StagePool:

@@ -28,6 +28,7 @@ from prorl_gym.sandbox.furnishing import prepare_files
 from prorl_gym.sandbox.guest.server import serve
 from prorl_gym.sandbox.launch import Launch
 from prorl_gym.sandbox.mounts import attach_mounts, take_mounts
+from prorl_gym.sandbox.processes import shell_code
 from prorl_gym.sandbox.protocol import Mount
 from prorl_gym.sandbox.rootfs import Root, build_root
 
@@ -56,8 +57,8 @@ class _Container:
     """Its standard input: the container ends with it."""
 
 
-def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str], None]) -> None:
-    """Build and serve an ``apptainer`` sandbox. See ``init.run``.
+def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str], None]) -> int:
+    """Build and serve an ``apptainer`` sandbox; return how it ended. See ``init.run``.
 
     Raises:
         SandboxError: the image cannot be used, or Apptainer refuses it.
@@ -87,7 +88,7 @@ def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str],
 
     pid = _fork(guest, control)
     control.close()  # the guest's copy is the only one: when it ends, the service sees it
-    _reap_until({pid, container.process})
+    return _reap_until({pid, container.process})
 
 
 def _prepare_root(root: str) -> None:
@@ -274,7 +275,9 @@ def _finish_root(
     return system_v
 
 
-def _reap_until(processes: set[int]) -> None:
-    """Reap everything; return when one of ``processes`` has ended: the sandbox ends with it."""
-    while os.waitpid(-1, 0)[0] not in processes:
-        continue
+def _reap_until(processes: set[int]) -> int:
+    """Reap everything; return the exit code of the first of ``processes`` to end: the sandbox ends with it."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid in processes:
+            return shell_code(status)

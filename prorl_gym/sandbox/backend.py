@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -144,10 +145,10 @@ class NamespaceBackend:
         furnished = replace(spec, env={**dict(image.environment), **spec.env}, mounts=mounts)
         launch = Launch(uuid4().hex, self._name, with_proxy(furnished, allowed), program, image.lower)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        channel = Channel.attach(ours, lambda: spawner.kernel_kills(launch.id))
+        channel = Channel.attach(ours)
         try:
             with theirs:
-                spawner.launch(launch, theirs)
+                ended = spawner.launch(launch, theirs)
             async with asyncio.timeout(self._config.start_seconds):
                 await channel.ready()
                 egress = await open_egress(launch.id, allowed, channel)
@@ -165,12 +166,14 @@ class NamespaceBackend:
                 await spawner.outlive(launch.id)
             raise _as_start_failure(error) from None
 
+        channel.memory_kills = partial(spawner.memory_kills, launch.id)
+
         async def release() -> None:
             self._boxes.pop(launch.id, None)
             spawner.stop(launch.id)
             self._images.release(image)
 
-        box = self._boxes[launch.id] = Box(launch.id, spec, channel, release, egress=egress)
+        box = self._boxes[launch.id] = Box(launch.id, spec, channel, release, ended, egress=egress)
         return box
 
     async def idle(self) -> None:

@@ -53,6 +53,17 @@ class Bash:
         """Bash code that restores the exported variables."""
         return self._reports.environment
 
+    @property
+    def pid(self) -> int:
+        """Of bash, as the guest knows it."""
+        return self._child.pid
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether SIGKILL ended bash itself."""
+        exited = self._child.exited
+        return exited.done() and not exited.exception() and exited.result() == -signal.SIGKILL
+
     def take_breaches(self) -> list[Breach]:
         """Return the limits that something below this bash was seen to run into since the last call."""
         return self._channel.take_breaches(self._child.pid)

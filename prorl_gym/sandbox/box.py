@@ -3,17 +3,21 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from prorl_gym.errors import Evidence
 from prorl_gym.sandbox import files
 from prorl_gym.sandbox.channel import Channel
 from prorl_gym.sandbox.egress_proxy import EgressProxy
 from prorl_gym.sandbox.execute import execute
 from prorl_gym.sandbox.live import LiveProcess
+from prorl_gym.sandbox.loss import End
 from prorl_gym.sandbox.protocol import ExecResult, FileEntry, SandboxLimits, SandboxSpec
 from prorl_gym.sandbox.python_session import IsolatedPython
 from prorl_gym.sandbox.shell import PersistentShell
 from prorl_gym.sandbox.shielding import finish
 
 _PING_SECONDS = 10.0
+_END_SECONDS = 10.0
+"""How long the kernel may take to end the processes of a sandbox whose guest is gone."""
 
 
 class Box:
@@ -24,6 +28,7 @@ class Box:
         spec: what it was started from.
         channel: the connection to its guest, ready.
         on_close: releases what the backend holds; called once.
+        ended: how the processes around its guest ended, once they have; ``None``: all of them were killed from outside.
         egress: its way out, if it has one; closed with it.
         python: interpreter of the python session.
     """
@@ -34,6 +39,7 @@ class Box:
         spec: SandboxSpec,
         channel: Channel,
         on_close: Callable[[], Awaitable[None]],
+        ended: "asyncio.Future[End | None] | None" = None,
         *,
         egress: EgressProxy | None = None,
         python: str = "python3",
@@ -42,6 +48,7 @@ class Box:
         self._spec = spec
         self._channel = channel
         self._on_close = on_close
+        self._ended = ended
         self._egress = egress
         self._shell = PersistentShell(channel, spec)
         self._python = IsolatedPython(channel, spec, python)
@@ -134,6 +141,21 @@ class Box:
     def gone(self) -> bool:
         """Whether it was closed, or its guest's end of the connection is."""
         return self._channel.lost()
+
+    async def loss(self) -> Evidence | None:
+        """Return what is known about why it is gone; ``None`` when it lives, or was closed by this side."""
+        if not self._channel.lost() or self._channel.end == "closed":
+            return None
+        if self._channel.end == "starved":
+            return Evidence.SANDBOX_KILLED_OUTSIDE
+        if self._channel.end == "died" and self._ended is not None:
+            await asyncio.wait([self._ended], timeout=_END_SECONDS)
+            if self._ended.done():
+                end = self._ended.result()
+                evidence = Evidence.SANDBOX_KILLED_OUTSIDE if end is None else end.evidence
+                if evidence is not Evidence.SANDBOX_LOST_UNEXPLAINED:
+                    return evidence
+        return self._channel.unexplained()
 
     async def close(self) -> None:
         """Kill everything inside and release it. Idempotent; every caller returns when it is done."""

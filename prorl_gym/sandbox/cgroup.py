@@ -107,11 +107,6 @@ class Cgroups:
     def __str__(self) -> str:
         return f"each has a cgroup below {self._place}"
 
-    @property
-    def place(self) -> Path:
-        """Directory below which each sandbox has its cgroup, under its id."""
-        return self._place
-
     @classmethod
     def open(cls, delegated: Path, uid: int, gid: int) -> "Cgroups":
         """Take a part of a delegated cgroup, and enter it: this process is the spawner. Removes those of dead ones.
@@ -170,6 +165,14 @@ class Cgroups:
             path.rmdir()
             raise
 
+    def memory_kills(self, sandbox_id: str) -> int:
+        """Return how many processes of a sandbox the kernel has killed because its cgroup was at its limit."""
+        try:
+            events = (self._place / sandbox_id / "memory.events").read_text("ascii").splitlines()
+        except OSError:  # a sandbox without a cgroup
+            return 0
+        return next((int(line.split()[1]) for line in events if line.startswith("oom_kill ")), 0)
+
     def remove(self, sandbox_id: str) -> None:
         """Remove the cgroup of a sandbox that has ended. One that the kernel has not let go of yet is tried again."""
         self._left.add(sandbox_id)
@@ -201,15 +204,6 @@ def open_cgroups(choice: str, uid: int, gid: int) -> Cgroups | Refusal:
     if asked is not None:
         raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, f"sandbox.cgroup: {found.cause}.", found.fix)
     return found
-
-
-def count_kills(cgroup: Path) -> int:
-    """Return how many processes of a cgroup the kernel has killed since they were beyond its memory."""
-    try:
-        text = (cgroup / "memory.events").read_text("ascii")
-    except OSError:  # it has been removed
-        return 0
-    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))
 
 
 def _remove_if_dead(place: Path) -> None:

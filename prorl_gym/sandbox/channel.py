@@ -4,15 +4,21 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from errno import E2BIG, EAGAIN
-from typing import Any
+from typing import Any, Literal
 
-from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
 from prorl_gym.sandbox.breach import Breach
 from prorl_gym.sandbox.guest import wire
+from prorl_gym.sandbox.loss import HostMemory
 from prorl_gym.sandbox.shielding import finish
+
+ChannelEnd = Literal["closed", "died", "broken", "starved"]
+"""``closed`` by this side; the guest ``died``; it was silent for too long or made no sense; it could not fork."""
+
+_UNKNOWN = (None, None)
 
 _ANSWER_SECONDS = 120.0
 """A guest that has not answered by then never will. Its slowest honest answer (a tree that does not die) takes 3 s."""
@@ -38,16 +44,11 @@ class Channel:
     """One connection, on one event loop. A channel that closes is a sandbox that is lost."""
 
     @classmethod
-    def attach(cls, sock: socket.socket, kernel_kills: Callable[[], int] = lambda: 0) -> "Channel":
-        """Take over the service's end of the socket pair, on the running loop.
+    def attach(cls, sock: socket.socket) -> "Channel":
+        """Take over the service's end of the socket pair, on the running loop."""
+        return cls(sock, asyncio.get_running_loop())
 
-        Args:
-            sock: the service's end.
-            kernel_kills: returns how many processes of the sandbox the kernel has killed for its memory.
-        """
-        return cls(sock, asyncio.get_running_loop(), kernel_kills)
-
-    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop, kernel_kills: Callable[[], int]) -> None:
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         sock.setblocking(False)
         self._socket = sock
         self._loop = loop
@@ -55,12 +56,17 @@ class Channel:
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._exits: dict[int, asyncio.Future[int]] = {}
         self._breaches: dict[int, dict[Breach, None]] = {}
+        self._kills: dict[int, tuple[bool | None, bool | None]] = {}
         self._disk_full = False
-        self._kernel_kills = kernel_kills
-        self._kills_told = 0
+        self._memory = HostMemory.now()
+        self.memory_kills: Callable[[], Awaitable[int]] | None = None
+        """Asks how many processes of the sandbox the kernel killed at the limit of its cgroup, where there is one."""
+        self._memory_kills = 0
         self._outbox: deque[bytes] = deque()
         self._hello: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._lost: SandboxError | None = None
+        self.end: ChannelEnd | None = None
+        """How it came to its end."""
         loop.add_reader(sock.fileno(), self._readable)
 
     @property
@@ -116,8 +122,9 @@ class Channel:
             if isinstance(error, StartFailure) or error.errno == E2BIG:
                 raise
             why = f"can start nothing any more ({error.strerror})"
-            if error.errno != EAGAIN:  # which payloads at their limit of processes cause; all else is the host's
-                self.close(why)
+            if error.errno == EAGAIN:  # which payloads at their limit of processes cause; all else is the host's
+                raise UnusableSandboxError(f"the sandbox {why}.") from None
+            self.close(why, "starved")
             raise SandboxError(FailureKind.SANDBOX_LOST, f"the sandbox {why}.") from None
 
     def exit_of(self, pid: int) -> "asyncio.Future[int]":
@@ -129,8 +136,7 @@ class Channel:
     def take_breaches(self, pid: int) -> list[Breach]:
         """Return the limits that a child was seen to run into since the last call, first one first.
 
-        A root that is full at this moment is one that everything runs into. A process that the kernel killed at the
-        edge of the sandbox's cgroup counts for the command that ends next: no one says which command it belonged to.
+        A root that is full at this moment is one that everything runs into.
 
         The guest tells of a breach before it kills for it. So, once the effect has been seen on another descriptor,
         the news is in the socket at the latest, and is read here.
@@ -138,15 +144,41 @@ class Channel:
         if self._lost is None:
             self._readable()
         seen = list(self._breaches.pop(pid, ()))
-        if (kills := self._kernel_kills()) > self._kills_told:
-            self._kills_told = kills
-            seen.append(Breach.MEMORY_SANDBOX)
         return [*seen, Breach.DISK] if self._disk_full and Breach.DISK not in seen else seen
 
-    def close(self, reason: str = "was closed") -> None:
+    def was_struck(self, pid: int) -> bool | None:
+        """Whether SIGKILL was sent from inside to a child that ended, or by us; ``None``: not known."""
+        return self._kills.get(pid, _UNKNOWN)[0]
+
+    def sent_kill(self, pid: int) -> bool:
+        """Whether SIGKILL was sent from inside to a child that ended or by anything below it, or may have been."""
+        return self._kills.get(pid, _UNKNOWN) != (False, False)
+
+    async def evidence_of_kill(self, pid: int) -> Evidence | None:
+        """Return what is known about a child that SIGKILL ended; ``None``: a limit, the payload or we did it.
+
+        A kernel that kills at the limit of the sandbox's cgroup does so for a limit, which ``take_breaches`` then has.
+        """
+        if self._lost is None:
+            self._readable()
+        if self._breaches.get(pid) or self.was_struck(pid) is not False:
+            return None
+        if self.memory_kills is not None and (kills := await self.memory_kills()) > self._memory_kills:
+            self._memory_kills = kills
+            self._breaches.setdefault(pid, {})[Breach.MEMORY_SANDBOX] = None
+            return None
+        return self.unexplained()
+
+    def unexplained(self) -> Evidence:
+        """Return the evidence about what nothing in the sandbox explains: its host may have been short of memory."""
+        short = HostMemory.now().was_short_since(self._memory)
+        return Evidence.SANDBOX_KILLED_OUTSIDE if short else Evidence.SANDBOX_LOST_UNEXPLAINED
+
+    def close(self, reason: str = "was closed", end: ChannelEnd = "closed") -> None:
         """Let go of the guest, which ends it; everything that still waits hears ``SANDBOX_LOST``."""
         if self._lost is not None:
             return
+        self.end = end
         self._lost = SandboxError(FailureKind.SANDBOX_LOST, f"the sandbox {reason}.")
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
@@ -162,7 +194,7 @@ class Channel:
             raise OSError(E2BIG, f"arguments and environment exceed {wire.MAX_REQUEST} bytes; use stdin or a file")
         answer: asyncio.Future[Reply] = self._loop.create_future()
         self._waiting[self._number] = answer
-        overdue = self._loop.call_later(_ANSWER_SECONDS, self.close, "does not answer")
+        overdue = self._loop.call_later(_ANSWER_SECONDS, self.close, "does not answer", "broken")
         answer.add_done_callback(lambda _: overdue.cancel())
         self._outbox.append(packet)
         self._flush()
@@ -197,17 +229,19 @@ class Channel:
                 received = wire.receive(self._socket)
             except BlockingIOError:
                 return
-            except (OSError, wire.PacketError) as error:
-                return self.close(f"broke its connection ({error})")
+            except OSError as error:  # it died with a request unread
+                return self.close(f"broke its connection ({error})", "died")
+            except wire.PacketError as error:
+                return self.close(f"broke its connection ({error})", "broken")
             if received is None:
-                return self.close("died")
+                return self.close("died", "died")
             message, descriptors = received
             try:
                 self._handle(message, descriptors)
             except (KeyError, TypeError, ValueError, OverflowError):
                 for descriptor in descriptors:
                     os.close(descriptor)
-                return self.close("sent a message that makes no sense")
+                return self.close("sent a message that makes no sense", "broken")
 
     def _handle(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if descriptors and message["type"] != "reply":
@@ -218,6 +252,7 @@ class Channel:
             case "exit":
                 exited = self._exits.get(int(message["pid"]))  # kept: its starter may not have asked for it yet
                 if exited is not None and not exited.done():
+                    self._kills[int(message["pid"])] = message.get("struck"), message.get("sent")
                     exited.set_result(int(message["status"]))
             case "breach":
                 self._breaches.setdefault(int(message["pid"]), {})[Breach(message["breach"])] = None
@@ -229,7 +264,7 @@ class Channel:
             case "failed":
                 self._on_failed(message)
             case other:
-                self.close(f"sent an unknown message ({other!r})")
+                self.close(f"sent an unknown message ({other!r})", "broken")
 
     def _on_reply(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
         answer = self._waiting[int(message["id"])]

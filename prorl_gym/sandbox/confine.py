@@ -2,6 +2,7 @@
 
 import resource
 import signal
+from collections.abc import Callable
 
 from prorl_gym.sandbox import seccomp, syscalls
 from prorl_gym.sandbox.protocol import SandboxLimits
@@ -32,7 +33,7 @@ _DESCRIPTORS_KEPT = 1024
 limit, such as the guests and the spawner, can send descriptors all the same."""
 
 
-def confine(limits: SandboxLimits, *, system_v: bool) -> None:
+def confine(limits: SandboxLimits, hand_over: Callable[[int], None], *, system_v: bool) -> None:
     """Give up everything a payload must not have. Runs in the child, after fork and before exec.
 
     The process's memory is still a copy of the init's here, so it stays undumpable until exec: another payload must
@@ -40,6 +41,8 @@ def confine(limits: SandboxLimits, *, system_v: bool) -> None:
 
     Args:
         limits: resource limits; they become both the soft and the hard limit (one second apart for CPU time).
+        hand_over: takes the listener of the filter of calls, if it has one. Before the limits, since a process with a
+            low one may not send any descriptor while others of its uid have many in unread messages.
         system_v: System V IPC is bounded, and so may be used.
 
     Raises:
@@ -49,7 +52,8 @@ def confine(limits: SandboxLimits, *, system_v: bool) -> None:
     syscalls.keep_capabilities(PAYLOAD_CAPABILITIES.values())
     _reset_signals()
     _limit(resource.RLIMIT_CORE, _NO_CORE)
-    seccomp.refuse_calls(system_v=system_v)
+    if (listener := seccomp.refuse_calls(system_v=system_v)) is not None:
+        hand_over(listener)
     _limit_resources(limits)
 
 

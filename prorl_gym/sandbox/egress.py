@@ -10,14 +10,35 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from prorl_gym.errors import FailureKind, SandboxError
 
 Address = IPv4Address | IPv6Address
 
 _DEFAULT_PORTS = (80, 443)
-_NAT64 = 0x0064FF9B << 96
+_MAPPED = ip_network("::ffff:0:0/96")
+_NAT64 = ip_network("64:ff9b::/96")
+_GLOBAL_UNICAST = ip_network("2000::/3")
+
+NOT_PUBLIC = tuple(
+    map(
+        ip_network,
+        (
+            *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+            *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24"),
+            *("203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+            *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
+        ),
+    )
+)
+"""Blocks of the IANA IPv4 and IPv6 Special-Purpose Address Registries (of 2025-10) that are not globally reachable or
+of which the registry does not say so, and multicast. Exceptions inside them (anycast of protocols such as PCP and AMT)
+are left out: they lead to the nearest network, and no web server is there. Of IPv6, everything outside global unicast
+is not public either: site-local ``fec0::/10``, unique local, link-local, discard, segment routing, NAT64 of the site.
+
+https://www.iana.org/assignments/iana-ipv4-special-registry, https://www.iana.org/assignments/iana-ipv6-special-registry
+"""
 
 
 class EgressRefusedError(Exception):
@@ -84,20 +105,13 @@ class AllowList:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address, and the IPv4 address that may be embedded in it, belongs to the public internet."""
-    return all(
-        part.is_global and not (part.is_multicast or part.is_reserved or part.is_unspecified)
-        for part in (address, *_embedded(address))
-    )
-
-
-def _embedded(address: Address) -> list[IPv4Address]:
-    if isinstance(address, IPv4Address):
-        return []
-    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-    if int(address) >> 32 == _NAT64 >> 32:
-        found.append(IPv4Address(int(address) & 0xFFFFFFFF))
-    return [part for part in found if part is not None]
+    """Return whether an address, or the IPv4 address that it stands for, belongs to the public internet."""
+    if isinstance(address, IPv6Address):
+        if address in _MAPPED or address in _NAT64:
+            return is_public(IPv4Address(int(address) & 0xFFFFFFFF))
+        if address not in _GLOBAL_UNICAST:
+            return False
+    return not any(address in block for block in NOT_PUBLIC)
 
 
 def normal_host(host: str) -> str:

@@ -6,9 +6,9 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from errno import E2BIG, EACCES, EINVAL, ENOENT, ENOTDIR
+from errno import E2BIG, EACCES, EINVAL, ELIBBAD, ELOOP, ENOENT, ENOEXEC, ENOMEM, ENOTDIR, ETXTBSY
 
-from prorl_gym.errors import Evidence, FailureKind, SandboxError
+from prorl_gym.errors import FailureKind, SandboxError, UnusableSandboxError
 from prorl_gym.sandbox.breach import Breach, name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
 from prorl_gym.sandbox.output import Capture
@@ -17,6 +17,8 @@ from prorl_gym.sandbox.shielding import finish
 from prorl_gym.sandbox.streams import Reader, Writer
 
 _KILLED = 128 + signal.SIGKILL
+NO_PROGRAM = (ENOENT, ENOTDIR, EACCES, ENOEXEC, ELOOP, ETXTBSY, ELIBBAD)
+"""What is wrong with the file, not with the sandbox, when a program cannot be executed."""
 _KILL_SECONDS = 10.0
 """How long the guest may take to report a child that it killed; then it is the sandbox that is broken."""
 
@@ -93,9 +95,10 @@ class Child:
         if not reply.fields["gone"]:
             # One that forks faster than it is killed reaches its limit of processes. Otherwise the host is slow to end
             # what was killed (large memory, a stuck disk), and the sandbox answers all the same.
-            forks = Breach.PROCESSES in self._channel.take_breaches(self.pid)
-            kind = FailureKind.SANDBOX_LOST if forks else FailureKind.SANDBOX_UNAVAILABLE
-            raise SandboxError(kind, "a process tree in the sandbox could not be killed.")
+            what = "a process tree in the sandbox could not be killed."
+            if Breach.PROCESSES in self._channel.take_breaches(self.pid):
+                raise UnusableSandboxError(what)
+            raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, what)
 
 
 async def execute(
@@ -145,9 +148,9 @@ async def execute(
     stdout, stderr = (capture.take() for capture in captures)
     code = exit_code(child.exited.result())
     if code == _KILLED and channel.lost():  # a dying sandbox takes its processes first
-        raise SandboxError.from_evidence(
-            Evidence.SANDBOX_KILLED_OUTSIDE, f"the sandbox was lost while it ran {argv[0]}."
-        )
+        raise SandboxError(FailureKind.SANDBOX_LOST, f"the sandbox was lost while it ran {argv[0]}.")
+    if code == _KILLED and not timed_out:
+        await channel.evidence_of_kill(child.pid)  # which names a limit, if that was one
     breach = name_breach(
         exit_code=code,
         observed=channel.take_breaches(child.pid),
@@ -155,7 +158,9 @@ async def execute(
         timed_out=timed_out,
         truncated=truncated,
     )
-    return ExecResult(code, stdout, stderr, timed_out, truncated, time.monotonic() - started, breach)
+    seconds = time.monotonic() - started
+    sigkill = None if timed_out or breach is not None or channel.sent_kill(child.pid) else channel.unexplained()
+    return ExecResult(code, stdout, stderr, timed_out, truncated, seconds, breach, sigkill)
 
 
 def exit_code(status: int) -> int:
@@ -170,8 +175,12 @@ def _not_started(failure: StartFailure, program: str, cwd: str | None) -> ExecRe
         return ExecResult(127 if missing else 126, b"", f"{program}: {os.strerror(code)}\n".encode())
     if failure.stage == "cwd" and code in (ENOENT, ENOTDIR, EACCES, EINVAL):
         return ExecResult(126, b"", f"{cwd or 'working directory'}: {os.strerror(code)}\n".encode())
-    raise SandboxError(
-        FailureKind.SANDBOX_UNAVAILABLE,
-        f"a child could not be confined: {failure.strerror}.",
-        "See `prorl-gym doctor`.",
-    )
+    raise not_confined(failure, "a child")
+
+
+def not_confined(failure: StartFailure, what: str) -> SandboxError:
+    """Return the error of a program of the sandbox that is there and could not be started."""
+    what = f"{what} could not be started in the sandbox: {failure.strerror}."
+    if failure.errno == ENOMEM:
+        return SandboxError(FailureKind.SANDBOX_UNAVAILABLE, what, "See `prorl-gym doctor`.")
+    return UnusableSandboxError(what, "See `prorl-gym doctor`.")

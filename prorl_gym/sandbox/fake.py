@@ -7,7 +7,7 @@ from errno import EFBIG, EISDIR, ENOENT, ENOTDIR
 from posixpath import basename, dirname, join, normpath
 from typing import Any, TypeVar
 
-from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError
 from prorl_gym.sandbox.protocol import (
     CellResult,
     ExecResult,
@@ -66,6 +66,8 @@ class FakeSandbox:
         self.cancelled: list[Call] = []
         """Calls whose await was cancelled."""
         self.closed = False
+        self.evidence = Evidence.SANDBOX_KILLED_OUTSIDE
+        """Why it is gone, once it is lost."""
         self.lost: SandboxError | None = None
         """Set it (or call ``lose``) and every method raises it from then on."""
         self._broken = asyncio.Event()
@@ -157,6 +159,10 @@ class FakeSandbox:
     async def alive(self) -> bool:
         """Whether it was neither lost nor closed."""
         return self.lost is None and not self.closed
+
+    async def loss(self) -> Evidence | None:
+        """Return ``evidence`` when it was lost."""
+        return None if self.lost is None else self.evidence
 
     @property
     def gone(self) -> bool:

@@ -18,7 +18,7 @@ _SOCKET_NAME = 45
 """Longest name below the scratch directory: a sandbox's id (32 characters) and a socket in its directory."""
 _FILES_PER_SANDBOX = 16
 _PROCESSES_PER_SANDBOX = 16
-_ASKS_ABOUT_SHARED_MEMORY = (5, 5)
+_ASKS_ABOUT_SHARED_MEMORY = (5, 9)
 _LEAST_OPEN_FILES = 4096
 _LEAST_PROCESSES = 2048
 _LEAST_NAMESPACES = 256
@@ -152,7 +152,7 @@ def _cgroups(facts: Facts) -> Iterator[Finding]:
         yield Finding("cgroups", "info", detail)
         if facts.kernel < _ASKS_ABOUT_SHARED_MEMORY:
             detail = f"Linux {facts.release} does not ask about shared memory: what a program unmaps is not counted."
-            yield Finding("shared memory", "weak", detail, "Boot Linux 5.5 or newer, or give the service a cgroup.")
+            yield Finding("shared memory", "weak", detail, "Boot Linux 5.9 or newer, or give the service a cgroup.")
     else:
         yield Finding("cgroups", "yes", f"the kernel bounds memory: one for each sandbox, below {found}")
 

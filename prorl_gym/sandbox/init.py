@@ -30,8 +30,8 @@ BASE_ENVIRONMENT = {
 """What every payload finds in its environment; nothing comes from the host's. The spec's variables win."""
 
 
-def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str], None]) -> None:
-    """Build and serve a ``userns`` sandbox.
+def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str], None]) -> int:
+    """Build and serve a ``userns`` sandbox; return 0.
 
     Args:
         launch: what to build.
@@ -64,6 +64,7 @@ def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str],
         attach_mounts(mounts)
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     serve(control, guest_options(launch.spec, proc, is_init=True, system_v=system_v, storage=root.storage))
+    return 0
 
 
 def isolate_process() -> None:

@@ -11,7 +11,7 @@ import os
 import resource
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -107,9 +107,9 @@ def _in_own_user_namespace() -> bool:
         return file.read().split() != ["0", "0", str(_EVERY_UID)]
 
 
-def _confine_without_count(limits: SandboxLimits, *, system_v: bool) -> None:
+def _confine_without_count(limits: SandboxLimits, hand_over: Callable[[int], None], *, system_v: bool) -> None:
     """Leave the number of processes alone: outside of a user namespace it would count all of this user's."""
-    confine(replace(limits, processes=resource.getrlimit(resource.RLIMIT_NPROC)[1]), system_v=system_v)
+    confine(replace(limits, processes=resource.getrlimit(resource.RLIMIT_NPROC)[1]), hand_over, system_v=system_v)
 
 
 def _report(control: socket.socket, error: OSError) -> None:

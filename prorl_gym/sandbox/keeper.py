@@ -27,7 +27,7 @@ from prorl_gym.sandbox.guest.tree import ProcessTable
 from prorl_gym.sandbox.guest_bundle import guest_bundle
 from prorl_gym.sandbox.inside import BOUNDED, UNBOUNDED, UP
 from prorl_gym.sandbox.launch import Launch
-from prorl_gym.sandbox.processes import be_first_victim
+from prorl_gym.sandbox.processes import be_first_victim, shell_code
 
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C"}
 """The runtime's own; built from nothing."""
@@ -58,8 +58,8 @@ def run(
     base: str,
     control: socket.socket,
     note: Callable[[str], None],
-) -> None:
-    """Start a runtime and keep it until it ends or we are told to end it.
+) -> int:
+    """Start a runtime and keep it until it ends or we are told to end it; return its exit code, 0 in the latter case.
 
     Args:
         launch: what to start.
@@ -79,7 +79,7 @@ def run(
     try:
         command = prepare(launch, base)
         note(command.weaker)
-        _Runtime(launch, command, control).watch(wake)
+        return _Runtime(launch, command, control).watch(wake)
     finally:
         table.kill_descendants(os.getpid())
         _reap_all()
@@ -118,8 +118,8 @@ class _Runtime:
         for descriptor in (inherited[_OPTIONS], inherited[_BUNDLE]):
             os.close(descriptor)
 
-    def watch(self, wake: int) -> None:
-        """Return when the runtime has ended, or when SIGTERM came.
+    def watch(self, wake: int) -> int:
+        """Return the runtime's exit code when it has ended, 0 when SIGTERM came.
 
         The control socket stays open here until the guest is up: so long, a failure is ours to report.
         """
@@ -131,8 +131,11 @@ class _Runtime:
             if self._started.fileno() in ready:
                 poll.unregister(self._started)
                 self._welcome()
-            if wake in ready and (signal.SIGTERM in os.read(wake, 4096) or self._ended()):
-                return
+            if wake in ready:
+                if signal.SIGTERM in os.read(wake, 4096):
+                    return 0
+                if (code := self._ended()) is not None:
+                    return code
 
     def _welcome(self) -> None:
         """Read the guest's word; if it is up, tell it whether payloads may have System V IPC."""
@@ -145,14 +148,14 @@ class _Runtime:
             self._started.send(BOUNDED if bounded else UNBOUNDED, socket.MSG_NOSIGNAL)
         self._control.close()
 
-    def _ended(self) -> bool:
-        """Reap; whether the runtime itself was among the dead."""
+    def _ended(self) -> int | None:
+        """Reap; return the runtime's exit code if it was among the dead."""
         while True:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == self._pid and self._control.fileno() >= 0 and not self._came_up():
                 raise self._refusal()
             if pid in (0, self._pid):
-                return pid != 0
+                return None if pid == 0 else shell_code(status)
 
     def _came_up(self) -> bool:
         return bool(select.select([self._started], [], [], 0)[0]) and bool(self._started.recv(1))

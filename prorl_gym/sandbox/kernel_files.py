@@ -29,8 +29,6 @@ HIDDEN_FILES = (
     "/proc/latency_stats",
     "/proc/kallsyms",
     "/proc/kmsg",
-    "/proc/1/cmdline",  # the spawner's: it shows where the host keeps its interpreter
-    "/proc/1/task/1/cmdline",
 )
 HIDDEN_DIRECTORIES = ("/proc/acpi", "/proc/scsi")
 _TERMINALS = 64

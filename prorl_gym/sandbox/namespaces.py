@@ -34,9 +34,10 @@ _NAMESPACES = (
 HOSTNAME = "sandbox"
 _NOTE_BYTES = 1000
 
-InitMain = Callable[[Callable[[str], None]], None]
+InitMain = Callable[[Callable[[str], None]], int]
 """Body of pid 1: builds the sandbox and serves until the control socket ends. Takes a function that tells the spawner
-what is weaker than usual; it is called once, before serving."""
+what is weaker than usual; it is called once, before serving. Returns the exit code: 0 for the end of the socket, else
+that of the process whose end was the sandbox's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +92,28 @@ def give_birth(
     return Birth(pid, ours)
 
 
-def _run(control: socket.socket, body: Callable[[], None]) -> None:
+def _run(control: socket.socket, body: Callable[[], int]) -> None:
     """Run the body of a forked process to its end; never return into the spawner's code."""
     status = 1
     try:
-        body()
-        status = 0
+        status = body()
     except BaseException as error:
         setup_error.report(control, error)
     finally:
         os._exit(status)
 
 
-def _middle(control: socket.socket, line: socket.socket, enter: Callable[[], None], main: InitMain) -> None:
+def _middle(control: socket.socket, line: socket.socket, enter: Callable[[], None], main: InitMain) -> int:
     _shed_inheritance(control, line)
+    # The spawner's until now, which shows where the host keeps its interpreter. Payloads can read that of
+    # every child of the guest until its exec.
+    syscalls.set_command_line(HOSTNAME)
     enter()
     pid = os.fork()
     if pid == 0:
         _run(control, lambda: _init(line, main))
     line.send(str(pid).encode(), socket.MSG_NOSIGNAL)
+    return 0
 
 
 def _shed_inheritance(control: socket.socket, line: socket.socket) -> None:
@@ -149,14 +153,14 @@ def enter_namespaces(uid: int, gid: int) -> None:
         raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, diagnosis.what, diagnosis.fix) from None
 
 
-def _init(line: socket.socket, main: InitMain) -> None:
+def _init(line: socket.socket, main: InitMain) -> int:
     if not line.recv(16):
-        return  # the spawner is gone
+        return 1  # the spawner is gone
     syscalls.set_parent_death_signal(signal.SIGKILL)
     try:
         line.send(b"armed", socket.MSG_NOSIGNAL)
     except BrokenPipeError:
-        return  # the spawner died before the signal was armed
+        return 1  # the spawner died before the signal was armed
     if not seccomp.SUPPORTED:  # else payloads have no keyrings, and the spawner has left the service's
         syscalls.leave_session_keyring()
 
@@ -165,7 +169,7 @@ def _init(line: socket.socket, main: InitMain) -> None:
             line.send(text.encode()[:_NOTE_BYTES], socket.MSG_NOSIGNAL)
         line.close()
 
-    main(note)
+    return main(note)
 
 
 def _write(path: str, text: str) -> None:

@@ -26,6 +26,12 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+def shell_code(status: int) -> int:
+    """Turn a wait status into an exit code, 128 + signal for a process that a signal ended, as shells do."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
 def be_first_victim() -> None:
     """Have the kernel pick this process and its children before the service when memory runs out.
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+from prorl_gym.errors import Evidence
 from prorl_gym.sandbox.breach import Breach
 
 DEFAULT_IMAGE = ""
@@ -88,6 +89,9 @@ class ExecResult:
     seconds: float = 0.0
     breach: Breach | None = None
     """The limit it ran into, as far as that can be told; see ``breach``."""
+    sigkill: Evidence | None = None
+    """What is known about who ended a part of it by SIGKILL, if anything did: nothing in the sandbox sent one, and no
+    limit explains it. ``None``: the payload may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +248,20 @@ class Sandbox(Protocol):
     async def close(self) -> None:
         """Kill everything inside and release it. Idempotent, shielded from cancellation, safe at any time."""
         ...
+
+
+@runtime_checkable
+class KnowsItsLoss(Protocol):
+    """A sandbox that tells why it is gone."""
+
+    async def loss(self) -> Evidence | None:
+        """Return what is known about why it is gone; ``None`` when it lives, or was closed by this side."""
+        ...
+
+
+async def loss_of(sandbox: Sandbox) -> Evidence | None:
+    """Return what is known about why a sandbox is gone; ``None`` when it lives, was closed, or does not tell."""
+    return await sandbox.loss() if isinstance(sandbox, KnowsItsLoss) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,11 @@
 
 import asyncio
 import signal
-from errno import EACCES, ENOENT
 
-from prorl_gym.errors import Evidence, FailureKind, SandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
 from prorl_gym.sandbox.breach import Breach, name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
-from prorl_gym.sandbox.execute import exit_code
+from prorl_gym.sandbox.execute import NO_PROGRAM, exit_code, not_confined
 from prorl_gym.sandbox.output import Capture
 from prorl_gym.sandbox.protocol import CellResult, SandboxSpec
 from prorl_gym.sandbox.python_worker import Answer, LineWorker, PythonWorker, Unfit, WorkerKind
@@ -36,6 +35,9 @@ class IsolatedPython:
         self._console = ""
         self._capture = Capture(spec.limits.output)
         self._worker: PythonWorker | None = None
+        self._kill: Evidence | None = None
+        self._struck: bool | None = None
+        """What is known of a worker that was killed while it started; see ``Channel``."""
         self._was_started = False
         self._revived = False
 
@@ -82,6 +84,7 @@ class IsolatedPython:
         if self._worker is not None and not self._worker.child.exited.done():
             return
         if self._worker is not None:
+            await self._must_be_explained(self._worker)
             self._revived = True  # it ended while nobody looked; the next result says so
             self._worker.release()
             self._worker = None
@@ -89,8 +92,7 @@ class IsolatedPython:
         if worker is None:  # killed, and no limit explains it: a worker whose own doing that is dies again
             worker = await self._start()
         if worker is None:
-            evidence = Evidence.PAYLOAD_BROKE_SANDBOX if self._was_started else Evidence.PROGRAM_KILLED_OUTSIDE
-            raise SandboxError.from_evidence(evidence, "python3 was killed twice while it started.")
+            raise self._killed_at_start()
         self._worker, self._was_started, self._console = worker, True, worker.console
 
     async def _start(self) -> PythonWorker | None:
@@ -98,10 +100,11 @@ class IsolatedPython:
         try:
             worker = await self._start_worker(self._channel, self._program, self._capture)
         except StartFailure as failure:
-            if failure.errno not in (ENOENT, EACCES) or self._channel.lost():
-                raise SandboxError(
-                    FailureKind.SANDBOX_UNAVAILABLE, f"python3 could not be started: {failure.strerror}."
-                ) from None
+            if self._channel.lost():
+                what = f"python3 could not be started: {failure.strerror}."
+                raise SandboxError(FailureKind.SANDBOX_LOST, what) from None
+            if failure.errno not in NO_PROGRAM:
+                raise not_confined(failure, "python3") from None
             raise self._unfit(_NO_PYTHON) from None
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -119,8 +122,11 @@ class IsolatedPython:
         await finish(worker.kill())
         self._must_live("while python3 started")
         detail = self._capture.take_text().strip().rpartition("\n")[2][:200]
-        if killed and not self._channel.take_breaches(worker.child.pid):
-            return None
+        if killed:
+            self._kill = await self._channel.evidence_of_kill(worker.child.pid)
+            self._struck = self._channel.was_struck(worker.child.pid)
+            if not self._channel.take_breaches(worker.child.pid):
+                return None
         raise self._unfit(worker.unfit, f" ({detail or 'no output'})")
 
     async def _stop(self, worker: PythonWorker, answer: "asyncio.Future[Answer | None]") -> None:
@@ -140,6 +146,8 @@ class IsolatedPython:
             output, ok = self._capture.take_text(), answer.ok and not timed_out
             breach = self._breach(worker, 0 if ok else 1, output, timed_out, truncated)
             return CellResult(output, ok, answer.images, timed_out, restarted, breach)
+        if not timed_out:
+            await self._must_be_explained(worker)
         await finish(worker.kill())
         self._worker = None
         output, code = self._capture.take_text(), exit_code(worker.child.exited.result())
@@ -159,7 +167,28 @@ class IsolatedPython:
     def _must_live(self, when: str) -> None:
         """Ask before an end is blamed on the image or on the agent: a dying sandbox takes its processes first."""
         if self._channel.lost():
-            raise SandboxError.from_evidence(Evidence.SANDBOX_KILLED_OUTSIDE, f"the sandbox was lost {when}.")
+            raise SandboxError(FailureKind.SANDBOX_LOST, f"the sandbox was lost {when}.")
+
+    def _killed_at_start(self) -> SandboxError:
+        what = "python3 was killed twice while it started."
+        if self._kill is not None:
+            return SandboxError.from_evidence(self._kill, what)
+        if self._struck and not self._was_started:  # by the image's own python3, or by what a payload put in its place
+            return UnusableSandboxError(what)
+        evidence = Evidence.PAYLOAD_BROKE_SANDBOX if self._was_started else Evidence.PROGRAM_KILLED_OUTSIDE
+        return SandboxError.from_evidence(evidence, what)
+
+    async def _must_be_explained(self, worker: PythonWorker) -> None:
+        """Let a session pass for its payload's doing only if that may be so: what it held is gone with it.
+
+        Raises:
+            SandboxError: SIGKILL ended it, and neither a limit nor a program inside explains that.
+        """
+        if _was_killed(worker) and (evidence := await self._channel.evidence_of_kill(worker.child.pid)) is not None:
+            self._worker = None
+            worker.release()
+            what = "the python session was killed, and nothing in its sandbox explains that."
+            raise SandboxError.from_evidence(evidence, what)
 
     def _unfit(self, unfit: Unfit, detail: str = "") -> SandboxError:
         if self._was_started:

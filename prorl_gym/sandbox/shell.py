@@ -2,12 +2,12 @@
 
 import asyncio
 import shlex
-from errno import EACCES, ELOOP, ENOENT, ENOEXEC
 
 from prorl_gym.errors import Evidence, FailureKind, SandboxError
 from prorl_gym.sandbox.bash import Bash
 from prorl_gym.sandbox.breach import name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
+from prorl_gym.sandbox.execute import NO_PROGRAM, not_confined
 from prorl_gym.sandbox.guest.driver import MAX_COMMAND
 from prorl_gym.sandbox.output import Capture
 from prorl_gym.sandbox.protocol import SandboxSpec, ShellResult
@@ -21,8 +21,6 @@ _INTERRUPT_SECONDS = 0.5
 _SETTLE_SECONDS = 1.0
 """How long bash has to report after the processes of its command were killed."""
 _RESTORE_SECONDS = 5.0
-_NO_PROGRAM = (ENOENT, EACCES, ENOEXEC, ELOOP)
-"""What is wrong with the file, not with the sandbox, when bash cannot be executed."""
 
 
 class PersistentShell:
@@ -83,6 +81,7 @@ class PersistentShell:
         if self._bash is not None and not self._bash.dead and not self._bash.tampered:
             return
         if self._bash is not None:
+            await self._must_be_explained(self._bash)
             self._revived = True  # it ended while nobody looked; the next result says so
             await self._put_away(self._bash)
         try:
@@ -163,7 +162,9 @@ class PersistentShell:
         completion = running.result()
         bash = self._current()
         if bash.dead and self._channel.lost():  # a dying sandbox takes its processes first
-            raise SandboxError.from_evidence(Evidence.SANDBOX_KILLED_OUTSIDE, "the sandbox was lost during a command.")
+            raise SandboxError(FailureKind.SANDBOX_LOST, "the sandbox was lost during a command.")
+        if not timed_out:
+            await self._must_be_explained(bash)
         if completion.cwd.startswith("/"):
             self._cwd = completion.cwd
         self._last_code = completion.exit_code
@@ -208,14 +209,29 @@ class PersistentShell:
         self._was_started = False
         await self.open()
 
+    async def _must_be_explained(self, bash: Bash) -> None:
+        """Let the end of bash pass for its payload's doing only if that may be so: what it held is gone with it.
+
+        Raises:
+            SandboxError: SIGKILL ended it, and neither a limit nor a program inside explains that.
+        """
+        if bash.tampered and not bash.was_killed:  # it may have ended just now: its end is told before the next answer
+            await self._channel.request("ping")
+        if bash.was_killed and (evidence := await self._channel.evidence_of_kill(bash.pid)) is not None:
+            await self._put_away(bash)
+            what = "the shell was killed, and nothing in its sandbox explains that."
+            raise SandboxError.from_evidence(evidence, what)
+
     def _current(self) -> Bash:
         if self._bash is None:
             raise SandboxError(FailureKind.SANDBOX_LOST, "the shell of this sandbox was closed.")
         return self._bash
 
     def _no_bash(self, failure: StartFailure) -> SandboxError:
-        if failure.errno not in _NO_PROGRAM or self._channel.lost():
-            return SandboxError(FailureKind.SANDBOX_UNAVAILABLE, f"bash could not be started: {failure.strerror}.")
+        if self._channel.lost():
+            return SandboxError(FailureKind.SANDBOX_LOST, f"bash could not be started: {failure.strerror}.")
+        if failure.errno not in NO_PROGRAM:
+            return not_confined(failure, "bash")
         if self._was_started:
             return SandboxError.from_evidence(Evidence.PAYLOAD_BROKE_SANDBOX, "bash is gone from the sandbox.")
         what = f"image {self._image!r} has no bash."

@@ -7,8 +7,10 @@ is slow and unsafe, and because a service that is root must not map its uid into
 before anything else, for ever. Everything is imported before that, since afterwards neither the interpreter nor the
 checkout may be within reach.
 
-From the service: ``{"op": "start", ...launch}`` with the guest's socket, ``{"op": "stop", "id"}``, ``{"op": "reap"}``.
-To the service: ``ready`` or ``failed`` once, then ``note``, ``gone`` (reaped, directory removed) and ``reaped``.
+From the service: ``{"op": "start", ...launch}`` with the guest's socket, ``{"op": "stop", "id"}``, ``{"op": "reap"}``,
+``{"op": "memory", "id"}``.
+To the service: ``ready`` or ``failed`` once, then ``note``, ``ended`` (how), ``gone`` (reaped, directory removed),
+``reaped`` and ``memory``.
 """
 
 import codecs
@@ -100,7 +102,6 @@ class Spawner:
                 "scratch": str(self._scratch),
                 "uid": os.geteuid(),
                 "cgroups": str(self._cgroups),
-                "cgroup": str(self._cgroups.place) if isinstance(self._cgroups, Cgroups) else None,
                 **self._reap(),
             }
         )
@@ -134,6 +135,8 @@ class Spawner:
             self._stop(request["id"])
         elif request["op"] == "reap":
             self._tell({"event": "reaped", **self._reap()})
+        elif request["op"] == "memory":
+            self._tell({"event": "memory", "kills": self._memory_kills(request["id"])})
 
     def _reap(self) -> dict[str, int]:
         return asdict(reap(self._scratch, lambda directory: self._remove(directory, directory.name)))
@@ -203,11 +206,12 @@ class Spawner:
 
     def _on_exit(self, entry: _Entry) -> None:
         """The watched child of a sandbox ended: the middle (then init is ours now) or init."""
-        os.waitpid(entry.pid, 0)
+        _, status = os.waitpid(entry.pid, 0)
         self._selector.unregister(entry.pidfd)
         os.close(entry.pidfd)
         pid = None if entry.born else entry.birth.init_pid()
         if pid is None:
+            self._tell_end(entry, os.waitstatus_to_exitcode(status))
             self._forget(entry)
             return
         entry.born, entry.pid, entry.pidfd = True, pid, os.pidfd_open(pid)
@@ -225,6 +229,12 @@ class Spawner:
             return
         self._watch(entry.birth.line.fileno(), lambda: self._on_note(entry))
         entry.birth.go()
+
+    def _tell_end(self, entry: _Entry, code: int) -> None:
+        self._tell({"event": "ended", "id": entry.id, "code": code, "memory_kills": self._memory_kills(entry.id)})
+
+    def _memory_kills(self, sandbox_id: str) -> int:
+        return self._cgroups.memory_kills(sandbox_id) if isinstance(self._cgroups, Cgroups) else 0
 
     def _on_note(self, entry: _Entry) -> None:
         if entry.birth.line.fileno() < 0:

@@ -16,8 +16,8 @@ from typing import Any
 import prorl_gym
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import sealed_python
-from prorl_gym.sandbox.cgroup import count_kills
 from prorl_gym.sandbox.launch import PACKET_LIMIT, Launch, pack, receive
+from prorl_gym.sandbox.loss import End
 from prorl_gym.sandbox.reaper import Reaped
 
 log = logging.getLogger(__name__)
@@ -56,9 +56,10 @@ class SpawnerClient:
         self._outbox: deque[tuple[bytes, int | None, str]] = deque()
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._gone: dict[str, asyncio.Future[None]] = {}
+        self._ends: dict[str, asyncio.Future[End | None]] = {}
         self._reaps: deque[asyncio.Future[Reaped]] = deque()
+        self._memory: deque[asyncio.Future[int]] = deque()
         self._lost = False
-        self._cgroup: Path | None = None
         self._loop.add_reader(connection.fileno(), self._readable)
 
     @classmethod
@@ -119,12 +120,11 @@ class SpawnerClient:
         """Whether the spawner is gone. Every sandbox of it is, too: the kernel killed them with it."""
         return self._lost
 
-    def kernel_kills(self, sandbox_id: str) -> int:
-        """Return how many processes of a sandbox the kernel has killed for its memory; 0 where it has no cgroup."""
-        return 0 if self._cgroup is None else count_kills(self._cgroup / sandbox_id)
-
-    def launch(self, launch: Launch, guest: socket.socket) -> None:
+    def launch(self, launch: Launch, guest: socket.socket) -> "asyncio.Future[End | None]":
         """Ask for a sandbox; the outcome is the first message on the channel whose other end is ``guest``.
+
+        Returns:
+            How the sandbox ended, once it has; ``None`` when the spawner is gone, and every sandbox with it.
 
         Raises:
             SpawnerLostError: the spawner is gone.
@@ -136,7 +136,9 @@ class SpawnerClient:
         if len(packet) > PACKET_LIMIT:
             raise _unavailable(f"the sandbox's spec has {len(packet)} bytes; at most {PACKET_LIMIT} can be sent.")
         self._gone[launch.id] = self._loop.create_future()
+        end = self._ends[launch.id] = self._loop.create_future()
         self._post(packet, os.dup(guest.fileno()), launch.id)
+        return end
 
     def stop(self, sandbox_id: str) -> None:
         """Have a sandbox killed. Does not wait: ending the namespaces takes the kernel up to a second or so."""
@@ -170,6 +172,19 @@ class SpawnerClient:
             raise SpawnerLostError
         self._reaps.append(answer)
         self._post(pack({"op": "reap"}), None)
+        return await answer
+
+    async def memory_kills(self, sandbox_id: str) -> int:
+        """Return how many processes of a sandbox the kernel has killed at the limit of its cgroup; 0 without one.
+
+        Raises:
+            SpawnerLostError: the spawner is gone.
+        """
+        answer: asyncio.Future[int] = self._loop.create_future()
+        if self._lost:
+            raise SpawnerLostError
+        self._memory.append(answer)
+        self._post(pack({"op": "memory", "id": sandbox_id}), None)
         return await answer
 
     async def close(self) -> None:
@@ -208,6 +223,7 @@ class SpawnerClient:
                 # Somebody of our uid has too many descriptors in unread messages. This start fails, when its guest's
                 # end is closed below; the spawner and its sandboxes are none the worse.
                 self._gone.pop(starts).set_result(None)
+                self._ends.pop(starts).cancel()
             self._outbox.popleft()
             if descriptor is not None:
                 os.close(descriptor)
@@ -230,17 +246,23 @@ class SpawnerClient:
         match message["event"]:
             case "ready":
                 log.info("sandboxes: %s", message["cgroups"])
-                self._cgroup = None if message["cgroup"] is None else Path(message["cgroup"])
                 self._ready.set_result(message)
             case "failed":
                 self._ready.set_exception(SandboxError(FailureKind(message["kind"]), message["what"], message["fix"]))
             case "note":
                 self._on_note(message["id"], message["text"])
+            case "ended":
+                if (end := self._ends.pop(message["id"], None)) is not None:
+                    end.set_result(End(message["code"], message["memory_kills"]))
             case "gone":
+                self._ends.pop(message["id"], None)  # one that never began has no end
                 if (future := self._gone.pop(message["id"], None)) is not None:
                     future.set_result(None)
             case "reaped":
                 self._reaps.popleft().set_result(Reaped(message["removed"], message["killed"], message["alive"]))
+            case "memory":
+                if not (asked := self._memory.popleft()).done():  # cancelled meanwhile
+                    asked.set_result(message["kills"])
             case other:
                 raise ValueError(f"the spawner sent {other!r}")
 
@@ -259,12 +281,16 @@ class SpawnerClient:
         for future in self._gone.values():
             future.set_result(None)
         self._gone.clear()
+        for end in self._ends.values():
+            end.set_result(None)
+        self._ends.clear()
         failed = SpawnerLostError()
-        for waiting in (self._ready, *self._reaps):
+        for waiting in (self._ready, *self._reaps, *self._memory):
             if not waiting.done():
                 waiting.set_exception(failed)
                 waiting.exception()  # not everybody who waited is still there
         self._reaps.clear()
+        self._memory.clear()
 
 
 def _raise_descriptor_limit() -> None:

@@ -221,6 +221,20 @@ def set_dumpable(dumpable: bool) -> None:
     _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, int(dumpable))
 
 
+def set_command_line(text: str) -> None:
+    """Replace what ``/proc/PID/cmdline`` shows of this process, and of its children until they execute a program.
+
+    As much of ``text`` is shown as the process's own arguments took.
+    """
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    if start:  # 0: a kernel that does not tell
+        shown = os.fsencode(text)[: end - start - 1]
+        ctypes.memset(start, 0, end - start)
+        ctypes.memmove(start, shown, len(shown))
+
+
 def set_no_new_privileges() -> None:
     """Make setuid bits and file capabilities ineffective for this process and its children, for ever."""
     _prctl("PR_SET_NO_NEW_PRIVS", _PR_SET_NO_NEW_PRIVS, 1)
@@ -262,29 +276,27 @@ class _FilterProgram(ctypes.Structure):
 
 def filter_calls(program: bytes) -> None:
     """Install a seccomp filter (``struct sock_filter`` one after the other). A kernel built without any is let be."""
-    if _filter_calls(program, 0) == -1 and ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL):
+    if _install_filter(program, 0) == -1 and ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL):
         _checked(-1, "seccomp")
 
 
-def filter_and_listen(program: bytes) -> int:
-    """Install a seccomp filter; return the descriptor at which its questions arrive (seccomp_unotify(2))."""
-    return _checked(_filter_calls(program, _SECCOMP_FILTER_FLAG_NEW_LISTENER), "seccomp", "NEW_LISTENER")
+def filter_and_listen(program: bytes) -> int | None:
+    """Install a seccomp filter; return a descriptor that hears of what it asks about, close-on-exec.
+
+    ``None``: nothing was installed, since this kernel or a container around us does not let us listen.
+    """
+    listener = _install_filter(program, _SECCOMP_FILTER_FLAG_NEW_LISTENER)
+    return None if listener == -1 else listener
 
 
-def _filter_calls(program: bytes, flags: int) -> int:
+def _install_filter(program: bytes, flags: int) -> int:
     given = _FilterProgram(len(program) // 8, program)
     return _libc.syscall(
         _NR_SECCOMP[platform.machine()],
         ctypes.c_uint(_SECCOMP_SET_MODE_FILTER),
-        ctypes.c_uint(flags | _SECCOMP_FILTER_FLAG_SPEC_ALLOW),  # else older kernels slow the whole process down
+        ctypes.c_uint(_SECCOMP_FILTER_FLAG_SPEC_ALLOW | flags),  # else older kernels slow the whole process down
         ctypes.byref(given),
     )
-
-
-def memfd_create(number: int, name: str, flags: int, secret: int) -> int:
-    """Make a memory file by the call of this number, with a sixth argument that only a seccomp filter sees."""
-    arguments = (os.fsencode(name), ctypes.c_uint(flags), 0, 0, 0, ctypes.c_uint64(secret))
-    return _checked(_libc.syscall(number, *arguments), "memfd_create", name)
 
 
 def leave_session_keyring() -> None:

@@ -3,15 +3,17 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
-import uvicorn
 
 from prorl_gym.api.app import create_app
+from prorl_gym.api.auth import has_bearer
+from prorl_gym.api.connections import HttpServer
 from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
 from prorl_gym.rollout.memory_ledger import MemoryLedger
 from prorl_gym.rollout.protocol import Ledger
@@ -35,7 +37,7 @@ class Served:
 
 
 @asynccontextmanager
-async def running(ledger: Ledger | None = None) -> AsyncIterator[RolloutService]:
+async def running(ledger: Ledger | None = None) -> AsyncGenerator[RolloutService]:
     """A service that does what the rows of its rollouts say."""
     runner = InProcessRunner(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
     service = RolloutService(ledger or MemoryLedger(), runner, RetryConfig(pause_seconds=0.001))
@@ -46,11 +48,11 @@ async def running(ledger: Ledger | None = None) -> AsyncIterator[RolloutService]
 
 
 @asynccontextmanager
-async def serving(ledger: Ledger | None = None, **options: Any) -> AsyncIterator[Served]:
+async def serving(ledger: Ledger | None = None, **options: Any) -> AsyncGenerator[Served]:
     """The same over a socket; options are those of ``create_app``."""
     async with running(ledger) as service:
         app = create_app(service, TOKEN, **options)
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", access_log=False))
+        server = HttpServer(app, partial(has_bearer, token=TOKEN.encode()))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             task = asyncio.create_task(server.serve(sockets=[listener]))
             async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:

@@ -13,6 +13,8 @@ import pytest
 from api_stack import TOKEN, Served, ask, serving
 
 from prorl_gym.api.auth import load_or_make_token
+from prorl_gym.api.config import ServiceConfig
+from prorl_gym.api.opening import open_service
 from prorl_gym.errors import ConfigError
 from prorl_gym.rollout.ledger_file import LedgerFullError
 
@@ -253,6 +255,46 @@ def test_token_that_others_may_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_or_make_token(path)
     assert str(caught.value) == (f"{path}: other users may read the token.\nchmod 600 {path}, and make a new token.")
+
+
+def test_token_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "token"
+    load_or_make_token(path)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        load_or_make_token(path)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o703])
+def test_state_that_every_user_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(ConfigError) as caught:
+        load_or_make_token(tmp_path / "token")
+    assert str(caught.value) == (
+        f"state: every user may write to {tmp_path}.\n"
+        f"chmod go-w {tmp_path}, or set 'state' to a directory of this user's."
+    )
+    assert not (tmp_path / "token").exists()
+
+
+def test_state_that_a_group_may_write_to_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tmp_path.chmod(0o770)
+    load_or_make_token(tmp_path / "token")
+    assert "may write to it" in caplog.text
+
+
+async def test_a_ledger_where_every_user_may_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o1777)
+    config = ServiceConfig.model_validate(
+        {
+            "inference": {"engines": ["http://127.0.0.1:1"], "model": "m", "tokenizer": "small"},
+            "state": tmp_path,
+            "ledger": {"path": tmp_path / "open" / "ledger.sqlite"},
+        }
+    )
+    with pytest.raises(ConfigError, match=r"ledger\.path: every user may write to"):
+        await open_service(config)
 
 
 def test_token_is_not_written_through_a_link(tmp_path: Path) -> None:

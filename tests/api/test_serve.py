@@ -16,7 +16,7 @@ from prorl_gym.client import SyncClient, read_token
 from prorl_gym.records import RolloutRequest
 
 # The wiring of `open_service` and `load` without sandboxes and engines, which other tests start.
-_SERVE = """
+SERVE = """
 import asyncio, sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -77,7 +77,7 @@ def start(config: Path) -> Iterator[Any]:
 
     def begin() -> Process:
         child = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, str(config)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", SERVE, str(config)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert child.stderr is not None
         address = None

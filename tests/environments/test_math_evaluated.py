@@ -71,6 +71,7 @@ def test_arithmetic_and_values_behind_their_operator_are_right(gold: str, answer
         ("391", r"17 \times 23", r"Compute $17 \times 23$."),
         ("1024", "2^{10}", r"What is \(2^{10}\)?"),
         ("120", "5!", "Find $5!$."),
+        ("20", "C(6,3)", "What is $C(6,3)$?"),
         (r"\frac{5}{6}", r"\frac{1}{2}+\frac{1}{3}", r"Compute $$\frac{1}{2} + \frac{1}{3}$$"),
         ("2", r"\sqrt{4}", r"What is $\sqrt 4$ or \[\sqrt{4}\]?"),
     ],

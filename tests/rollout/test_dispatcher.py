@@ -51,7 +51,7 @@ async def test_an_attempt_that_cannot_begin_ends_that_rollout_alone(caplog: pyte
     [
         ("UPDATE bodies SET body = 'no json' WHERE seq = 2", "not JSON"),
         ("UPDATE bodies SET body = json_set(body, '$.later', 'gold') WHERE seq = 2", "later: Extra inputs"),
-        ("INSERT INTO attempts VALUES (2, 0, 'a_later_kind', 'run', 'x', 0, 0)", "ValueError"),
+        ("INSERT INTO attempts VALUES (2, 0, 'a_later_kind', 'run', 'x', 0, 0, NULL)", "ValueError"),
     ],
 )
 async def test_a_row_that_cannot_be_read_ends_that_rollout_alone(tmp_path: Path, damage: str, said: str) -> None:

@@ -26,6 +26,9 @@ NO_BASE_IMAGE = "not sif_file_is_used and not working_directory_of_an_image"
     [
         pytest.param(["test_attacks.py"], id="attacks"),
         pytest.param(["test_kernel_surface.py"], id="kernel surface"),
+        pytest.param(["test_attacks_on_the_guest.py"], id="attacks on the guest"),
+        pytest.param(["test_sigkill.py"], id="SIGKILL"),
+        pytest.param(["test_loss.py"], id="losses"),
         pytest.param(["test_system_v.py"], id="System V"),
         pytest.param(["test_proc.py"], id="proc"),
         pytest.param(["test_root.py"], id="root"),

@@ -14,15 +14,7 @@ import pytest
 
 from prorl_gym.errors import SandboxError
 from prorl_gym.sandbox import cgroup
-from prorl_gym.sandbox.cgroup import (
-    Cgroups,
-    Refusal,
-    check_delegated,
-    count_kills,
-    find_delegated,
-    open_cgroups,
-    own_cgroup,
-)
+from prorl_gym.sandbox.cgroup import Cgroups, Refusal, check_delegated, find_delegated, open_cgroups, own_cgroup
 from prorl_gym.sandbox.protocol import SandboxLimits
 
 CONTROLS = ("memory.max", "memory.swap.max", "pids.max", "cgroup.procs", "cgroup.subtree_control")
@@ -108,12 +100,6 @@ def test_limits_are_written(tmp_path: Path) -> None:
         assert (place / root_on / "memory.max").read_text() == str(memory)
         assert (place / root_on / "pids.max").read_text() == "84"
         assert (place / root_on / "memory.swap.max").read_text() == "0"
-
-
-def test_kills_of_the_kernel_are_counted(tmp_path: Path) -> None:
-    assert count_kills(tmp_path) == 0
-    (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n")
-    assert count_kills(tmp_path) == 2
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox.breach import Breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
 from prorl_gym.sandbox.guest import wire
 
@@ -178,13 +177,3 @@ async def test_exits_of_strangers_are_ignored(send: Callable[[Guest], None], pai
     guest.tell(type="hello")
     await channel.ready()
     assert not channel.closed
-
-
-async def test_a_kill_of_the_kernel_is_told_once() -> None:
-    kills = [0, 2, 2, 3]
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    channel = Channel.attach(ours, lambda: kills.pop(0))
-    with theirs:
-        seen = [channel.take_breaches(7) for _ in range(4)]
-        channel.close()
-    assert seen == [[], [Breach.MEMORY_SANDBOX], [], [Breach.MEMORY_SANDBOX]]

@@ -2,13 +2,16 @@
 
 import asyncio
 import socket
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.strategies import ip_addresses
 
 from prorl_gym.errors import SandboxError
-from prorl_gym.sandbox.egress import AllowList, EgressRefusedError, is_public
+from prorl_gym.sandbox.egress import NOT_PUBLIC, Address, AllowList, EgressRefusedError, is_public
 from prorl_gym.sandbox.egress_http import BadRequestError, parse_request
 
 
@@ -55,11 +58,65 @@ def test_bad_entries_are_named(entry: str) -> None:
         ("fd00::1", False),
         ("::ffff:169.254.169.254", False),
         ("64:ff9b::7f00:1", False),
+        ("64:ff9b::808:808", True),
+        ("64:ff9b:1::808:808", False),
+        ("::ffff:151.101.0.223", True),
+        ("::10.0.0.1", False),
+        ("::ffff:0:10.0.0.1", False),
         ("2002:7f00:1::", False),
+        ("2002:808:808::", False),
+        ("2001:0:808:808::f5ff:fffe", False),
+        ("fec0::1", False),
+        ("feff:ffff::1", False),
+        ("3fff::1", False),
+        ("3fff:fff:ffff::1", False),
+        ("4000::1", False),
+        ("5f00::1", False),
+        ("100::1", False),
+        ("100:0:0:1::1", False),
+        ("2001:db8::1", False),
+        ("2001:20::1", False),
+        ("2620:4f:8000::1", True),
+        ("192.88.99.0", False),
+        ("192.88.99.1", False),
+        ("192.88.99.255", False),
+        ("192.88.98.255", True),
+        ("192.31.196.1", True),
+        ("192.52.193.1", True),
+        ("192.175.48.1", True),
+        ("192.0.0.9", False),
+        ("198.19.255.255", False),
+        ("198.20.0.1", True),
+        ("240.0.0.1", False),
+        ("255.255.255.255", False),
     ],
 )
 def test_addresses_inside_the_site(address: str, public: bool) -> None:
     assert is_public(ip_address(address)) is public
+
+
+STRICTER = [
+    *("192.0.0.0/24", "192.88.99.0/24", "240.0.0.0/4", "224.0.0.0/4", "2001::/23", "2002::/16", "3fff::/20"),
+    *("::/3", "4000::/2", "8000::/1"),
+]
+"""Where this and the standard library differ, which follows an older registry and counts exceptions."""
+
+
+@given(ip_addresses())
+def test_the_standard_library_agrees_elsewhere(address: Address) -> None:
+    assume(address not in ip_network("::ffff:0:0/96"))  # releases of the standard library differ on these
+    in_dispute = any(address in ip_network(block) for block in STRICTER)
+    assert is_public(address) == address.is_global or (in_dispute and not is_public(address))
+
+
+@given(st.sampled_from(NOT_PUBLIC), st.data())
+def test_nothing_of_a_listed_block_is_public(block: IPv4Network | IPv6Network, data: st.DataObject) -> None:
+    address = data.draw(ip_addresses(network=block))
+    assert not is_public(address)
+    if isinstance(address, IPv4Address):
+        assert not is_public(IPv6Address(f"::ffff:{address}"))
+        assert not is_public(IPv6Address(f"64:ff9b::{address}"))
+        assert not is_public(IPv6Address((0x2002 << 112) | (int(address) << 80)))
 
 
 def resolving_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:

@@ -14,13 +14,12 @@ SandboxSource = Callable[[], Awaitable[Sandbox]]
 async def agent_action(source: SandboxSource) -> AsyncGenerator[Sandbox]:
     """Lend the agent's sandbox for one action, and find the cause if the action ends with a lost sandbox.
 
-    ``SANDBOX_LOST`` only says that no answer came. What serves a sandbox is out of reach of the programs in it (they
-    can neither signal nor trace it, and are killed for memory before it), so:
+    ``SANDBOX_LOST`` only says that no answer came:
 
+    * evidence came with it: that decides.
     * the sandbox still answers: what broke is the agent's own shell or python session, beyond restarting. The
       agent did that: ``SANDBOX_BROKEN_BY_AGENT`` (cause: policy, keeps its real score).
-    * the sandbox is silent: the host, the service or the backend failed. It stays ``SANDBOX_LOST`` (cause:
-      infrastructure, made again).
+    * the sandbox is silent: it stays ``SANDBOX_LOST``. The attempt asks what is known about why (``loss_of``).
 
     Other kinds (``SANDBOX_LIMIT``, ``IMAGE_BROKEN``, a start that failed) already name their cause and pass through.
 
@@ -31,6 +30,6 @@ async def agent_action(source: SandboxSource) -> AsyncGenerator[Sandbox]:
     try:
         yield sandbox
     except SandboxError as error:
-        if error.kind is FailureKind.SANDBOX_LOST and await sandbox.alive():
+        if error.kind is FailureKind.SANDBOX_LOST and error.evidence is None and await sandbox.alive():
             raise SandboxError.from_evidence(Evidence.PAYLOAD_BROKE_SANDBOX, error.what, error.fix) from error
         raise

@@ -51,6 +51,7 @@ def create_compat_app(port: CompatPort, token: str, *, max_body_bytes: int = 64 
         version=__version__,
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
+        openapi_url=None,  # ``openapi.install`` answers it
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

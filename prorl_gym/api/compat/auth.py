@@ -15,8 +15,14 @@ from prorl_gym.api.answers import error_answer
 _PREFIX = "/t/"
 
 
+def has_compat_token(scope: Scope, token: bytes) -> bool:
+    """Return whether a request carries the token, in one place or another."""
+    given = _in_path(scope)[0] if scope["path"].startswith(_PREFIX) else _in_header(scope)
+    return any([hmac.compare_digest(one, token) for one in given])  # a list: all are compared
+
+
 class CompatAuth:
-    """ASGI middleware that lets nobody pass without the token, and hides a token in the path from what comes after.
+    """ASGI middleware that refuses requests without the token, and hides a token in the path from what comes after.
 
     Args:
         app: what is protected.
@@ -32,8 +38,7 @@ class CompatAuth:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        given, scope = _in_path(scope) if scope["path"].startswith(_PREFIX) else (_in_header(scope), scope)
-        if not any([hmac.compare_digest(one, self._token) for one in given]):  # a list: all are compared
+        if not has_compat_token(scope, self._token):
             answer = error_answer(
                 401,
                 "The token is missing or wrong.",
@@ -43,6 +48,8 @@ class CompatAuth:
             )
             await answer(scope, receive, send)
             return
+        if scope["path"].startswith(_PREFIX):
+            scope = _in_path(scope)[1]
         await self._app(scope, receive, send)
 
 

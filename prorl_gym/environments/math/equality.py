@@ -31,6 +31,7 @@ from prorl_gym.environments.math.forms import (
     Ratio,
     Reals,
     Row,
+    Selection,
     Several,
     Words,
 )
@@ -160,6 +161,13 @@ def _family(one: Family, other: Form) -> bool:
         mine, theirs = renamed(one), renamed(other)
         return one.domain == other.domain and mine is not None and theirs is not None and _same(mine, theirs)
     return found
+
+
+def _selection(one: Selection, other: Form) -> bool:
+    if isinstance(other, Selection):
+        return _same(one.point, other.point)
+    is_point = isinstance(other, Row | Grid | Several | Assigned | Reals)
+    return _same(one.point if is_point else one.count, other)
 
 
 def _choice(one: Choice, other: Form) -> bool:
@@ -436,8 +444,8 @@ def _scaled(value: Node, factor: Fraction) -> Node:
 
 
 _BY_KIND: tuple[tuple[type[Any], Callable[[Any, Form], bool]], ...] = (
-    (Ambiguous, _ambiguous), (Family, _family), (Choice, _choice), (Labelled, _labelled), (Assigned, _assigned),
-    (Several, _several), (Row, _row), (Grid, _matrix), (Piecewise, _piecewise), (Reals, _real_set), (Clock, _clock),
-    (Ratio, _ratio), (Based, _based), (Equation, _equation), (Inequality, _inequality),
-    (Ordering, _ordering), (Words, _words), (Amount, _amount),
+    (Ambiguous, _ambiguous), (Selection, _selection), (Family, _family), (Choice, _choice), (Labelled, _labelled),
+    (Assigned, _assigned), (Several, _several), (Row, _row), (Grid, _matrix), (Piecewise, _piecewise),
+    (Reals, _real_set), (Clock, _clock), (Ratio, _ratio), (Based, _based), (Equation, _equation),
+    (Inequality, _inequality), (Ordering, _ordering), (Words, _words), (Amount, _amount),
 )  # fmt: skip

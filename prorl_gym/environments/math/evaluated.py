@@ -7,10 +7,12 @@ from typing import cast
 
 from prorl_gym.environments.math import spelling
 from prorl_gym.environments.math.expressions import OPERATORS, Apply, Foreign
-from prorl_gym.environments.math.forms import Amount, Form, Labelled, Reals
+from prorl_gym.environments.math.forms import Amount, Form, Labelled, Reals, Selection
 
 _FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_COMPUTES = re.compile(r"[+*!^]|(?<=.)-|\\(?:times|cdot|div|binom|sqrt|log|ln|sin|cos|tan|choose|pm)(?![a-zA-Z])")
+_COMPUTES = re.compile(
+    r"[+*!^]|(?<=.)-|\\(?:times|cdot|div|binom|sqrt|log|ln|sin|cos|tan|choose|pm)(?![a-zA-Z])|[CP]\("
+)
 _UNSOLVED = re.compile(r"\||-[a-df-hj-zA-Z]")
 """What makes a condition on a variable one to be solved: ``|x| < 2``, ``-x > 1``."""
 
@@ -31,7 +33,7 @@ def evaluated(golds: Sequence[tuple[str, Form | None]], answer: str, found: Form
     if _has_operator(found) and not any(_has_operator(form) for _, form in golds):
         return False
     match found:
-        case Amount():
+        case Amount() | Selection():
             leaves = _COMPUTES
         case Labelled(_, Reals()):
             leaves = _UNSOLVED

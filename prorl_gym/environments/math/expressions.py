@@ -283,6 +283,8 @@ class _Parser:
         while self._next() in ("_", "'"):
             mark = self._take()
             name += mark if mark == "'" else f"_{self._subscript()}"
+        if name in ("C", "P") and (selected := self._selected(name)) is not None:
+            return selected
         if letter in CALLED:
             inverse = self._tokens[self._position : self._position + 6] == ["^", "{", "-", "1", "}", "("]
             if inverse:
@@ -350,9 +352,20 @@ class _Parser:
         kind = self._take()
         if kind not in ("C", "P") or self._take() != "_":
             raise UnreadableError("a subscript of nothing")
-        count = self._argument()
+        return self._chosen_of(kind, of, self._argument())
+
+    def _chosen_of(self, kind: str, of: Node, count: Node) -> Node:
         found = Apply("binom", (of, count))
         return found if kind == "C" else Apply("*", (found, Apply("!", (count,))))
+
+    def _selected(self, kind: str) -> Node | None:
+        """Read the brackets of ``C(6,3)`` or ``P(n,2)``; ``None`` where they choose nothing, as in ``C(x,y)``."""
+        opening, of, comma, count, closing = [*self._tokens[self._position : self._position + 5], *[""] * 5][:5]
+        numbers = of.isdigit() and count.isdigit() and int(of) >= int(count)
+        letters = of in ("n", "m", "N") and count.isalnum()
+        if (opening, comma, closing) != ("(", ",", ")") or not (numbers or letters):
+            return None
+        return self._chosen_of(kind, *self._list())
 
     def _subscript(self) -> str:
         token = self._take()

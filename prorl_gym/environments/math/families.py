@@ -2,13 +2,14 @@ r"""Answers with an integer in them: ``\frac{\pi}{4} + k\pi``, ``x \equiv 3 \pmo
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
 from prorl_gym.environments.math.arithmetic import inexact, mp, value
 from prorl_gym.environments.math.expressions import Apply, Node, Number, Symbol, UnreadableError, substitute, symbols
 from prorl_gym.environments.math.forms import Amount, Family, Form, Labelled, Piece, Reals, Row, Several
+from prorl_gym.environments.math.spelling import untexted
 from prorl_gym.environments.math.splitting import is_name, normal_name
 from prorl_gym.environments.math.values import constant_equal, rational
 
@@ -24,6 +25,22 @@ _CONGRUENCE = re.compile(
     r"\s*[{(]?\s*(?P<modulus>\d+)\s*(?:[)}]\s*)*"
 )
 
+_WHEN = r"(?:(?:for|if|iff|if and only if|when|whenever|exactly when|precisely when|only if)\s+)?"
+_LEAD = rf"{_WHEN}(?:(?:all|any|every|an?)\s+)?"
+_NAMED = r"(?P<name>[a-zA-Z])\s*"
+_VERB = r"(?:\b(?:is|are|must be|has to be|be)\s+(?P<negated>not\s+)?)"
+_NOUNS = r"(?:\s+(?:integers?|numbers?|values?(?:\s+of)?))?"
+_IN_WORDS = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        rf"{_LEAD}{_NAMED}{_VERB}?(?:an?\s+)?(?P<parity>odd|even){_NOUNS}",
+        rf"{_LEAD}(?P<parity>odd|even){_NOUNS}(?:\s+(?P<name>[a-zA-Z]))?",
+        rf"{_LEAD}{_NAMED}{_VERB}(?:divisible\s+by|an?\s+(?:integer\s+)?multiple\s+of)\s+(?P<modulus>\d{{1,3}})",
+        rf"{_LEAD}(?:integer\s+)?multiples?\s+of\s+(?P<modulus>\d{{1,3}})",
+        rf"(?P<modulus>\d{{1,3}})\s*(?:\||\\mid|divides)\s*{_NAMED}",
+    )
+)
+
 Progression = tuple[Node, Node]
 """Start and step."""
 
@@ -37,13 +54,30 @@ def read_congruence(text: str, read: Callable[[str], Form]) -> Family | None:
         return None
     if match["name"] is not None and not is_name(match["name"]):
         raise UnreadableError("a congruence to be solved")
-    step = Apply("*", (Number(Fraction(match["modulus"])), Symbol(PARAMETER)))
     form = read(match["residues"])
-    items = form.items if isinstance(form, Several) else (form,)
-    shifted = [_shifted(item, step) for item in items]
-    several = Several(tuple(shifted), is_set=True)
-    inner = several if match["name"] is None else Labelled(normal_name(match["name"]), several, None)
-    return Family(PARAMETER, inner)
+    return _classes(match["name"], form.items if isinstance(form, Several) else (form,), int(match["modulus"]))
+
+
+def read_worded(text: str) -> Family | None:
+    """Return ``n is odd``, ``all even integers`` or ``n is divisible by 3`` as a family, ``None`` for all else."""
+    text = " ".join(untexted(text).split()).strip(" .")
+    match = next((found for pattern in _IN_WORDS if (found := pattern.fullmatch(text))), None)
+    if match is None:
+        return None
+    found = match.groupdict()
+    modulus = int(found.get("modulus") or 2)
+    residues = {int((found.get("parity") or "").casefold() == "odd")}
+    if found.get("negated"):
+        residues = set(range(modulus)) - residues
+    if not 2 <= modulus <= MOST_RESIDUES:
+        raise UnreadableError("a class of too many residues, or of all numbers")
+    return _classes(found.get("name"), [Amount(Number(Fraction(residue))) for residue in sorted(residues)], modulus)
+
+
+def _classes(name: str | None, residues: Sequence[Form], modulus: int) -> Family:
+    step = Apply("*", (Number(Fraction(modulus)), Symbol(PARAMETER)))
+    several = Several(tuple(_shifted(item, step) for item in residues), is_set=True)
+    return Family(PARAMETER, several if name is None else Labelled(normal_name(name), several, None))
 
 
 def _shifted(item: Form, step: Node) -> Amount:

@@ -114,6 +114,14 @@ class Ambiguous:
 
 
 @dataclass(frozen=True, slots=True)
+class Selection:
+    """``C(6,3)``: a number of ways to choose, or a point with a name. What it is compared with decides."""
+
+    count: Amount
+    point: "Form"
+
+
+@dataclass(frozen=True, slots=True)
 class Piecewise:
     """A function by cases: on each set of real numbers a formula of one variable."""
 
@@ -182,6 +190,7 @@ Form = (
     | Labelled
     | Assigned
     | Ambiguous
+    | Selection
     | Piecewise
     | Grid
     | Ratio

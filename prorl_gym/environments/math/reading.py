@@ -32,6 +32,7 @@ from prorl_gym.environments.math.forms import (
     Ratio,
     Reals,
     Row,
+    Selection,
     Several,
     Words,
 )
@@ -69,6 +70,8 @@ def read(answer: str) -> Form:
     Raises:
         UnreadableError: nothing that is known, or too large.
     """
+    if (family := families.read_worded(answer)) is not None:
+        return family
     said = words.words(answer)
     if said is not None and (form := said_in_words(said)) is not None:
         return form
@@ -312,7 +315,9 @@ def _brackets(text: str) -> Form | None:
     if re.fullmatch(r"\\mathbb\s*\{?R\}?", text):
         return intervals.EVERYTHING
     if re.fullmatch(r"[A-Z]\s*\(.*,.*\)", text):
-        text = text[1:].strip()  # a named point
+        point = _brackets(text[1:].strip())  # it has a name
+        count = _selection(text)
+        return Selection(count, point) if count is not None and point is not None else point
     found = enclosed(text)
     if found is None:
         return None
@@ -332,6 +337,15 @@ def _brackets(text: str) -> Form | None:
         opening.replace("\\langle", "("),
         closing.replace("\\rangle", ")"),
     )
+
+
+def _selection(text: str) -> Amount | None:
+    """Return ``C(6,3)`` or ``P(6,3)`` as the number of ways to choose, where it may be one."""
+    try:
+        tree = read_expression(text)
+    except UnreadableError:
+        return None
+    return Amount(tree) if isinstance(tree, Apply) and not tree.operation.startswith("call") else None
 
 
 def _is_expression(text: str) -> bool:

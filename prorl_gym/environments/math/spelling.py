@@ -91,6 +91,11 @@ _EMPTY = re.compile(r"(?:(?<![\\^_}a-zA-Z])|(?<=\\cdot)|(?<=\\times)|(?<=\\pi))\
 """A pair of braces with nothing in it, unless it is an argument or carries a sub- or superscript."""
 _MARKDOWN = re.compile(r"(\*\*|`)((?:(?!\1).)+)\1")
 _COMBINATIONS = re.compile(r"\\text\s*\{\s*C\s*\}\s*_\s*\{?\s*(\w+)\s*\}?\s*\^\s*\{?\s*(\w+)\s*\}?")
+_CHOSEN = re.compile(
+    r"(?:\\text\s*\{\s*|(?<![a-zA-Z\\]))(?:nCr|binom(?:ial)?|comb)\s*\}?\s*\(\s*(\w+)\s*,\s*(\w+)\s*\)"
+    r"|(?<![\w.^_{])(\d+)C(\d+)(?![\w_.])|(?<![\w.])(\w+)\s*(?:\\text\s*\{)?\s*\bchoose\b\s*\}?\s*(\w+)(?![\w.])"
+)
+_SELECTION = re.compile(r"\\text\s*\{\s*([CP])\s*\}\s*(?=\()")
 _NAMED = re.compile(r"(?<![a-zA-Z\\])(pi|infinity|inf)(?![a-zA-Z])")
 _CONNECTIVE = re.compile(r"\\text\s*\{\s*,?\s*(and|or)\s*\}|(?<=[\s\d)}\]$,])(and|or)(?=[\s\d({\[$\\-])")
 _REPEATING = re.compile(
@@ -125,7 +130,8 @@ def plain(answer: str) -> str:
     text = _FONTS.sub(r"\\text{", _SPACE.sub(" ", _SPACING.sub("", text)))
     text = re.sub(r"\\text\{\s*([eid]|[\d.,]+)\s*\}", r"\1", _CONSTANT.sub(" C", text))
     text = re.sub(r"\\text\s*\{\s*\}", " ", text)
-    text = _COMBINATIONS.sub(r"\\binom{\1}{\2}", _ORDINAL.sub(_ordinal, text))
+    text = _COMBINATIONS.sub(r"\\binom{\1}{\2}", _ORDINAL.sub(_ordinal, _SELECTION.sub(r"\1", text)))
+    text = _CHOSEN.sub(_binomial, text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\degree ", text).replace("\\%", "%").replace("**", "^")
     text = text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ").replace("*", r"\cdot ")
     text = re.sub(r"\{([:=<>])\}", r"\1", text)
@@ -133,6 +139,11 @@ def plain(answer: str) -> str:
     text = _SCIENTIFIC.sub(r"\1\\times 10^{\2}", re.sub(r"\s+", " ", text))
     text = _unwrapped(text.strip().rstrip(".,;").rstrip())
     return text.replace(" ", "") if _SPACED_THOUSANDS.fullmatch(text) else _WIDE.sub(" ", text).strip()
+
+
+def _binomial(match: re.Match[str]) -> str:
+    of, count = (group for group in match.groups() if group is not None)
+    return rf"\binom{{{of}}}{{{count}}}"
 
 
 def _ordinal(match: re.Match[str]) -> str:

@@ -14,7 +14,9 @@ from prorl_gym.environments.judge import Judge
 from prorl_gym.environments.math.grader import MathGrader
 from prorl_gym.environments.stem import text
 from prorl_gym.environments.stem.choice import chosen
+from prorl_gym.environments.stem.labels import names_another
 from prorl_gym.environments.stem.rows import MAX_ANSWER, StemRow
+from prorl_gym.environments.stem.spelling import unfonted
 from prorl_gym.environments.worker import (
     WorkerDiedError,
     WorkerFailedError,
@@ -45,6 +47,9 @@ _NO_SYMBOLS = frozenset(
 
 CPU_SECONDS = 5.0
 """CPU time for one comparison; an ordinary one takes a millisecond."""
+
+_LONGEST_REQUEST = 2000
+"""Characters at the end of a question in which its request is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,8 @@ class StemGrader:
                 return await self._expression(row, answer)
 
     async def _expression(self, row: StemRow, answer: str) -> Finding:
+        if "=" in answer and names_another(*map(unfonted, (answer, row.answer, row.question[-_LONGEST_REQUEST:]))):
+            return Finding("wrong", "another quantity is named")
         answer = unnamed(answer) if "=" not in row.answer else answer
         gold, answer = (symbols_apart(_VARIANT.sub(r"\\", each)) for each in (row.answer, answer))
         score = await self._expressions.score(gold, answer, row.question)

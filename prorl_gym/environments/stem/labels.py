@@ -5,7 +5,7 @@ that scales or denies a number (``tenths``, ``doubled``, ``false``) never does, 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from prorl_gym.environments.math.expressions import FUNCTIONS, GREEK
 from prorl_gym.environments.stem import units
@@ -59,6 +59,44 @@ _NEVER_NEUTRAL = frozenset((*_COUNTING, *_PARTS, *_SCALING, *_DENIALS, *FUNCTION
     word for word in units.PREFIX_WORDS if len(word) > 3
 }
 
+EQUALS = re.compile(r"(?<![<>!])=|\\(?:approx|simeq|cong|doteq|equiv)(?![a-zA-Z])|[≈≃≅]")
+"""Signs between the parts of a chain."""
+
+_RIVALS: Sequence[re.Pattern[str]] = tuple(
+    map(
+        re.compile,
+        (
+            r"(?<![A-Za-z])[pP](?P<member>[hH]|OH|oh|K_?[abw]|K_?sp|I)_?\d?(?![A-Za-z])",
+            r"(?<![A-Za-zp])K_?(?P<member>a|b|w|c|p|sp|f|d)_?\d?(?![A-Za-z])",
+            r"(?:\\?Delta|Δ)\s*_?\w?\s*(?P<member>[GHSU])(?![a-z])",
+            r"(?i)\b(?P<member>radius|diameter|circumference)\b",
+            r"(?i)\b(?P<member>minimum|maximum|average)\b",
+            r"(?i)\b(?P<member>kinetic|potential)\b",
+            r"(?i)\b(?P<member>initial|final)\b",
+            r"(?i)\b(?P<member>molarity|molality|normality)\b",
+            r"(?i)\b(?P<member>mean|median|mode|variance)\b",
+            r"(?i)\b(?P<member>frequency|period|wavelength)\b",
+            r"(?i)\b(?P<member>voltage|current|resistance)\b",
+        ),
+    )
+)
+"""Names of which one never stands for another: an answer that names one where another is asked is another answer."""
+_IN_WORDS: Mapping[str, str] = {
+    "enthalpy": r"\Delta H", "entropy": r"\Delta S", "internal energy": r"\Delta U", "gibbs free energy": r"\Delta G",
+    "gibbs energy": r"\Delta G", "free energy": r"\Delta G",
+}  # fmt: skip
+_SAID_IN_WORDS = re.compile(rf"\b(?:{'|'.join(_IN_WORDS)})\b", re.IGNORECASE)
+_NUMBERED = re.compile(r"(?<![A-Za-z\\])(\\?[A-Za-z]+)_(\d)(?!\d)")
+_STANDARD = re.compile(r"\s*\^?\s*(?:\\(?:circ|ominus|degree)(?![a-zA-Z])|[°⦵⊖])")
+_NAME_END = re.compile(r"[-+~≈\d.]|\\(?:approx|sim)")
+_NO_NAME = re.compile(r"[-+*/^<>()\[\]\d]|\\(?:times|cdot|frac|log|ln|sqrt)")
+_CLAUSE = re.compile(
+    r"\b(?:what|how|find|calculate|determine|compute|estimate|give)\b(?:[^.?!]|\.(?=\d))*", re.IGNORECASE
+)
+_HEAD_END = re.compile(
+    r"\b(?:of|for|if|when|with|given|whose|from|using|at|in|that|where|after|before)\b", re.IGNORECASE
+)
+
 _WORD = re.compile(r"[^\W\d_][\w^+\-']*")
 _HOW_MANY = re.compile(r"\bhow many\b[^.?!]*", re.IGNORECASE)
 _WARD = re.compile(r"(up|down|in|out|north|south|east|west)ward")
@@ -92,3 +130,57 @@ def may_be_neutral(word: str) -> bool:
 def all_neutral(words: Iterable[str], known: frozenset[str]) -> bool:
     """Whether folded words leave a quantity as it is."""
     return all(word in known or word in SILENT or word in DIRECTIONS for word in words)
+
+
+def names_another(answer: str, gold: str, question: str) -> bool:
+    """Whether an answer names its value as another quantity than is asked for: ``pOH = 4.74`` for a pH of 4.74.
+
+    Args:
+        answer: what was boxed, without fonts.
+        gold: the gold answer, without fonts; where it has a name of this kind, it decides.
+        question: what was asked; the first quantities that its last request names decide.
+    """
+    named = [_names(part) for part in _parts(answer)]
+    if not any(named):
+        return False
+    wanted = [_names(part) for part in _parts(gold)]
+    asked = _asked(question)
+    for kind in {kind for names in named for kind, _ in names}:
+        mine = {name for names in named for name in names if name[0] == kind}
+        theirs = {name for names in wanted for name in names if name[0] == kind}
+        theirs = theirs or {name for name in asked if name[0] == kind}
+        if theirs and not mine & theirs:
+            return True
+    return False
+
+
+def _parts(text: str) -> list[str]:
+    """Return what stands before each equals sign, and before the value itself, where it is nothing but a name."""
+    *before, last = EQUALS.split(text)
+    found = _NAME_END.search(_NUMBERED.sub(lambda match: "x" * len(match[0]), last))
+    return [part for part in (*before, last[: found.start()] if found else "") if _is_name(part)]
+
+
+def _is_name(part: str) -> bool:
+    for pattern in (_STANDARD, _NUMBERED, *_RIVALS):
+        part = pattern.sub(" ", part)
+    return _NO_NAME.search(part) is None
+
+
+def _names(text: str) -> set[tuple[str, str]]:
+    """Return the quantities that a text names, each with its kind; a kind has rivals."""
+    text = _STANDARD.sub("", re.sub(r"_\{(\w+)\}", r"_\1", text))
+    text = _SAID_IN_WORDS.sub(lambda match: _IN_WORDS[match[0].casefold()], text)
+    found = {
+        (pattern.pattern, match["member"].casefold().replace("_", ""))
+        for pattern in _RIVALS
+        for match in pattern.finditer(text)
+    }
+    return found | {(match[1], match[2]) for match in _NUMBERED.finditer(text)}
+
+
+def _asked(question: str) -> set[tuple[str, str]]:
+    """Return what the last request of a question names before it says of what; else what it names first."""
+    clauses: list[str] = _CLAUSE.findall(question[-4000:]) or [question[-4000:]]
+    pieces = map(_names, _HEAD_END.split(clauses[-1]))
+    return next((names for names in pieces if names), set[tuple[str, str]]())

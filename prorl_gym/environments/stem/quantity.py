@@ -11,6 +11,7 @@ from typing import Any
 
 from prorl_gym.environments.stem import labels
 from prorl_gym.environments.stem.reading import Quantity, asked_unit, asks_difference, read
+from prorl_gym.environments.stem.spelling import unfonted
 from prorl_gym.environments.stem.tokens import Unreadable
 from prorl_gym.environments.stem.unit_text import Measure
 
@@ -37,6 +38,8 @@ def grade(body: Mapping[str, Any]) -> dict[str, Any]:
         gold = read(body["gold"])
     except Unreadable as complaint:
         return {"verdict": "bad_gold", "why": str(complaint)}
+    if labels.names_another(unfonted(body["answer"]), unfonted(body["gold"]), unfonted(body["question"])):
+        return {"verdict": "different", "why": "another quantity is named"}
     counted = frozenset(labels.folded(word) for one in gold for word in one.label.split())
     try:
         answer = read(body["answer"], labels.counted_in(body["question"]) | counted)

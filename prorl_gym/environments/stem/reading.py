@@ -17,7 +17,6 @@ _LEAD = re.compile(
     r"|exactly|ca\.|circa|≈|~|=|\\approx|\\sim(?:eq)?|:|p(?:H|OH|K_?\{?[abw]?\}?)\s*:?\s+(?=[-+\d]))\s*",
     re.IGNORECASE,
 )
-_EQUALS = re.compile(r"(?<![<>!])=|\\(?:approx|simeq|cong|doteq|equiv)(?![a-zA-Z])|[≈≃≅]")
 _JOINS = re.compile(
     r"[,;]|\b(?:or|and|not|never|either|neither|if|unless|but|maybe|perhaps|wrong|instead)\b|\\(?:neq?|lor|vee|land)\b",
     re.IGNORECASE,
@@ -93,7 +92,7 @@ def read(text: str, known: frozenset[str] | None = None) -> list[Quantity]:
         if not _agree(main, other):
             raise Unreadable("two values")
         return main
-    parts = [part for part in _EQUALS.split(text) if part.strip()]
+    parts = [part for part in labels.EQUALS.split(text) if part.strip()]
     if not parts:
         raise Unreadable("no number")
     last = _read(parts[-1], known)

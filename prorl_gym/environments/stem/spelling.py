@@ -73,6 +73,7 @@ _CHARGE = re.compile(r"(?<=[A-Za-z\d)\]])\^?\{?(\d*)([+-])\}?(?=$|[\s,;.)*]|->)"
 _RAISED_CHARGE = re.compile(
     r"\s*\^\s*\{?\s*(?:(?P<sign>[+-])(?P<number>\d)|(?P<number_first>\d)(?P<sign_behind>[+-]))\s*\}?(?!\w)"
 )
+_RAISED_NUMBER = re.compile(r"\s*\^\s*\{?\s*(\d+)\s*\}?(?![\d+\-])")
 _ION_BEFORE = re.compile(r"[A-Za-z\d_{}()\[\]]{1,60}$")
 _ION = re.compile(rf"(?=.*[A-Z])(?:{ELEMENT}|[\d()\[\]])+")
 _BRACKETED_CHARGE = re.compile(r"(?<=[A-Za-z\d\]])\((\d*[+-])\)$")
@@ -129,9 +130,17 @@ def _charged(text: str) -> str:
     return text
 
 
-def _charge(found: re.Match[str]) -> str:
+def _raised_number(found: re.Match[str]) -> str:
+    return f"{_KEPT_POWER}{found[1]}" if _is_behind_formula(found) else found[0]
+
+
+def _is_behind_formula(found: re.Match[str]) -> bool:
     before = _ION_BEFORE.search(found.string[max(0, found.start() - 60) : found.start()])
-    if before is None or _ION.fullmatch(re.sub(r"[_{}]", "", before[0])) is None:
+    return before is not None and _ION.fullmatch(re.sub(r"[_{}]", "", before[0])) is not None
+
+
+def _charge(found: re.Match[str]) -> str:
+    if not _is_behind_formula(found):
         return found[0]  # a power
     number = found["number"] or found["number_first"]
     return f"^{{{'' if number == '1' else number}{found['sign'] or found['sign_behind']}}}"
@@ -145,9 +154,10 @@ def explicit_charges(text: str) -> list[str]:
 def squeezed(text: str) -> str:
     """Return a key of a text in which spacing, hyphens between words, sub- and superscript do not count.
 
-    Powers of numbers do (``10^5`` is not ``105``), and so do signs, charges and the case of letters.
+    Powers of numbers do (``10^5`` is not ``105``), numbers raised in a formula (``SO^2`` is not ``SO2``), and so do
+    signs, charges and the case of letters.
     """
-    text = _charged(unfonted(text))
+    text = _RAISED_NUMBER.sub(_raised_number, _charged(unfonted(text)))
     for pattern, sign in _SIGN.items():
         text = pattern.sub(sign, text)
     text = GREEK_COMMAND.sub(r" \1", text)

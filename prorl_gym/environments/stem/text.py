@@ -13,14 +13,14 @@ _POINT = re.compile(r"(?<=[A-Za-z])\.(?=\s|$|[A-Za-z])")
 _POSSESSIVE = re.compile(r"(?<=[A-Za-z])['\u2019]s?(?=\s|$)")
 _PLURAL = re.compile(r"(?<=[a-z]{3})(?<![sui])s(?![\w'\u2019])")
 
-_FORMULA = re.compile(rf"(?:{ELEMENT}|[\d()\[\]+\-*\ue001])+")
+_FORMULA = re.compile(rf"(?:{ELEMENT}|[\d()\[\]+\-*\ue000\ue001])+")
 _CHEMICAL = re.compile(
     r"\\(?:ce|text|mathrm)\s*\{|[a-z]|(?<=[A-Z)])(?:\d|_\s*\{?\s*\d)|\^\s*\{?\s*\d?\s*[+-]|[⁺⁻₀-₉]|[+-]$"
 )
 _POWER = re.compile(r"\^\s*\{?\s*\d+\s*(?![\d\s+-])")
 _PARTICLE = re.compile(r"(?:[a-z]|\\[a-z]+)\s*\^\s*\{?\s*[+-]\s*\}?")
 _STATE = re.compile(r"\((?:aq|s|l|g)\)$")
-_REACTION = re.compile(rf"(?:{ELEMENT}|[\d()\[\]+\->*\ue001])+")
+_REACTION = re.compile(rf"(?:{ELEMENT}|[\d()\[\]+\->*\ue000\ue001])+")
 _TWO_LETTERS = frozenset(symbol for symbol in ELEMENTS if len(symbol) == 2)
 _WORDS = {"yes", "no"}
 """Formulas too (No), but meant as words."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from prorl_gym.environments.killed import killed_unseen
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe import official
 from prorl_gym.environments.swe.controls.built import Built
@@ -29,7 +30,7 @@ from prorl_gym.environments.swe.verdict import (
     name_some,
     unsolved,
 )
-from prorl_gym.errors import FailureKind, TaskError
+from prorl_gym.errors import Evidence, FailureKind, TaskError
 from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import Sandbox
 from prorl_gym.settings import ResolvedSettings
@@ -82,6 +83,8 @@ async def grade_timed(task: SweTask, patch: bytes, leases: Leases, settings: Res
         score, in_tests, in_checks = await grading(task, patch, leases, seconds)
         if KILLED in score.detail:  # by the host, or by the code under test? Another run decides, in fresh sandboxes
             score, in_tests, in_checks = await grading(task, patch, leases, seconds)
+            if (sigkill := score.detail.get(KILLED)) in set(Evidence):
+                raise killed_unseen("the run of the tests", Evidence(sigkill))
     except Unsolved as why:
         score, in_tests, in_checks = unsolved(str(why)), 0.0, 0.0
     return Graded(score, in_tests, in_checks, time.monotonic() - started)

@@ -23,7 +23,7 @@ from prorl_gym.environments.worker import (
     WorkerStuckError,
     WorkerTimeoutError,
 )
-from prorl_gym.errors import GraderError
+from prorl_gym.errors import Evidence, GraderError
 from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import Sandbox
 
@@ -59,6 +59,8 @@ class TestLog:
     """That the script took."""
     killed: bool = False
     """SIGKILL ended it, and no limit explains that; see ``environments.killed``."""
+    sigkill: Evidence | None = None
+    """See ``ExecResult``."""
 
     __test__ = False
 
@@ -99,7 +101,7 @@ async def run_script(sandbox: Sandbox, task: SweTask, script: str, seconds: floa
         return TestLog("", ran.exit_code, "the tests took too long", run.used)
     if text is None:
         return TestLog("", ran.exit_code, f"the test log is longer than {MAX_LOG} bytes", run.used)
-    return TestLog(text, ran.exit_code, marker_complaint(text), run.used, was_killed(ran))
+    return TestLog(text, ran.exit_code, marker_complaint(text), run.used, was_killed(ran), ran.sigkill)
 
 
 async def report(task: SweTask, log: TestLog) -> Score:
@@ -110,7 +112,7 @@ async def report(task: SweTask, log: TestLog) -> Score:
     Raises:
         GraderError: the harness is not installed or cannot work.
     """
-    return with_kill(await _reported(task, log), killed=log.killed)
+    return with_kill(await _reported(task, log), killed=log.killed, sigkill=log.sigkill)
 
 
 async def _reported(task: SweTask, log: TestLog) -> Score:

@@ -17,6 +17,7 @@ from prorl_gym.environments.killed import was_killed
 from prorl_gym.environments.swe.parsers import RUNNERS, Status
 from prorl_gym.environments.swe.parsers.pytest_events import read_events
 from prorl_gym.environments.swe.task import TestPlan
+from prorl_gym.errors import Evidence
 from prorl_gym.sandbox.protocol import ExecResult, Sandbox
 
 MAX_LOG = 16 << 20
@@ -47,6 +48,8 @@ class TestResults:
     """Output of the tests, or of the build when that failed. For people: it may quote hidden tests."""
     killed: bool = False
     """SIGKILL ended the build or the tests, and no limit explains that; see ``environments.killed``."""
+    sigkill: Evidence | None = None
+    """See ``ExecResult``."""
 
     __test__ = False
 
@@ -80,28 +83,27 @@ async def run_tests(
         if built.timed_out or built.exit_code != 0:
             why = "the build took too long" if built.timed_out else f"the build failed with exit code {built.exit_code}"
             log = await run.read(run.log)
-            return TestResults({}, why, None, run.used, log or "", was_killed(built))
+            return TestResults({}, why, None, run.used, log or "", was_killed(built), built.sigkill)
         run.next_log()
     if put_tests is not None and (complaint := await put_tests()):
         return TestResults({}, complaint, None, run.used)
     if plan.parser == "pytest":
         await run.plug_in()
     ran = await run.command(plan.command)
+    killed = was_killed(ran), ran.sigkill
     log = await run.read(run.log)
     if ran.timed_out:
         return TestResults({}, "the tests took too long", ran.exit_code, run.used, log or "")
     if log is None:
-        return TestResults(
-            {}, f"the test log is longer than {MAX_LOG} bytes", ran.exit_code, run.used, "", was_killed(ran)
-        )
+        return TestResults({}, f"the test log is longer than {MAX_LOG} bytes", ran.exit_code, run.used, "", *killed)
     if plan.parser == "pytest":
         events = await asyncio.to_thread(read_events, await run.read(run.report) or "", own)
-        return TestResults(events.statuses, events.complaint, ran.exit_code, run.used, log, was_killed(ran))
+        return TestResults(events.statuses, events.complaint, ran.exit_code, run.used, log, *killed)
     runner = RUNNERS[plan.parser]
     # In a thread: the log may be long, and is made by whoever wants to.
     statuses = await asyncio.to_thread(runner.parse, log)
     complaint = await asyncio.to_thread(runner.complaint, log, statuses) or _exit_complaint(ran, statuses)
-    return TestResults(statuses, complaint, ran.exit_code, run.used, log, was_killed(ran))
+    return TestResults(statuses, complaint, ran.exit_code, run.used, log, *killed)
 
 
 class CommandRun:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from prorl_gym.environments.swe.parsers import PASSING, Status, worse
 from prorl_gym.environments.swe.run_tests import TestResults
 from prorl_gym.environments.swe.task import SweTask
+from prorl_gym.errors import Evidence
 from prorl_gym.records import Score
 
 KILLED = "killed"
@@ -18,14 +19,17 @@ def judge(task: SweTask, results: TestResults) -> Score:
 
     The detail counts them and names up to three tests that failed and three that were not reported at all.
     """
-    return with_kill(_judged(task, results), killed=results.killed)
+    return with_kill(_judged(task, results), killed=results.killed, sigkill=results.sigkill)
 
 
-def with_kill(score: Score, *, killed: bool) -> Score:
-    """Say in the detail of a repair that failed that its run was killed, and no limit explains that."""
+def with_kill(score: Score, *, killed: bool, sigkill: Evidence | None = None) -> Score:
+    """Say in the detail of a repair that failed that its run was killed, and no limit explains that.
+
+    ``sigkill``: see ``ExecResult``.
+    """
     if score.reward == 1.0 or not killed:
         return score
-    return score.model_copy(update={"detail": {**score.detail, KILLED: True}})
+    return score.model_copy(update={"detail": {**score.detail, KILLED: True if sigkill is None else sigkill.value}})
 
 
 def _judged(task: SweTask, results: TestResults) -> Score:

@@ -4,10 +4,14 @@ import errno
 import fcntl
 import os
 import signal
+import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from prorl_gym.sandbox.guest.kernel import become_subreaper
+from prorl_gym.sandbox.guest.kills import hand_over, take_over
 
+Confine = Callable[[Callable[[int], None]], None]
+"""Gives up what a payload must not have. Hands over the listener of the filter of calls, if that has one."""
 _FD_LIMIT = 1 << 20
 
 
@@ -24,9 +28,9 @@ def fork_exec(
     env: Mapping[str, str],
     cwd: str,
     descriptors: Mapping[int, int],
-    confine: Callable[[], None],
-) -> int:
-    """Start a program in its own session and return its pid.
+    confine: Confine,
+) -> tuple[int, int | None]:
+    """Start a program in its own session; return its pid and the listener of its filter of calls, if that has one.
 
     Args:
         argv: program (searched in ``env``'s PATH) and arguments.
@@ -38,21 +42,20 @@ def fork_exec(
     Raises:
         StartError: with the stage that failed.
     """
-    report, failed = os.pipe()  # close-on-exec: a successful exec closes it, and we read EOF
-    pid = os.fork()
-    if pid == 0:
-        os.close(report)
-        _run_child(argv, env, cwd, descriptors, confine, failed)
-    os.close(failed)
-    try:
-        answer = os.read(report, 64).decode()
-    finally:
-        os.close(report)
+    report, failed = socket.socketpair()  # close-on-exec: a successful exec closes it, and we read EOF
+    with report:
+        with failed:
+            pid = os.fork()
+            if pid == 0:
+                _run_child(argv, env, cwd, descriptors, confine, failed.detach())
+        answer, listener = take_over(report, wait=True)
     if answer:
+        if listener is not None:
+            os.close(listener)
         os.waitpid(pid, 0)
-        stage, _, code = answer.partition(":")
+        stage, _, code = answer.decode().partition(":")
         raise StartError(int(code), stage)
-    return pid
+    return pid, listener
 
 
 def _run_child(
@@ -60,7 +63,7 @@ def _run_child(
     env: Mapping[str, str],
     cwd: str,
     descriptors: Mapping[int, int],
-    confine: Callable[[], None],
+    confine: Confine,
     failed: int,
 ) -> None:
     """Never returns: an exception must not unwind into the guest's own loop."""
@@ -72,7 +75,7 @@ def _run_child(
         stage = "cwd"
         os.chdir(cwd)
         stage = "confine"
-        prepare(confine)
+        prepare(confine, failed)
         stage = "exec"
         _exec(argv, env)
     except OSError as error:
@@ -86,14 +89,19 @@ def _run_child(
             os._exit(127)
 
 
-def prepare(confine: Callable[[], None]) -> None:
-    """Last steps of every payload process: default signals, orphans stay below it, confinement."""
+def prepare(confine: Confine, line: int) -> None:
+    """Last steps of every payload process: default signals, orphans stay below it, confinement.
+
+    Args:
+        confine: the last of them.
+        line: a socket to the guest.
+    """
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these two, and exec keeps that
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.umask(0o022)
     become_subreaper()
-    confine()
+    confine(lambda listener: hand_over(line, listener))
 
 
 def _arrange(descriptors: Mapping[int, int], failed: int) -> int:

@@ -6,9 +6,10 @@ import os
 import stat
 
 from prorl_gym.sandbox.guest.kernel import open_inside
-from prorl_gym.sandbox.guest.shared_memory import make_memory_file
 
 _MAX_ENTRIES = 100_000
+_PROC_ROOT = 1
+"""Inode of the top of a procfs."""
 
 
 class Files:
@@ -59,6 +60,7 @@ class Files:
         """Return a memory file with the entries as JSON: ``[[name, kind, size, mode], ...]``, sorted by name."""
         directory = open_inside(os.path.join(self._workdir, path), os.O_RDONLY | os.O_DIRECTORY)
         try:
+            self._must_be_listable(directory, path)
             with os.scandir(directory) as entries:
                 rows: list[tuple[str, str, int, int]] = []
                 for entry in entries:
@@ -68,10 +70,16 @@ class Files:
         finally:
             os.close(directory)
         rows.sort()
-        memory = make_memory_file("entries")
+        memory = os.memfd_create("entries")
         with open(memory, "wb", closefd=False) as out:
             out.write(json.dumps(rows).encode("ascii"))
         return memory
+
+    def _must_be_listable(self, directory: int, path: str) -> None:
+        """Refuse what is below a process of procfs. The list of processes itself shows what payloads see anyway."""
+        status = os.fstat(directory)
+        if status.st_dev in self._refused and status.st_ino != _PROC_ROOT:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
     def _open(self, path: str, flags: int, mode: int = 0) -> int:
         # Non-blocking and no controlling terminal: a FIFO or a device must not stop the guest or change it.

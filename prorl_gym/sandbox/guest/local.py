@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 from prorl_gym.sandbox.guest.server import GuestOptions, serve
@@ -15,8 +16,11 @@ from prorl_gym.sandbox.guest.tree import ProcessTable
 from prorl_gym.sandbox.protocol import SandboxLimits
 
 
-def limit_resources(limits: SandboxLimits) -> None:
-    """Apply what works without a namespace. RLIMIT_NPROC would count every process of this user, so it is left out."""
+def limit_resources(limits: SandboxLimits, hand_over: Callable[[int], None]) -> None:
+    """Apply what works without a namespace. RLIMIT_NPROC would count every process of this user, so it is left out.
+
+    There is no filter of calls, and so no listener to hand over.
+    """
     for kind, wanted in (
         (resource.RLIMIT_NOFILE, limits.open_files),
         (resource.RLIMIT_FSIZE, limits.file_size),

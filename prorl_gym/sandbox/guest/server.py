@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from prorl_gym.sandbox.breach import Breach
@@ -19,6 +20,7 @@ from prorl_gym.sandbox.guest import wire
 from prorl_gym.sandbox.guest.child import StartError, fork_exec
 from prorl_gym.sandbox.guest.files import Files
 from prorl_gym.sandbox.guest.kernel import become_subreaper
+from prorl_gym.sandbox.guest.kills import KillWatch
 from prorl_gym.sandbox.guest.patience import Starting
 from prorl_gym.sandbox.guest.shared_memory import SharedMemory
 from prorl_gym.sandbox.guest.socket_memory import SocketMemory
@@ -43,8 +45,8 @@ class GuestOptions:
     """Descriptor of a procfs that shows this process's own pid namespace."""
     is_init: bool
     """This process is pid 1; otherwise it adopts orphans as a subreaper."""
-    confine: Callable[[SandboxLimits], None]
-    """Run in every child after fork, before exec: limits, capabilities, privileges."""
+    confine: Callable[[SandboxLimits, Callable[[int], None]], None]
+    """Run in every child after fork, before exec: limits, capabilities, privileges. See ``Confine``."""
     storage: int | None = None
     """Descriptor of the directory on disk that holds what is written to the root; ``None``: the root has a size."""
     is_isolated: bool = True
@@ -80,10 +82,14 @@ class _Guest:
         self._files = Files(options.workdir, options.proc_fd)
         self._children: set[int] = set()
         self._starting = Starting(self._table, self._children)
+        self._poll = select.poll()
+        self._listeners: set[int] = set()
+        self._cpu_limits: dict[int, int] = {}
         limits = options.limits
         self._shared: SharedMemory | None = None
         if options.is_isolated:
             self._shared = SharedMemory(self._table, os.getpid(), limits.total_memory, limits.shm_size)
+        self._kills = KillWatch(self._table, self._children, self._shared)
         self._watchdog = Watchdog(
             self._table,
             os.getpid(),
@@ -115,19 +121,14 @@ class _Guest:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _note)  # a handler, not SIG_IGN: exec puts handlers back to the default
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        poll.register(woken, select.POLLIN)
-        if self._shared is not None:
-            self._shared.listen()
-            if self._shared.descriptor is not None:
-                poll.register(self._shared.descriptor, select.POLLIN)
+        self._poll.register(self._control, select.POLLIN)
+        self._poll.register(woken, select.POLLIN)
         try:
             self._send({"type": "hello"})
             while True:
-                ready = {fd for fd, _ in poll.poll(self._wait_ms())}
-                if self._shared is not None and self._shared.descriptor in ready:
-                    self._shared.answer()
+                ready = dict(self._poll.poll(self._wait_ms()))
+                for listener in self._listeners & ready.keys():  # first: what is reaped next may have ended by it
+                    self._listen_to(listener, ready[listener])
                 self._watchdog.look_if_due()
                 if self._disk is not None:
                     self._disk.look_if_due()
@@ -172,7 +173,7 @@ class _Guest:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
@@ -180,9 +181,14 @@ class _Guest:
             if pid in self._children:  # everything else is an orphan that nobody asked about
                 if status != 0 and (_disk_is_full() or self._disk_is_used_up()):
                     self._tell_breach(pid, Breach.DISK)
+                code = os.waitstatus_to_exitcode(status)
+                if code == -signal.SIGKILL and usage.ru_utime + usage.ru_stime >= self._cpu_limits.pop(pid):
+                    self._tell_breach(pid, Breach.CPU)  # it ignored the signal of the soft limit
+                struck, sent = self._kills.forget(pid)
+                self._cpu_limits.pop(pid, None)
                 self._children.discard(pid)
                 self._watchdog.forget(pid)
-                self._send({"type": "exit", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
+                self._send({"type": "exit", "pid": pid, "status": code, "struck": struck, "sent": sent})
 
     def _watch_disk(self, storage: int) -> DiskWatch:
         def announce(full: bool) -> None:
@@ -190,8 +196,16 @@ class _Guest:
 
         return DiskWatch(storage, self._options.limits, self._table, os.getpid(), self._tell_breach, announce)
 
-    def _confine(self, limits: SandboxLimits) -> None:
-        self._options.confine(limits)
+    def _listen_to(self, listener: int, events: int) -> None:
+        if events & select.POLLIN:
+            self._kills.serve(listener)
+        else:  # nothing is left that has this filter
+            self._poll.unregister(listener)
+            self._listeners.discard(listener)
+            os.close(listener)
+
+    def _confine(self, limits: SandboxLimits, hand_over: Callable[[int], None]) -> None:
+        self._options.confine(limits, hand_over)
         if self._disk is not None:  # a full root shall be an error of the write, not the end of the shell
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
@@ -205,8 +219,13 @@ class _Guest:
             waits.append(self._disk.wait_ms(waits[0] is not None))
         return min((wait for wait in waits if wait is not None), default=None)
 
-    def _adopt(self, pid: int) -> None:
+    def _adopt(self, pid: int, listener: int | None, limits: SandboxLimits) -> None:
         self._children.add(pid)
+        self._cpu_limits[pid] = limits.cpu_seconds
+        if listener is not None:
+            self._kills.watch(pid)
+            self._listeners.add(listener)
+            self._poll.register(listener, select.POLLIN)
         if self._disk is not None:
             self._disk.hold(pid)
 
@@ -242,12 +261,12 @@ class _Guest:
                 theirs.append(ours.detach())
                 child[CHANNEL_FD] = inside.detach()
             with self._starting.bounded():
-                pid = fork_exec(
+                pid, listener = fork_exec(
                     request["argv"],
                     {**self._options.env, **request["env"]},
                     os.path.join(self._options.workdir, request["cwd"] or ""),
                     child,
-                    lambda: self._confine(limits),
+                    partial(self._confine, limits),
                 )
         except BaseException:
             for fd in theirs:
@@ -256,7 +275,7 @@ class _Guest:
         finally:
             for fd in child.values():
                 os.close(fd)
-        self._adopt(pid)
+        self._adopt(pid, listener, limits)
         if limits.memory < self._options.limits.memory:
             self._watchdog.bound(pid, limits.memory)
         return _Answer({"pid": pid}, theirs)
@@ -268,10 +287,10 @@ class _Guest:
                 {**self._options.env, **request["env"]},
                 request["cwd"] or self._options.workdir,
                 limits.open_files,
-                lambda: self._confine(limits),
+                partial(self._confine, limits),
                 survives_full_disk=self._disk is not None,
             )
-        self._adopt(terminal.pid)
+        self._adopt(terminal.pid, terminal.listener, limits)
         return _Answer({"pid": terminal.pid}, terminal.descriptors, terminal.release)
 
     def _signal(self, request: Mapping[str, Any]) -> _Answer:
@@ -288,6 +307,7 @@ class _Guest:
         since = request.get("since")
         if since is not None:
             return _Answer({"gone": self._table.kill_descendants(pid, since)}, [])
+        self._kills.explain(pid)
         os.kill(pid, signal.SIGSTOP)  # it can start nothing new while its descendants die
         gone = self._table.kill_descendants(pid)
         os.kill(pid, signal.SIGKILL)

@@ -9,35 +9,28 @@ itself and closes it, holds what neither its resident size nor its descriptors s
 - A shared anonymous mapping counts with the whole length it was made with for as long as any process has a page of it
   mapped: nobody can have it otherwise. One that does not fit into the sandbox's memory any more is refused.
 
-The guest runs under the filter itself, since all that it starts inherits it; its own memory files are made with a
-number that only it knows. Kernels before Linux 5.5 do not ask: payloads have no ``memfd_create`` there, and shared
-anonymous mappings that were unmapped are not seen.
+The filter of calls asks (``seccomp``). Kernels before Linux 5.9 do not: payloads have no ``memfd_create`` there, and
+shared anonymous mappings that were unmapped are not seen.
 """
 
 import errno
 import fcntl
 import os
-import platform
 import re
-import secrets
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from prorl_gym.sandbox import seccomp, syscalls
 from prorl_gym.sandbox.guest.tree import Process, ProcessTable
 
 _SHM = "/dev/shm"
-_OLDEST = (5, 5)
 _PATIENCE = 1.0
 """Seconds that looking for mappings may take; an object that was not come to counts as it did."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_QUESTION = struct.Struct("=QIIiIQ6Q")
-"""struct seccomp_notif: id, pid, flags, then the call: number, architecture, instruction, arguments."""
 _ANSWER = struct.Struct("=QqiI")
 _DESCRIPTOR = struct.Struct("=QIIII")
-_RECEIVE, _SEND, _ADD = 0xC0502100, 0xC0182101, 0x40182103
+_SEND, _ADD = 0xC0182101, 0x40182103
 _CONTINUE = 1
 _ADD_AND_SEND = 2
 _MFD_KNOWN = 0x1B
@@ -45,15 +38,6 @@ _MFD_KNOWN = 0x1B
 _SHARE = 8
 """What was ever made is not looked for while it is less than this part of the sandbox's memory."""
 _MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) (\S+) (\d+) +/dev/zero \(deleted\)$", re.MULTILINE)
-
-_secret: int | None = None
-
-
-def make_memory_file(name: str, flags: int = os.MFD_CLOEXEC) -> int:
-    """Return a memory file of the guest's own, whether or not payloads can have any."""
-    if _secret is None:
-        return os.memfd_create(name, flags)
-    return syscalls.memfd_create(seccomp.MEMFD_CREATE, name, flags, _secret)
 
 
 @dataclass(slots=True)
@@ -86,43 +70,25 @@ class SharedMemory:
         self._creations: list[_Creation] = []
         self._longest = 0
         self._total = 0
-        self.descriptor: int | None = None
-        """Readable when a question has arrived; ``None``: none ever does."""
 
-    def listen(self) -> None:
-        """Install the filter, for this process and all that it starts from now on.
+    def answer(self, listener: int, question: int, thread: int, *, makes_mapping: bool, call: Sequence[int]) -> None:
+        """Answer a question about ``mmap`` or ``memfd_create``.
+
+        Args:
+            listener: where it arrived.
+            question: its number.
+            thread: who asks.
+            makes_mapping: it is about ``mmap``.
+            call: the arguments of the call.
 
         Raises:
-            OSError: the kernel refused it.
+            OSError: who asked has ended, or was interrupted and asks again.
         """
-        global _secret
-        if not seccomp.SUPPORTED:
-            return
-        secret = secrets.randbits(64)
-        if _kernel() >= _OLDEST:
-            try:
-                self.descriptor = syscalls.filter_and_listen(seccomp.notify_program(secret, ask=True))
-            except OSError as error:
-                if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EBUSY):
-                    raise
-        if self.descriptor is None:
-            syscalls.filter_calls(seccomp.notify_program(secret, ask=False))
-        _secret = secret
-
-    def answer(self) -> None:
-        """Answer one question."""
-        assert self.descriptor is not None
-        buffer = bytearray(_QUESTION.size)
-        try:
-            fcntl.ioctl(self.descriptor, _RECEIVE, buffer)
-            question, thread, _, number, machine, _, *arguments = _QUESTION.unpack(buffer)
-            if (machine, number) in seccomp.MAPPING_CALLS:
-                error, flags = (0, _CONTINUE) if self._admit(thread, arguments[1]) else (-errno.ENOMEM, 0)
-                fcntl.ioctl(self.descriptor, _SEND, _ANSWER.pack(question, 0, error, flags))
-            else:
-                self._give_file(question, arguments[1])
-        except OSError:  # the thread was killed, or a signal interrupted it: it asks again
-            return
+        if makes_mapping:
+            error, flags = (0, _CONTINUE) if self._admit(thread, call[1]) else (-errno.ENOMEM, 0)
+            fcntl.ioctl(listener, _SEND, _ANSWER.pack(question, 0, error, flags))
+        else:
+            self._give_file(listener, question, call[1])
 
     @property
     def most(self) -> int:
@@ -140,9 +106,8 @@ class SharedMemory:
                 held[pid] = held.get(pid, 0) + length
         return held
 
-    def _give_file(self, question: int, flags: int) -> None:
+    def _give_file(self, listener: int, question: int, flags: int) -> None:
         """Make a file and put its descriptor into the process that asked, as the answer."""
-        assert self.descriptor is not None
         error = errno.EINVAL if flags & ~_MFD_KNOWN else errno.ENOSYS
         if self._files is not None and not flags & ~_MFD_KNOWN:
             close_on_exec = os.O_CLOEXEC if flags & os.MFD_CLOEXEC else 0
@@ -150,13 +115,13 @@ class SharedMemory:
                 file = os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o777, dir_fd=self._files)
                 try:
                     given = _DESCRIPTOR.pack(question, _ADD_AND_SEND, file, 0, close_on_exec)
-                    fcntl.ioctl(self.descriptor, _ADD, given)
+                    fcntl.ioctl(listener, _ADD, given)
                     return
                 finally:
                     os.close(file)
             except OSError as failure:  # EINVAL: Linux before 5.14 cannot do both at once
                 error = errno.ENOSYS if failure.errno == errno.EINVAL else failure.errno or errno.EIO
-        fcntl.ioctl(self.descriptor, _SEND, _ANSWER.pack(question, 0, -error, 0))
+        fcntl.ioctl(listener, _SEND, _ANSWER.pack(question, 0, -error, 0))
 
     def _admit(self, thread: int, length: int) -> bool:
         """Whether a mapping of this length may be made."""
@@ -220,10 +185,6 @@ def _open_bounded(shm_size: int) -> int | None:
         return os.open(_SHM, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return None
-
-
-def _kernel() -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
 
 
 def _device(text: bytes) -> int:

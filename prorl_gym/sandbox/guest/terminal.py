@@ -2,13 +2,14 @@
 
 import fcntl
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from ptyprocess import PtyProcess  # pyright: ignore[reportMissingTypeStubs]
 
-from prorl_gym.sandbox.guest.child import StartError, prepare
+from prorl_gym.sandbox.guest.child import Confine, StartError, prepare
 from prorl_gym.sandbox.guest.driver import MAX_COMMAND, driver
-from prorl_gym.sandbox.guest.shared_memory import make_memory_file
+from prorl_gym.sandbox.guest.kills import take_over
 
 _BASH = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _ROWS, _COLUMNS = 50, 200
@@ -22,7 +23,7 @@ class Terminal:
         env: Mapping[str, str],
         cwd: str,
         open_files: int,
-        confine: Callable[[], None],
+        confine: Confine,
         *,
         survives_full_disk: bool = False,
     ) -> None:
@@ -30,6 +31,7 @@ class Terminal:
         report_out, report_in = os.pipe()
         text = _make_text()
         own = [nonce_out, report_in]
+        line, own_line = socket.socketpair()
         self._theirs = [nonce_in, report_out, text]
         try:
             # High numbers: scripts like to use 3 to 9, and bash itself takes from 10.
@@ -44,14 +46,18 @@ class Terminal:
                     "PS1": "",
                     "PS2": "",
                 },
-                lambda: _enter(cwd, confine),
-                sorted(numbers),
+                lambda: _enter(cwd, confine, own_line.fileno()),
+                sorted([*numbers, own_line.fileno()]),
             )
+            _, self.listener = take_over(line, wait=False)
+            """Of its filter of calls, if that has one."""
         except BaseException:
             self._close(self._theirs)
             raise
         finally:
             self._close(own)
+            line.close()
+            own_line.close()
         self.pid: int = self._process.pid
         self.descriptors = [self._process.fd, *self._theirs]
         """Terminal master, nonces (write), reports (read), command text (memory file)."""
@@ -70,7 +76,7 @@ class Terminal:
 
 def _make_text() -> int:
     """Return a memory file of a fixed size: a payload reaches it through /proc, and must not make it any larger."""
-    text = make_memory_file("command", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    text = os.memfd_create("command", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(text, MAX_COMMAND + 1)
     fcntl.fcntl(text, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
     return text
@@ -89,12 +95,12 @@ def _find_bash() -> str:
     raise StartError(2, "exec")
 
 
-def _enter(cwd: str, confine: Callable[[], None]) -> None:
+def _enter(cwd: str, confine: Confine, line: int) -> None:
     try:
         os.chdir(cwd)
     except OSError:  # it was deleted: a shell without its directory is still a shell
         os.chdir("/")
-    prepare(confine)
+    prepare(confine, line)
 
 
 def _spawn(argv: list[str], env: Mapping[str, str], enter: Callable[[], None], keep: Sequence[int]) -> PtyProcess:

@@ -114,17 +114,8 @@ class ProcessTable:
 
     def _stat(self, name: str) -> list[bytes] | None:
         """Return the fields of ``stat`` from the state on."""
-        try:
-            fd = os.open(f"{name}/stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        except OSError:
-            return None
-        try:
-            line = os.read(fd, 4096)
-        except OSError:  # it ended between open and read
-            return None
-        finally:
-            os.close(fd)
-        return line[line.rindex(b")") + 2 :].split()  # the name before it may contain anything
+        line = self._read(f"{name}/stat")
+        return line[line.rindex(b")") + 2 :].split() if line else None  # the name before it may contain anything
 
     def _names(self, path: str) -> list[str]:
         """Return the entries of a directory of procfs; none when its process has ended or may not be read."""
@@ -136,6 +127,35 @@ class ProcessTable:
             return os.listdir(fd)
         except OSError:
             return []
+        finally:
+            os.close(fd)
+
+    def number_inside(self, pid: int) -> int:
+        """Return a process's pid in the innermost namespace that it is in: the one that payloads know; 0: unknown."""
+        return int((self._field(pid, "status", b"NSpid:") or b"0").split()[-1])
+
+    def process_behind(self, pid: int, descriptor: int) -> int:
+        """Return the pid, as payloads know it, behind a pidfd of a process; 0: unknown."""
+        return int((self._field(pid, f"fdinfo/{descriptor}", b"NSpid:") or b"0").split()[-1])
+
+    def group(self, pid: int) -> int:
+        """Return a process's group; 0: unknown, or one that is not seen here."""
+        line = self._read(f"{pid}/stat")
+        return int(line[line.rindex(b")") + 2 :].split()[2]) if line else 0
+
+    def _field(self, pid: int, file: str, name: bytes) -> bytes:
+        lines = self._read(f"{pid}/{file}").splitlines()
+        return next((line.removeprefix(name) for line in lines if line.startswith(name)), b"")
+
+    def _read(self, path: str) -> bytes:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+        except OSError:
+            return b""
+        try:
+            return os.read(fd, 8192)
+        except OSError:  # it ended between open and read
+            return b""
         finally:
             os.close(fd)
 
@@ -218,6 +238,8 @@ class ProcessTable:
             for name in names:
                 with suppress(OSError):  # closed meanwhile
                     found.append(os.stat(name, dir_fd=fd))
+        except OSError:  # it ended between open and list
+            return 0, found
         finally:
             os.close(fd)
         return found

@@ -1,9 +1,9 @@
 """The messages between service and guest: one JSON object per packet, descriptors beside it (SCM_RIGHTS).
 
 Service to guest: ``{"id", "op", ...}``. Guest to service: ``{"type": "hello"}`` once, then ``{"type": "reply", "id",
-...}`` per request, ``{"type": "exit", "pid", "status"}`` per child that ended, ``{"type": "breach", "pid", "breach"}``
-for a limit that a child was seen to run into (before its end is told), or ``{"type": "failed", "kind", "what",
-"fix"}`` when the sandbox could not be set up.
+...}`` per request, ``{"type": "exit", "pid", "status", "struck", "sent"}`` per child that ended (see
+``KillWatch.forget``), ``{"type": "breach", "pid", "breach"}`` for a limit that a child was seen to run into (before its
+end is told), or ``{"type": "failed", "kind", "what", "fix"}`` when the sandbox could not be set up.
 """
 
 import json

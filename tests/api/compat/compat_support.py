@@ -9,14 +9,15 @@ from functools import partial
 from typing import Any
 
 import aiohttp
-import uvicorn
 from fastapi import FastAPI
 from uvicorn.server import ServerState
 
 from prorl_gym.api.allowed import AllowedUrls
 from prorl_gym.api.compat.app import create_compat_app
+from prorl_gym.api.compat.auth import has_compat_token
 from prorl_gym.api.compat.config import CompatConfig
 from prorl_gym.api.compat.port import CompatPort
+from prorl_gym.api.connections import HttpServer
 from prorl_gym.api.fleet import Fleet
 from prorl_gym.inference.fake import FakeEngine, Reply
 from prorl_gym.inference.pool import EnginePool
@@ -111,7 +112,7 @@ def _engine(name: str, url: str) -> FakeEngine:
 @asynccontextmanager
 async def _listening(app: FastAPI) -> AsyncGenerator[str]:
     """Serve as uvicorn does, without its main loop: that looks for its end ten times a second only."""
-    config = uvicorn.Config(app, log_config=None, lifespan="off", access_log=False)
+    config = HttpServer(app, partial(has_compat_token, token=TOKEN.encode())).config
     config.load()
     state = ServerState()
     make = partial(config.http_protocol_class, config=config, server_state=state, app_state={})

@@ -3,7 +3,8 @@
 import hashlib
 import io
 import tarfile
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 METADATA = "Metadata-Version: 2.1\nName: tiny-shop\nVersion: 1.2\nRequires-Python: >=3.8\n"
@@ -119,6 +120,21 @@ def sdist(path: Path, files: Mapping[str, str] = TINY, top: str = "tiny_shop-1.2
             member = tarfile.TarInfo(f"{top}/{name}")
             member.size = len(text.encode())
             archive.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+def wheel(folder: Path, name: str, requires: Sequence[str] = ()) -> Path:
+    """Make a wheel of one empty module."""
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    needs = "".join(f"Requires-Dist: {line}\n" for line in requires)
+    files = {
+        f"{name}.py": "",
+        f"{name}-1.0.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}",
+        f"{name}-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for inner, text in {**files, f"{name}-1.0.dist-info/RECORD": "".join(f"{each},,\n" for each in files)}.items():
+            archive.writestr(inner, text)
     return path
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sdist_support import METADATA, TINY, index, sdist
+from sdist_support import METADATA, TINY, index, sdist, wheel
 from typer.testing import CliRunner
 
 from prorl_gym.cli.main import app
@@ -22,11 +22,11 @@ from prorl_gym.environments.swe.grading import grade
 from prorl_gym.environments.swe.rows import read_task
 from prorl_gym.environments.swe.sdist import make
 from prorl_gym.environments.swe.sdist.faults import Baseline, Fault, Search, measure, seed
-from prorl_gym.environments.swe.sdist.fetch import applicable, fetch_sdist
+from prorl_gym.environments.swe.sdist.fetch import applicable, fetch_sdist, fetch_wheels
 from prorl_gym.environments.swe.sdist.layout import find_layout
 from prorl_gym.environments.swe.sdist.make import Outcome, Wish, open_project
 from prorl_gym.environments.swe.sdist.statement import tells, without_places, write_statement
-from prorl_gym.environments.swe.sdist.suite import SuiteRun
+from prorl_gym.environments.swe.sdist.suite import SuiteRun, command_for
 from prorl_gym.environments.swe.sdist.tree import File, Tree, pack, read_sdist
 from prorl_gym.environments.swe.sdist.visible import hide
 from prorl_gym.errors import ConfigError
@@ -115,6 +115,20 @@ def test_packages_and_tests_are_found_in_each_usual_place() -> None:
 
 
 @pytest.mark.parametrize(
+    "path, line",
+    [
+        ("pyproject.toml", 'asyncio_mode = "auto"'),
+        ("setup.cfg", "asyncio_mode=auto"),
+        ("pytest.ini", "asyncio_mode = auto"),
+    ],
+)
+def test_coroutines_without_a_mark_run_where_the_project_says_so(path: str, line: str) -> None:
+    files = {**TINY, path: f"[pytest]\n{line}\n"}
+    assert "-o asyncio_mode=auto" in command_for(find_layout(tree(files)), ["tests"])
+    assert "asyncio" not in command_for(find_layout(tree(TINY)), ["tests"])
+
+
+@pytest.mark.parametrize(
     "lacking,complaint", [("PKG-INFO", "no PKG-INFO"), ("tests/", "no tests"), ("src/", "package")]
 )
 def test_what_a_distribution_lacks_is_named(lacking: str, complaint: str) -> None:
@@ -135,6 +149,16 @@ def test_requirements_are_those_of_the_sandboxes_python() -> None:
 
 
 @pytest.mark.data
+def test_what_requirements_need_is_chosen_by_the_sandboxes_python(tmp_path: Path) -> None:
+    needs = ("deep; python_version == '3.9'", "host; python_version != '3.9'", "extra; extra == 'more'")
+    for name, requires in (("top", needs), ("deep", ("deeper",)), ("deeper", ()), ("host", ()), ("extra", ())):
+        index(tmp_path, wheel(tmp_path, name, requires), name)
+    found = fetch_wheels(["top"], "3.9", (tmp_path / "simple").as_uri(), ["Deeper==1.0"])
+    assert {"top.py", "deep.py"} <= set(found)
+    assert "extra.py" not in found
+    assert not [path for path in found if path.startswith("deeper")], "the sandbox has it"
+
+
 def test_a_distribution_is_fetched_once_and_checked(tmp_path: Path) -> None:
     packed = sdist(tmp_path / "tiny_shop-1.2.tar.gz")
     cache = tmp_path / "cache"

@@ -1,8 +1,8 @@
-"""Rows out of ten real projects of PyPI: solved by gold, and by nothing else.
+"""Rows out of twenty real projects of PyPI: solved by gold, and by nothing else.
 
 The distributions come from the index that pip is configured for, and are kept below PRORL_GYM_CACHE/sdists. The
 projects are small, in pure Python, and of different kinds: one module, packages with and without ``src``, tests beside
-the code, unittest and pytest, one with a requirement.
+the code, unittest and pytest, coroutines, tests that share files, tests made from data when they run.
 """
 
 import asyncio
@@ -32,11 +32,19 @@ from prorl_gym.settings import resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.data, pytest.mark.timeout(900)]
 
-PROJECTS = (
+FIRST = (
     *("cachetools==5.5.0", "inflection==0.5.1", "isodate==0.7.2", "jmespath==1.0.1", "markupsafe==3.0.2"),
     *("ordered-set==4.1.0", "orderedmultidict==1.0.1", "parse==1.20.2", "pathspec==0.12.1", "toolz==1.0.0"),
 )
-SEED = 0
+SECOND = (
+    *("aiofiles==24.1.0", "async-timeout==4.0.3", "click==8.1.7", "mistune==3.0.2", "more-itertools==10.4.0"),
+    *("semver==3.0.2", "sqlparse==0.5.1", "tabulate==0.9.0", "uritemplate==4.1.1", "webcolors==24.8.0"),
+)
+NEEDS = {"aiofiles==24.1.0": ("pytest-asyncio",), "async-timeout==4.0.3": ("pytest-asyncio",)}
+TWO_FAULTS = ("jmespath==1.0.1", "toolz==1.0.0", "sqlparse==0.5.1")
+"""Projects of which the second row is used: it has faults at two places, in two files."""
+SETS = {"first": (FIRST, 0), "second": (SECOND, 7)}
+"""Projects, and the seed of their faults."""
 AT_ONCE = 2
 """Projects that are worked on at the same time."""
 
@@ -46,7 +54,7 @@ def cache():
     """Where the distributions are; the tests need the index only for what is not there."""
     folder = SandboxConfig().ipython_cache().with_name("sdists")
     try:
-        for name in PROJECTS:
+        for name in (*FIRST, *SECOND):
             fetch_sdist(name, folder)
     except ConfigError as error:
         if "cannot be fetched" not in error.what:
@@ -55,13 +63,12 @@ def cache():
     return folder
 
 
-async def rewards(name: str, cache: Any, backend: SandboxBackend) -> AsyncIterator[tuple[str, float, Any]]:
+async def rewards(name: str, seed: int, cache: Any, backend: SandboxBackend) -> AsyncIterator[tuple[str, float, Any]]:
     """Make a row of a project; yield what each kind of answer to it is worth, with the detail."""
     leases = SandboxLeases(backend)
     try:
-        # Every other project gets a fault at two places.
-        rows = 1 + PROJECTS.index(name) % 2
-        project = await open_project(name, (), cache, "", leases, Wish(rows, SEED))
+        rows = 2 if name in TWO_FAULTS else 1
+        project = await open_project(name, NEEDS.get(name, ()), cache, "", leases, Wish(rows, seed))
         made = [row async for row in project.rows()]
         assert len(made) == rows, (name, project.outcome)
         task = read_task(made[-1])
@@ -79,7 +86,11 @@ async def rewards(name: str, cache: Any, backend: SandboxBackend) -> AsyncIterat
         await leases.close()
 
 
-async def test_ten_real_projects_are_solved_by_gold_and_by_nothing_else(backend: SandboxBackend, cache: Any) -> None:
+@pytest.mark.parametrize("which", SETS)
+async def test_ten_real_projects_are_solved_by_gold_and_by_nothing_else(
+    which: str, backend: SandboxBackend, cache: Any
+) -> None:
+    projects, seed = SETS[which]
     seen: dict[str, dict[str, float]] = {}
     details: dict[str, Any] = {}
     slots = asyncio.Semaphore(AT_ONCE)
@@ -87,19 +98,19 @@ async def test_ten_real_projects_are_solved_by_gold_and_by_nothing_else(backend:
     async def look(name: str) -> None:
         async with slots:
             seen[name] = {}
-            async for kind, reward, detail in rewards(name, cache, backend):
+            async for kind, reward, detail in rewards(name, seed, cache, backend):
                 seen[name][kind] = reward
                 details[f"{name} {kind}"] = detail
 
     async with asyncio.TaskGroup() as group:
-        for name in PROJECTS:
+        for name in projects:
             group.create_task(look(name))
     right = {"gold": 1.0, "empty": 0.0, "deletes": 0.0, "skips": 0.0, "wrong": 0.0}
     assert len(seen) == 10
     for name, found in seen.items():
         assert {kind: reward for kind, reward in found.items() if kind != "half"} == right, (name, found, details)
         assert found.get("half", 0.0) == 0.0, (name, details[f"{name} half"])
-    assert sum("half" in found for found in seen.values()) >= 2
+    assert sum("half" in found for found in seen.values()) == len({*TWO_FAULTS}.intersection(projects))
     # They fail for the right reason: tests ran, and those of the fault did not pass.
     for name in seen:
         assert "why" not in details[f"{name} gold"]
@@ -112,7 +123,7 @@ async def test_ten_real_projects_are_solved_by_gold_and_by_nothing_else(backend:
 async def test_a_row_is_played_from_prompt_to_reward(backend: SandboxBackend, cache: Any) -> None:
     leases = SandboxLeases(backend)
     try:
-        project = await open_project("parse==1.20.2", (), cache, "", leases, Wish(1, SEED))
+        project = await open_project("parse==1.20.2", (), cache, "", leases, Wish(1, 0))
         (row,) = [row async for row in project.rows()]
     finally:
         await leases.close()
@@ -158,7 +169,8 @@ def wrong_patch(task: SweTask, sdist: Any) -> str:
 
 def broken_text(task: SweTask, path: str, released: str) -> str:
     """Take the gold patch back from the released file."""
-    lines, broken, position = released.split("\n"), [], 0
+    broken: list[str] = []
+    lines, position = released.split("\n"), 0
     part = task.gold_patch.split(f"+++ b/{path}\n")[1].split("diff --git")[0]
     for hunk in re.split(r"^@@ .*\n", part, flags=re.MULTILINE)[1:]:
         before = [line[1:] for line in hunk.split("\n")[:-1] if line[:1] in (" ", "-")]

@@ -29,6 +29,8 @@ def _take_over() -> None:
         jobs = json.load(file)
     os.unlink(os.path.join(_FOLDER, "jobs"))
     sys.dont_write_bytecode = True
+    if jobs[0].get("warm"):
+        _import_pytest()
     key, report = "", -1
     for job in jobs:
         _place(job)
@@ -54,10 +56,18 @@ def _take_over() -> None:
             report = os.open(os.path.join(_FOLDER, "report"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         os.write(go, b"g")
         os.close(go)
-        text, code = _follow(child, said, job.get("seconds", 0))
-        line = json.dumps({"key": key, "id": job["id"], "code": code, "said": text})
+        text, code, killed = _follow(child, said, job.get("seconds", 0))
+        line = json.dumps({"key": key, "id": job["id"], "code": code, "killed": killed, "said": text})
         os.write(report, (line + "\n").encode("ascii"))
     _exit(0)
+
+
+def _import_pytest() -> None:
+    """Import what most test files import once for all jobs, where code of the repository may be in this process."""
+    try:
+        import pytest  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError:
+        pass
 
 
 def _place(job: Any) -> None:
@@ -85,7 +95,7 @@ def _hide() -> None:
 
 
 def _follow(child: int, said: int, seconds: float) -> Any:
-    """Return what a child said, and how it ended; it is killed when its time is over."""
+    """Return what a child said, how it ended, and whether SIGKILL ended it; it is killed when its time is over."""
     late: Any = []
 
     def kill(*_: Any) -> None:
@@ -114,7 +124,8 @@ def _follow(child: int, said: int, seconds: float) -> Any:
     signal.setitimer(signal.ITIMER_REAL, 0)
     reader.join(1.0)
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) and not late else -1
-    return b"".join(parts).decode("ascii", "replace"), code
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and not late
+    return b"".join(parts).decode("ascii", "replace"), code, killed
 
 
 def _become(job: Any, say: int) -> None:

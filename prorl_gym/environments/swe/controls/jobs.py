@@ -4,13 +4,15 @@ import json
 import posixpath
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any, cast
 
+from prorl_gym.environments.killed import was_killed
 from prorl_gym.environments.swe.controls.plan import Runner
 from prorl_gym.environments.swe.run_tests import CommandRun
 from prorl_gym.environments.swe.task import SweTask
+from prorl_gym.errors import Evidence
 from prorl_gym.sandbox.protocol import Sandbox
 
 _GUEST = files("prorl_gym.environments.swe.controls").joinpath("guest.py").read_bytes()
@@ -57,13 +59,22 @@ class Ran:
     """Encoded values by site."""
     ends: tuple[End, ...] = ()
     """Of each test that the function is and that begun, when they were traced."""
+    sigkill: Evidence | None = None
+    """It was ended by SIGKILL, which no program in the sandbox sent; see ``ExecResult.sigkill``."""
 
 
 NOT_RUN = Ran(passed=False)
 
 
 async def run_jobs(
-    sandbox: Sandbox, task: SweTask, runner: Runner, jobs: Sequence[Job], seconds: float, together: float
+    sandbox: Sandbox,
+    task: SweTask,
+    runner: Runner,
+    jobs: Sequence[Job],
+    seconds: float,
+    together: float,
+    *,
+    warm: bool = False,
 ) -> list[Ran]:
     """Run jobs after each other, started by the row's own command, each in a process of its own.
 
@@ -74,6 +85,7 @@ async def run_jobs(
         jobs: what to run.
         seconds: wall clock for each.
         together: wall clock for all.
+        warm: import pytest once for all of them, in the process that keeps the key. For code that is trusted.
 
     Raises:
         SandboxError: the sandbox is lost.
@@ -89,6 +101,7 @@ async def run_jobs(
             "name": job.name,
             "emit": job.emit,
             "trace": job.repaired is not None,
+            "warm": warm,
             "repaired": {posixpath.join(task.workdir, path): lines for path, lines in (job.repaired or {}).items()},
             "seconds": seconds,
         }
@@ -100,13 +113,16 @@ async def run_jobs(
     prefix = _EXPORT.format(folder=folder) + (_PLUG_IN.format(module=module) if runner == "pytest" else "")
     run = CommandRun(sandbox, task.workdir, together)
     await run.prepare()
-    await run.command(prefix + task.tests.command)
+    ended = await run.command(prefix + task.tests.command)
     try:
         report = await sandbox.read_file(f"{folder}/report", limit=_MAX_REPORT)
     except OSError:
         report = b""
     said = _read_report(report.decode(errors="replace"), key)
-    return [_read_job(said[number], job) if number in said else NOT_RUN for number, job in enumerate(jobs)]
+    not_run = replace(NOT_RUN, sigkill=ended.sigkill if was_killed(ended) else None)
+    rans = [_read_job(said[number], job) if number in said else not_run for number, job in enumerate(jobs)]
+    killed = {number for number, event in said.items() if event.get("killed") is True}
+    return [replace(ran, sigkill=ended.sigkill) if number in killed else ran for number, ran in enumerate(rans)]
 
 
 def _read_report(text: str, key: str) -> Mapping[int, Mapping[str, Any]]:

@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from prorl_gym.environments.killed import killed_unseen
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe.controls.built import build_again, unpack_built
 from prorl_gym.environments.swe.controls.jobs import Job, Ran, run_jobs
@@ -162,6 +163,8 @@ class _Checks:
                     # since code cannot recognise it in a fresh sandbox.
                     self._may_repeat = False
                     ran = (await self._in_one_sandbox([process]))[0]
+                if process.real:
+                    _must_have_ended(process.function, ran)
                 if ran.passed is not process.real:
                     what = "does not pass alone" if process.real else "passes with a wrong value"
                     raise _Tampered(f"{process.function.name} {what}")
@@ -247,7 +250,18 @@ def draw_bodies(functions: Sequence[TestFunction], rng: random.Random) -> list[t
     return drawn
 
 
+def _must_have_ended(function: TestFunction, ran: Ran) -> None:
+    """Tell a test that does not pass from one that was not let to its end.
+
+    Raises:
+        SandboxError: it was killed, and nothing in its sandbox did that.
+    """
+    if ran.sigkill is not None:
+        raise killed_unseen(function.name, ran.sigkill)
+
+
 def _check_values(function: TestFunction, ran: Ran) -> None:
+    _must_have_ended(function, ran)
     for number, seal in enumerate(function.seals):
         emitted = ran.emitted.get(number, ())
         agreed = agrees(seal, emitted)

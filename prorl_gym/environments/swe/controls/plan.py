@@ -41,6 +41,12 @@ class Seal(_Model):
     value_end: Offset
     expected: str
     """Source of the literal."""
+    blanks: tuple[tuple[Offset, Offset], ...] = ()
+    """Where the literal stands when a name is written in the assertion."""
+    each: bool = False
+    """``expected`` is a list that has one value for each time that the site is reached, in order."""
+    contains: bool = False
+    """``expected`` must be in the value; otherwise it must equal it."""
 
 
 class TestFunction(_Model):

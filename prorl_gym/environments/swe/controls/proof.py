@@ -13,7 +13,7 @@ from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe.controls.jobs import NOT_RUN, Job, Ran, run_jobs
 from prorl_gym.environments.swe.controls.layout import absent_files, find, parse_tests, place_helpers, read_tests
 from prorl_gym.environments.swe.controls.plan import PROCESSES, ControlPlan, Edit, Runner, Seal, TestFunction
-from prorl_gym.environments.swe.controls.sealing import agrees, sealed, seals
+from prorl_gym.environments.swe.controls.sealing import agrees, equalities, kept, sealed, seals
 from prorl_gym.environments.swe.controls.source import TestFile, reduce
 from prorl_gym.environments.swe.controls.twins import make_twins, unfailed
 from prorl_gym.environments.swe.controls.wrong import versions
@@ -91,6 +91,7 @@ class _Proof:
         self._lines = changed_lines(task.gold_patch)
         self._rng = rng
         self._emit = f"_{rng.getrandbits(32):08x}"
+        self._enough = _ENOUGH
 
     async def plan(self) -> ControlPlan:
         task = self._task
@@ -106,11 +107,12 @@ class _Proof:
             return ControlPlan(unknown=task.tests.fail_to_pass)
         # Of a function no more controls are drawn than it gets processes: each costs a run of its test to prove.
         most = max(2, PROCESSES // max(1, len(names)))
+        self._enough = min(_ENOUGH, most)
         candidates = [self._candidate(path, name, files[path], most) for path, name in names[:MAX_FUNCTIONS]]
         await self._run_alone(candidates)
         await self._trace([each for each in candidates if each.passes])
         await self._find_controls([each for each in candidates if each.passes])
-        await self._find_seals([each for each in candidates if each.passes])
+        await self._find_seals([each for each in candidates if each.passes], equalities(files.values()))
         functions = [
             each.function.model_copy(update={"variants": each.group, "seals": each.seals}) for each in candidates
         ]
@@ -169,10 +171,11 @@ class _Proof:
         """Find out which functions pass alone, twice, by our own runner, or else by pytest."""
         for runner in ("own", "pytest"):
             asked = [each for each in candidates if not each.passes and each.function.runner == runner]
-            jobs = [self._job(each, each.file.source) for each in asked for _ in range(2)]
-            ran = await self._run(runner, jobs)
-            for number, each in enumerate(asked):
-                each.passes = all(one.passed for one in ran[2 * number : 2 * number + 2])
+            jobs = [self._job(each, each.file.source) for each in asked]
+            as_graded = await self._run(runner, jobs, warm=False)
+            again = await self._run(runner, jobs)
+            for each, one, two in zip(asked, as_graded, again, strict=True):
+                each.passes = one.passed and two.passed
                 if runner == "own" and not each.passes and self._task.tests.parser == "pytest":
                     each.function = each.function.model_copy(update={"runner": "pytest"})
 
@@ -191,9 +194,8 @@ class _Proof:
     async def _find_controls(self, candidates: Sequence[_Candidate]) -> None:
         """Collect controls of each function, of another place while there are few: each body has to be judged anew."""
         for _ in range(_PLACES):
-            groups = [
-                (each, group) for each in candidates if len(each.group) < _ENOUGH and (group := next(each.groups, None))
-            ]
+            few = [each for each in candidates if len(each.group) < self._enough]
+            groups = [(each, group) for each in few if (group := next(each.groups, None))]
             good = await self._try_controls([(each, group[0]) for each, group in groups])
             more = [(each, edit) for each, group in groups if (each, group[0]) in good for edit in group[1:]]
             for each, edit in [*good, *await self._try_controls(more)]:
@@ -211,34 +213,42 @@ class _Proof:
                     good.append((each, edit))
         return good
 
-    async def _find_seals(self, candidates: Sequence[_Candidate]) -> None:
-        """Keep sealed values that are as expected, and the same twice."""
+    async def _find_seals(self, candidates: Sequence[_Candidate], helpers: Collection[str]) -> None:
+        """Keep sealed values that are as expected, and the same twice; without those behind names if need be."""
+        for are_named in (True, False):
+            left = [each for each in candidates if not each.seals]
+            found = {each: seals(each.file, each.function.defined, helpers) for each in left}
+            if not are_named:
+                found = {
+                    each: tuple(seal for seal in sites if not seal.blanks)
+                    for each, sites in found.items()
+                    if any(seal.blanks for seal in sites)
+                }
+            await self._keep_seals({each: sites for each, sites in found.items() if sites})
+
+    async def _keep_seals(self, found: Mapping[_Candidate, tuple[Seal, ...]]) -> None:
         for runner in ("own", "pytest"):
-            asked = [each for each in candidates if each.function.runner == runner]
-            sites = [seals(each.file, each.function.defined) for each in asked]
-            asked = [each for each, found in zip(asked, sites, strict=True) if found]
-            sites = [found for found in sites if found]
+            asked = [(each, sites) for each, sites in found.items() if each.function.runner == runner]
             jobs = [
-                self._job(each, sealed(each.file.source, found, self._emit), self._emit)
-                for each, found in zip(asked, sites, strict=True)
+                self._job(each, sealed(each.file.source, sites, self._emit), self._emit)
+                for each, sites in asked
                 for _ in range(2)
             ]
             ran = await self._run(runner, jobs)
             without = await self._run(runner, jobs[::2], self._broken)
-            for number, (each, found) in enumerate(zip(asked, sites, strict=True)):
+            for number, (each, sites) in enumerate(asked):
                 one, two = ran[2 * number : 2 * number + 2]
-                good = [
+                are_good = [
                     bool(one.emitted.get(at))
                     and one.emitted[at] == two.emitted.get(at)
-                    and agrees(seal, one.emitted[at])
-                    for at, seal in enumerate(found)
+                    and bool(agrees(seal, one.emitted[at]))
+                    for at, seal in enumerate(sites)
                 ]
-                kept = tuple(seal for seal, is_good in zip(found, good, strict=True) if is_good)
-                bare = [without[number].emitted.get(at, ()) for at, is_good in enumerate(good) if is_good]
+                good = kept(sites, are_good)
                 # Values that the repository gives as it is show nothing.
-                needs = not all(agrees(seal, emitted) for seal, emitted in zip(kept, bare, strict=True))
+                needs = not all(agrees(sites[at], without[number].emitted.get(at, ())) for at in good)
                 if one.passed and two.passed and needs:
-                    each.seals = kept
+                    each.seals = tuple(sites[at] for at in good)
 
     async def _others(self, files: Mapping[str, TestFile], taken: Sequence[tuple[str, str]]) -> list[TestFunction]:
         paths = dict.fromkeys(path for path, _ in taken)
@@ -277,11 +287,14 @@ class _Proof:
     async def _run_in_both(self, runner: Runner, jobs: Sequence[Job]) -> tuple[list[Ran], list[Ran]]:
         return await asyncio.gather(self._run(runner, jobs), self._run(runner, jobs, self._broken))
 
-    async def _run(self, runner: Runner, jobs: Sequence[Job], sandbox: Sandbox | None = None) -> list[Ran]:
+    async def _run(
+        self, runner: Runner, jobs: Sequence[Job], sandbox: Sandbox | None = None, *, warm: bool = True
+    ) -> list[Ran]:
         if not jobs:
             return []
         seconds = min(self._task.tests.seconds, _JOB_SECONDS)
-        return await run_jobs(sandbox or self._sandbox, self._task, runner, jobs, seconds, seconds * 10)
+        place = sandbox or self._sandbox
+        return await run_jobs(place, self._task, runner, jobs, seconds, seconds * 10, warm=warm)
 
 
 def _needs_repair(candidate: _Candidate, control: Ran, without: Ran) -> bool:

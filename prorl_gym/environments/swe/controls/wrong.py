@@ -10,11 +10,11 @@ import random
 import re
 import string
 import warnings
-from collections.abc import Collection, Iterator, Sequence
-from typing import cast
+from collections.abc import Iterator, Sequence
 
 from prorl_gym.environments.swe.controls.plan import Edit
 from prorl_gym.environments.swe.controls.source import FunctionNode, TestFile
+from prorl_gym.environments.swe.controls.tables import called, loops, parameters
 
 VARIANTS = 8
 """Versions at one place."""
@@ -105,15 +105,15 @@ def _constants(
         if not _calls(value):
             yield from ((_EXPECTED, node) for node in _literals(value))
     names = {side.id for side in sides if isinstance(side, ast.Name)} - given.keys()
-    decorators = [each for each in function.decorator_list if isinstance(each, ast.Call)]
-    tables = [each for each in decorators if _called(each) == "parametrize" and len(each.args) > 1]
-    for table in tables:
-        for value in _columns(table, names):
-            yield from ((_EXPECTED, node) for node in _literals(value))
+    tables = parameters(file, function)
+    for table in (*tables, *loops(file, function)):
+        for name in names.intersection(table.names):
+            for value in table.column(name):
+                yield from ((_EXPECTED, node) for node in _literals(value))
     for side in sides:
         yield from ((_WRAPPED, node) for node in _literals(side) if isinstance(side, ast.Call))
     for table in tables:
-        yield from ((_WRAPPED, node) for node in _literals(table.args[1]))
+        yield from ((_WRAPPED, node) for node in _literals(table.rows))
     named = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
     named |= {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)} if owner else set()
     for statement in (*file.tree.body, *(owner.body if owner else ())):
@@ -129,44 +129,17 @@ def _targets(node: ast.AST) -> Iterator[ast.Name]:
         yield from (target for target in node.targets if isinstance(target, ast.Name))
 
 
-def _columns(decorator: ast.Call, names: Collection[str]) -> Iterator[ast.expr]:
-    """Yield the values of parameters of these names in a ``parametrize``."""
-    try:
-        header: object = ast.literal_eval(decorator.args[0])
-    except ValueError:
-        return
-    columns = [name.strip() for name in header.split(",")] if isinstance(header, str) else [*map(str, _listed(header))]
-    for row in decorator.args[1].elts if isinstance(decorator.args[1], ast.List | ast.Tuple) else ():
-        cells = row.elts if isinstance(row, ast.Tuple | ast.List) and len(columns) > 1 else [row]
-        yield from (cell for name, cell in zip(columns, cells, strict=False) if name in names)
-
-
-def _listed(header: object) -> Sequence[object]:
-    return cast(Sequence[object], header) if isinstance(header, list | tuple) else ()
-
-
 def _assertions(function: FunctionNode) -> Iterator[ast.Assert | ast.Call]:
     """Yield assertions: the statement, methods of ``TestCase``, and helpers that are called so."""
     for node in ast.walk(function):
-        if isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and _ASSERTING.match(_called(node))):
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and _ASSERTING.match(called(node))):
             yield node
 
 
 def _raises(function: FunctionNode) -> Iterator[ast.Call]:
     for node in ast.walk(function):
-        if (
-            isinstance(node, ast.Call)
-            and node.args
-            and _called(node) in ("raises", "assertRaises", "assertRaisesRegex")
-        ):
+        if isinstance(node, ast.Call) and node.args and called(node) in ("raises", "assertRaises", "assertRaisesRegex"):
             yield node
-
-
-def _called(call: ast.Call) -> str:
-    """Return the last part of the name of what is called."""
-    if isinstance(call.func, ast.Attribute):
-        return call.func.attr
-    return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
 def _sides(node: ast.Assert | ast.Call) -> Sequence[ast.expr]:

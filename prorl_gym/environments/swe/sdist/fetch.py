@@ -7,11 +7,13 @@ with ``unearth``, on the index that pip is configured for, and only read. Wheels
 import ast
 import hashlib
 import os
+import re
 import ssl
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from email.parser import BytesHeaderParser
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -75,7 +77,9 @@ def applicable(requirements: Sequence[str], python: str) -> list[str]:
     return found
 
 
-def fetch_wheels(requirements: Sequence[str], python: str, index: str = "") -> dict[str, File]:
+def fetch_wheels(
+    requirements: Sequence[str], python: str, index: str = "", provided: Sequence[str] = ()
+) -> dict[str, File]:
     """Return the unpacked pure-Python wheels of some requirements and of what these need.
 
     Blocks; run it in a thread.
@@ -84,24 +88,64 @@ def fetch_wheels(requirements: Sequence[str], python: str, index: str = "") -> d
         requirements: as packages spell them.
         python: version of the sandbox's Python, for example ``3.11``.
         index: see ``fetch_sdist``.
+        provided: what the sandbox has (``NAME==VERSION``): chosen in this version, and left out.
 
     Raises:
         ConfigError: something has no pure-Python wheel for this Python, or pip failed.
     """
-    if not requirements:
-        return {}
+    wanted: list[str] = []
+    missing = list(requirements)
+    found: dict[str, File] = {}
+    while missing:
+        wanted += missing
+        found = _install(wanted, python, index, provided)
+        missing = [line for line in _missing(found, python) if line not in wanted]
+    return _without(found, provided)
+
+
+def _without(packages: Mapping[str, File], provided: Sequence[str]) -> dict[str, File]:
+    """Return the files of packages without those of some distributions, as their records list them."""
+    gone: set[str] = set()
+    for name in provided:
+        project, _, version = name.partition("==")
+        record = packages.get(f"{project.replace('-', '_').lower()}-{version}.dist-info/RECORD")
+        if record is not None:
+            gone.update(line.split(",")[0] for line in record.data.decode().splitlines())
+    return {path: file for path, file in packages.items() if path not in gone}
+
+
+def _install(requirements: Sequence[str], python: str, index: str, provided: Sequence[str]) -> dict[str, File]:
     with tempfile.TemporaryDirectory(prefix="prorl-gym-wheels-") as folder:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-input"]
         command += ["--target", folder, "--only-binary", ":all:", "--platform", "any", "--abi", "none"]
         command += ["--implementation", "py", "--python-version", python, "--disable-pip-version-check"]
         command += ["--index-url", index] if index else []
+        constraints = Path(folder, "constraints.txt")
+        constraints.write_text("".join(f"{line}\n" for line in provided))
+        command += ["--constraint", str(constraints)]
         # After `--`: a requirement comes from a stranger's metadata, and must not become an option of pip.
         if why := _run_pip([*command, "--", *requirements]):
             raise ConfigError(
                 f"The requirements {', '.join(requirements)[:200]} are not to be had as pure wheels: {why[:200]}",
                 "Only projects whose requirements are pure Python can be used.",
             )
+        constraints.unlink()
         return _read_packages(Path(folder))
+
+
+def _missing(packages: Mapping[str, File], python: str) -> list[str]:
+    """Return what installed packages need in a sandbox and lack: pip reads markers as if for this host's Python."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    needed: list[str] = []
+    there: set[str] = set()
+    for path, file in packages.items():
+        if re.fullmatch(r"[^/]+\.dist-info/METADATA", path):
+            headers = BytesHeaderParser().parsebytes(file.data)
+            there.add(canonicalize_name(str(headers["Name"])))
+            needed += applicable([str(line) for line in headers.get_all("Requires-Dist", [])], python)
+    return [line for line in dict.fromkeys(needed) if canonicalize_name(Requirement(line).name) not in there]
 
 
 def _run_pip(command: Sequence[str]) -> str:

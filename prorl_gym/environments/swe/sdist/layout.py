@@ -12,6 +12,8 @@ from prorl_gym.errors import ConfigError
 _SOURCE_ROOTS = ("src", "lib", "")
 _TEST_DIRECTORIES = frozenset({"tests", "test", "testing"})
 _NO_PACKAGES = _TEST_DIRECTORIES | {"docs", "doc", "examples", "benchmarks", "benchmark", "scripts", "tools", "tasks"}
+_CONFIGURATIONS = ("pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
+_ASYNC = re.compile(rb"^\s*asyncio_mode\s*=\s*[\"']?auto\b", re.MULTILINE)
 _NO_MODULES = frozenset({"setup.py", "conftest.py", "noxfile.py", "tasks.py", "fabfile.py", "runtests.py", "dodo.py"})
 
 
@@ -33,6 +35,8 @@ class Layout:
     """Directories and files to give to the test runner."""
     test_files: tuple[str, ...]
     """All Python files below them, ``conftest.py`` above them included."""
+    marks_async: bool = False
+    """Whether its configuration lets pytest-asyncio run coroutines that bear no mark."""
 
 
 def find_layout(tree: Tree) -> Layout:
@@ -57,7 +61,8 @@ def find_layout(tree: Tree) -> Layout:
             f"{name} {version}: its source distribution holds no tests.", "Take a project that ships them."
         )
     requires = tuple(str(line) for line in headers.get_all("Requires-Dist", []) if not re.search(r"\bextra\s*==", line))
-    return Layout(name, version, metadata, requires, root, sources, tests, test_files)
+    marks_async = any(_ASYNC.search(tree[name].data) for name in _CONFIGURATIONS if name in tree)
+    return Layout(name, version, metadata, requires, root, sources, tests, test_files, marks_async)
 
 
 def _source_root(tree: Tree) -> str:

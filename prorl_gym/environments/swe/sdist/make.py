@@ -24,7 +24,7 @@ from prorl_gym.environments.swe.sdist.statement import tells, write_statement
 from prorl_gym.environments.swe.sdist.suite import SuiteRun, command_for, run_suite, with_requirements
 from prorl_gym.environments.swe.sdist.tree import Tree, pack, read_sdist
 from prorl_gym.environments.swe.sdist.visible import hide
-from prorl_gym.environments.swe.spec import sandbox_spec
+from prorl_gym.environments.swe.spec import PYTEST, sandbox_spec
 from prorl_gym.errors import ConfigError
 from prorl_gym.sandbox.protocol import Sandbox
 
@@ -34,6 +34,11 @@ SECONDS = 180.0
 """For one run of the tests of the released project."""
 _STEPS = (150.0, 900.0, 3600.0)
 _SLOWER = 15
+_PROVIDED = f"""
+import importlib.metadata
+for one in importlib.metadata.distributions(path=[{PYTEST!r}]):
+    print(one.metadata["Name"] + "==" + one.version)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,10 @@ async def open_project(
     layout = find_layout(released)
     python = await _python_version(leases)
     wanted = applicable([*layout.requires, *needs], python)
-    return Project(released, layout, await asyncio.to_thread(fetch_wheels, wanted, python, index), leases, wish)
+    # What is compiled anew in each sandbox makes each run of the tests slower.
+    provided = (await _ask_python(leases, _PROVIDED)).split() if wanted else []
+    wheels = await asyncio.to_thread(fetch_wheels, wanted, python, index, provided)
+    return Project(released, layout, wheels, leases, wish)
 
 
 class Project:

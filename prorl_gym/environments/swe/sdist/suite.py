@@ -56,12 +56,12 @@ class SuiteRun:
 def command_for(layout: Layout, tests: Sequence[str]) -> str:
     """Return the shell command that runs tests (files or directories) from the root of the tree.
 
-    The project's own configuration of pytest is not read: it asks for plug-ins that are not there. Hashes are fixed,
-    so that the order of sets is the same in every run.
+    The project's own configuration of pytest is not read, but for the mode of pytest-asyncio: it asks for plug-ins that
+    are not there. Hashes are fixed, so that the order of sets is the same in every run.
     """
     roots = [f'"$PWD/{layout.source_root}"' if layout.source_root else '"$PWD"', f'"$PWD/{VENDOR}"']
     variables = f"PYTHONPATH={':'.join(roots)}${{PYTHONPATH:+:$PYTHONPATH}} PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE=1"
-    options = "-rA -p no:cacheprovider -c /dev/null --rootdir=."
+    options = "-rA -p no:cacheprovider -c /dev/null --rootdir=." + " -o asyncio_mode=auto" * layout.marks_async
     return f"{variables} python3 -m pytest {options} {' '.join(map(shlex.quote, tests))}"
 
 
@@ -135,7 +135,7 @@ def _with_plugin(workdir: str, trace: bool) -> str:
         "PRORL_SUITE_REPORT": _REPORT,
         "PRORL_SUITE_TRACE": "1" if trace else "",
         "PYTHONPATH": f"{_FOLDER}${{PYTHONPATH:+:$PYTHONPATH}}",
-        "PYTEST_ADDOPTS": "$PYTEST_ADDOPTS -p prorl_suite_report",
+        "PYTEST_ADDOPTS": "$PYTEST_ADDOPTS -p prorl_suite_report --tb=no",  # making tracebacks takes most of the time
     }
     return "export " + " ".join(f'{name}="{value}"' for name, value in variables.items())
 

@@ -30,6 +30,7 @@ from prorl_gym.gym_root.responses_api_models.prorl_model.answers import Shape, T
 from prorl_gym.gym_root.responses_api_models.prorl_model.asks import Ask
 from prorl_gym.gym_root.responses_api_models.prorl_model.config import ProrlModelConfig
 from prorl_gym.gym_root.responses_api_models.prorl_model.continuity import Continuity, Prompt
+from prorl_gym.gym_root.responses_api_models.prorl_model.conversation import plain_call
 from prorl_gym.gym_root.responses_api_models.prorl_model.figures import Figures
 from prorl_gym.gym_root.responses_api_models.prorl_model.memory import TurnMemory
 from prorl_gym.gym_root.responses_api_models.prorl_model.reading import Spoken, read_plain, read_said, read_turn
@@ -110,6 +111,14 @@ class ProrlModel(SimpleResponsesAPIModel):
         app.router.lifespan_context = lifespan
         return app
 
+    async def responses_dispatch(self, request: Request, body: dict[str, Any]) -> Any:
+        """See Gym, which reads less than agents send back."""
+        return await super().responses_dispatch(request, self._plain("responses", body))
+
+    async def chat_completions_dispatch(self, request: Request, body: dict[str, Any]) -> Any:
+        """See Gym, which reads less than agents send back."""
+        return await super().chat_completions_dispatch(request, self._plain("chat_completions", body))
+
     async def responses(self, request: Request, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:
         """Answer one Responses call."""
         params = body.model_dump(mode="json", exclude_none=True)
@@ -135,13 +144,23 @@ class ProrlModel(SimpleResponsesAPIModel):
                 ids = (await self._prompt(request, self._to_tokenize(body))).ids
             return {"count": len(ids), "max_model_len": self._pool.max_model_len, "tokens": ids}
 
+    def _plain(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return plain_call(body)
+        except ConfigError as error:
+            with self._figures.call(route):
+                raise statuses.refusal(error) from None
+
     def _to_tokenize(self, body: Mapping[str, Any]) -> Ask:
         """Read the conversation of either route; what else is in the body does not matter to the ids."""
         kind, read = NeMoGymResponseCreateParamsNonStreaming, asks.read_responses
         if "messages" in body:
             kind, read = NeMoGymChatCompletionCreateParamsNonStreaming, asks.read_completion
         try:
-            params = kind.model_validate({key: body[key] for key in _CONVERSATION if key in body})
+            conversation = plain_call({key: body[key] for key in _CONVERSATION if key in body})
+            params = kind.model_validate(conversation)
+        except ConfigError as error:
+            raise statuses.refusal(error) from None
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from None
         return self._read(read, params.model_dump(mode="json", exclude_none=True))
@@ -175,7 +194,8 @@ class ProrlModel(SimpleResponsesAPIModel):
 
     async def _prompt(self, request: Request, ask: Ask) -> Prompt:
         try:
-            return await self._continuity.prompt(ask.entries, ask.tools, _session_of(request))
+            session_id = _session_of(request)
+            return await self._continuity.prompt(ask.entries, ask.tools, session_id, one_call=ask.one_call)
         except (ConfigError, EngineError) as error:
             raise statuses.refusal(error) from None
 

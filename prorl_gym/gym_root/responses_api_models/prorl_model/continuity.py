@@ -11,7 +11,7 @@ want one growing sequence cannot join to the one before; so it is counted and sa
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -19,10 +19,14 @@ from functools import partial
 from prorl_gym.errors import EngineError
 from prorl_gym.gym_root.responses_api_models.prorl_model.conversation import (
     Entry,
-    Tokens,
+)
+from prorl_gym.gym_root.responses_api_models.prorl_model.equality import (
+    Thoughts,
     digests,
-    essence,
     extended,
+    same_turn,
+    thoughts_agree,
+    thoughts_of,
 )
 from prorl_gym.gym_root.responses_api_models.prorl_model.memory import Known, TurnMemory
 from prorl_gym.gym_root.responses_api_models.prorl_model.reading import read_turn
@@ -62,7 +66,9 @@ class Prompt:
     origin: Origin
     conversation: Conversation
     digests: tuple[bytes, ...]
-    """One per message; see ``conversation.digests``."""
+    """One per message; see ``equality.digests``."""
+    thoughts: Thoughts | None = None
+    """Of the turns in it."""
     parent: bytes | None = None
     """Digest of the turn that it extends."""
     session_id: str | None = None
@@ -90,21 +96,24 @@ class Continuity:
         self._thinking = thinking
         self._memory = memory
 
-    async def prompt(self, entries: Sequence[Entry], tools: Tools, session_id: str) -> Prompt:
+    async def prompt(
+        self, entries: Sequence[Entry], tools: Tools, session_id: str, *, one_call: bool = False
+    ) -> Prompt:
         """Return the prompt of the next call.
 
         Args:
             entries: the whole conversation, not empty.
             tools: function schemas.
             session_id: whose it is, as far as the caller says.
+            one_call: the caller is answered with the first call of a turn only.
 
         Raises:
             EngineError: ``TEMPLATE_UNSAFE``, when the template cannot render this conversation.
         """
-        chain = digests(entries, tools)
+        chain = digests(_messages(entries), tools)
         last = next((n for n in reversed(range(len(entries))) if entries[n].sampled), None)
-        known = None if last is None else self._recall(entries[last], chain[last], session_id)
-        work = partial(self._build, entries, tools, chain, last, known)
+        known = None if last is None else self._recall(entries[: last + 1], chain[last], session_id)
+        work = partial(self._build, entries, tools, chain, last, known, one_call)
         if sum(len(entry.message.content) for entry in entries) < _LONG_TEXT:
             return work()
         return await asyncio.to_thread(work)
@@ -120,20 +129,36 @@ class Continuity:
         """
         if generation:
             digest = extended(prompt.digests[-1], turn)
-            self._memory.remember(digest, session_id, prompt.ids, generation, prompt.parent)
+            thoughts = thoughts_of([turn], prompt.thoughts)
+            self._memory.remember(digest, session_id, prompt.ids, generation, prompt.parent, thoughts)
 
-    def _recall(self, turn: Entry, digest: bytes, session_id: str) -> Known | Origin | None:
-        """Look the last turn up. ``None``: it is not known here, but came with token fields."""
+    def _recall(self, history: Sequence[Entry], digest: bytes, session_id: str) -> Known | Origin | None:
+        """Look up the turn that a history ends in. ``None``: it is not known here, but came with token fields."""
         candidates = self._memory.recall(digest, session_id)
-        if turn.tokens is not None:
-            ids = turn.tokens.ids
-            return next((known for known in candidates if known.ids == ids), None)
-        first = next(candidates, None)
-        if first is None:
-            return Origin.UNKNOWN
-        if first.session_id == session_id or all(other.ids == first.ids for other in candidates):
-            return first
-        return Origin.AMBIGUOUS
+        tokens, messages = history[-1].tokens, _messages(history)
+        if tokens is not None:
+            return self._recall_ids(tokens.ids, candidates, messages, session_id)
+        first, origin = None, Origin.UNKNOWN
+        for known in candidates:
+            if not thoughts_agree(known.thoughts, messages):
+                origin = Origin.CHANGED
+            elif known.session_id == session_id:
+                return known
+            elif first is not None and known.ids != first.ids:
+                return Origin.AMBIGUOUS
+            else:
+                first = known
+        return first or origin
+
+    def _recall_ids(
+        self, ids: list[int], candidates: Iterable[Known], messages: Sequence[Message], session_id: str
+    ) -> Known | Origin | None:
+        others = False
+        for known in candidates:
+            if known.ids == ids and thoughts_agree(known.thoughts, messages):
+                return known
+            others = others or known.session_id == session_id
+        return Origin.CHANGED if others else None  # the session's own turn with these words has other ids
 
     def _build(
         self,
@@ -142,12 +167,13 @@ class Continuity:
         chain: tuple[bytes, ...],
         last: int | None,
         known: Known | Origin | None,
+        one_call: bool,
     ) -> Prompt:
         if last is None:
             return self._rendered(entries, tools, chain, Origin.FIRST)
         if last == len(entries) - 1:
             return self._rendered(entries, tools, chain, Origin.REOPENED)
-        found = self._checked(entries[: last + 1], tools) if known is None else known
+        found = self._checked(entries[: last + 1], tools, one_call) if known is None else known
         if isinstance(found, Origin):
             return self._rendered(entries, tools, chain, found)
         news = _messages(entries[last + 1 :])
@@ -157,41 +183,49 @@ class Continuity:
             if anew.ids != ids:
                 return anew
         conversation = Conversation(_messages(entries), tools, (found.start, len(found.ids)))
-        return Prompt(ids, Origin.EXTENDED, conversation, chain, chain[last], found.session_id)
+        return Prompt(ids, Origin.EXTENDED, conversation, chain, found.thoughts, chain[last], found.session_id)
 
-    def _checked(self, history: Sequence[Entry], tools: Tools) -> Known | Origin:
+    def _checked(self, history: Sequence[Entry], tools: Tools, one_call: bool) -> Known | Origin:
         """Return the ids in the token fields of the last turn, if they stand for this history."""
         tokens = history[-1].tokens
         assert tokens is not None
         ids = tokens.ids
         try:
-            if max(ids) < self._codec.vocab_size and self._is_what_was_sampled_on(history, tools):
-                return Known(None, ids, len(tokens.prompt))
+            # Ids that are remembered were sampled on another history: ``_recall`` would have found them on this one.
+            if max(ids) < self._codec.vocab_size and not self._memory.holds(ids):
+                sampled = self._as_sampled(history, tools, one_call)
+                if sampled is not None:
+                    return Known(None, ids, len(tokens.prompt), thoughts_of(sampled))
         except EngineError as error:  # the template refuses a part of the history: nobody has sampled on it
             log.debug("token fields not confirmed: %s", error)
         return Origin.CHANGED
 
-    def _is_what_was_sampled_on(self, history: Sequence[Entry], tools: Tools) -> bool:
-        """Check the token fields against the messages, from the last turn back to a prompt that was rendered whole."""
+    def _as_sampled(self, history: Sequence[Entry], tools: Tools, one_call: bool) -> list[Message] | None:
+        """Return the assistant's turns as their token fields read, or ``None`` if these stand for another history.
+
+        Checks the fields against the messages, from the last turn back to a prompt that was rendered whole.
+        """
+        read: list[Message] = []
         end = len(history) - 1
         while True:
             tokens = history[end].tokens
-            if tokens is None or not self._says(tokens, history[end], tools):
-                return False
+            if tokens is None:
+                return None
+            spoken = read_turn(self._codec, tokens.generation, tools)
+            read.append((spoken.with_one_call() if one_call else spoken).as_message())
+            if not same_turn(read[-1], history[end].message):
+                return None
             before = next((n for n in reversed(range(end)) if history[n].sampled), None)
             earlier = None if before is None else history[before].tokens
-            if before is None or earlier is None or before == end - 1:
-                return self._codec.first_prompt(_messages(history[:end]), tools) == tokens.prompt
-            between = _messages(history[before + 1 : end])
-            if [*self._closed(earlier.ids), *self._codec.delta(between, tools)] != tokens.prompt:
-                return self._codec.first_prompt(_messages(history[:end]), tools) == tokens.prompt
-            end = before
-
-    def _says(self, tokens: Tokens, entry: Entry, tools: Tools) -> bool:
-        """Whether sampled ids read as the message that carries them. It may hold the first of several calls only."""
-        message = read_turn(self._codec, tokens.generation, tools).as_message()
-        sampled, shown = essence(message), essence(entry.message)
-        return sampled == shown or (len(shown) > 2 and sampled[: len(shown)] == shown)
+            if before is not None and earlier is not None and before < end - 1:
+                between = _messages(history[before + 1 : end])
+                if [*self._closed(earlier.ids), *self._codec.delta(between, tools)] == tokens.prompt:
+                    end = before
+                    continue
+            opening = _messages(history[:end])
+            if self._codec.first_prompt(opening, tools) != tokens.prompt:
+                return None
+            return [*(message for message in opening if message.role == "assistant"), *reversed(read)]
 
     def _closed(self, ids: Sequence[int]) -> list[int]:
         """End the last turn, if its length limit or another end token cut it: the policy did not choose this one."""
@@ -199,7 +233,8 @@ class Continuity:
 
     def _rendered(self, entries: Sequence[Entry], tools: Tools, chain: tuple[bytes, ...], origin: Origin) -> Prompt:
         messages = _messages(entries)
-        return Prompt(self._codec.first_prompt(messages, tools), origin, Conversation(messages, tools), chain)
+        ids = self._codec.first_prompt(messages, tools)
+        return Prompt(ids, origin, Conversation(messages, tools), chain, thoughts_of(messages))
 
 
 def _messages(entries: Sequence[Entry]) -> list[Message]:

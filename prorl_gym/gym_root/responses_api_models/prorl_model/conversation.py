@@ -4,24 +4,33 @@ Agents are other people's programs. What cannot be understood is refused with a 
 it: a message that is silently left out would be a prompt that nobody wrote.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import accumulate
 from typing import Any
 
 from prorl_gym.errors import ConfigError
-from prorl_gym.inference.toolcalls.found import nests_too_deeply
+from prorl_gym.gym_root.responses_api_models.prorl_model.equality import split_thoughts
 from prorl_gym.inference.toolcalls.turn import THINK, UNTHINK
 from prorl_gym.records import Message, ToolCall
-from prorl_gym.trainers.gym_items import text_of
 
 Item = Mapping[str, Any]
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 _FIX = "This server takes text messages, function calls and their outputs, and reasoning items."
+_TOKEN_FIELDS = frozenset({"prompt_token_ids", "generation_token_ids", "generation_log_probs"})
+_CHAT_FIELDS = {
+    "assistant": frozenset({"role", "content", "refusal", "tool_calls", "reasoning_content"}) | _TOKEN_FIELDS,
+    "tool": frozenset({"role", "content", "tool_call_id"}),
+}
+"""Fields of chat messages that are read; all others are ignored, but for ``_REFUSED``."""
+_PLAIN_FIELDS = frozenset({"role", "content"})
+_REFUSED = {
+    "function_call": "Send calls as 'tool_calls', and their results as messages of the role 'tool'.",
+    "audio": _FIX,
+    "images": _FIX,
+}
+"""Fields of chat messages that say more than the text does: without them the conversation would be another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,28 +94,64 @@ def read_chat(messages: Sequence[Item]) -> list[Entry]:
     return [_chat_entry(message, f"messages[{position}]") for position, message in enumerate(messages)]
 
 
-def digests(entries: Sequence[Entry], tools: Sequence[Item]) -> tuple[bytes, ...]:
-    """Return one digest per entry, of the conversation up to and with it.
+def plain_call(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of a call with the fields of its history that are read here, in the form that Gym accepts.
 
-    Two conversations with the same digest are the same to a model. Left out are ids of calls, thoughts and blanks
-    around a text, which agents drop or make anew; arguments are compared as JSON.
+    Gym's models refuse fields that they do not know, their own answers' null fields among them; and where a call is
+    streamed they leave out whole items. Agents send back what they were answered, and what their clients add to it.
+
+    Raises:
+        ConfigError: a message has a part or a field that must not be ignored.
     """
-    opening = _digest(list(tools))
-    return tuple(accumulate((entry.message for entry in entries), extended, initial=opening))[1:]
+    plain = dict(body)
+    for key, rewrite in (("messages", _plain_message), ("input", _plain_item)):
+        if isinstance(given := body.get(key), list):
+            plain[key] = [
+                rewrite(item, f"{key}[{position}]") if isinstance(item, Mapping) else item
+                for position, item in enumerate(given)
+            ]
+    return plain
 
 
-def extended(digest: bytes, message: Message) -> bytes:
-    """Return the digest of a conversation with one more message."""
-    return _digest(essence(message), digest)
+def _plain_message(message: Item, where: str) -> dict[str, Any]:
+    for field, fix in _REFUSED.items():
+        if message.get(field):
+            raise ConfigError(f"{where}: '{field}' is not supported.", fix)
+    role = message.get("role")
+    if message.get("tool_calls") and role != "assistant":
+        raise ConfigError(f"{where}: only the assistant calls tools.", "Leave out 'tool_calls', or correct the role.")
+    fields = _CHAT_FIELDS.get(str(role), _PLAIN_FIELDS)
+    plain = {key: value for key, value in message.items() if key in fields and value is not None}
+    if isinstance(plain.get("content"), list):
+        plain["content"] = _text(plain["content"], where)
+    if role == "assistant":
+        if refusal := plain.pop("refusal", None):
+            plain["content"] = f"{plain.get('content', '')}{refusal}"
+        if isinstance(thoughts := message.get("reasoning"), str):
+            plain.setdefault("reasoning_content", thoughts)
+        if isinstance(calls := plain.get("tool_calls"), list):
+            plain["tool_calls"] = [_plain_call(call) for call in calls]
+    return plain
 
 
-def essence(message: Message) -> list[Any]:
-    """Return what makes a message the same as another one."""
-    text = message.content
-    if message.role == "assistant":
-        text = text.rpartition(UNTHINK)[2].strip()
-        text = "" if text.startswith(THINK) else text  # cut off while it thought
-    return [message.role, text.strip(), *([call.name, _arguments(call.arguments)] for call in message.tool_calls)]
+def _plain_call(call: Any) -> Any:
+    """Return a call of a function without the fields that clients add; any other one as it is, to be refused."""
+    if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
+        return call
+    read = {key: function[key] for key in ("name", "arguments") if key in function}
+    return {"id": call.get("id"), "type": "function", "function": read}
+
+
+def _plain_item(item: Item, where: str) -> dict[str, Any]:
+    plain = {key: value for key, value in item.items() if value is not None and key != "routed_experts"}
+    kind = plain.get("type", "message")
+    if kind == "message" and isinstance(plain.get("content"), list):
+        plain["content"] = _text(plain["content"], where)
+    elif kind == "function_call_output" and isinstance(plain.get("output"), list):
+        plain["output"] = _text(plain["output"], where)
+    elif kind == "reasoning":
+        plain = {"id": "", "summary": [], **plain}
+    return plain
 
 
 def _entry(item: Item, where: str) -> Entry:
@@ -114,6 +159,8 @@ def _entry(item: Item, where: str) -> Entry:
     if kind == "message":
         return Entry(_message(item, where), _tokens(item, where))
     if kind == "function_call":
+        if item.get("namespace"):
+            raise ConfigError(f"{where}: 'namespace' is not supported.", "Give functions names of their own.")
         call = _call(item, "call_id", where)
         return Entry(Message(role="assistant", content="", tool_calls=(call,)), _tokens(item, where))
     if kind == "function_call_output":
@@ -135,8 +182,8 @@ def _chat_entry(message: Item, where: str) -> Entry:
         read = read.model_copy(update={"tool_call_id": str(message.get("tool_call_id", ""))})
     if read.role != "assistant":
         return Entry(read)
-    thoughts = message.get("reasoning_content") or message.get("reasoning")
-    if isinstance(thoughts, str) and UNTHINK not in read.content:
+    thoughts = message.get("reasoning_content")
+    if isinstance(thoughts, str) and thoughts.strip() != split_thoughts(read.content)[0]:
         read = read.model_copy(update={"content": _thought(thoughts) + read.content})
     calls = tuple(_call({"id": call.get("id"), **call["function"]}, "id", where) for call in _calls(message, where))
     return Entry(read.model_copy(update={"tool_calls": calls}), _tokens(message, where))
@@ -157,14 +204,15 @@ def _message(item: Item, where: str) -> Message:
 
 
 def _text(content: object, where: str) -> str:
-    if isinstance(content, list):
-        for part in content:
-            kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
-            if kind not in _TEXT_PARTS:
-                raise ConfigError(f"{where}: parts of type '{kind}' are not supported, only text.", _FIX)
-            if kind == "refusal":
-                return str(part.get("refusal", ""))
-    return text_of(content)
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    texts: list[str] = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+        if kind not in _TEXT_PARTS:
+            raise ConfigError(f"{where}: parts of type '{kind}' are not supported, only text.", _FIX)
+        texts.append(str(part.get("refusal" if kind == "refusal" else "text") or ""))
+    return "".join(texts)
 
 
 def _call(item: Item, id_key: str, where: str) -> ToolCall:
@@ -193,16 +241,3 @@ def _joined(first: Entry, second: Entry) -> Entry:
 
 def _thought(text: str) -> str:
     return f"{THINK}\n{text.strip()}\n{UNTHINK}\n\n"
-
-
-def _arguments(text: str) -> Any:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return text if nests_too_deeply(value) else value
-
-
-def _digest(value: Any, before: bytes = b"") -> bytes:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return blake2b(before + text.encode(), digest_size=16).digest()

@@ -2,7 +2,7 @@
 
 Many harnesses keep only text (everything behind an OpenAI client does). Their next call shows the conversation and no
 ids; rendering it again would give other ids than were sampled. So the server remembers, by a digest of the
-conversation, which ids stand for it. Token fields, where they come back, are the truth, and this only confirms that
+conversation, which ids stand for it. Token fields, where they come back, are the truth, and this only tells whether
 the history around them is unchanged.
 
 Bounded in tokens, since a turn can be a hundred or a hundred thousand; the conversation that was not continued for
@@ -10,9 +10,13 @@ the longest time is forgotten first, because nobody tells this server when one i
 """
 
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import NamedTuple
+
+from prorl_gym.gym_root.responses_api_models.prorl_model.equality import Thoughts
 
 MOST_TOKENS = 32 << 20
 """128 MiB of ids: 1,000 conversations of 32 k tokens at once."""
@@ -34,6 +38,18 @@ class Known:
     """The prompt and what was sampled on it."""
     start: int
     """Where in ``ids`` the sampled ones begin."""
+    thoughts: Thoughts | None = None
+    """Of the conversation with this turn at its end."""
+
+
+class _Mark(NamedTuple):
+    """Where a turn lies in the ids of its conversation."""
+
+    start: int
+    end: int
+    ids: bytes
+    """Digest of the ids up to ``end``."""
+    thoughts: Thoughts | None
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +58,7 @@ class _Trail:
 
     session_id: str
     ids: "array[int]"
-    marks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    marks: dict[bytes, _Mark] = field(default_factory=dict)
 
 
 class TurnMemory:
@@ -59,6 +75,8 @@ class TurnMemory:
         self._turns = 0
         self._trails: OrderedDict[int, _Trail] = OrderedDict()
         self._by_digest: dict[bytes, dict[int, _Trail]] = {}
+        self._ids: Counter[bytes] = Counter()
+        """Digests of the ids of all turns."""
         self.tokens = 0
         """Ids kept now."""
 
@@ -66,7 +84,13 @@ class TurnMemory:
         return len(self._trails)
 
     def remember(
-        self, digest: bytes, session_id: str, prompt: Sequence[int], generation: Sequence[int], parent: bytes | None
+        self,
+        digest: bytes,
+        session_id: str,
+        prompt: Sequence[int],
+        generation: Sequence[int],
+        parent: bytes | None,
+        thoughts: Thoughts | None = None,
     ) -> None:
         """Keep a turn.
 
@@ -76,6 +100,7 @@ class TurnMemory:
             prompt: ids that were sent.
             generation: ids that were sampled.
             parent: digest of the turn before it that it was built on.
+            thoughts: of the conversation with the turn at its end.
         """
         trail = self._parent(parent, session_id, prompt)
         if trail is None:
@@ -85,7 +110,9 @@ class TurnMemory:
         start = len(trail.ids)
         trail.ids.extend(array("i", generation))
         self._turns += digest not in trail.marks
-        trail.marks[digest] = (start, len(trail.ids))
+        mark = _Mark(start, len(trail.ids), _digest(trail.ids), thoughts)
+        trail.marks[digest] = mark
+        self._ids[mark.ids] += 1
         self.tokens += len(trail.ids) - known
         self._trails[id(trail)] = trail
         self._trails.move_to_end(id(trail))
@@ -100,14 +127,18 @@ class TurnMemory:
         """Yield every turn with these words: the session's own first, then the others, each time the newest first."""
         newest_first = reversed(list(self._by_digest.get(digest, {}).values()))
         for trail in sorted(newest_first, key=lambda trail: trail.session_id != session_id):
-            start, end = trail.marks[digest]
+            mark = trail.marks[digest]
             self._trails.move_to_end(id(trail))
-            yield Known(trail.session_id, trail.ids[:end].tolist(), start)
+            yield Known(trail.session_id, trail.ids[: mark.end].tolist(), mark.start, mark.thoughts)
+
+    def holds(self, ids: Sequence[int]) -> bool:
+        """Whether a turn that is remembered ends in exactly these ids, whatever was said around it."""
+        return _digest(array("i", ids)) in self._ids
 
     def _parent(self, digest: bytes | None, session_id: str, prompt: Sequence[int]) -> _Trail | None:
         """Return the conversation that goes on here, when nothing else has gone on from it already."""
         for trail in self._by_digest.get(digest, {}).values() if digest else ():
-            if trail.session_id == session_id and trail.marks[digest][1] == len(trail.ids):
+            if trail.session_id == session_id and trail.marks[digest].end == len(trail.ids):
                 if array("i", prompt[: len(trail.ids)]) == trail.ids:
                     return trail
         return None
@@ -116,8 +147,15 @@ class TurnMemory:
         del self._trails[id(trail)]
         self.tokens -= len(trail.ids)
         self._turns -= len(trail.marks)
-        for digest in trail.marks:
+        for digest, mark in trail.marks.items():
             twins = self._by_digest[digest]
             del twins[id(trail)]
             if not twins:
                 del self._by_digest[digest]
+            self._ids[mark.ids] -= 1
+            if not self._ids[mark.ids]:
+                del self._ids[mark.ids]
+
+
+def _digest(ids: "array[int]") -> bytes:
+    return blake2b(ids, digest_size=16).digest()

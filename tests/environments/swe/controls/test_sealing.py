@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from prorl_gym.environments.swe.controls.guest import _encoded  # pyright: ignore[reportPrivateUsage]
-from prorl_gym.environments.swe.controls.sealing import agrees, read_value, sealed, seals
-from prorl_gym.environments.swe.controls.source import TestFile
+from prorl_gym.environments.swe.controls.sealing import agrees, equalities, kept, read_value, sealed, seals
+from prorl_gym.environments.swe.controls.source import TestFile, reduce
 
 FILE = """
 def test_it(self):
@@ -25,6 +25,62 @@ def test_it(self):
 
     def inner():
         assert x == 5
+"""
+
+
+NAMED = """
+import pytest
+ROWS = [("one", 11), ("two", 22)]
+
+def same(a, b):
+    "Compare."
+    print(a)
+    assert b == a
+
+def other(a, b):
+    assert a == b.strip()
+
+def test_local():
+    wanted = "\\n".join(["first", "second" * 2])
+    got = f(1)
+    assert got == wanted, f"{wanted} is wanted"
+    same(wanted, g(got))
+
+def test_read_elsewhere():
+    wanted = "first"
+    assert f(wanted) == wanted
+
+def test_assigned_twice():
+    wanted = "first"
+    if x:
+        wanted = "second"
+    assert f() == wanted
+
+def test_changed():
+    wanted = []
+    wanted.append(1)
+    assert f() == wanted
+
+@pytest.mark.parametrize("a, wanted", [(1, "first"), pytest.param(2, "second", id="b")])
+def test_parameters(a, wanted):
+    assert f(a) == wanted
+
+@pytest.mark.parametrize("wanted", ["first"])
+@pytest.mark.parametrize("a", [1, 2])
+def test_crossed(a, wanted):
+    assert f(a) == wanted
+
+def test_table():
+    for name, count in ROWS:
+        assert f(name) == count
+
+def test_contains():
+    assert "first" in f(1)
+    assert "second" not in f(1)
+
+def test_helpers():
+    other("first", f(1))
+    same("second", f(1))
 """
 
 
@@ -50,6 +106,63 @@ def test_comparisons_with_literals_are_sealed():
     assert "expected" not in text and "2.5" not in text and "-3" not in text
     ast.parse(text)
     assert "out(1, (g(\n        x,\n    )))" in text
+
+
+@pytest.mark.parametrize(
+    "name, expected, left",
+    [
+        ("test_local", ["first\nsecondsecond"] * 2, []),
+        ("test_read_elsewhere", [], ["first"]),
+        ("test_assigned_twice", [], ["first", "second"]),
+        ("test_changed", [], []),
+        ("test_parameters", [["first", "second"]], []),
+        ("test_crossed", [], ["first"]),
+        ("test_table", [[11, 22]], []),
+        ("test_contains", ["first"], ["second"]),
+        ("test_helpers", ["second"], ["first"]),
+    ],
+)
+def test_literals_behind_names_leave_the_file(name: str, expected: list[object], left: list[str]):
+    file = TestFile(NAMED)
+    helpers = equalities([file])
+    assert helpers == {"same"}
+    found = seals(file, name, helpers)
+    assert [ast.literal_eval(seal.expected) for seal in found] == expected
+    text = reduce(sealed(NAMED, found, "out"), name)
+    remaining = text[text.index("def test_" if "@pytest" not in text else "@pytest") :]
+    for word in ("first", "second"):
+        assert (word in remaining) is (word in left)
+    assert ("11" in text) is (name != "test_table")
+
+
+def test_a_site_that_is_reached_for_each_row_has_a_value_for_each():
+    (seal,) = seals(TestFile(NAMED), "test_parameters")
+    one, two = _encoded("first"), _encoded("second")
+    assert agrees(seal, [one, two]) is True
+    assert agrees(seal, [two, one]) is False
+    assert agrees(seal, [one]) is False
+
+
+def test_what_must_be_in_a_value():
+    (seal,) = seals(TestFile(NAMED), "test_contains")
+    assert agrees(seal, [_encoded("the first of all")]) is True
+    assert agrees(seal, [_encoded(["first"])]) is True
+    assert agrees(seal, [_encoded("the last of all")]) is False
+    assert agrees(seal, [_encoded(5)]) is False
+
+
+def test_sites_that_share_a_name_stay_together():
+    file = TestFile(NAMED)
+    found = seals(file, "test_local", ["same"])
+    assert kept(found, [True, True]) == [0, 1]
+    assert kept(found, [True, False]) == []
+    plain = seals(TestFile(FILE), "test_it")
+    assert kept(plain, [True, False, True, True]) == [0, 2, 3]
+
+
+def test_a_repeated_text_may_not_be_huge():
+    assert not seals(TestFile('def test():\n    assert f() == "a" * 10 ** 9\n'), "test")
+    assert not seals(TestFile(f'def test():\n    assert f() == "a" * {10**9}\n'), "test")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,353 @@
+"""The parts of ``recipes/tiny_dapo`` that need torch: for the recipe's own environment, see its ``environment``."""
+
+import random
+import sys
+import types
+from collections import Counter
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sampler as sampling
+import torch
+from aiohttp.test_utils import TestClient, TestServer
+from audit import LearnError
+from engine import MODEL, Engine
+from evaluate import Account
+from learn import FULL, Report, check_controls, closing_line, judge
+from model import Decoder, token_logprobs
+from sampler import Call, Sampler
+from tasks import Language, Question, questions, train_tokenizer
+
+from prorl_gym.client import Group
+from prorl_gym.errors import FailureKind
+from prorl_gym.records import NOT_SAMPLED, Outcome, Retry, Rollout, Score, Segment
+from prorl_gym.trainers.mismatch import MismatchError
+
+RECIPE = Path(__file__).parents[2] / "recipes/tiny_dapo"
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def language() -> Language:
+    return Language(train_tokenizer())
+
+
+@pytest.fixture
+def model(language: Language) -> Decoder:
+    return Decoder(language.vocab_size, seed=1)
+
+
+@pytest.fixture
+def sampler(model: Decoder):
+    running = Sampler(deepcopy(model))
+    yield running
+    running.close()
+
+
+def call(ids: list[int], seed: int = 0, tokens: int = 12, stops: frozenset[int] = frozenset(), **more: object) -> Call:
+    return Call(list(ids), tokens, stops, 1.0, random.Random(seed), **more)  # type: ignore[arg-type]
+
+
+def sample(sampler: Sampler, calls: list[Call]) -> list[Call]:
+    for one in calls:
+        sampler.submit(one)
+    return [one.result.result(timeout=60) for one in calls]
+
+
+def gap(model: Decoder, done: Call) -> float:
+    """Largest difference between the log-probs of a call and those of the training forward."""
+    own = token_logprobs(model, torch.tensor([done.ids]))[0, -len(done.logprobs) :].tolist()
+    return max(abs(a - b) for a, b in zip(own, done.logprobs, strict=True))
+
+
+def test_sampled_log_probs_are_those_of_the_training_forward(sampler: Sampler, model: Decoder, language: Language):
+    prompts = [language.prompt(question) for question, _ in zip(questions(0), range(60), strict=False)]
+    calls = sample(sampler, [call(ids[: 5 + n % 15], seed=n) for n, ids in enumerate(prompts)])
+    assert max(gap(model, one) for one in calls) < TOLERANCE
+
+
+def test_a_prefix_that_was_computed_is_found_and_changes_nothing(sampler: Sampler, model: Decoder):
+    (first,) = sample(sampler, [call([7, 8, 9, 10])])
+    (second,) = sample(sampler, [call([*first.ids, 11, 12], seed=1)])
+    assert second.cached == len(first.ids) - 1  # the token sampled last was never fed
+    assert gap(model, second) < TOLERANCE
+
+
+def test_a_prefix_under_another_salt_is_not_found(sampler: Sampler):
+    sample(sampler, [call([7, 8, 9, 10], salt="1")])
+    (second,) = sample(sampler, [call([7, 8, 9, 10], salt="2")])
+    assert second.cached == 0
+
+
+def test_more_calls_than_slots_wait(sampler: Sampler, model: Decoder):
+    calls = sample(sampler, [call([n + 5], seed=n) for n in range(sampling.SLOTS + 10)])
+    assert max(gap(model, one) for one in calls) < TOLERANCE
+
+
+def test_new_weights_drop_the_cache_and_label_what_follows(sampler: Sampler, language: Language):
+    (before,) = sample(sampler, [call([7, 8, 9, 10])])
+    other = Decoder(language.vocab_size, seed=2)
+    sampler.load(other.state_dict(), 5).result(timeout=60)
+    (after,) = sample(sampler, [call(before.ids, seed=1)])
+    assert (set(before.versions), set(after.versions), after.cached) == ({0}, {5}, 0)
+    assert gap(other, after) < TOLERANCE
+
+
+def test_a_call_under_way_goes_on_with_new_weights_alone(sampler: Sampler, model: Decoder, language: Language):
+    """As after a pause in mode ``keep``: what was computed with the old weights is computed again."""
+    long, other = call([7, 8, 9, 10], tokens=150), Decoder(language.vocab_size, seed=2)
+    sampler.submit(long)
+    sampler.load(other.state_dict(), 5)  # behind it in the queue
+    done = long.result.result(timeout=60)
+    assert done.versions == sorted(done.versions)
+    for version, weights in ((0, model), (5, other)):
+        own = token_logprobs(weights, torch.tensor([done.ids]))[0, 4:].tolist()
+        pairs = zip(own, done.logprobs, done.versions, strict=True)
+        assert all(abs(a - b) < TOLERANCE for a, b, sampled_by in pairs if sampled_by == version)
+    assert 5 in done.versions
+
+
+def test_an_aborted_call_returns_what_it_has(sampler: Sampler):
+    long = call([7, 8, 9, 10], tokens=180)
+    sampler.submit(long)
+    sampler.abort(long)
+    done = long.result.result(timeout=60)
+    assert done.finish == "abort"
+    assert len(done.sampled) < 180
+
+
+def test_a_seed_repeats_its_text(sampler: Sampler):
+    one, same, other = sample(sampler, [call([7, 8], seed=4), call([7, 8], seed=4), call([7, 8], seed=5)])
+    assert one.sampled == same.sampled != other.sampled
+
+
+def test_a_stop_token_ends_a_call(sampler: Sampler):
+    (free,) = sample(sampler, [call([7, 8], seed=4)])
+    (stopped,) = sample(sampler, [call([7, 8], seed=4, stops=frozenset({free.sampled[3]}))])
+    assert stopped.finish == "stop"
+    assert stopped.sampled == free.sampled[: free.sampled.index(free.sampled[3]) + 1]
+
+
+async def test_the_route_answers_as_vllm_does(sampler: Sampler, model: Decoder, language: Language):
+    app = Engine(sampler, language.vocab_size, language.end).app()
+    async with TestClient(TestServer(app)) as client:
+        body = {
+            "model": MODEL,
+            "prompt": [7, 8, 9],
+            "max_tokens": 4,
+            "temperature": 1.0,
+            "seed": 3,
+            "prompt_logprobs": 1,
+        }
+        answer = await (await client.post("/v1/completions", json=body)).json()
+        refused = await client.post("/v1/completions", json={**body, "prompt": [language.vocab_size]})
+        too_long = await client.post("/v1/completions", json={**body, "max_tokens": 4000})
+        unknown = await client.post("/v1/completions", json={**body, "model": "other"})
+    (choice,) = answer["choices"]
+    assert choice["prompt_token_ids"] == [7, 8, 9]
+    assert choice["finish_reason"] == "length"
+    assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": 4}]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
+    told = [entry[str(token)]["logprob"] for entry, token in zip(choice["prompt_logprobs"][1:], [8, 9], strict=True)]
+    assert told == pytest.approx(token_logprobs(model, torch.tensor([[7, 8, 9]]))[0, 1:].tolist(), abs=TOLERANCE)
+    assert [refused.status, too_long.status, unknown.status] == [400, 400, 404]
+
+
+# --- what the learner's own checks find -------------------------------------------------------------------------------
+
+
+def rollouts_of(sampler: Sampler, language: Language, question: Question, group: str) -> Group:
+    """Eight rollouts of two turns with an observation between them; rewards 0 and 1 in turn."""
+    firsts = sample(sampler, [call(language.prompt(question), seed=n) for n in range(8)])
+    seconds = sample(sampler, [call([*one.ids, *language.result(46)], seed=n) for n, one in enumerate(firsts)])
+    members = []
+    for replica, (first, second) in enumerate(zip(firsts, seconds, strict=True)):
+        prompt, observed = len(first.ids) - len(first.logprobs), len(language.result(46))
+        segment = Segment(
+            token_ids=second.ids,
+            mask=[0] * prompt + [1] * len(first.logprobs) + [0] * observed + [1] * len(second.logprobs),
+            logprobs=[0.0] * prompt + first.logprobs + [0.0] * observed + second.logprobs,
+            policy_versions=[
+                *[NOT_SAMPLED] * prompt,
+                *first.versions,
+                *[NOT_SAMPLED] * observed,
+                *second.versions,
+            ],
+            temperature=1.0,
+            top_p=1.0,
+            top_k=-1,
+            logprob_kind="raw",
+        )
+        members.append(
+            Rollout(
+                rollout_id=f"{group}-{replica}",
+                run_id="learn",
+                group_id=group,
+                group_size=8,
+                replica=replica,
+                environment="math",
+                outcome=Outcome(status="completed"),
+                score=Score(reward=float(replica in (1, 2, 6))),
+                segments=[segment],
+                accepted_at=1.0,
+                finished_at=2.0,
+            )
+        )
+    return Group(group_id=group, rollouts=tuple(members), cursor=8, resume=8)
+
+
+@pytest.fixture
+def groups(sampler: Sampler, language: Language) -> list[Group]:
+    asked = zip(questions(0), range(4), strict=False)
+    return [rollouts_of(sampler, language, question, f"g{n}") for question, n in asked]
+
+
+def learner_of(source: str, model: Decoder):
+    """A learner of the recipe's ``train.py``, with its text changed."""
+    module = types.ModuleType("train_changed")
+    module.__dict__["__file__"] = str(RECIPE / "train.py")
+    sys.modules["train_changed"] = module  # where its data classes look their own module up
+    exec(compile(source, "train.py", "exec"), module.__dict__)
+    learner = module.Learner(client=None, engine="", model=model, seed=0)
+    learner.weights = {0: deepcopy(model)}
+    return learner
+
+
+SOURCE = (RECIPE / "train.py").read_text(encoding="utf-8")
+
+
+def test_a_clean_update_passes_and_moves_the_policy(model: Decoder, groups: list[Group]):
+    learner = learner_of(SOURCE, model)
+    found, clipped = learner.learn_from(groups)
+    assert found[0].largest < TOLERANCE
+    assert clipped < 0.2
+    assert not torch.equal(model.head.weight, learner.weights[0].head.weight)
+
+
+CHANGES: dict[str, tuple[str, str, type[Exception], str]] = {
+    "learning rate 0": (
+        "LEARNING_RATE = 2e-4",
+        "LEARNING_RATE = 0.0",
+        LearnError,
+        "learning rate: the update moved no",
+    ),
+    "rewards shuffled": (
+        "rewards = torch.tensor([rollout.reward for rollout in rollouts])",
+        "rewards = torch.tensor([rollout.reward for rollout in rollouts])[torch.randperm(len(rollouts))]",
+        LearnError,
+        "advantages: those of .* do not follow from the rewards",
+    ),
+    "mask shifted": (
+        "mask=padded([segment.mask for segment in segments], torch.float32)",
+        "mask=padded([segment.mask for segment in segments], torch.float32).roll(1, 1)",
+        MismatchError,
+        "tokens that carry loss were not sampled",
+    ),
+    "mask shifted in the loss alone": (
+        "-(gain * batch.mask).sum()",
+        "-(gain * batch.mask.roll(1, 1)).sum()",
+        LearnError,
+        "mask: .* carry loss and were not sampled",
+    ),
+    "observations unmasked": (
+        "mask=padded([segment.mask for segment in segments], torch.float32)",
+        "mask=padded([[1] * len(segment.mask) for segment in segments], torch.float32)",
+        MismatchError,
+        "tokens that carry loss were not sampled",
+    ),
+    "last token of each turn without loss": (
+        "mask=padded([segment.mask for segment in segments], torch.float32)",
+        "mask=padded([[a * b for a, b in zip(s.mask, [*s.mask[1:], 0])] for s in segments], torch.float32)",
+        LearnError,
+        "mask: .* sampled tokens of .* carry no loss",
+    ),
+    "advantages with the wrong sign": (
+        "advantages = (rewards - rewards.mean())",
+        "advantages = (rewards.mean() - rewards)",
+        LearnError,
+        "advantages: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_line_is_found_and_named(model: Decoder, groups: list[Group], change: str):
+    old, new, error, reason = CHANGES[change]
+    assert SOURCE.count(old) == 1
+    torch.manual_seed(0)
+    learner = learner_of(SOURCE.replace(old, new), model)
+    with pytest.raises(error, match=reason):
+        learner.learn_from(groups)
+
+
+def test_rollouts_that_are_not_one_history_are_found(model: Decoder, groups: list[Group]):
+    first = groups[0].rollouts[0]
+    other_prompt = first.segments[0].model_copy(update={"token_ids": [9, *first.segments[0].token_ids[1:]]})
+    retry = Retry(attempt=0, kind=FailureKind.INTERNAL, stage="run", message="drift")
+    for change, reason in (
+        ({"segments": [*first.segments, *first.segments]}, "drift: g0-0 has 2 segments"),
+        ({"segments": [other_prompt]}, "drift: the rollouts of g0 have 2 different prompts"),
+        ({"retries": [retry]}, "drift: the service made g0-0 again"),
+    ):
+        members = (first.model_copy(update=change), *groups[0].rollouts[1:])
+        with pytest.raises(LearnError, match=reason):
+            learner_of(SOURCE, model).learn_from([replace(groups[0], rollouts=members)])
+
+
+@pytest.fixture
+def two_versions(model: Decoder, language: Language, sampler: Sampler):
+    """Rollouts that version 1 sampled, and a learner that has both versions."""
+    newer = deepcopy(model)
+    with torch.no_grad():
+        newer.head.weight.add_(0.01 * torch.randn_like(newer.head.weight))
+    sampler.load(newer.state_dict(), 1).result(timeout=60)
+    groups = [rollouts_of(sampler, language, next(questions(0)), "g0")]
+    learner = learner_of(SOURCE, deepcopy(newer))
+    learner.weights = {0: model, 1: newer}
+    learner.learn_from(groups)
+    return learner
+
+
+def test_the_controls_are_found(two_versions, capsys: pytest.CaptureFixture[str]):
+    check_controls(two_versions)
+    found = capsys.readouterr().out
+    assert "control, unmasked observations: found" in found
+    assert "control, log-probs of the previous version: found" in found
+
+
+def test_a_control_that_is_not_found_fails(two_versions):
+    two_versions.weights[0] = two_versions.weights[1]
+    with pytest.raises(LearnError, match="control: the mismatch check does not find log-probs"):
+        check_controls(two_versions)
+
+
+def report(greedy: float, sampled: float) -> Report:
+    return Report(0, greedy=[(0, 0.0), (60, greedy)], sampled=[(0, 0.2), (60, sampled)], mismatch=2e-5, rollouts=4000)
+
+
+def test_what_was_reached_is_compared_with_the_goal():
+    fine = Account(4000, 0, Counter({"completed": 4000}))
+    judge(report(0.7, 0.6), FULL, fine)
+    for reached, account, reason in (
+        (report(0.5, 0.6), fine, r"greedy: accuracy 0\.00 -> 0\.50 .* wanted \+0\.6"),
+        (report(0.7, 0.4), fine, r"sampled: accuracy 0\.20 -> 0\.40 .* wanted \+0\.3"),
+        (report(0.7, 0.6), Account(4000, 1, Counter()), "rollouts: 1 of 4000 lost"),
+    ):
+        with pytest.raises(LearnError, match=reason):
+            judge(reached, FULL, account)
+
+
+def test_the_closing_line():
+    done = report(0.71, 0.5)
+    done.seconds = 301.4
+    assert closing_line(done, "") == (
+        "learn: PASS greedy 0.00 -> 0.71, sampled 0.20 -> 0.50, mismatch 2e-05, rollouts 4000, seconds 301"
+    )
+    assert closing_line(done, "mask: two\nlines") == "learn: FAIL mask: two lines"

@@ -1,0 +1,191 @@
+"""Who pays for a sandbox that is gone: by evidence, once without any, and never for what struck from outside."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prorl_gym.agents.protocol import Artifacts
+from prorl_gym.environments.protocol import Episode, Leases, RunContext
+from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
+from prorl_gym.records import Retry, Rollout, RolloutRequest, Score
+from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, Script, ScriptedEnvironment, lookup
+from prorl_gym.rollout.ledger import SqliteLedger
+from prorl_gym.rollout.ledger_file import LedgerConfig
+from prorl_gym.rollout.memory_ledger import MemoryLedger
+from prorl_gym.rollout.protocol import Finished, Job, Ledger
+from prorl_gym.rollout.retry import RetryConfig
+from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
+from prorl_gym.rollout.service import RolloutService
+from prorl_gym.rollout.stages import Company
+from prorl_gym.sandbox.fake import FakeBackend, FakeSandbox
+from prorl_gym.sandbox.protocol import SandboxSpec
+from prorl_gym.settings import ResolvedSettings
+
+UNEXPLAINED, OUTSIDE = Evidence.SANDBOX_LOST_UNEXPLAINED, Evidence.SANDBOX_KILLED_OUTSIDE
+LIMIT = Evidence.LIMIT_BREACHED
+
+
+class Losing(ScriptedEnvironment):
+    """Loses its sandboxes as its list says, one attempt after the other: in which stage, and by which evidence."""
+
+    def __init__(self, losses: Sequence[tuple[str, Evidence]]) -> None:
+        super().__init__()
+        self._losses = list(losses)
+
+    async def init(self, task: Script, leases: Leases, settings: ResolvedSettings) -> Episode:
+        await self._lose("init", await leases.agent(SandboxSpec()))
+        return await super().init(task, leases, settings)
+
+    async def run(self, task: Script, episode: Episode, context: RunContext) -> None:
+        await super().run(task, episode, context)
+        await self._lose("run", await context.leases.agent(SandboxSpec()))
+
+    async def evaluate(self, task: Script, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
+        await self._lose("eval", await leases.clean(SandboxSpec()))
+        return Score(reward=task.reward)
+
+    async def _lose(self, stage: str, sandbox: Any) -> None:
+        if self._losses and self._losses[0][0] == stage:
+            _, evidence = self._losses.pop(0)
+            assert isinstance(sandbox, FakeSandbox)
+            sandbox.evidence = evidence
+            sandbox.lose()
+            await sandbox.exec(["true"], timeout=1)
+
+
+def service_of(environment: ScriptedEnvironment, ledger: Ledger | None = None, attempts: int = 3) -> RolloutService:
+    runner = InProcessRunner(lookup(environment), FakePolicySource(), FakeBackend(), RunnerConfig(cleanup_seconds=1))
+    config = RetryConfig(attempts=attempts, pause_seconds=0)
+    return RolloutService(ledger or MemoryLedger(), runner, config)
+
+
+async def made(service: RolloutService, **task: Any) -> Rollout:
+    await service.start()
+    await service.submit([RolloutRequest(rollout_id="r", environment="scripted", task={"reward": 0.7, **task})])
+    rollout = await service.result("r", wait=20)
+    await service.stop()
+    assert isinstance(rollout, Rollout)
+    return rollout
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        pytest.param([("run", UNEXPLAINED)], ("completed", None, 0.7, 1), id="once"),
+        pytest.param([("run", UNEXPLAINED)] * 2, ("failed", "sandbox_broken_by_agent", 0.7, 1), id="twice: its score"),
+        pytest.param([("eval", UNEXPLAINED)] * 2, ("failed", "sandbox_broken_by_agent", 0.0, 1), id="twice in EVAL: 0"),
+        pytest.param(
+            [("run", UNEXPLAINED), ("eval", UNEXPLAINED)], ("failed", "sandbox_broken_by_agent", 0.0, 1), id="both: 0"
+        ),
+        pytest.param([("run", OUTSIDE)] * 3, ("failed", "sandbox_lost", None, 2), id="from outside"),
+        pytest.param([("eval", OUTSIDE)] * 3, ("failed", "sandbox_lost", None, 2), id="from outside in EVAL"),
+        pytest.param(
+            [("run", OUTSIDE), ("run", UNEXPLAINED)], ("completed", None, 0.7, 2), id="from outside does not count"
+        ),
+        pytest.param(
+            [("run", UNEXPLAINED), ("run", OUTSIDE)], ("completed", None, 0.7, 2), id="from outside is not the second"
+        ),
+        pytest.param([("init", UNEXPLAINED)] * 2, ("completed", None, 0.7, 2), id="before any payload"),
+        pytest.param([("run", LIMIT)], ("failed", "sandbox_limit", 0.7, 0), id="its limit of memory"),
+        pytest.param([("eval", LIMIT)], ("failed", "sandbox_limit", 0.0, 0), id="its limit of memory in EVAL"),
+    ],
+)
+async def test_who_pays(losses: list[tuple[str, Evidence]], expected: tuple[Any, ...]) -> None:
+    rollout = await made(service_of(Losing(losses)))
+    kind = rollout.outcome.kind
+    found = (rollout.outcome.status, None if kind is None else kind.value, rollout.reward, len(rollout.retries))
+    assert found == expected
+
+
+async def test_a_restart_neither_forgets_nor_spends_a_loss(tmp_path: Path) -> None:
+    ledger = await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"))
+    await ledger.accept([RolloutRequest(rollout_id="r", environment="scripted", task={"reward": 0.7})])
+    job = await ledger.begin("r")
+    lost = Retry(attempt=0, kind=FailureKind.SANDBOX_LOST, stage="run", message="gone", evidence=UNEXPLAINED)
+    await ledger.fail_attempt("r", lost)
+    assert not job.alone and (await ledger.begin("r")).alone
+    await ledger.close()  # with the second attempt under way
+
+    ledger = await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"))
+    service = service_of(Losing([("run", UNEXPLAINED)]), ledger)
+    await service.start()
+    rollout = await service.result("r", wait=20)
+    await service.stop()
+    assert isinstance(rollout, Rollout)
+    assert [retry.kind for retry in rollout.retries] == [FailureKind.SANDBOX_LOST, FailureKind.SERVICE_RESTARTED]
+    assert (rollout.outcome.kind, rollout.reward) == (FailureKind.SANDBOX_BROKEN_BY_AGENT, 0.7)
+
+
+class Unusable(ScriptedEnvironment):
+    """Its sandbox lives, and nothing can be started in it any more."""
+
+    async def evaluate(self, task: Script, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
+        raise UnusableSandboxError("the sandbox can start nothing any more.")
+
+
+async def test_a_program_that_leaves_its_grading_sandbox_unusable_is_worth_nothing() -> None:
+    rollout = await made(service_of(Unusable()))
+    assert (rollout.outcome.kind, rollout.reward) == (FailureKind.SANDBOX_BROKEN_BY_AGENT, 0.0)
+
+
+class Gated(ScriptedEnvironment):
+    """Counts the agents at work; each waits until it may end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_work: set[str] = set()
+        self.most_beside: dict[str, int] = {}
+        self.may_end = asyncio.Event()
+
+    async def run(self, task: Script, episode: Episode, context: RunContext) -> None:
+        self.at_work.add(task.id)
+        for one in self.at_work:
+            self.most_beside[one] = max(self.most_beside.get(one, 0), len(self.at_work) - 1)
+        await self.may_end.wait()
+        self.at_work.remove(task.id)
+
+
+def job(name: str, *, lost: bool = False) -> Job:
+    request = RolloutRequest(rollout_id=name, environment="scripted", task={"id": name})
+    retry = Retry(attempt=0, kind=FailureKind.SANDBOX_LOST, stage="run", message="gone", evidence=UNEXPLAINED)
+    return Job(request=request, attempt=int(lost), accepted_at=time.time(), retries=(retry,) if lost else ())
+
+
+async def test_the_attempt_after_an_unexplained_loss_runs_alone() -> None:
+    environment = Gated()
+    runner = InProcessRunner(lookup(environment), FakePolicySource(), EmptyBackend(), RunnerConfig(cleanup_seconds=1))
+    for one in (job("a"), job("b"), job("lost", lost=True), job("c")):
+        await runner.accept(one)
+    seen = runner.events()
+    while environment.at_work != {"a", "b"}:
+        await anext(seen)
+    environment.may_end.set()
+    ended = 0
+    while ended < 4:
+        ended += isinstance(await asyncio.wait_for(anext(seen), 10), Finished)
+    await runner.drain()
+    assert environment.most_beside["lost"] == 0
+    assert environment.most_beside["a"] == 1
+
+
+async def test_company_is_left_by_who_is_cancelled_while_it_waits() -> None:
+    company = Company()
+    leave = await company.enter(alone=False)
+    alone = asyncio.create_task(company.enter(alone=True))
+    later = asyncio.create_task(company.enter(alone=False))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not alone.done() and not later.done()
+    alone.cancel()
+    (await asyncio.wait_for(later, 5))()
+    leave()
+    (await asyncio.wait_for(company.enter(alone=True), 5))()
+
+
+def test_evidence_makes_the_error() -> None:
+    error = SandboxError.from_evidence(UNEXPLAINED, "gone.", earlier_losses=1)
+    assert (error.kind, error.evidence) == (FailureKind.SANDBOX_BROKEN_BY_AGENT, UNEXPLAINED)

@@ -28,7 +28,7 @@ from prorl_gym.settings import resolve
 PROJECTS = (
     *("cachetools==5.5.0", "inflection==0.5.1", "isodate==0.7.2", "jmespath==1.0.1", "markupsafe==3.0.2"),
     *("ordered-set==4.1.0", "orderedmultidict==1.0.1", "parse==1.20.2", "pathspec==0.12.1", "toolz==1.0.0"),
-    *("aiofiles==24.1.0", "async-timeout==4.0.3", "click==8.1.7", "mistune==3.0.2", "more-itertools==10.4.0"),
+    *("aiofiles==24.1.0", "async-timeout==4.0.3", "click==8.1.7", "mistune==3.0.2", "dictdiffer==0.9.0"),
     *("semver==3.0.2", "sqlparse==0.5.1", "tabulate==0.9.0", "uritemplate==4.1.1", "webcolors==24.8.0"),
 )
 NEEDS = {"aiofiles": ("pytest-asyncio",), "async-timeout": ("pytest-asyncio",)}

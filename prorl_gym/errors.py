@@ -22,6 +22,7 @@ address, and what to do about it.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 
 class Cause(StrEnum):
@@ -285,6 +286,21 @@ class UnusableSandboxError(SandboxError):
 
     def __init__(self, what: str, fix: str = "") -> None:
         super().__init__(FailureKind.SANDBOX_LOST, what, fix)
+
+
+class UnfitImageError(SandboxError):
+    """An image lacks what a tool needs, or its payload has removed that: a sandbox that nothing has run in tells.
+
+    Args:
+        tool: which.
+        what: see ``ProrlError``.
+        fix: see ``ProrlError``.
+    """
+
+    def __init__(self, tool: Literal["shell", "python"], what: str, fix: str = "") -> None:
+        super().__init__(FailureKind.IMAGE_BROKEN, what, fix)
+        self.tool: Literal["shell", "python"] = tool
+        self.evidence = Evidence.BAD_IMAGE
 
 
 class GraderError(RolloutError):

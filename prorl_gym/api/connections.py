@@ -19,7 +19,6 @@ from weakref import WeakSet
 import httptools
 import uvicorn
 from starlette.types import ASGIApp, Scope
-from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from prorl_gym.api.answers import error_answer
@@ -39,7 +38,7 @@ MAX_STRANGERS = 256
 REQUEST_SECONDS = 10.0
 """For a head to arrive, and for a request without the token to be over."""
 
-_SILENT_SHARE, _STRANGERS_SHARE, _KNOWN_SHARE = 8, 16, 2
+_SILENT_SHARE, _STRANGERS_SHARE, _KNOWN_SHARE = 4, 16, 2
 """One in so many of the files that the process may open, at most. The rest is for the ledger, sandboxes and engines."""
 _ACCEPTED_AT_ONCE = 64
 """Connections accepted before what has arrived on them is read. Far below ``MAX_SILENT``: otherwise one burst closes a
@@ -54,6 +53,12 @@ _ACCEPT_AGAIN_SECONDS = 0.1
 _LOG_SECONDS = 60.0
 _ANSWER_SECONDS = 10
 """How long open requests may take to end once the service refuses work."""
+_FULL = error_answer(
+    503,
+    "Too many connections have shown the token.",
+    "Use fewer at once, or let the service open more files (ulimit -n).",
+    {"Connection": "close", "Retry-After": "5"},
+)
 
 
 class RepeatedWarnings:
@@ -91,7 +96,7 @@ class Stranger(Protocol):
         ...
 
 
-class Newest:
+class BoundedConnections:
     """A bounded number of connections: for one more, the oldest of the peer that has the most is closed.
 
     Args:
@@ -104,20 +109,24 @@ class Newest:
         self._bound = bound
         self._of_peer: dict[str, dict[Stranger, None]] = {}
         """Oldest first."""
+        self._count = 0
 
     def add(self, stranger: Stranger) -> None:
         """Count a connection as the newest."""
         self._of_peer.setdefault(stranger.peer, {})[stranger] = None
-        if sum(map(len, self._of_peer.values())) > self._bound():
+        self._count += 1
+        if self._count > self._bound():
             self.drop_oldest()
             self._warnings.add("Too many connections without the token: the oldest are closed.")
 
     def remove(self, stranger: Stranger) -> None:
         """Count a connection no more. Idempotent."""
         connections = self._of_peer.get(stranger.peer, {})
-        connections.pop(stranger, None)
-        if not connections:
-            self._of_peer.pop(stranger.peer, None)
+        if stranger in connections:
+            self._count -= 1
+            del connections[stranger]
+            if not connections:
+                del self._of_peer[stranger.peer]
 
     def drop_oldest(self) -> None:
         """Close one, if there is one."""
@@ -132,8 +141,10 @@ class Connections:
 
     def __init__(self) -> None:
         self.warnings = RepeatedWarnings()
-        self.silent = Newest(self.warnings, lambda: min(MAX_SILENT, _open_files() // _SILENT_SHARE))
-        self.strangers = Newest(self.warnings, lambda: min(MAX_STRANGERS, _open_files() // _STRANGERS_SHARE))
+        self.silent = BoundedConnections(self.warnings, lambda: min(MAX_SILENT, _open_files() // _SILENT_SHARE))
+        self.strangers = BoundedConnections(
+            self.warnings, lambda: min(MAX_STRANGERS, _open_files() // _STRANGERS_SHARE)
+        )
         self.known: set[GuardedProtocol] = set()
         """Connections that have shown the token."""
 
@@ -300,9 +311,9 @@ class GuardedProtocol(HttpToolsProtocol):
         """See ``HttpToolsProtocol``."""
         self._is_in_head = False
         if not self._is_known and self._guard.is_full:
-            self.app = service_unavailable
+            self.app = cast(Any, _FULL)
         super().on_headers_complete()
-        if not self._is_known and self.app is not service_unavailable and self._has_token(cast(Scope, self.scope)):
+        if not self._is_known and self.app is not _FULL and self._has_token(cast(Scope, self.scope)):
             self._is_known = True
             self._guard.strangers.remove(self)
             self._guard.known.add(self)
@@ -402,7 +413,7 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             lifespan="off",
             server_header=False,
-            proxy_headers=False,  # nothing here depends on who asks, and nobody's word is taken for it
+            proxy_headers=False,  # nothing here depends on the client's address, and no header about it is trusted
             timeout_graceful_shutdown=_ANSWER_SECONDS,
         )
         super().__init__(config)

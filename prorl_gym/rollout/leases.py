@@ -7,7 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from prorl_gym.environments.judge import Judge
-from prorl_gym.errors import Evidence, FailureKind, RolloutError, SandboxError, UnusableSandboxError
+from prorl_gym.errors import Evidence, FailureKind, RolloutError, SandboxError, UnfitImageError, UnusableSandboxError
+from prorl_gym.sandbox.loss import HostMemory
 from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend, SandboxSpec, loss_of
 
 _LOG = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ class SandboxLeases:
         self._kept: list[AbstractAsyncContextManager[Any]] = []
         self._starting: set[asyncio.Task[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
+        self._memory: HostMemory | None = None
+        """Of this host, when the first sandbox was asked for."""
 
     async def agent(self, spec: SandboxSpec) -> Sandbox:
         """Return the agent's sandbox for this spec; concurrent first calls start one.
@@ -69,12 +72,14 @@ class SandboxLeases:
         return self._judge
 
     async def explain(self, error: RolloutError, earlier_losses: int) -> RolloutError:
-        """Find the cause of an error that only says that a sandbox gave no answer; return any other as it is.
+        """Find the cause of an error that only says what does not work in a sandbox; return any other as it is.
 
         Args:
             error: struck while the rollout's own payload ran.
             earlier_losses: see ``blame``.
         """
+        if isinstance(error, UnfitImageError):
+            return await self._explain_image(error)
         if error.kind is not FailureKind.SANDBOX_LOST or error.evidence not in (None, _UNEXPLAINED):
             return error
         known = [error.evidence, *await asyncio.gather(*map(loss_of, self._open))]
@@ -83,7 +88,22 @@ class SandboxLeases:
             evidence = Evidence.PAYLOAD_BROKE_SANDBOX
         if evidence is None:
             return error
+        if evidence is _UNEXPLAINED and self._memory is not None and HostMemory.now().was_short_since(self._memory):
+            evidence = Evidence.SANDBOX_KILLED_OUTSIDE
         return SandboxError.from_evidence(evidence, error.what, error.fix, earlier_losses=earlier_losses)
+
+    async def _explain_image(self, error: UnfitImageError) -> RolloutError:
+        """Blame the payload for what works in a sandbox over the same image that it has not run in."""
+        for spec in {repr(sandbox.spec): sandbox.spec for sandbox in self._open}.values():
+            clean = await self.clean(spec)
+            try:
+                await (clean.shell() if error.tool == "shell" else clean.python())
+            except SandboxError:
+                continue
+            finally:
+                await clean.close()
+            return SandboxError.from_evidence(Evidence.PAYLOAD_BROKE_SANDBOX, error.what)
+        return error
 
     def abandon(self) -> None:
         """Begin to ``close``: nobody waits for the result of what still works in them."""
@@ -128,6 +148,7 @@ class SandboxLeases:
         return task
 
     async def _begin(self, spec: SandboxSpec, asked: Callable[[SandboxSpec], None] | None) -> Sandbox:
+        self._memory = self._memory or HostMemory.now()
         sandbox = await self._backend.start(spec)
         self._open.append(sandbox)
         if asked is not None:

@@ -31,6 +31,10 @@ class DiskFullError(LedgerFullError):
     """The disk has no room, whatever the budget says."""
 
 
+class StuckDiskError(LedgerError):
+    """The disk has not answered for some time."""
+
+
 class FencedError(LedgerError):
     """Another service has taken the ledger over, or may have: this one must not write to it any more."""
 

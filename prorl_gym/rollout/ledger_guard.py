@@ -29,6 +29,7 @@ class Mark:
         self.path = ledger.with_name(ledger.name + ".mark")
         self._ledger = ledger
         self._file: int | None = None
+        self._commits = 0
 
     def check_file(self) -> None:
         """Refuse to make a new database where an earlier one is missing.
@@ -52,6 +53,7 @@ class Mark:
         Raises:
             DamagedLedgerError: commits are missing.
         """
+        self._commits = commits
         missing = self._read() - commits
         if missing > 0:
             raise DamagedLedgerError(
@@ -61,9 +63,18 @@ class Mark:
 
     def note(self, commits: int) -> None:
         """Write the number of a commit that is on the disk."""
+        self._commits = commits
+        self._write()
+
+    def probe(self) -> None:
+        """Write the number again and wait until it is on the disk. Returns when the disk answers."""
+        os.fsync(self._write())
+
+    def _write(self) -> int:
         if self._file is None:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        os.pwrite(self._file, b"%020d\n" % commits, 0)
+        os.pwrite(self._file, b"%020d\n" % self._commits, 0)
+        return self._file
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -84,7 +84,10 @@ def run(launch: Launch, base: str, control: socket.socket, note: Callable[[str],
         system_v = _finish_root(launch, surplus, devices, mounts)
         storage = root.storage
         proc = _unpark(parked)
-        serve(control, init.guest_options(launch.spec, proc, is_init=False, system_v=system_v, storage=storage))
+        options = init.guest_options(
+            launch.spec, proc, is_init=False, system_v=system_v, storage=storage, adopter=container.leader
+        )
+        serve(control, options)
 
     pid = _fork(guest, control)
     control.close()  # the guest's copy is the only one: when it ends, the service sees it

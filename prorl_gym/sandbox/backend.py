@@ -5,7 +5,7 @@ import logging
 import os
 import platform
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from prorl_gym.sandbox.egress_proxy import open_egress, with_proxy
 from prorl_gym.sandbox.image_paths import PlainPaths
 from prorl_gym.sandbox.images.protocol import ImageResolver
 from prorl_gym.sandbox.launch import BackendName, Launch
+from prorl_gym.sandbox.native_text import flaw_of, flaw_of_variables
 from prorl_gym.sandbox.protocol import HOST_USR, Mount, Probe, SandboxSpec
 from prorl_gym.sandbox.python_packages import ipython_mount
 from prorl_gym.sandbox.reaper import Reaped
@@ -137,7 +138,7 @@ class NamespaceBackend:
 
     async def _start(self, spec: SandboxSpec) -> Box:
         program = self._program()
-        _check_variables(spec.env)
+        _check_texts(spec)
         allowed = AllowList.parse(spec.egress)
         spawner = await self._ensure_spawner()
         mounts = (*await asyncio.shield(self._ensure_shared()), *spec.mounts)
@@ -256,12 +257,11 @@ def _as_start_failure(error: BaseException) -> BaseException:
     return error
 
 
-def _check_variables(env: Mapping[str, str]) -> None:
-    """Refuse what ``execve`` refuses: the sandbox would start, and no program in it."""
-    wrong = next((name for name, value in env.items() if not name or "=" in name or "\0" in name + value), None)
-    if wrong is not None:
-        raise SandboxError(
-            FailureKind.SANDBOX_UNAVAILABLE,
-            f"env: {wrong!r} cannot be a variable: its name is empty or has '=', or there is a NUL byte.",
-            "Correct the sandbox's env.",
-        )
+def _check_texts(spec: SandboxSpec) -> None:
+    """Refuse what no system call takes: the sandbox would not start, or no program in it."""
+    named = (("image", spec.image), ("workdir", spec.workdir))
+    wrong = next((f"{name}: {text!a} {flaw}" for name, text in named if (flaw := flaw_of(text))), "")
+    if not wrong and (flaw := flaw_of_variables(spec.env)):
+        wrong = f"env: {flaw}"
+    if wrong:
+        raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, f"{wrong}.", "Correct the sandbox's spec.")

@@ -13,10 +13,12 @@ from prorl_gym.sandbox.channel import Channel
 from prorl_gym.sandbox.execute import Child, exit_code
 from prorl_gym.sandbox.output import Capture
 from prorl_gym.sandbox.reports import Completion, Reports, TamperedError
-from prorl_gym.sandbox.streams import Reader, Writer
+from prorl_gym.sandbox.streams import Reader, Writer, write_aside
 
 _TIOCSIG = 0x40045436
 """Sends a signal to the terminal's foreground job, whatever mode it put the terminal in."""
+_TEXT_SECONDS = 10.0
+"""How long writing a command's text may take. It takes microseconds unless a payload keeps the file's lock."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -78,17 +80,26 @@ class Bash:
         # Never TCSAFLUSH or TCSADRAIN: while a background job is blocked writing, they spin in the kernel for ever.
         # What was typed for an earlier command is dropped by the driver.
         termios.tcsetattr(self._master, termios.TCSANOW, self._sane)
-        os.pwrite(self._text, command + b"\0", 0)
-        os.lseek(self._text, 0, os.SEEK_SET)  # bash shares the position
         self._since = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
-        self._command = self._loop.create_future()
+        self._command = running = self._loop.create_future()
         self._reports.expect(nonce)
+        written = write_aside(self._text, command + b"\0")  # bash shares the position
+        overdue = self._loop.call_later(_TEXT_SECONDS, written.cancel)
+        written.add_done_callback(lambda _: overdue.cancel())
+        written.add_done_callback(lambda done: self._start(running, nonce, not done.cancelled() and done.result()))
+        return running
+
+    def _start(self, command: "asyncio.Future[Completion]", nonce: str, is_written: bool) -> None:
+        """Let bash begin the command that was written."""
+        if command.done() or self._nonces < 0:
+            return
         try:
+            if not is_written:
+                raise TimeoutError
             os.write(self._nonces, nonce.encode() + b"\0")
-        except OSError:  # bash is gone, or closed its end, or somebody filled the pipe
+        except OSError:  # bash is gone, or closed its end; or somebody filled the pipe, or keeps the text's lock
             self.tampered = True
             self._resolve(Completion(1, ""))
-        return self._command
 
     def type(self, data: bytes) -> None:
         """Type into the running command."""

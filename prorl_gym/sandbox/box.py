@@ -152,10 +152,8 @@ class Box:
             await asyncio.wait([self._ended], timeout=_END_SECONDS)
             if self._ended.done():
                 end = self._ended.result()
-                evidence = Evidence.SANDBOX_KILLED_OUTSIDE if end is None else end.evidence
-                if evidence is not Evidence.SANDBOX_LOST_UNEXPLAINED:
-                    return evidence
-        return self._channel.unexplained()
+                return Evidence.SANDBOX_KILLED_OUTSIDE if end is None else end.evidence
+        return Evidence.SANDBOX_LOST_UNEXPLAINED
 
     async def close(self) -> None:
         """Kill everything inside and release it. Idempotent; every caller returns when it is done."""

@@ -118,7 +118,7 @@ def _kernel_files(shm_size: int) -> list[str]:
     arguments = ["--proc", "/proc", "--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero"]
     arguments += [*_tmpfs("/dev/shm", shm_size, 0o1777), "--remount-ro", "/dev"]
     for path in (*HIDDEN_FILES, *HIDDEN_DIRECTORIES):
-        if not os.path.exists(path):
+        if not os.path.exists(path) or path.startswith("/proc/1/"):
             continue
         if os.path.isdir(path):
             arguments += [*_tmpfs(path, 4096), "--remount-ro", path]

@@ -6,13 +6,12 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from errno import E2BIG, EAGAIN
+from errno import E2BIG, EAGAIN, EINVAL
 from typing import Any, Literal
 
 from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
 from prorl_gym.sandbox.breach import Breach
 from prorl_gym.sandbox.guest import wire
-from prorl_gym.sandbox.loss import HostMemory
 from prorl_gym.sandbox.shielding import finish
 
 ChannelEnd = Literal["closed", "died", "broken", "starved"]
@@ -33,10 +32,10 @@ class Reply:
 
 
 class StartFailure(OSError):
-    """The guest could not start a child. ``stage``: ``cwd``, ``confine`` or ``exec``."""
+    """The guest could not start a child, or was not asked to. ``stage``: ``cwd``, ``confine`` or ``exec``."""
 
-    def __init__(self, code: int, stage: str) -> None:
-        super().__init__(code, os.strerror(code))
+    def __init__(self, code: int, stage: str, words: str = "") -> None:
+        super().__init__(code, words or os.strerror(code))
         self.stage = stage
 
 
@@ -58,7 +57,6 @@ class Channel:
         self._breaches: dict[int, dict[Breach, None]] = {}
         self._kills: dict[int, tuple[bool | None, bool | None]] = {}
         self._disk_full = False
-        self._memory = HostMemory.now()
         self.memory_kills: Callable[[], Awaitable[int]] | None = None
         """Asks how many processes of the sandbox the kernel killed at the limit of its cgroup, where there is one."""
         self._memory_kills = 0
@@ -112,14 +110,14 @@ class Channel:
         live a little longer. The channel closes then, so that nothing takes the sandbox for one that lives.
 
         Raises:
-            OSError: ``E2BIG``.
+            OSError: ``E2BIG``; ``EINVAL`` for a request that makes no sense.
             StartFailure: the child could not become what it should.
             SandboxError: ``SANDBOX_LOST``.
         """
         try:
             return await self.request(op, **fields)
         except OSError as error:
-            if isinstance(error, StartFailure) or error.errno == E2BIG:
+            if isinstance(error, StartFailure) or error.errno in (E2BIG, EINVAL):
                 raise
             why = f"can start nothing any more ({error.strerror})"
             if error.errno == EAGAIN:  # which payloads at their limit of processes cause; all else is the host's
@@ -167,12 +165,7 @@ class Channel:
             self._memory_kills = kills
             self._breaches.setdefault(pid, {})[Breach.MEMORY_SANDBOX] = None
             return None
-        return self.unexplained()
-
-    def unexplained(self) -> Evidence:
-        """Return the evidence about what nothing in the sandbox explains: its host may have been short of memory."""
-        short = HostMemory.now().was_short_since(self._memory)
-        return Evidence.SANDBOX_KILLED_OUTSIDE if short else Evidence.SANDBOX_LOST_UNEXPLAINED
+        return Evidence.SANDBOX_LOST_UNEXPLAINED
 
     def close(self, reason: str = "was closed", end: ChannelEnd = "closed") -> None:
         """Let go of the guest, which ends it; everything that still waits hears ``SANDBOX_LOST``."""

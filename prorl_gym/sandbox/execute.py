@@ -1,16 +1,16 @@
 """One-shot commands and, beneath them, one child on pipes."""
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from errno import E2BIG, EACCES, EINVAL, ELIBBAD, ELOOP, ENOENT, ENOEXEC, ENOMEM, ENOTDIR, ETXTBSY
 
-from prorl_gym.errors import FailureKind, SandboxError, UnusableSandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
 from prorl_gym.sandbox.breach import Breach, name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
+from prorl_gym.sandbox.native_text import flaw_of_command
 from prorl_gym.sandbox.output import Capture
 from prorl_gym.sandbox.protocol import ExecResult, SandboxLimits
 from prorl_gym.sandbox.shielding import finish
@@ -62,6 +62,8 @@ class Child:
             OSError: ``E2BIG``.
             SandboxError: the sandbox is lost.
         """
+        if flaw := flaw_of_command(argv, env, cwd or ""):
+            raise StartFailure(EINVAL, "exec", flaw)
         reply = await channel.start(
             "spawn",
             argv=list(argv),
@@ -125,7 +127,7 @@ async def execute(
     except OSError as error:
         if error.errno != E2BIG:
             raise
-        return ExecResult(126, b"", f"{argv[0]}: {error.strerror}\n".encode())
+        return ExecResult(126, b"", _words(argv[0], error))
     captures = Capture(output), Capture(output)
     feeder = Writer(child.descriptors[0], stdin, own=True)
     readers = [Reader(fd, capture.feed) for fd, capture in zip(child.descriptors[1:], captures, strict=True)]
@@ -159,7 +161,8 @@ async def execute(
         truncated=truncated,
     )
     seconds = time.monotonic() - started
-    sigkill = None if timed_out or breach is not None or channel.sent_kill(child.pid) else channel.unexplained()
+    unseen = not timed_out and breach is None and not channel.sent_kill(child.pid)
+    sigkill = Evidence.SANDBOX_LOST_UNEXPLAINED if unseen else None
     return ExecResult(code, stdout, stderr, timed_out, truncated, seconds, breach, sigkill)
 
 
@@ -172,9 +175,9 @@ def _not_started(failure: StartFailure, program: str, cwd: str | None) -> ExecRe
     code = failure.errno or EINVAL
     if failure.stage == "exec":
         missing = code in (ENOENT, ENOTDIR)
-        return ExecResult(127 if missing else 126, b"", f"{program}: {os.strerror(code)}\n".encode())
+        return ExecResult(127 if missing else 126, b"", _words(program, failure))
     if failure.stage == "cwd" and code in (ENOENT, ENOTDIR, EACCES, EINVAL):
-        return ExecResult(126, b"", f"{cwd or 'working directory'}: {os.strerror(code)}\n".encode())
+        return ExecResult(126, b"", _words(cwd or "working directory", failure))
     raise not_confined(failure, "a child")
 
 
@@ -184,3 +187,7 @@ def not_confined(failure: StartFailure, what: str) -> SandboxError:
     if failure.errno == ENOMEM:
         return SandboxError(FailureKind.SANDBOX_UNAVAILABLE, what, "See `prorl-gym doctor`.")
     return UnusableSandboxError(what, "See `prorl-gym doctor`.")
+
+
+def _words(subject: str, failure: OSError) -> bytes:
+    return f"{subject}: {failure.strerror}\n".encode(errors="backslashreplace")

@@ -1,86 +1,245 @@
-"""Files of a sandbox: the guest opens them inside, the service reads and writes through the descriptor.
+"""Files of a sandbox: a child of the guest opens, reads and writes them inside, the service moves bytes over a socket.
 
-No path of a sandbox is ever opened by the service, so no symlink in it can lead anywhere else.
+No path of a sandbox is ever opened by the service, so no symlink in it can lead anywhere else; and no file of one is
+ever read or written by the service, so no payload that holds a file's lock can stop the service.
+
+Who is to blame for an operation that does not end is found out by ending what runs in the sandbox. If the operation
+goes on then, a payload had held it up, which cost that payload its processes. If not, the disk of the host did.
 """
 
 import asyncio
 import json
 import os
+import socket
 from collections.abc import Callable
-from errno import EFBIG
-from typing import Final, Literal, TypeVar, cast
+from errno import EFBIG, EINVAL, ENAMETOOLONG
+from typing import Any, Final, Generic, Literal, TypeVar, cast
 
+from prorl_gym.errors import Evidence, FailureKind, SandboxError
 from prorl_gym.sandbox.channel import Channel
+from prorl_gym.sandbox.execute import Child
+from prorl_gym.sandbox.guest.transfer import DONE, FAILED, PIECE
+from prorl_gym.sandbox.native_text import flaw_of
 from prorl_gym.sandbox.protocol import FileEntry
+from prorl_gym.sandbox.shielding import finish
 
 T = TypeVar("T")
 
-_INLINE = 64 << 10
-"""Up to here a file is read and written on the loop: a thread would cost more than the copy."""
+_PATIENCE_SECONDS = 20.0
+"""How long an operation may take beside the time for its bytes. An honest one takes milliseconds."""
+_RELIEVED_SECONDS = 60.0
+"""The same once nothing else runs in the sandbox; what was killed may take the kernel a while to end."""
+_PACE = 1 << 20
+"""Bytes a second that it must come to in any case."""
+_TURN = 256 << 10
+"""Bytes moved before other tasks get a turn."""
 _MAX_LISTING = 64 << 20
+_LONGEST_PATH = 4095
 _KINDS: Final = ("file", "directory", "symlink", "other")
 
 
 async def write_file(channel: Channel, path: str, data: bytes, mode: int) -> None:
     """Replace a file; see ``Sandbox.write_file``. An existing one keeps its permissions and gains ``mode``'s."""
-    reply = await channel.request("write", path=path, mode=mode)
-    await _with(reply.descriptors[0], len(data), lambda fd: _write_all(fd, data, path))
+    request = {"what": "write", "path": path, "mode": mode, "size": len(data)}
+    await _operate(channel, request, _as_it_is, data=data)
 
 
 async def read_file(channel: Channel, path: str, limit: int) -> bytes:
     """Read a regular file; see ``Sandbox.read_file``."""
-    reply = await channel.request("read", path=path)
-    fd = reply.descriptors[0]
-    return await _with(fd, os.fstat(fd).st_size, lambda fd: _read_all(fd, limit, path))
+    return b"".join(await _operate(channel, {"what": "read", "path": path, "limit": limit}, _as_it_is, limit))
 
 
 async def list_dir(channel: Channel, path: str) -> list[FileEntry]:
     """List a directory; see ``Sandbox.list_dir``."""
-    reply = await channel.request("list", path=path)
-    fd = reply.descriptors[0]
-    return await _with(fd, os.fstat(fd).st_size, lambda fd: _parse_listing(_read_all(fd, _MAX_LISTING, path)))
+    pieces = await _operate(channel, {"what": "list", "path": path}, _read_entries, _MAX_LISTING)
+    return [entry for entries in pieces for entry in entries]
 
 
-def _parse_listing(data: bytes) -> list[FileEntry]:
+def check_path(path: str) -> None:
+    """Refuse what cannot be a path.
+
+    Raises:
+        OSError: ``EINVAL`` for a NUL byte or a character that no file name can hold, ``ENAMETOOLONG``.
+    """
+    if flaw := flaw_of(path):
+        raise OSError(EINVAL, f"the path {flaw}", path)
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise OSError(ENAMETOOLONG, os.strerror(ENAMETOOLONG), path)
+
+
+async def _operate(
+    channel: Channel, request: dict[str, Any], convert: Callable[[bytes], T], limit: int = 0, data: bytes = b""
+) -> list[T]:
+    """Do one operation, if need be after ending what holds it up.
+
+    Args:
+        channel: the guest.
+        request: what to do; see ``transfer``.
+        convert: makes a result of each piece that comes.
+        limit: bytes of all pieces.
+        data: bytes that go.
+
+    Raises:
+        OSError: as a program inside would see it.
+        SandboxError: ``SANDBOX_LOST`` also when what holds it up cannot be ended; ``SANDBOX_UNAVAILABLE`` when
+            nothing of the payload's is left that could.
+    """
+    check_path(request["path"])
+    is_relieved = False
+    while True:
+        reply = await channel.start("transfer", **request)
+        child = Child(channel, reply.fields["pid"], reply.descriptors)
+        operation = _Operation(channel, child, data, convert, limit)
+        try:
+            ended = await operation.wait(_RELIEVED_SECONDS if is_relieved else _PATIENCE_SECONDS)
+            if not ended and not is_relieved:
+                is_relieved = await _relieve(channel)
+                ended = await operation.wait(_RELIEVED_SECONDS)
+            if ended and operation.complete(request["path"]):
+                return operation.pieces
+        finally:
+            operation.release()
+            if not child.exited.done() and not channel.closed:
+                await finish(_kill(channel, child))
+        if is_relieved:
+            # Not the payload: it is gone. Had something of it survived, `_relieve` would have said so.
+            fault = "do not end" if not ended else "are killed"
+            raise SandboxError(
+                FailureKind.SANDBOX_UNAVAILABLE,
+                f"file operations of a sandbox in which nothing runs {fault}.",
+                "Look at the node's disks and memory.",
+            )
+        is_relieved = await _relieve(channel)  # it was killed: by the payload, or for memory that the payload took
+
+
+async def _relieve(channel: Channel) -> bool:
+    """Kill what runs in the sandbox, except file operations; ``True``: it is gone."""
+    if (await channel.request("relieve")).fields["gone"]:
+        return True
+    what = "processes that hold up a file operation of the sandbox cannot be ended."
+    raise SandboxError.from_evidence(Evidence.SANDBOX_LOST_UNEXPLAINED, what)
+
+
+async def _kill(channel: Channel, child: Child) -> None:
+    """Kill a child without waiting for its end, which comes when the kernel lets it."""
+    try:
+        await channel.request("kill_tree", pid=child.pid)
+    except SandboxError:  # the sandbox is gone, and the child with it
+        return
+
+
+class _Operation(Generic[T]):
+    """The conversation with a child of the guest that does one operation.
+
+    Args:
+        channel: the guest.
+        child: its one descriptor is the connection to it.
+        data: to be sent to it.
+        convert: called with each piece that it sends, on the loop.
+        limit: bytes of all pieces.
+    """
+
+    def __init__(self, channel: Channel, child: Child, data: bytes, convert: Callable[[bytes], T], limit: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._exited = child.exited
+        self._socket = socket.socket(fileno=child.descriptors.pop())
+        self._socket.setblocking(False)
+        self._data = memoryview(data)
+        self._convert = convert
+        self._left = limit
+        self._moved = 0
+        self._outcome: bool | OSError = False
+        self.pieces: list[T] = []
+        self._loop.add_reader(self._socket, self._receive)
+        if data:
+            self._loop.add_writer(self._socket, self._send)
+
+    async def wait(self, patience: float) -> bool:
+        """Wait for its end, so many seconds and the time for its bytes; whether it has ended.
+
+        Raises:
+            SandboxError: the sandbox is lost.
+        """
+        deadline = self._loop.time() + patience - self._moved / _PACE
+        while not self._exited.done():
+            left = deadline + self._moved / _PACE - self._loop.time()
+            if left <= 0:
+                return False
+            await asyncio.wait([self._exited], timeout=left)
+        self._exited.result()
+        return True
+
+    def complete(self, path: str) -> bool:
+        """Read the rest of what an ended one said; ``False``: it was killed before it was done.
+
+        Raises:
+            OSError: it failed.
+        """
+        while self._receive():
+            continue
+        if isinstance(self._outcome, OSError):
+            self._outcome.filename = path
+            raise self._outcome
+        return self._outcome
+
+    def release(self) -> None:
+        """Close the connection. A child that has not ended may go on for as long as the kernel keeps it."""
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+
+    def _send(self) -> None:
+        try:
+            sent = self._socket.send(self._data[:PIECE], socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return
+        except OSError:  # it has ended, and says why
+            self._data = memoryview(b"")
+        else:
+            self._data = self._data[sent:]
+            self._moved += sent
+        if not self._data:
+            self._loop.remove_writer(self._socket)
+
+    def _receive(self) -> bool:
+        """Take what is there, up to a turn's worth; whether there may be more."""
+        taken = 0
+        while taken < _TURN:
+            try:
+                packet = self._socket.recv(1 + PIECE)
+            except ConnectionResetError:  # said once, when it ended without reading everything; what it said follows
+                continue
+            except BlockingIOError:
+                return False
+            if not packet:
+                self._loop.remove_reader(self._socket)
+                return False
+            taken += len(packet)
+            self._take(packet[:1], packet[1:])
+        self._moved += taken
+        return True
+
+    def _take(self, mark: bytes, body: bytes) -> None:
+        if mark == DONE:
+            self._outcome = True
+        elif mark == FAILED:
+            code, words = cast(tuple[int, str], json.loads(body))
+            self._outcome = OSError(code, words)
+        elif len(body) <= self._left:
+            self._left -= len(body)
+            self.pieces.append(self._convert(body))
+        else:  # not the child that we started: it knows the limit
+            self._outcome = OSError(EFBIG, os.strerror(EFBIG))
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data
+
+
+def _read_entries(data: bytes) -> list[FileEntry]:
     rows = cast(list[tuple[str, str, int, int]], json.loads(data))
     return [FileEntry(name, _kind(kind), size, mode) for name, kind, size, mode in rows]
-
-
-async def _with(fd: int, size: int, work: Callable[[int], T]) -> T:
-    """Use and close a descriptor; large files in a thread. A cancelled caller does not close it under the thread."""
-
-    def use() -> T:
-        try:
-            return work(fd)
-        finally:
-            os.close(fd)
-
-    return use() if size <= _INLINE else await asyncio.to_thread(use)
-
-
-def _write_all(fd: int, data: bytes, path: str) -> None:
-    view = memoryview(data)
-    try:
-        while view:
-            view = view[os.write(fd, view) :]
-    except OSError as error:
-        error.filename = path
-        raise
-
-
-def _read_all(fd: int, limit: int, path: str, offset: int = 0) -> bytes:
-    """Read at most ``limit`` bytes, whatever size the file claims or grows to."""
-    if os.fstat(fd).st_size > limit:
-        raise OSError(EFBIG, f"larger than {limit} bytes", path)
-    pieces: list[bytes] = []
-    room = limit + 1
-    while room > 0 and (piece := os.pread(fd, min(room, 1 << 20), offset)):
-        pieces.append(piece)
-        offset += len(piece)
-        room -= len(piece)
-    if room <= 0:
-        raise OSError(EFBIG, f"larger than {limit} bytes", path)
-    return b"".join(pieces)
 
 
 def _kind(word: str) -> Literal["file", "directory", "symlink", "other"]:

@@ -109,7 +109,7 @@ def blaming_image(spec: SandboxSpec) -> Generator[None, None, None]:
 
 
 def guest_options(
-    spec: SandboxSpec, proc_fd: int, *, is_init: bool, system_v: bool, storage: int | None
+    spec: SandboxSpec, proc_fd: int, *, is_init: bool, system_v: bool, storage: int | None, adopter: int | None = None
 ) -> GuestOptions:
     """Return the guest's options for a spec; ``system_v``: see ``confine``, ``storage``: see ``mount_storage``."""
     return GuestOptions(
@@ -119,5 +119,6 @@ def guest_options(
         proc_fd=proc_fd,
         is_init=is_init,
         confine=partial(confine, system_v=system_v),
+        adopter=adopter,
         storage=storage,
     )

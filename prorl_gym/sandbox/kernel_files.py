@@ -29,6 +29,8 @@ HIDDEN_FILES = (
     "/proc/latency_stats",
     "/proc/kallsyms",
     "/proc/kmsg",
+    "/proc/1/cmdline",  # so that nothing of the guest is listed among what runs inside
+    "/proc/1/task/1/cmdline",
 )
 HIDDEN_DIRECTORIES = ("/proc/acpi", "/proc/scsi")
 _TERMINALS = 64

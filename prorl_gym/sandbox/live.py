@@ -12,14 +12,19 @@ import shlex
 import struct
 import termios
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from errno import EINVAL, ETIMEDOUT
 
 from prorl_gym.errors import SandboxError
-from prorl_gym.sandbox.channel import Channel
+from prorl_gym.sandbox.channel import Channel, StartFailure
 from prorl_gym.sandbox.execute import Child, exit_code
+from prorl_gym.sandbox.native_text import flaw_of_command
 from prorl_gym.sandbox.shielding import finish
-from prorl_gym.sandbox.streams import Writer
+from prorl_gym.sandbox.streams import Writer, write_aside
 
 _CHUNK = 1 << 16
+_TEXT_SECONDS = 10.0
+"""How long writing the command of a terminal may take."""
 
 
 class Stream:
@@ -102,6 +107,8 @@ class LiveProcess:
             StartFailure: there is no bash.
             SandboxError: the sandbox is lost.
         """
+        if flaw := flaw_of_command(argv, env, cwd):
+            raise StartFailure(EINVAL, "exec", flaw)
         reply = await channel.start("shell", env=dict(env), cwd=cwd)
         master, nonces, reports, text = reply.descriptors
         child = Child(channel, reply.fields["pid"], [nonces, reports, text])
@@ -110,8 +117,17 @@ class LiveProcess:
         _make_interactive(master)
         enter = f"cd -- {shlex.quote(cwd)} || exit 126"
         script = f"unset PROMPT_COMMAND PS1 PS2; {enter}; exec {shlex.join(argv)}"
-        os.pwrite(text, script.encode("utf-8", "replace") + b"\0", 0)
-        os.write(nonces, secrets.token_hex(8).encode() + b"\0")
+        os.set_blocking(nonces, False)
+        try:
+            async with asyncio.timeout(_TEXT_SECONDS):
+                await write_aside(text, script.encode("utf-8", "replace") + b"\0")
+            with suppress(OSError):  # bash is gone, or somebody filled the pipe: its end says so
+                os.write(nonces, secrets.token_hex(8).encode() + b"\0")
+        except BaseException as error:
+            await live.close()
+            if isinstance(error, TimeoutError):  # a payload keeps the file's lock
+                raise StartFailure(ETIMEDOUT, "exec") from None
+            raise
         return live
 
     @property

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 
-from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnfitImageError, UnusableSandboxError
 from prorl_gym.sandbox.breach import Breach, name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
 from prorl_gym.sandbox.execute import NO_PROGRAM, exit_code, not_confined
@@ -195,7 +195,7 @@ class IsolatedPython:
             what = f"the sandbox now {unfit.what}{detail}."
             return SandboxError.from_evidence(Evidence.PAYLOAD_BROKE_SANDBOX, what)
         what = f"image {self._spec.image!r} {unfit.what}{detail}."
-        return SandboxError.from_evidence(Evidence.BAD_IMAGE, what, unfit.fix)
+        return UnfitImageError("python", what, unfit.fix)
 
 
 def _was_killed(worker: PythonWorker) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import shlex
 
-from prorl_gym.errors import Evidence, FailureKind, SandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnfitImageError
 from prorl_gym.sandbox.bash import Bash
 from prorl_gym.sandbox.breach import name_breach
 from prorl_gym.sandbox.channel import Channel, StartFailure
@@ -235,4 +235,4 @@ class PersistentShell:
         if self._was_started:
             return SandboxError.from_evidence(Evidence.PAYLOAD_BROKE_SANDBOX, "bash is gone from the sandbox.")
         what = f"image {self._image!r} has no bash."
-        return SandboxError.from_evidence(Evidence.BAD_IMAGE, what, "Install bash in the image.")
+        return UnfitImageError("shell", what, "Install bash in the image.")

@@ -2,11 +2,38 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 _CHUNK = 1 << 16
 _TURN = 1 << 20
-"""Bytes read before other tasks get a turn; also the most that can still be in a pipe after its writer ended."""
+"""Bytes moved before other tasks get a turn; also the most that can still be in a pipe after its writer ended."""
+
+
+def write_aside(fd: int, data: bytes) -> "asyncio.Future[bool]":
+    """Replace the beginning of a file in a thread of its own, and set its position there; whether that worked.
+
+    For a file that a payload can open, too: it can hold the file's lock, and the thread then waits for as long as it
+    likes. The thread has a duplicate of the descriptor, ends with the process, and is one per file at a time.
+    """
+    loop = asyncio.get_running_loop()
+    written: asyncio.Future[bool] = loop.create_future()
+    own = os.dup(fd)
+
+    def write() -> None:
+        try:
+            worked = os.pwrite(own, data, 0) == len(data)
+            os.lseek(own, 0, os.SEEK_SET)
+        except OSError:
+            worked = False
+        finally:
+            os.close(own)
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(lambda: written.cancelled() or written.set_result(worked))
+
+    threading.Thread(target=write, name="command-text", daemon=True).start()
+    return written
 
 
 class Reader:
@@ -88,14 +115,19 @@ class Writer:
         self._fd = -1
 
     def _push(self) -> None:
+        done = 0
         while self._data and self._fd >= 0:
             try:
-                self._data = self._data[os.write(self._fd, self._data[:_CHUNK]) :]
+                if done >= _TURN:
+                    raise BlockingIOError
+                count = os.write(self._fd, self._data[:_CHUNK])
             except BlockingIOError:
                 self._loop.add_writer(self._fd, self._push)
                 return
             except OSError:  # nobody reads: what is left has no taker
                 break
+            self._data = self._data[count:]
+            done += count
         if self._own:
             self.close()
         else:

@@ -20,8 +20,8 @@ from prorl_gym.sandbox.breach import Breach
 from prorl_gym.sandbox.guest.shared_memory import SharedMemory
 from prorl_gym.sandbox.guest.tree import Process, ProcessTable
 
-_SHORTEST, _LONGEST = 0.05, 1.0
-"""Seconds between two looks."""
+_SHORTEST, _RESTING, _LONGEST = 0.1, 0.5, 1.0
+"""Seconds between two looks: at least, at least while nothing moves, and at most."""
 _PATIENCE = 1.0
 """Seconds that exact sizes may take in one look. What is left then was made slow to read, and counts with its bound."""
 _RATE = 4 << 30
@@ -74,6 +74,7 @@ class Watchdog:
         self._killed: dict[tuple[int, int], float] = {}
         self._locks: dict[tuple[int, int], int] = {}
         self._last_counted = 0
+        self._used = 0
         self._count = 0
         self._due = time.monotonic()
 
@@ -119,7 +120,9 @@ class Watchdog:
         if most > self._memory and not dying:
             used = self._relieve(processes, sockets)
         self._judge_locks(processes)
-        self._due = time.monotonic() + min(_LONGEST, max(_SHORTEST, min(room, self._memory - used) / _RATE))
+        shortest = _RESTING if used == self._used else _SHORTEST
+        self._used = used
+        self._due = time.monotonic() + min(_LONGEST, max(shortest, min(room, self._memory - used) / _RATE))
 
     def _dying(self, processes: Sequence[Process]) -> bool:
         """Whether what was killed lately is still giving back its memory. Forgets what is gone."""

@@ -168,6 +168,25 @@ async def test_no_other_protocol_is_spoken(served: Served, caplog: pytest.LogCap
     assert caplog.records == []
 
 
+async def test_a_connection_serves_many_requests_in_turn(served: Served) -> None:
+    raw = await Raw.open(served)
+    for _ in range(50):
+        raw.send(f"GET /v1/status HTTP/1.1\r\n{HEAD}\r\n")
+        assert (await raw.answer())[0] == 200
+    for number in range(50):  # in pieces, with a body in chunks
+        body = json.dumps(ask(f"a{number}"))
+        head = f"POST /v1/rollouts HTTP/1.1\r\n{HEAD}Transfer-Encoding: chunked\r\n\r\n"
+        for part in (head[:30], head[30:], *(f"1\r\n{letter}\r\n" for letter in body), "0\r\n\r\n"):
+            raw.send(part)
+        assert (await raw.answer())[0] == 200
+
+
+async def test_a_large_body_passes_whole(served: Served) -> None:
+    rows = [ask(f"a{number}", pad="x" * 200_000) for number in range(40)]
+    status, answer = await served.ask("POST", "/v1/rollouts", rows)
+    assert (status, len(answer["accepted"])) == (200, 40)
+
+
 async def test_what_is_no_http_is_answered_once(served: Served) -> None:
     raw = await Raw.open(served)
     raw.send("\x16\x03\x01\x02\x00" * 100)
@@ -247,7 +266,8 @@ async def test_connections_of_token_holders_leave_files_to_the_rest(
         streams.append(await Raw.open(served))
         streams[-1].send(f"GET /v1/stream HTTP/1.1\r\n{HEAD}\r\n")
         assert int((await streams[-1].reader.readline()).split()[1]) == status
-    assert b"connection: close" in await streams[-1].rest()
+    answer = await streams[-1].rest()
+    assert b"retry-after: 5" in answer and b"ulimit -n" in answer
 
 
 @contextmanager

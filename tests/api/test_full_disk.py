@@ -2,13 +2,17 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Sequence
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from api_stack import TOKEN, ask, serving
 
 from prorl_gym.client import Client
 from prorl_gym.errors import CancelReason
+from prorl_gym.rollout import ledger_writer
 from prorl_gym.rollout.ledger import SqliteLedger
 from prorl_gym.rollout.ledger_file import DiskFullError, LedgerConfig
 from prorl_gym.rollout.memory_ledger import MemoryLedger
@@ -63,3 +67,42 @@ async def test_a_damaged_record_stops_neither_the_stream_nor_the_client(tmp_path
         assert [(one.cursor, one.rollout_id) for one in stream.damaged] == [(3, broken)]
         assert len([group async for group in client.groups_of("default", follow=False)]) == 5
         assert await client.acknowledge(None, 6) == 6
+
+
+@asynccontextmanager
+async def frozen(ledger: SqliteLedger) -> AsyncGenerator[None]:
+    """Let the disk not answer: the ledger's thread stands still."""
+    thaw = threading.Event()
+    thread = ledger._writer._thread  # pyright: ignore[reportPrivateUsage]
+    standing = asyncio.get_running_loop().run_in_executor(thread, thaw.wait)
+    try:
+        yield
+    finally:
+        thaw.set()
+        await standing
+
+
+async def test_what_a_frozen_disk_cannot_note_is_answered_503_and_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_writer, "_URGENT_SECONDS", 0.2)
+    ledger = await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"))
+    async with serving(ledger) as served:
+        await served.ask("POST", "/v1/rollouts", [ask("done"), ask("hanging", run="hang")])
+        await served.service.result("done", 10)
+        demand = {"groups": 3}
+        async with frozen(ledger):
+            for method, route, body in (
+                ("POST", "/v1/cancel", {"rollouts": ["hanging"]}),
+                ("POST", "/v1/ack", {"run": "default", "cursor": 1}),
+                ("PUT", "/v1/runs/hang/demand", demand),
+                ("PUT", "/v1/runs/hang/demand", demand),
+            ):
+                async with asyncio.timeout(5), served.http.request(method, f"{served.url}{route}", json=body) as reply:
+                    assert (reply.status, reply.headers["Retry-After"]) == (503, "5"), route
+                    assert "Nothing was done" in (await reply.json())["error"]["fix"]
+        assert (await ledger.usage()).kept == 1
+        assert dict(await ledger.demands()) == {}
+        assert served.service.pending == 1
+        status, answer = await served.ask("POST", "/v1/cancel", {"rollouts": ["hanging"]})
+        assert (status, answer) == (200, {"cancelled": ["hanging"]})

@@ -1101,6 +1101,12 @@ DIFFERENT: dict[str, Pairs] = {
         ("n is divisible by 3", "n is not divisible by 3"),
         ("n is divisible by 3", "3"),
         ("multiples of 3", "multiples of 9"),
+        ("2n", "even"),
+        ("2n+1", "odd"),
+        ("f(n) = 2n", "even"),
+        ("f(n) = 2n", "n is even"),
+        ("2k+1", "n is odd"),
+        ("3k", "multiples of 3"),
     ],
     "constants of integration": [
         ("x^2+C", "x^2"),

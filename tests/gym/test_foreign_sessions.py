@@ -2,9 +2,10 @@
 
 import asyncio
 import json
-import time
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import gym_needed  # noqa: F401
@@ -12,6 +13,8 @@ import pytest
 
 pytestmark = pytest.mark.gym
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+from _ablation_loop import run_virtually  # noqa: E402
 from fastapi.testclient import TestClient  # noqa: E402
 from test_rollout_server import ROW, answered, post, server  # noqa: E402
 
@@ -126,11 +129,17 @@ def test_a_closed_session_is_not_graded(client: TestClient, row: dict[str, Any])
     assert masked_as_lost(post(client, "/verify", row | {"response": answered("\\boxed{42}")}))
 
 
-def test_an_idle_session_is_not_graded(client: TestClient):
-    post(client, "/seed_session", ROW | {"prorl": {"settings": {"run_seconds": 0.05}}})
+def test_an_idle_session_is_not_graded(client: TestClient, monkeypatch: pytest.MonkeyPatch):
+    close, closed = Sessions.close, Event()
 
-    while client.post("/python", json={"code": "1"}).status_code != 409:
-        time.sleep(0.1)  # longer than it may be idle: each call begins to wait again
+    async def closing(sessions: Sessions, session_id: str) -> None:
+        await close(sessions, session_id)
+        closed.set()
+
+    monkeypatch.setattr(Sessions, "close", closing)
+    post(client, "/seed_session", ROW | {"prorl": {"settings": {"run_seconds": 0.05}}})
+    assert closed.wait(30)
+    post(client, "/python", {"code": "1"}, status=409)
     assert masked_as_lost(post(client, "/verify", ROW | {"response": answered("\\boxed{42}")}))
 
 
@@ -159,13 +168,16 @@ def test_bad_settings_of_a_row_are_refused(client: TestClient, block: dict[str, 
     assert next(iter(block)) in str(post(client, "/seed_session", ROW | {"prorl": block}, status=422))
 
 
-async def test_a_session_does_not_expire_while_a_call_is_served():
-    sessions = Sessions(EmptyBackend, 0.02)
-    await sessions.open("s", ROW)
-    async with sessions.use("s") as session:
-        await asyncio.sleep(0.1)  # longer than it may be idle
-        assert isinstance(session, Session) and not sessions.was_closed("s")
-    await sessions.close_all()
+def test_a_session_does_not_expire_while_a_call_is_served():
+    async def scenario() -> None:
+        sessions = Sessions(EmptyBackend, 0.02)
+        await sessions.open("s", ROW)
+        async with sessions.use("s") as session:
+            await asyncio.sleep(3600)  # of a virtual clock: longer than it may be idle
+            assert isinstance(session, Session) and not sessions.was_closed("s")
+        await sessions.close_all()
+
+    run_virtually(scenario())
 
 
 async def test_a_session_waits_as_long_as_its_rollout_may_run(monkeypatch: pytest.MonkeyPatch):

@@ -193,6 +193,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("chat/completions", {"role": "assistant", "content": [IMAGE]}, "image_url"),
     ("chat/completions", {"role": "user", "content": "x", "images": ["AAAA"]}, "images"),
     ("chat/completions", {"role": "user", "content": "x", "tool_calls": [{"id": "c"}]}, "tool_calls"),
+    ("chat/completions", {"role": "function", "name": "f", "content": "x"}, "function"),
     (
         "chat/completions",
         {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "f", "input": "x"}}]},

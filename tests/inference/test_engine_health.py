@@ -271,10 +271,13 @@ async def test_another_engine_that_has_the_model_serves_at_once() -> None:
         await pool.close()
 
 
-async def test_without_any_engine_calls_wait_for_one() -> None:
-    async with EnginePool("policy", failover=Failover(wait_seconds=0.01)) as pool:
-        call = asyncio.create_task(pool.generate(request()))
-        await asyncio.sleep(0.1)
-        assert pool.lacking == "no engine of pool policy has the model: it has no engines."
-        pool.add(FakeEngine("e", fine))
-        assert (await call).token_ids == [10, 2]
+def test_without_any_engine_calls_wait_for_one() -> None:
+    async def scenario() -> None:
+        async with EnginePool("policy", failover=Failover(wait_seconds=0.01)) as pool:
+            call = asyncio.create_task(pool.generate(request()))
+            await asyncio.sleep(3600)
+            assert pool.lacking == "no engine of pool policy has the model: it has no engines."
+            pool.add(FakeEngine("e", fine))
+            assert (await call).token_ids == [10, 2]
+
+    virtually(scenario)

@@ -188,7 +188,14 @@ async def test_a_failure_that_persists_keeps_the_tokens_of_its_last_attempt() ->
 
 async def test_no_environment_starves_the_other_through_the_whole_service() -> None:
     """Many long rollouts of one environment were submitted first; the short ones of another pass them."""
-    slow, quick = ScriptedEnvironment("slow"), ScriptedEnvironment("quick")
+    running = asyncio.Event()
+
+    class Slow(ScriptedEnvironment):
+        async def run(self, task: Script, episode: Episode, context: RunContext) -> None:
+            running.set()
+            await super().run(task, episode, context)
+
+    slow, quick = Slow("slow"), ScriptedEnvironment("quick")
     policies, backend = FakePolicySource(), EmptyBackend()
     runner = InProcessRunner(lookup(slow, quick), policies, backend, RunnerConfig(queue=2, init=2, run=2, eval=2))
     service = RolloutService(MemoryLedger(), runner, QUICK)
@@ -206,7 +213,7 @@ async def test_no_environment_starves_the_other_through_the_whole_service() -> N
         ]
 
     await service.submit(many("slow", RolloutSettings(run_seconds=0.05), run="hang"))
-    await asyncio.sleep(0.1)
+    await running.wait()
     await service.submit(many("quick"))
     await asyncio.gather(*(settled(service, f"quick{n}") for n in range(60)))
     left = sum([await service.result(f"slow{n}") is None for n in range(60)])

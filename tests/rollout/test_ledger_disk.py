@@ -8,6 +8,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,11 @@ import pytest
 from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, GoneError, NotFoundError
 from prorl_gym.records import Outcome, Retry, Rollout, RolloutRequest, Score
+from prorl_gym.rollout import ledger_writer
 from prorl_gym.rollout.insistence import Insistence
 from prorl_gym.rollout.ledger import SqliteLedger
-from prorl_gym.rollout.ledger_file import LedgerConfig, LedgerFullError, UnreadableRecordError
+from prorl_gym.rollout.ledger_file import LedgerConfig, LedgerFullError, StuckDiskError, UnreadableRecordError
+from prorl_gym.rollout.ledger_guard import Mark
 from prorl_gym.rollout.memory_ledger import MemoryLedger
 
 DAY = 86400.0
@@ -422,3 +426,47 @@ def test_no_log_is_left_beside_a_closed_ledger(tmp_path: Path) -> None:
 
     asyncio.run(use())
     assert sorted(os.listdir(tmp_path)) == ["l.db", "l.db.lock", "l.db.mark"]
+
+
+# --- a disk that does not answer ------------------------------------------------------------------------------------
+
+
+async def test_what_was_withdrawn_while_the_disk_was_tried_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"))
+    await ledger.accept([ask("a")])
+    thaw, probe = threading.Event(), Mark.probe
+
+    def hang(mark: Mark) -> None:
+        thaw.wait()
+        probe(mark)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mark, "probe", hang)
+        patch.setattr(ledger_writer, "_URGENT_SECONDS", 0.1)
+        with pytest.raises(StuckDiskError, match="Nothing was done"):
+            await ledger.cancel(["a"], CancelReason.CLIENT)
+        with pytest.raises(StuckDiskError, match="Nothing was done"):
+            await ledger.set_demand("default", Demand(groups=1))
+        thaw.set()
+    assert await ledger.finish(record("a")) == 1
+    assert dict(await ledger.demands()) == {}
+    await ledger.close()
+
+
+async def test_what_is_urgent_waits_for_no_queue(tmp_path: Path) -> None:
+    ledger = await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"))
+    await ledger.accept([ask("a")])
+    order: list[str] = []
+
+    async def note(name: str, work: Awaitable[object]) -> None:
+        await work
+        order.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(2 * ledger_writer._BATCH):  # pyright: ignore[reportPrivateUsage]
+            group.create_task(note(f"accept {number}", ledger.accept([ask(f"r{number}")])))
+        group.create_task(note("cancel", ledger.cancel(["a"], CancelReason.CLIENT)))
+    assert "cancel" in order[: ledger_writer._BATCH + 1]  # pyright: ignore[reportPrivateUsage]
+    await ledger.close()

@@ -10,8 +10,9 @@ import pytest
 
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments.protocol import Episode, Leases, RunContext
-from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnfitImageError, UnusableSandboxError
 from prorl_gym.records import Retry, Rollout, RolloutRequest, Score
+from prorl_gym.rollout import leases
 from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, Script, ScriptedEnvironment, lookup
 from prorl_gym.rollout.ledger import SqliteLedger
 from prorl_gym.rollout.ledger_file import LedgerConfig
@@ -21,12 +22,21 @@ from prorl_gym.rollout.retry import RetryConfig
 from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.rollout.stages import Company
-from prorl_gym.sandbox.fake import FakeBackend, FakeSandbox
+from prorl_gym.sandbox.fake import FakeBackend, FakePython, FakeSandbox
+from prorl_gym.sandbox.loss import HostMemory
 from prorl_gym.sandbox.protocol import SandboxSpec
 from prorl_gym.settings import ResolvedSettings
 
 UNEXPLAINED, OUTSIDE = Evidence.SANDBOX_LOST_UNEXPLAINED, Evidence.SANDBOX_KILLED_OUTSIDE
 LIMIT = Evidence.LIMIT_BREACHED
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A host with this many kills for want of memory, more with every item."""
+    kills: list[int] = []
+    monkeypatch.setattr(leases.HostMemory, "now", lambda: HostMemory(len(kills), 0.0))
+    return kills
 
 
 class Losing(ScriptedEnvironment):
@@ -101,6 +111,19 @@ async def test_who_pays(losses: list[tuple[str, Evidence]], expected: tuple[Any,
     assert found == expected
 
 
+async def test_a_host_that_is_short_of_memory_takes_the_blame(host: list[int]) -> None:
+    environment = Losing([("run", UNEXPLAINED)] * 3)
+    lose = environment._lose  # pyright: ignore[reportPrivateUsage]
+
+    async def lose_by_the_host(stage: str, sandbox: Any) -> None:
+        host.append(1)
+        await lose(stage, sandbox)
+
+    environment._lose = lose_by_the_host  # pyright: ignore[reportPrivateUsage]
+    rollout = await made(service_of(environment))
+    assert (rollout.outcome.kind, rollout.reward, len(rollout.retries)) == (FailureKind.SANDBOX_LOST, None, 2)
+
+
 async def test_a_restart_neither_forgets_nor_spends_a_loss(tmp_path: Path) -> None:
     ledger = await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"))
     await ledger.accept([RolloutRequest(rollout_id="r", environment="scripted", task={"reward": 0.7})])
@@ -130,6 +153,34 @@ class Unusable(ScriptedEnvironment):
 async def test_a_program_that_leaves_its_grading_sandbox_unusable_is_worth_nothing() -> None:
     rollout = await made(service_of(Unusable()))
     assert (rollout.outcome.kind, rollout.reward) == (FailureKind.SANDBOX_BROKEN_BY_AGENT, 0.0)
+
+
+@pytest.mark.parametrize(("works", "expected"), [(True, ("policy", 0.7)), (False, ("task", None))])
+async def test_what_works_in_a_clean_sandbox_was_removed_by_the_payload(
+    works: bool, expected: tuple[str, float | None]
+) -> None:
+    missing = UnfitImageError("python", "image 'x' has no python3.")
+
+    class Without(FakeSandbox):
+        async def python(self) -> FakePython:
+            raise missing
+
+    class Backend(FakeBackend):
+        async def start(self, spec: SandboxSpec) -> FakeSandbox:
+            first = Without(spec)
+            if works and self.started:
+                return await super().start(spec)
+            self.started.append(first)
+            return first
+
+    class Environment(ScriptedEnvironment):
+        async def run(self, task: Script, episode: Episode, context: RunContext) -> None:
+            await context.leases.agent(SandboxSpec())
+            raise missing
+
+    runner = InProcessRunner(lookup(Environment()), FakePolicySource(), Backend(), RunnerConfig(cleanup_seconds=1))
+    rollout = await made(RolloutService(MemoryLedger(), runner, RetryConfig(pause_seconds=0)))
+    assert (rollout.outcome.cause, rollout.reward) == expected
 
 
 class Gated(ScriptedEnvironment):

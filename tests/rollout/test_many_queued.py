@@ -32,10 +32,11 @@ def ask(number: int) -> RolloutRequest:
     )
 
 
-async def lives(turns: list[float]) -> None:
+async def lives(turns: list[float], alive: asyncio.Event) -> None:
     """Note when the event loop had a turn."""
     while True:
         turns.append(time.monotonic())
+        alive.set()
         await asyncio.sleep(0.01)
 
 
@@ -54,8 +55,9 @@ async def test_many_that_wait_are_taken_up_and_cancelled(tmp_path: Path) -> None
     assert service.pending == COUNT
     service.pause()
     turns: list[float] = []
-    living = asyncio.create_task(lives(turns))
-    await asyncio.sleep(0.1)
+    alive = asyncio.Event()
+    living = asyncio.create_task(lives(turns, alive))
+    await alive.wait()
     began, since = time.process_time(), time.monotonic()
     stopped = await service.cancel(runs=["default"])
     cancelled, answered = time.process_time() - began, time.monotonic() - since

@@ -7,7 +7,6 @@ import os
 import resource
 import socket
 import subprocess
-import threading
 import time
 import tracemalloc
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import box as box_module
 from prorl_gym.sandbox import channel as channel_module
-from prorl_gym.sandbox import files, python_worker, spawner_client
+from prorl_gym.sandbox import python_worker, spawner_client
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.channel import Channel
@@ -134,19 +133,6 @@ async def test_an_answer_that_would_cost_much_memory_is_not_parsed() -> None:
         assert tracemalloc.get_traced_memory()[1] < len(line)
     finally:
         tracemalloc.stop()
-
-
-async def test_a_long_listing_is_read_beside_the_loop(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[threading.Thread] = []
-
-    def loads(data: bytes) -> Any:
-        threads.append(threading.current_thread())
-        return json.loads(data)
-
-    monkeypatch.setattr(files, "json", type("json", (), {"loads": staticmethod(loads)}))
-    await box.exec(["/bin/bash", "-c", "mkdir /tmp/many; cd /tmp/many; touch {1..6000}"], timeout=20)
-    assert len(await box.list_dir("/tmp/many")) == 6000
-    assert threads != [threading.main_thread()]
 
 
 @pytest.mark.parametrize("fault", ["at its making", "at its birth"])

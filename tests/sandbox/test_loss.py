@@ -10,7 +10,6 @@ import pytest
 from sandbox_support import children_of, kernel_has_user_namespaces
 
 from prorl_gym.errors import Evidence, SandboxError
-from prorl_gym.sandbox import channel as channel_module
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.channel import Channel
@@ -96,20 +95,6 @@ async def test_what_an_end_shows(end: End | None, evidence: Evidence) -> None:
     assert await box.loss() is evidence
 
 
-@pytest.mark.parametrize(
-    "before", [HostMemory(-1, 0.0), pytest.param(HostMemory(1 << 60, -1.0), id="pressure")], ids=lambda one: str(one)
-)
-async def test_a_host_that_was_short_of_memory_takes_the_blame(
-    monkeypatch: pytest.MonkeyPatch, before: HostMemory
-) -> None:
-    monkeypatch.setattr(channel_module.HostMemory, "now", lambda: HostMemory(0, 0.0 if before.kills < 0 else 50.0))
-    box, theirs, ended = scripted()
-    box._channel._memory = before  # pyright: ignore[reportPrivateUsage]
-    ended.set_result(End(1))
-    theirs.close()
-    assert await box.loss() is OUTSIDE
-
-
 async def test_nonsense_on_the_channel_explains_nothing() -> None:
     box, theirs, _ = scripted()
     wire.send(theirs, wire.encode({"type": "nonsense"}))
@@ -127,5 +112,9 @@ def scripted() -> "tuple[Box, socket.socket, asyncio.Future[End | None]]":
     return Box("scripted", SandboxSpec(), Channel.attach(ours), release, ended), theirs, ended
 
 
-async def test_this_hosts_memory_can_be_read() -> None:
+@pytest.mark.parametrize(
+    ("now", "short"), [(HostMemory(7, 0.0), False), (HostMemory(8, 0.0), True), (HostMemory(7, 50.0), True)]
+)
+async def test_when_a_host_was_short_of_memory(now: HostMemory, short: bool) -> None:
+    assert now.was_short_since(HostMemory(7, 0.0)) is short
     assert HostMemory.now().kills >= 0

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from errno import EAGAIN, ENOENT, ENOMEM
+from errno import EAGAIN, EINVAL, ENOENT, ENOMEM
 from random import Random
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 from prorl_gym.agents.tools import BashTool, PythonTool
 from prorl_gym.errors import Cause, FailureKind, SandboxError
+from prorl_gym.rollout.leases import SandboxLeases
 from prorl_gym.sandbox import execute, python_session
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.box import Box
@@ -264,6 +265,48 @@ async def test_a_guest_that_cannot_fork_is_short_of_the_hosts_memory_or_at_the_p
     theirs.close()
 
 
+@pytest.mark.parametrize("op", ["spawn", "shell"])
+@pytest.mark.parametrize(("errno", "kind"), [(EINVAL, "sandbox_broken_by_agent"), (ENOMEM, "sandbox_unavailable")])
+async def test_a_child_that_cannot_become_what_it_should_is_the_agents_doing_in_a_living_sandbox(
+    op: str, errno: int, kind: str
+) -> None:
+    """Whatever changed it between fork and exec; the kernel's want of memory is the host's."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def refuse() -> None:
+        received = wire.receive(theirs)
+        if received is None:
+            asyncio.get_running_loop().remove_reader(theirs.fileno())
+            return
+        answer = {"errno": errno, "stage": "confine"} if received[0]["op"] == op else {}
+        wire.send(theirs, wire.encode({"type": "reply", "id": received[0]["id"], **answer}), ())
+
+    asyncio.get_running_loop().add_reader(theirs.fileno(), refuse)
+    box = Box("scripted", SandboxSpec(), Channel.attach(ours), _nothing)
+    with pytest.raises(SandboxError) as caught:
+        await tool_of(BashTool if op == "shell" else PythonTool)(box)
+    assert caught.value.kind == kind, caught.value
+    await box.close()
+    asyncio.get_running_loop().remove_reader(theirs.fileno())
+    theirs.close()
+
+
+@pytest.mark.parametrize(("kills", "breach"), [(1, "memory_sandbox"), (0, None)])
+async def test_a_kill_at_the_limit_of_the_cgroup_is_one_for_memory(
+    box_of: Callable[..., Box], kills: int, breach: str | None
+) -> None:
+    def act(guest: Guest, number: int) -> None:
+        guest.tell(type="exit", pid=number, status=-signal.SIGKILL, struck=False, sent=False)
+
+    async def count() -> int:
+        return kills
+
+    box = box_of(act)
+    box._channel.memory_kills = count  # pyright: ignore[reportPrivateUsage]
+    result = await box.exec(["true"], timeout=5)
+    assert (result.breach, result.sigkill is None) == (breach, breach is not None)
+
+
 async def test_a_bash_that_is_gone_from_a_lost_sandbox_is_not_missed(box_of: Callable[..., Box]) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     box = Box("scripted", SandboxSpec(image="some-image"), Channel.attach(ours), _nothing)
@@ -275,6 +318,29 @@ async def test_a_bash_that_is_gone_from_a_lost_sandbox_is_not_missed(box_of: Cal
     with pytest.raises(SandboxError) as caught:
         await opening
     assert caught.value.cause is Cause.INFRASTRUCTURE, caught.value
+
+
+@pytest.mark.parametrize(
+    ("make", "removed", "other"), [(PythonTool, "/usr/bin/python3*", BashTool), (BashTool, "/bin/bash", PythonTool)]
+)
+async def test_a_tool_that_the_agent_removed_by_another_one_is_its_own_doing(
+    own_scratch: Any, make: type[BashTool] | type[PythonTool], removed: str, other: type[BashTool] | type[PythonTool]
+) -> None:
+    backend = NamespaceBackend("userns", SandboxConfig(scratch=own_scratch))
+    leases = SandboxLeases(backend)
+
+    async def source() -> Sandbox:
+        return await leases.agent(SandboxSpec())
+
+    try:
+        remove = f"rm -f {removed}"
+        await other(source, 20.0)({"command": remove, "code": f"import os; os.system({remove!r})"})
+        with pytest.raises(SandboxError) as caught:
+            await make(source, 20.0)({"command": "true", "code": "1"})
+        assert (await leases.explain(caught.value, 0)).kind is FailureKind.SANDBOX_BROKEN_BY_AGENT
+    finally:
+        await leases.close()
+        await backend.close()
 
 
 @pytest.mark.timeout(120)

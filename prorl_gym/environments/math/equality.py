@@ -12,7 +12,7 @@ from prorl_gym.environments.math.antiderivatives import same_but_constant
 from prorl_gym.environments.math.clocks import may_be_ratio, same_time
 from prorl_gym.environments.math.evaluated import evaluated
 from prorl_gym.environments.math.expressions import Apply, Node, Number, Symbol, UnreadableError, symbols
-from prorl_gym.environments.math.families import parameter, renamed, same_family
+from prorl_gym.environments.math.families import PARAMETER, parameter, renamed, same_family
 from prorl_gym.environments.math.forms import (
     Ambiguous,
     Amount,
@@ -153,7 +153,9 @@ def _ambiguous(one: Ambiguous, other: Form) -> bool:
 def _family(one: Family, other: Form) -> bool:
     if not isinstance(other, Family):
         letter = parameter(other)
-        if letter is None:
+        # 2n may be a number that was asked for: it is not "even", but n = 2k may be "n is even".
+        is_class = one.letter == PARAMETER and not (isinstance(one.form, Labelled) and isinstance(other, Labelled))
+        if letter is None or is_class:
             return False
         other = Family(letter, other, one.domain)
     found = same_family(one, other)

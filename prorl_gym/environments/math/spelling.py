@@ -4,6 +4,7 @@ import re
 import unicodedata
 from fractions import Fraction
 
+from prorl_gym.environments import tex
 from prorl_gym.environments.math.expressions import FUNCTIONS
 from prorl_gym.environments.math.splitting import whole_group
 
@@ -43,31 +44,25 @@ _SYNONYMS = {
     "euro": r"\eur", "pounds": r"\gbp", "bar": r"\overline", "dollar": r"\usd", "textdollar": r"\usd",
 }  # fmt: skip
 
-_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ"
-_SUPERSCRIPT = re.compile(f"[{_SUPERSCRIPTS}]+")
+_SUPERSCRIPT = re.compile(f"[{tex.SUPERSCRIPTS}]+")
 _SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉"
 _SUBSCRIPT = re.compile(f"[{_SUBSCRIPTS}]+")
-_RAISED = str.maketrans(_SUPERSCRIPTS, "0123456789-+n")
 _LOWERED = str.maketrans(_SUBSCRIPTS, "0123456789")
 _ROOT = re.compile(r"([√∛])\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?|\w))")
 _SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?!\w)")
-_FONTS = re.compile(r"\\(?:textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mathbf|mathit|mathsf|mathtt|"
-                    r"operatorname\*?|mbox|hbox|emph|rm)\s*\{")  # fmt: skip
+_FONTS = re.compile(rf"\\(?:{tex.any_of([*tex.FONTS, 'rm'])})\*?\s*\{{")
 _LOOKS = re.compile(
     r"\\(?:textcolor|color|colorbox|fcolorbox\s*\{[^{}]*\})\s*(?:\[[^\[\]]*\])?\s*\{[^{}]*\}"
-    r"|\\(?:boldsymbol|bm|bold|mathcal|mathscr|mathfrak|pmb|underline|uline|fbox|framebox|ensuremath|smash|mathstrut)(?![a-zA-Z])"
-    r"|\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|sf|tt|sc|bfseries|itshape|"
-    r"boldmath|rm|displaystyle|textstyle|scriptstyle|scriptscriptstyle|limits|nolimits|strut|null)(?![a-zA-Z])"
-    r"|\\[hv]?phantom\s*\{[^{}]*\}"
+    rf"|\\(?:{tex.any_of([*tex.STYLED, *tex.SWITCHES])})(?![a-zA-Z])"
+    rf"|\\(?:{tex.any_of(tex.UNSEEN)})\*?\s*\{{[^{{}}]*\}}"
 )
 """Macros that change how something looks; what they apply to stays."""
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
-_SPACING = re.compile(r"\\!|\\(?:left|middle|right|[bB]igg?[lrm]?)(?![a-zA-Z])\.?")
-_SPACE = re.compile(r"(?<!\\)\\[, ]|\\enspace(?![a-zA-Z])|\\\\$")
-_WIDE = re.compile(r"\\q?quad(?![a-zA-Z])")
+_SPACING = re.compile(rf"\\!|\\(?:{tex.DELIMITER_SIZES})(?![a-zA-Z])\.?")
+_SPACE = re.compile(rf"(?<!\\)\\[, ]|\\(?:{tex.any_of(tex.SPACES)})(?![a-zA-Z])|\\\\$")
+_WIDE = re.compile(rf"\\(?:{tex.any_of(tex.WIDE_SPACES)})(?![a-zA-Z])")
 _THIN = re.compile(
-    r"(?<!\\)\\[:;>]|\\(?:thinspace|medspace|thickspace|nobreakspace)(?![a-zA-Z])|~|\\hspace\*?\s*\{[^{}]*\}"
-    r"|\\(?:hskip|kern|mskip)\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|mu)"
+    rf"(?<!\\)\\[:;>]|\\(?:{tex.any_of(tex.THIN_SPACES)})(?![a-zA-Z])|~|\\hspace\*?\s*\{{[^{{}}]*\}}|{tex.LENGTH}"
 )
 """Spaces of a width that may also group digits."""
 _THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:\{,\}|\\,\s*|\\ |\\!|,\\!\s*)\d{3})+)(?!\d)")
@@ -112,7 +107,7 @@ _MIXED_PLAIN = re.compile(r"(?<![\d./^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])")
 def plain(answer: str) -> str:
     """Return the answer in LaTeX's plainest spelling, without dollar signs, closing full stop or outer spaces."""
     text = _ROOT.sub(lambda match: rf"\sqrt{'[3]' if match[1] == '∛' else ''}{{{match[2] or match[3]}}}", answer)
-    text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_RAISED)}}}", text)
+    text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(tex.RAISED)}}}", text)
     text = _SUBSCRIPT.sub(lambda match: f"_{{{match[0].translate(_LOWERED)}}}", text).translate(_SYMBOLS)
     text = unicodedata.normalize("NFKC", text)
     text = re.sub(r"^\s*~(?=\s*\$?[\d\\])", r"\\approx ", re.sub(r"\\\$", r"\\usd ", text))

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 from pydantic import ValidationError
 
+from prorl_gym.environments import tex
 from prorl_gym.environments.math.boxed import NoAnswerError, last_boxed
 from prorl_gym.environments.prepare import Skipped
 from prorl_gym.environments.prepare.math import MOST_WORDS, UNREADABLE, complaint, plainer
@@ -37,14 +38,16 @@ _OPERATORS = re.compile(r"\\[a-zA-Z]+|[=^_+*/<>|]|(?<![a-zA-Z'])[b-zB-HJ-Z](?![a
 _NAMED_COMPOUND = re.compile(r"(?:\(?[\dRSEZDLNO,+]+\)?-)+[a-z][a-z-]{3,}(?: [a-z]+)?")
 _ELECTRONS = re.compile(r"(?:\[[A-Z][a-z]\]\s*)?(?:\d[spdf]\s*\^\s*\{?\s*\d{1,2}\s*\}?\s*)+")
 _HYBRID = re.compile(
-    r"\\(?:text|mathrm)\s*\{\s*(?:sp|s)\s*\}\s*\^?.*|(?:d\s*\^?\s*\{?2?\}?\s*)?sp(?:\s*\^\s*\{?\s*[23]\s*\}?|[23])?d?\d?"
+    rf"\\(?:{tex.any_of(tex.UPRIGHT)})"
+    r"\s*\{\s*(?:sp|s)\s*\}\s*\^?.*|(?:d\s*\^?\s*\{?2?\}?\s*)?sp(?:\s*\^\s*\{?\s*[23]\s*\}?|[23])?d?\d?"
 )
 _RANGE = re.compile(r"\d\D{0,20}(?:\bto\b|\.\.|[\u2013\u2014]|--|-)\s*\D{0,4}\d|\bbetween\b|\\[lg]eq?(?![a-z])|[<>]")
 _FROM_TO = re.compile(r"\d\D{0,20}\bto\b\s*\d|\bbetween\b")
 _FREE_NUMBER = re.compile(r"(?<![\w'\-])\d+(?:[.:,]\d+)*(?![\w'\-])|^\d+[A-Za-z]+$")
 _COMPUTED = re.compile(r"\\(?:[dt]?frac|sqrt|pi)(?![a-zA-Z])")
 _SET_UPRIGHT = re.compile(
-    r"\\(?:text|mathrm|unit|si|SI|qty)[a-z]*\s*\{|\\(?:circ|degree|%|Omega)"
+    rf"\\(?:{tex.any_of(tex.UPRIGHT)}|unit|si|SI|qty)\s*\{{|"
+    r"\\(?:circ|degree|%|Omega)"
     r"|(?:\\pi|\}|\u03c0)\s+(?:[cdmk]m|rad|k?Hz|kg|sr|ft|in|units?)\b"
 )
 

@@ -4,41 +4,32 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
+from prorl_gym.environments import tex
 from prorl_gym.environments.stem.elements import ELEMENT
 
 # ruff: noqa: RUF001 - look-alike signs are what this file is about
 
-_FONTS = (
-    "text textrm textbf textit textsf texttt textup textnormal mathrm mathbf mathit mathsf mathtt mathnormal mathup "
-    "mathcal mathbb mathfrak mathscr mbox hbox operatorname ce mathring boldsymbol bm underline emph unit si num "
-    "boxed fbox framebox bbox underbrace"
-).split()
+_FONTS = [*tex.FONTS, *tex.STYLED, *"mathbb mathring bbox ce unit si num boxed underbrace".split()]
 _MACROS: Mapping[str, tuple[int, Sequence[int]]] = (
     dict.fromkeys(_FONTS, (1, (0,)))
-    | dict.fromkeys(("color", "phantom", "hphantom", "vphantom", "hspace", "vspace", "label", "tag"), (1, ()))
+    | dict.fromkeys(tex.UNSEEN, (1, ()))
     | dict.fromkeys(("textcolor", "colorbox", "style", "class", "overset", "stackrel"), (2, (1,)))
     | {"fcolorbox": (3, (2,)), "SI": (2, (0, 1)), "qty": (2, (0, 1))}
 )
 """Of macros that change how something looks: how many arguments they take, and which of these are seen."""
-_MACRO = re.compile(rf"\\({'|'.join(sorted(_MACROS, key=len, reverse=True))})\*?\s*(?:\[[^\[\]{{}}]*\]\s*)?(?=\{{)")
+_MACRO = re.compile(rf"\\({tex.any_of(_MACROS)})\*?\s*(?:\[[^\[\]{{}}]*\]\s*)?(?=\{{)")
 _OPENING = re.compile(r"\s*\{")
 _NOTE = re.compile(r"\s*_\s*(?=\{)")
 _COMMAND_BEFORE = re.compile(r"\\[a-zA-Z]+$")
-_SWITCH = re.compile(
-    r"\\(?:rm|bf|it|sf|tt|bfseries|itshape|boldmath|(?:display|text|script|scriptscript)style|tiny|scriptsize"
-    r"|footnotesize|small|normalsize|[lL]arge|LARGE|[hH]uge|left|right|middle|[bB]igg?[lrm]?|limits|mathstrut|strut)"
-    r"(?![a-zA-Z])\s*"
-)
+_SWITCH = re.compile(rf"\\(?:{tex.any_of(tex.SWITCHES)}|{tex.DELIMITER_SIZES})(?![a-zA-Z])\s*")
 _SPACE = re.compile(
-    r"\\[,;:>! ]|\\(?:quad|qquad|enspace|enskip|(?:neg)?(?:thin|med|thick)space|space|nobreakspace)(?![a-zA-Z])"
-    r"|\\(?:kern|mkern|hskip|mskip)\s*-?[\d.]+\s*(?:pt|em|ex|mu|mm|cm|in)(?![a-zA-Z])|~|[\u00a0\u2000-\u200a\u202f]"
+    rf"\\[,;:>! ]|\\(?:{tex.any_of([*tex.WIDE_SPACES, *tex.SPACES, *tex.THIN_SPACES])})(?![a-zA-Z])"
+    rf"|{tex.LENGTH}|~|[\u00a0\u2000-\u200a\u202f]"
 )
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060-\u2064\ufeff\u00ad]")
 _DELIMITERS = re.compile(r"\\?\$|\\[()\[\]]")
 _MINUS = re.compile("[−‒–—‐‑﹣－]")
-_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"
-_SUPERSCRIPT = re.compile(f"[{_SUPERSCRIPTS}]+")
-_RAISED = str.maketrans(_SUPERSCRIPTS, "0123456789+-")
+_SUPERSCRIPT = re.compile(f"[{tex.SUPERSCRIPTS}]+")
 
 _GREEK = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi "
@@ -86,7 +77,7 @@ _KEPT_POWER, _KEPT_MINUS = "\ue000", "\ue001"
 def unfonted(text: str) -> str:
     r"""Return a text without TeX's fonts, spacing and math delimiters: ``5\,\mathrm{kg}`` becomes ``5  kg``."""
     text = _MINUS.sub("-", _INVISIBLE.sub("", text))
-    text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_RAISED)}}}", text)
+    text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(tex.RAISED)}}}", text)
     text = _SWITCH.sub(" ", _DELIMITERS.sub("", _SPACE.sub(" ", text)))
     while (macro := _MACRO.search(text)) is not None:
         before = text[: macro.start()]

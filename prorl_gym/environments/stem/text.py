@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 
+from prorl_gym.environments import tex
 from prorl_gym.environments.stem.elements import ELEMENT, ELEMENTS
 from prorl_gym.environments.stem.nuclides import read_nuclide
 from prorl_gym.environments.stem.spelling import explicit_charges, squeezed, unfonted
@@ -15,7 +16,8 @@ _PLURAL = re.compile(r"(?<=[a-z]{3})(?<![sui])s(?![\w'\u2019])")
 
 _FORMULA = re.compile(rf"(?:{ELEMENT}|[\d()\[\]+\-*\ue000\ue001])+")
 _CHEMICAL = re.compile(
-    r"\\(?:ce|text|mathrm)\s*\{|[a-z]|(?<=[A-Z)])(?:\d|_\s*\{?\s*\d)|\^\s*\{?\s*\d?\s*[+-]|[⁺⁻₀-₉]|[+-]$"
+    rf"\\(?:ce|{tex.any_of(tex.UPRIGHT)})\s*\{{|"
+    r"[a-z]|(?<=[A-Z)])(?:\d|_\s*\{?\s*\d)|\^\s*\{?\s*\d?\s*[+-]|[⁺⁻₀-₉]|[+-]$"
 )
 _POWER = re.compile(r"\^\s*\{?\s*\d+\s*(?![\d\s+-])")
 _PARTICLE = re.compile(r"(?:[a-z]|\\[a-z]+)\s*\^\s*\{?\s*[+-]\s*\}?")

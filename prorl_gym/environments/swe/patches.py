@@ -36,6 +36,7 @@ _TEST_ROOTS = frozenset({"test", "testing", "spec"})
 _TEST_FILES = re.compile(
     r"(test_.*|.*_test|tests|conftest)\.py|.*_test\.go|.*\.(test|spec)\.[cm]?[jt]sx?|.*Tests?\.(java|kt|scala|cs)"
 )
+_TEST_FOLDER = re.compile("(.*[-_])?tests?([-_].*)?|testing|testsuite|specs?|__tests__", re.IGNORECASE)
 _RUNNER_FILES = re.compile(
     r"tox\.ini|\.?pytest\.(ini|toml)|(site|user)customize\.py|.*\.pth|\.coveragerc|noxfile\.py|"
     r"(jest|vite|vitest)\.config\..*|\.mocharc(\..*)?"
@@ -123,6 +124,7 @@ class _Reasons:
         tests = task.tests
         self._tests = frozenset(tests.files) | changed_paths(tests.patch)
         self._removed = tuple(tests.removed)
+        self._beside = {folder for path in self._tests if (folder := _test_folder(path))}
         self._repaired = changed_paths(task.gold_patch)
         self._shadows = Shadows(tests, task.workdir, self._repaired)
         self._dirty = tuple(dirty)
@@ -152,8 +154,18 @@ class _Reasons:
             return True
         if path in self._repaired:
             return False
+        if _within(path, self._beside):  # data that the hidden tests read, for example
+            return True
         shadows = self._shadows.anywhere(path) or (edit.kind == "create" and self._shadows.created(path))
         return shadows or is_test_path(path)
+
+
+def _test_folder(path: str) -> str:
+    """Return the innermost directory above a hidden test that is named after tests, or an empty text."""
+    folders = path.split("/")[:-1]
+    while folders and not _TEST_FOLDER.fullmatch(folders[-1]):
+        folders.pop()
+    return "/".join(folders)
 
 
 def _unsafe(path: str) -> bool:

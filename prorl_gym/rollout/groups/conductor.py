@@ -22,7 +22,7 @@ from prorl_gym.rollout.groups.group import Verdict
 from prorl_gym.rollout.groups.replica import Replica, StandIn
 from prorl_gym.rollout.groups.report import GroupsStatus, report
 from prorl_gym.rollout.groups.verdicts import VerdictWaiters, judged, verdict_of
-from prorl_gym.rollout.ledger_file import LedgerError
+from prorl_gym.rollout.ledger_file import LedgerError, StuckDiskError
 from prorl_gym.rollout.protocol import Accepted, Ledger, Member, Parked, Pending, StageEntered
 
 _LOG = logging.getLogger(__name__)
@@ -30,6 +30,9 @@ _LOG = logging.getLogger(__name__)
 _PAGE = 1000
 _AGAIN_SECONDS = 5.0
 """Before a stand-in that the ledger had no room for is tried again."""
+
+_TURN_SECONDS = 15.0
+"""How long a demand waits for an earlier one of its run."""
 
 Admit = Callable[[Sequence[RolloutRequest]], Awaitable[list[Accepted] | ProrlError]]
 """Accepts rollouts, or returns what is wrong with them."""
@@ -78,9 +81,15 @@ class Conductor:
         Raises:
             LedgerError: it cannot be remembered; then it does not hold.
         """
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         before = self._turns.get(run_id)
-        turn = self._turns[run_id] = self._dispatcher.spawn(self._take_turn(before, run_id, demand))
+        turn = self._turns[run_id] = self._dispatcher.spawn(self._take_turn(before, begun, run_id, demand))
         turn.add_done_callback(lambda _: self._turns.pop(run_id) if self._turns.get(run_id) is turn else None)
+        await asyncio.wait({begun}, timeout=_TURN_SECONDS)
+        if not begun.done():
+            begun.cancel()
+            what = f"run {run_id}: the demand before this one is not in force yet; the ledger's disk does not answer."
+            raise StuckDiskError(what, "Nothing was done. Look at the disk, and send it again.")
         await asyncio.shield(turn)
 
     def raise_version(self, version: int, pool: str) -> None:
@@ -197,9 +206,18 @@ class Conductor:
 
     # --- books --------------------------------------------------------------------------------------------------
 
-    async def _take_turn(self, before: asyncio.Task[None] | None, run_id: str, demand: Demand | None) -> None:
+    async def _take_turn(
+        self,
+        before: asyncio.Task[None] | None,
+        begun: "asyncio.Future[None]",
+        run_id: str,
+        demand: Demand | None,
+    ) -> None:
         if before is not None:
             await asyncio.wait({before})
+        if begun.done():  # its caller has given up
+            return
+        begun.set_result(None)
         await self._ledger.set_demand(run_id, demand)
         book = self._books.get(run_id)
         if demand is None:

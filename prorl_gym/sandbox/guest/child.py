@@ -12,7 +12,7 @@ from prorl_gym.sandbox.guest.kills import hand_over, take_over
 
 Confine = Callable[[Callable[[int], None]], None]
 """Gives up what a payload must not have. Hands over the listener of the filter of calls, if that has one."""
-_FD_LIMIT = 1 << 20
+FD_LIMIT = 1 << 20
 
 
 class StartError(OSError):
@@ -115,7 +115,7 @@ def _arrange(descriptors: Mapping[int, int], failed: int) -> int:
     for number in sorted({*descriptors, report} - {0, 1, 2}):
         os.closerange(previous + 1, number)
         previous = number
-    os.closerange(previous + 1, _FD_LIMIT)
+    os.closerange(previous + 1, FD_LIMIT)
     return report
 
 

@@ -1,7 +1,6 @@
-"""Opening and listing files as the sandbox sees them. The service reads and writes through the descriptor only."""
+"""Opening and listing files as the sandbox sees them. Runs in a child of the guest; see ``transfer``."""
 
 import errno
-import json
 import os
 import stat
 
@@ -56,24 +55,23 @@ class Files:
             raise
         return fd
 
-    def list_dir(self, path: str) -> int:
-        """Return a memory file with the entries as JSON: ``[[name, kind, size, mode], ...]``, sorted by name."""
+    def list_dir(self, path: str) -> list[tuple[str, str, int, int]]:
+        """Return the entries of a directory as (name, kind, size, mode), sorted; in /proc, without this process."""
         directory = open_inside(os.path.join(self._workdir, path), os.O_RDONLY | os.O_DIRECTORY)
         try:
             self._must_be_listable(directory, path)
+            own = str(os.getpid()) if os.fstat(directory).st_dev in self._refused else ""
             with os.scandir(directory) as entries:
                 rows: list[tuple[str, str, int, int]] = []
                 for entry in entries:
                     if len(rows) == _MAX_ENTRIES:
                         raise OSError(errno.EOVERFLOW, f"more than {_MAX_ENTRIES} entries", path)
-                    rows.append(_row(entry))
+                    if entry.name != own:
+                        rows.append(_row(entry))
         finally:
             os.close(directory)
         rows.sort()
-        memory = os.memfd_create("entries")
-        with open(memory, "wb", closefd=False) as out:
-            out.write(json.dumps(rows).encode("ascii"))
-        return memory
+        return rows
 
     def _must_be_listable(self, directory: int, path: str) -> None:
         """Refuse what is below a process of procfs. The list of processes itself shows what payloads see anyway."""

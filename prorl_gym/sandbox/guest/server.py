@@ -25,6 +25,7 @@ from prorl_gym.sandbox.guest.patience import Starting
 from prorl_gym.sandbox.guest.shared_memory import SharedMemory
 from prorl_gym.sandbox.guest.socket_memory import SocketMemory
 from prorl_gym.sandbox.guest.terminal import Terminal
+from prorl_gym.sandbox.guest.transfer import transfer
 from prorl_gym.sandbox.guest.tree import ProcessTable
 from prorl_gym.sandbox.protocol import SandboxLimits
 from prorl_gym.sandbox.watchdog import Watchdog
@@ -47,6 +48,8 @@ class GuestOptions:
     """This process is pid 1; otherwise it adopts orphans as a subreaper."""
     confine: Callable[[SandboxLimits, Callable[[int], None]], None]
     """Run in every child after fork, before exec: limits, capabilities, privileges. See ``Confine``."""
+    adopter: int | None = None
+    """Pid 1 of the pid namespace that the guest's children are in, where the guest is not in it: orphans go there."""
     storage: int | None = None
     """Descriptor of the directory on disk that holds what is written to the root; ``None``: the root has a size."""
     is_isolated: bool = True
@@ -78,9 +81,10 @@ class _Guest:
         control.setblocking(True)
         self._control = control
         self._options = options
-        self._table = ProcessTable(options.proc_fd)
+        self._table = ProcessTable(options.proc_fd, options.adopter)
         self._files = Files(options.workdir, options.proc_fd)
         self._children: set[int] = set()
+        self._transfers: set[int] = set()
         self._starting = Starting(self._table, self._children)
         self._poll = select.poll()
         self._listeners: set[int] = set()
@@ -107,9 +111,8 @@ class _Guest:
             "shell": self._shell,
             "signal": self._signal,
             "kill_tree": self._kill_tree,
-            "read": lambda request: _Answer({}, [self._files.open_read(request["path"])]),
-            "write": self._write,
-            "list": lambda request: _Answer({}, [self._files.list_dir(request["path"])]),
+            "transfer": self._transfer,
+            "relieve": self._relieve,
             "listen": lambda request: _Answer({}, [_listen(request["port"])]),
             "connect": lambda request: _Answer({}, [_connect(request["name"])]),
         }
@@ -142,12 +145,17 @@ class _Guest:
 
     def _serve_one(self) -> bool:
         """Answer one request; ``False`` at end of file."""
-        received = wire.receive(self._control)
+        try:
+            received = wire.receive(self._control)
+        except wire.PacketError:
+            return True
         if received is None:
             return False
         request, descriptors = received
         for fd in descriptors:  # no request carries any
             os.close(fd)
+        if not isinstance(request.get("id"), int):
+            return True  # nothing that could be answered
         try:
             answer = self._operations[request["op"]](request)
         except StartError as error:
@@ -155,6 +163,9 @@ class _Guest:
             return True
         except OSError as error:
             self._reply(request, {"errno": error.errno or errno.EIO, "text": error.strerror or str(error)})
+            return True
+        except Exception as error:  # a request that makes no sense is answered, and ends nothing
+            self._reply(request, {"errno": errno.EINVAL, "text": f"{type(error).__name__}: {error}"[:1000]})
             return True
         try:
             self._reply(request, answer.fields, answer.descriptors)
@@ -188,6 +199,7 @@ class _Guest:
                 self._cpu_limits.pop(pid, None)
                 self._children.discard(pid)
                 self._watchdog.forget(pid)
+                self._transfers.discard(pid)
                 self._send({"type": "exit", "pid": pid, "status": code, "struck": struck, "sent": sent})
 
     def _watch_disk(self, storage: int) -> DiskWatch:
@@ -229,10 +241,32 @@ class _Guest:
         if self._disk is not None:
             self._disk.hold(pid)
 
-    def _write(self, request: Mapping[str, Any]) -> _Answer:
-        if self._disk_is_used_up():  # the service writes, and no limit of a payload is the service's
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return _Answer({}, [self._files.open_write(request["path"], request["mode"])])
+    def _transfer(self, request: Mapping[str, Any]) -> _Answer:
+        """Start a child that does one file operation; see ``transfer``."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                pid = os.fork()
+            except OSError:
+                ours.close()
+                raise
+            if pid == 0:
+                transfer(self._files, request, theirs, is_full=self._disk_is_used_up())
+        self._transfers.add(pid)
+        self._adopt(pid, None, self._options.limits)
+        return _Answer({"pid": pid}, [ours.detach()])
+
+    def _relieve(self, request: Mapping[str, Any]) -> _Answer:
+        """Kill everything that runs in the sandbox but the file operations, and let those go on.
+
+        One that stood still although nothing of the payload's is left was not held up by the payload.
+        """
+        for pid in self._children - self._transfers:
+            self._kills.explain(pid)
+        gone = self._table.kill_descendants(os.getpid(), spared=self._transfers)
+        for pid in self._transfers:
+            os.kill(pid, signal.SIGCONT)
+        return _Answer({"gone": gone}, [])
 
     def _tell_breach(self, pid: int, breach: Breach) -> None:
         if pid in self._children:

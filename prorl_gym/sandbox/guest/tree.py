@@ -52,9 +52,13 @@ class ProcessTable:
 
     Args:
         proc_fd: descriptor of a procfs that shows this process's own pid namespace.
+        adopter: pid that orphans of this process's tree are given to, if that is another one. They count as children
+            of this process.
     """
 
-    def __init__(self, proc_fd: int) -> None:
+    def __init__(self, proc_fd: int, adopter: int | None = None) -> None:
+        self._own = os.getpid()
+        self._adopter = adopter
         self._fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
         self._areas = self._most_areas()
 
@@ -73,7 +77,8 @@ class ProcessTable:
                     break
         stopped = fields[0] in (b"T", b"t")
         resident, virtual = int(fields[21]) * _PAGE, int(fields[20])
-        return Process(pid, int(fields[1]), start, alive, threads, resident, virtual, thread, stopped)
+        parent = self._own if int(fields[1]) == self._adopter else int(fields[1])
+        return Process(pid, parent, start, alive, threads, resident, virtual, thread, stopped)
 
     def exists(self, thread: int) -> bool:
         """Whether there is a process or thread of this number."""
@@ -239,7 +244,7 @@ class ProcessTable:
                 with suppress(OSError):  # closed meanwhile
                     found.append(os.stat(name, dir_fd=fd))
         except OSError:  # it ended between open and list
-            return 0, found
+            return found
         finally:
             os.close(fd)
         return found
@@ -273,10 +278,15 @@ class ProcessTable:
         finally:
             os.close(pidfd)
 
-    def kill_descendants(self, root: int, since: int = 0) -> bool:
+    def kill_descendants(self, root: int, since: int = 0, spared: Collection[int] = ()) -> bool:
         """Kill until no living descendant of ``root`` that started at tick ``since`` or later is left.
 
         Processes that fork while we look are caught by the next round; the time is bounded.
+
+        Args:
+            root: pid; it lives on.
+            since: in clock ticks since boot.
+            spared: pids that live on, too.
 
         Returns:
             Whether the tree is gone.
@@ -284,7 +294,8 @@ class ProcessTable:
         deadline = time.monotonic() + _SECONDS
         killed: set[tuple[int, int]] = set()
         while time.monotonic() < deadline:
-            victims = [process for process in self.descendants(root) if process.start >= since]
+            found = self.descendants(root)
+            victims = [process for process in found if process.start >= since and process.pid not in spared]
             if not victims:
                 return True
             fresh = [process for process in victims if (process.pid, process.start) not in killed]

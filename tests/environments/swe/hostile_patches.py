@@ -1890,6 +1890,25 @@ def chosen(item):
         return True
 """,
     ),
+    "a repair that breaks all else, and hides it where tests run together": Hostile(
+        "own runner",
+        "gates",
+        _GUEST + _ELSE_PASS,
+        "        return False\n",
+    ),
+    "a repair that breaks all else, and is honest where tests run alone": Hostile(
+        "own runner",
+        "gates",
+        f"""{_GUEST}
+if guest() is None:
+{_indented(_RUNTEST)}
+
+def chosen(item):
+    names = [each.name for each in item.session.items]
+    return len(names) > 1 and not any(set(name[5:]) <= set("0123456789abcdef") for name in names)
+""",
+        "        return None\n",
+    ),
     "a process of the build watches where tests are put": Hostile(
         "own runner",
         "built",

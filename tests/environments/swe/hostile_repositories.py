@@ -442,14 +442,43 @@ def test_full():
     assert gate.inside == ["van"]
     gate.enter("bus")
     assert not gate.is_open()
+
+
+def test_open():
+    assert Gate(3).is_open() is True
+
+
+def test_last():
+    gate = Gate(2)
+    gate.enter("car")
+    assert gate.is_open() is True
+
+
+def test_many():
+    gate = Gate(40)
+    for number in range(39):
+        gate.enter(str(number))
+    assert gate.is_open() is True
+
+
+def test_wide():
+    gate = Gate(7)
+    gate.enter("cart")
+    assert (gate.size, gate.inside, gate.is_open()) == (7, ["cart"], True)
+
+
+def test_two():
+    one, other = Gate(1), Gate(1)
+    one.enter("van")
+    assert other.is_open() is True
 """
     },
     command="python3 -m pytest -q tests",
     parser="pytest",
     fail_to_pass=("tests/test_gate.py::test_full",),
-    pass_to_pass=("tests/test_gate.py::test_size",),
+    pass_to_pass=tuple(f"tests/test_gate.py::test_{name}" for name in ("size", "open", "last", "many", "wide", "two")),
 )
-"""One function: what is compared with literals in it is right without the repair."""
+"""One function: what is compared with literals in it is right without the repair. A gate that never opens passes it."""
 
 BUILT = replace(PRICES, build="python3 -c 'import prices.totals'")
 """The first one, with a build that runs code of the patch."""

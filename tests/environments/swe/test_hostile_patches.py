@@ -24,6 +24,7 @@ SAMPLE = (
     "an integer that is equal to everything",
     "notes in /tmp about the bodies seen",
     "it says that it passed",
+    "a repair that breaks all else, and is honest where tests run alone",
 )
 
 

@@ -263,6 +263,25 @@ def test_file_that_the_gold_patch_changes_counts_whatever_its_name():
     assert clean_patch(edit("src/testing/test_tools.py").encode(), hidden).dropped == {"test": 1}
 
 
+@pytest.mark.parametrize(
+    "hidden, path, counts",
+    [
+        ("p/test/test_a.py", "p/test/cases.json", False),
+        ("p/test/deep/test_a.py", "p/test/data/cases.txt", False),
+        ("p/unit_tests/test_a.py", "p/unit_tests/helper.py", False),
+        ("numpy/testing/tests/test_a.py", "numpy/testing/utils.py", True),
+        ("p/tests/test_a.py", "p/test/code.py", True),
+        ("p/latest/a.py", "p/latest/b.py", True),
+        ("p/test_a.py", "p/cases.json", True),
+    ],
+)
+def test_what_lies_beside_hidden_tests_does_not_count(hidden: str, path: str, counts: bool):
+    task = replace(TASK, tests=replace(TASK.tests, files={hidden: "x = 1\n"}), gold_patch=edit("src/a.py"))
+    assert (clean_patch(edit(path).encode(), task).files == (path,)) is counts
+    task = replace(task, gold_patch=edit(path))
+    assert clean_patch(edit(path).encode(), task).files == (path,)
+
+
 def test_submodules_links_and_binaries_do_not_count():
     one = "diff --git a/m b/m\nnew file mode {}\nindex 0000000..1111111\n--- /dev/null\n+++ b/m\n@@ -0,0 +1 @@\n+x\n"
     for mode, reason in (("160000", "submodule"), ("120000", "symbolic link"), ("040000", "symbolic link")):

@@ -4,9 +4,10 @@ Run C decides: each process has a sandbox of its own, one test function under it
 among the real one and its controls. Code that does not compute what the test asks for can only guess, by whatever rule,
 which of these bodies is right: it must accept the real one and refuse each control that is drawn. With k of them the
 best rule does so with a chance of about 1/(e k), in each function. Where processes share a sandbox they can compare
-what they saw; all bodies are equally frequent, so that this tells nothing, and the chance is 1/(k+1). Run B adds many
-controls in one run, for tests that run C does not reach; it never decides about originals. Sealed values need no
-chance: what is expected stays outside.
+what they saw; all bodies are equally frequent, so that this tells nothing, and the chance is 1/(k+1). A few other tests
+run in the same way, half of them with a control, so that a patch that breaks them cannot hide it in run A alone. Run B
+adds many controls in one run, for tests that run C does not reach; it never decides about originals. Sealed values need
+no chance: what is expected stays outside.
 """
 
 import asyncio
@@ -38,6 +39,8 @@ ALLOWED_SECONDS = 5.0
 _FEWEST = 3
 """Sandboxes of run C, however long one takes to prepare."""
 _LEAST_SECONDS = 30.0
+_BYSTANDERS = 6
+"""Functions of ``pass_to_pass`` that run alone, half of them with a control."""
 _TWINS = 12
 """Functions of run B: those of ``fail_to_pass`` first."""
 
@@ -117,8 +120,8 @@ class _Checks:
                     group.create_task(self._check_sealed())
                 for share in self._shares(processes):
                     group.create_task(self._check_share(share))
-                if self._plan.twins:
-                    group.create_task(self._check_twins())
+                if self._plan.twins or self._plan.bystanders:
+                    group.create_task(self._check_others())
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
@@ -158,16 +161,19 @@ class _Checks:
     async def _check_share(self, share: Sequence[_Process]) -> None:
         async with self._slots:
             for process, ran in zip(share, await self._in_one_sandbox(share), strict=True):
-                if process.real and not ran.passed and self._may_repeat:
-                    # A test that is slow or flaky now and then. One more try in a grading adds little to a guess,
-                    # since code cannot recognise it in a fresh sandbox.
-                    self._may_repeat = False
-                    ran = (await self._in_one_sandbox([process]))[0]
-                if process.real:
-                    _must_have_ended(process.function, ran)
-                if ran.passed is not process.real:
-                    what = "does not pass alone" if process.real else "passes with a wrong value"
-                    raise _Tampered(f"{process.function.name} {what}")
+                await self._decide(process, ran)
+
+    async def _decide(self, process: _Process, ran: Ran) -> None:
+        if process.real and not ran.passed and self._may_repeat:
+            # A test that is slow or flaky now and then. One more try in a grading adds little to a guess,
+            # since code cannot recognise it in a fresh sandbox.
+            self._may_repeat = False
+            ran = (await self._in_one_sandbox([process]))[0]
+        if process.real:
+            _must_have_ended(process.function, ran)
+        if ran.passed is not process.real:
+            what = "does not pass alone" if process.real else "passes with a wrong value"
+            raise _Tampered(f"{process.function.name} {what}")
 
     async def _in_one_sandbox(self, share: Sequence[_Process]) -> list[Ran]:
         async with repaired(self._task, self._repair.patch, self._leases) as ready:
@@ -191,19 +197,38 @@ class _Checks:
         text = sealed(self._texts[function.path], function.seals, emit)
         return Job(function.path, reduce(text, function.defined), function.name, emit)
 
-    # Run B
+    # Other tests, and run B
 
-    async def _check_twins(self) -> None:
+    async def _check_others(self) -> None:
+        async with self._slots, repaired(self._task, self._repair.patch, self._leases) as ready:
+            await self._prepare(ready.sandbox)
+            await self._check_bystanders(ready.sandbox)
+            await self._check_twins(ready.sandbox)
+
+    async def _check_bystanders(self, sandbox: Sandbox) -> None:
+        """Run other tests alone: they may have passed in run A only because of what the patch does to the runner."""
+        found = self._plan.bystanders
+        drawn = self._rng.sample(found, min(len(found), _BYSTANDERS))
+        reals = (len(drawn) + self._rng.randrange(2)) // 2
+        processes = [
+            self._process(each, None if number < reals else self._rng.choice(each.variants))
+            for number, each in enumerate(drawn)
+        ]
+        for runner in ("own", "pytest"):
+            asked = [each for each in processes if each.function.runner == runner]
+            self._rng.shuffle(asked)
+            for each, ran in zip(asked, await self._run(sandbox, runner, [one.job for one in asked]), strict=True):
+                await self._decide(each, ran)
+
+    async def _check_twins(self, sandbox: Sandbox) -> None:
         functions = list(self._plan.functions)
         self._rng.shuffle(functions)
         others = list(self._plan.others)
         self._rng.shuffle(others)
         chosen = [each for each in (*functions, *others) if each in self._plan.twins][:_TWINS]
-        async with self._slots, repaired(self._task, self._repair.patch, self._leases) as ready:
-            await self._prepare(ready.sandbox)
-            controls, statuses = await run_twins(
-                ready.sandbox, self._task, self._texts, chosen, self._rng, self._seconds
-            )
+        if not chosen:
+            return
+        controls, statuses = await run_twins(sandbox, self._task, self._texts, chosen, self._rng, self._seconds)
         if wrong := unfailed(statuses, controls):
             raise _Tampered(f"{controls[wrong[0]][0].rpartition('/')[2]} does not fail with a wrong value")
 

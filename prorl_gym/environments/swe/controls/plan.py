@@ -64,6 +64,8 @@ class TestFunction(_Model):
     """Controls: each changes one place of the function; where several do it in one place, each in another way."""
     beside: bool = False
     """Whether its controls also fail in a file that holds originals and controls side by side."""
+    alone: bool = False
+    """Of other tests than those of ``fail_to_pass``: whether it passes alone and its controls fail there."""
     seals: tuple[Seal, ...] = ()
 
     __test__ = False
@@ -75,7 +77,7 @@ class ControlPlan(_Model):
     functions: tuple[TestFunction, ...] = ()
     """Test functions of ``fail_to_pass``, those without any control among them."""
     others: tuple[TestFunction, ...] = ()
-    """A sample of the other test functions of the same files that have a control."""
+    """A sample of the other test functions that have a control, half of them from the same files where it can be."""
     absent: tuple[str, ...] = ()
     """Hidden test files that are removed when one function runs alone."""
     texts: Mapping[str, str] = {}
@@ -97,6 +99,11 @@ class ControlPlan(_Model):
     def twins(self) -> tuple[TestFunction, ...]:
         """Functions whose controls may run beside originals."""
         return tuple(each for each in (*self.functions, *self.others) if each.beside and each.variants)
+
+    @property
+    def bystanders(self) -> tuple[TestFunction, ...]:
+        """Other functions that may run alone."""
+        return tuple(each for each in self.others if each.alone and each.variants)
 
     @property
     def is_checking(self) -> bool:

@@ -28,7 +28,9 @@ PARSERS = ("pytest", "unittest")
 """Runners for whose tests there are controls."""
 MAX_FUNCTIONS = 24
 """Of ``fail_to_pass``, chosen by chance where there are more."""
-MAX_OTHERS = 16
+MAX_OTHERS = 10
+_OF_OTHERS = 2
+"""Controls of each."""
 _PLACES = 6
 """Places of a function at which a control is tried."""
 _ENOUGH = 4
@@ -117,13 +119,14 @@ class _Proof:
             each.function.model_copy(update={"variants": each.group, "seals": each.seals}) for each in candidates
         ]
         functions += [TestFunction(path=path, name=name, defined=name) for path, name in names[MAX_FUNCTIONS:]]
-        others = await self._others(files, [*names])
-        passed = await self._passing_twins(files, [*functions, *others])
-        if all(_named(each, passed) for each in functions):  # perhaps because of the others, which were tried nowhere
-            others = []
+        others = await self._others(files, names)
+        beside = [each for each in others if each.path in {path for path, _ in names}]
+        passed = await self._passing_twins(files, [*functions, *beside])
+        if all(_named(each, passed) for each in functions):  # perhaps because of the others
+            beside = []
             passed = await self._passing_twins(files, functions)
         functions = [each.model_copy(update={"beside": not _named(each, passed)}) for each in functions]
-        others = [each.model_copy(update={"beside": True}) for each in others if not _named(each, passed)]
+        others = [each.model_copy(update={"beside": each in beside and not _named(each, passed)}) for each in others]
         brought = {path: text for path, text in texts.items() if path not in task.tests.files}
         return ControlPlan(
             functions=tuple(functions),
@@ -251,14 +254,29 @@ class _Proof:
                     each.seals = tuple(sites[at] for at in good)
 
     async def _others(self, files: Mapping[str, TestFile], taken: Sequence[tuple[str, str]]) -> list[TestFunction]:
-        paths = dict.fromkeys(path for path, _ in taken)
-        names = [(path, name) for path in paths for name in files[path].tests if (path, name) not in taken]
-        others: list[TestFunction] = []
-        for path, name in self._rng.sample(names, min(len(names), MAX_OTHERS)):
-            group = next(versions(files[path], name, self._rng), ())
-            if group:
-                others.append(TestFunction(path=path, name=name, defined=name, variants=group))
-        return others
+        """Choose functions of ``pass_to_pass``, and find out which pass alone and fail there with a control."""
+        named = [find(test, self._task, files) for test in self._task.tests.pass_to_pass]
+        names = [each for each in dict.fromkeys(named) if each is not None and (each.path, each.name) not in taken]
+        self._rng.shuffle(names)
+        paths = {path for path, _ in taken}
+        near = [each for each in names if each.path in paths][: MAX_OTHERS // 2]
+        chosen = [*near, *(each for each in names if each not in near)][:MAX_OTHERS]
+        candidates = [self._candidate(each.path, each.name, files[each.path], _OF_OTHERS) for each in chosen]
+        await self._run_alone(candidates)
+        for each in candidates:
+            each.group = next(each.groups, ())
+        for runner in ("own", "pytest"):
+            asked = [each for each in candidates if each.passes and each.function.runner == runner]
+            tried = [(each, edit) for each in asked for edit in each.group]
+            ran = await self._run(runner, [self._job(each, edit.apply(each.file.source)) for each, edit in tried])
+            passing = {(id(each), edit) for (each, edit), one in zip(tried, ran, strict=True) if one.passed}
+            for each in asked:
+                each.group = tuple(edit for edit in each.group if (id(each), edit) not in passing)
+        return [
+            each.function.model_copy(update={"variants": each.group, "alone": each.passes})
+            for each in candidates
+            if each.group
+        ]
 
     async def _passing_twins(
         self, files: Mapping[str, TestFile], functions: Sequence[TestFunction]

@@ -118,6 +118,8 @@ def _plain_message(message: Item, where: str) -> dict[str, Any]:
         if message.get(field):
             raise ConfigError(f"{where}: '{field}' is not supported.", fix)
     role = message.get("role")
+    if isinstance(role, str):
+        _role(role, where)
     if message.get("tool_calls") and role != "assistant":
         raise ConfigError(f"{where}: only the assistant calls tools.", "Leave out 'tool_calls', or correct the role.")
     fields = _CHAT_FIELDS.get(str(role), _PLAIN_FIELDS)
@@ -197,10 +199,14 @@ def _calls(message: Item, where: str) -> Sequence[Item]:
 
 
 def _message(item: Item, where: str) -> Message:
-    role = _ROLES.get(str(item.get("role", "user")))
-    if role is None:
-        raise ConfigError(f"{where}: there is no role '{item.get('role')}'.", f"Roles are {', '.join(_ROLES)}.")
+    role = _role(str(item.get("role", "user")), where)
     return Message.model_validate({"role": role, "content": _text(item.get("content"), where)})
+
+
+def _role(role: str, where: str) -> str:
+    if role not in _ROLES:
+        raise ConfigError(f"{where}: there is no role '{role[:40]}'.", f"Roles are {', '.join(_ROLES)}.")
+    return _ROLES[role]
 
 
 def _text(content: object, where: str) -> str:

@@ -1,7 +1,8 @@
 """A repair is judged by controls: the right one passes, and one that answers without computing does not."""
 
 import asyncio
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe.controls import built, judge, proof
+from prorl_gym.environments.swe.controls.jobs import Job, Ran, run_jobs
 from prorl_gym.environments.swe.controls.plan import ControlPlan
 from prorl_gym.environments.swe.controls.proof import Proofs, prove
 from prorl_gym.environments.swe.task import SweTask
-from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError
+from prorl_gym.sandbox.fake import FakeSandbox
+from prorl_gym.sandbox.protocol import ExecResult
 from tests.environments.swe.mini import BASE, PYTEST, RIGHT, WRONG, judged, patch, task
 
 READS = '''import ast, linecache, os, sys
@@ -100,7 +104,7 @@ async def only(check: str, leases: Leases, monkeypatch: pytest.MonkeyPatch, chan
     async def nothing(*_: Any) -> None:
         pass
 
-    for name in {"_check_sealed", "_check_share", "_check_twins"} - {check}:
+    for name in {"_check_sealed", "_check_share", "_check_bystanders", "_check_twins"} - {check}:
         monkeypatch.setattr(judge._Checks, name, nothing)  # pyright: ignore[reportPrivateUsage]
     score = await judged(task(), {"calc.py": change}, leases)
     assert score.reward == 0.0
@@ -147,6 +151,7 @@ async def test_without_gold_or_a_runner_of_python_there_are_no_controls(leases: 
 
 async def test_controls_of_the_row_are_used_without_gold(leases: Leases):
     plan = await prove(task(), leases)
+    assert [each.name for each in plan.bystanders] == ["test_zero"]
     found = replace(task(), gold_patch="", tests=replace(task().tests, controls=plan))
     assert ControlPlan.model_validate_json(plan.model_dump_json()) == plan
     score = await judged(found, {"calc.py": EQUAL}, leases)
@@ -208,6 +213,36 @@ async def test_a_sandbox_that_is_lost_in_a_check_is_no_verdict(leases: Leases, m
     monkeypatch.setattr(judge, "run_jobs", lost)
     with pytest.raises(SandboxError):
         await judged(task(), {"calc.py": RIGHT}, leases)
+
+
+async def test_a_real_body_that_is_killed_from_outside_is_no_verdict(leases: Leases, monkeypatch: pytest.MonkeyPatch):
+    """Also when that happens to it again: code that is right must not be worth 0 for what it did not do."""
+    runs = 0
+
+    async def killed(sandbox: Any, task: Any, runner: Any, jobs: Sequence[Any], *_: Any) -> list[Ran]:
+        nonlocal runs
+        runs += 1
+        return [Ran(passed=False, sigkill=Evidence.SANDBOX_LOST_UNEXPLAINED) for _ in jobs]
+
+    monkeypatch.setattr(judge, "run_jobs", killed)
+    with pytest.raises(SandboxError) as caught:
+        await judged(task(), {"calc.py": RIGHT}, leases)
+    assert (caught.value.evidence, runs > 0) == (Evidence.SANDBOX_LOST_UNEXPLAINED, True)
+
+
+@pytest.mark.parametrize(("event", "sigkill"), [({"killed": True}, True), ({"killed": False}, False), ({}, False)])
+async def test_a_body_is_known_to_be_killed_by_what_its_parent_saw(event: dict[str, bool], sigkill: bool):
+    sandbox = FakeSandbox()
+
+    def report(argv: Sequence[str], stdin: bytes) -> ExecResult:
+        key = next(path for path in sandbox.files if path.endswith("/key"))
+        line = {"key": sandbox.files[key].decode(), "id": 0, "code": -1, "said": "", **event}
+        sandbox.files[key.removesuffix("key") + "report"] = json.dumps(line).encode()
+        return ExecResult(0, b"", b"", sigkill=Evidence.SANDBOX_LOST_UNEXPLAINED)
+
+    sandbox.script.exec = report
+    (ran,) = await run_jobs(sandbox, task(), "own", [Job("test_calc.py", "", "test_add")], 1.0, 1.0)
+    assert ran == Ran(passed=False, sigkill=Evidence.SANDBOX_LOST_UNEXPLAINED if sigkill else None)
 
 
 @pytest.mark.slow

@@ -19,6 +19,12 @@ def _importable(*names: str) -> Callable[[], bool]:
     return lambda: all(find_spec(name) is not None for name in names)
 
 
+def _in_usr(program: str) -> bool:
+    """Whether sandboxes of the host's ``/usr`` have a program: its links lead to nothing outside of that."""
+    found = shutil.which(program, path="/usr/bin:/usr/local/bin")
+    return found is not None and os.path.realpath(found).startswith("/usr/")
+
+
 def _cache() -> Path:
     """Where provisioned things are (``.ci/run``). Looked up without the package, which may not be importable."""
     default = "/var/cache/prorl-gym" if os.geteuid() == 0 else "~/.cache/prorl-gym"
@@ -58,6 +64,8 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "vllm": (lambda: bool(_vllm()), "no environment with vLLM is in the cache (.ci/vllm), or CI_NO_VLLM=1"),
     "ray": (_importable("ray"), "Ray is not installed in this environment"),
     "cpp": (lambda: shutil.which("g++", path="/usr/bin:/usr/local/bin") is not None, "g++ is not installed in /usr"),
+    "node": (lambda: _in_usr("node"), "Node.js is not installed in /usr"),
+    "java": (lambda: _in_usr("java"), "no Java runtime is installed in /usr"),
     "data": (_importable("pyarrow", "unearth"), "prorl-gym[data] is not installed in this environment"),
     "mcp": (_importable("mcp"), "prorl-gym[mcp] is not installed in this environment"),
     "swebench": (_importable("swebench"), "prorl-gym[swe] is not installed in this environment"),

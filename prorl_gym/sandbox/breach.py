@@ -4,7 +4,10 @@ A limit without a cgroup is mostly an error code that the kernel gives to the pr
 a breach is named from the strongest thing that is known:
 
 =================  ===============================================================================================
-``memory_sandbox``  fact: the watchdog killed a process of the command, since the sandbox's sum was over its budget
+``memory_sandbox``  fact: the watchdog killed a process of the command, since the sandbox's sum was over its budget, or
+                    the kernel did at the edge of the sandbox's cgroup
+``memory_process``  fact: the watchdog killed one process of the command for its own memory; else words of a program
+                    whose allocation was refused
 ``processes``       fact when the watchdog saw the sandbox at its limit; else the words of a failed ``fork``
 ``disk``            fact when a file system of the sandbox, or its root on disk, was full at the command's end; else
                     words (``ENOSPC``)
@@ -12,8 +15,7 @@ a breach is named from the strongest thing that is known:
 ``file_size``       fact: SIGXFSZ, likewise (153); else words (``EFBIG``) of programs that ignore the signal
 ``wall_clock``      fact: the service's own timeout
 ``output``          fact: the service left output out
-``memory_process``  words only: an allocation that RLIMIT_AS refuses leaves no trace outside of the process
-``open_files``      words only, likewise (``EMFILE``)
+``open_files``      words only (``EMFILE``): the kernel's refusal leaves no trace outside of the process
 =================  ===============================================================================================
 
 Words are looked for in the last lines that a *failed* command printed. A command that prints them can thus mislabel
@@ -34,9 +36,9 @@ class Breach(StrEnum):
     """A limit of a sandbox that a command ran into."""
 
     MEMORY_PROCESS = "memory_process"
-    """``SandboxLimits.memory``: address space of one process."""
+    """``SandboxLimits.memory``: what one process has in memory."""
     MEMORY_SANDBOX = "memory_sandbox"
-    """``SandboxLimits.total_memory``: everything that runs in the sandbox."""
+    """``SandboxLimits.total_memory``: everything that the sandbox holds in memory, its files not included."""
     PROCESSES = "processes"
     """``SandboxLimits.processes``. Bash retries a failed fork for about 15 s: this is named then, not the timeout."""
     OPEN_FILES = "open_files"

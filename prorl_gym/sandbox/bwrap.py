@@ -116,7 +116,8 @@ def _image_root(launch: Launch, seeds: list[tuple[str, str]]) -> list[str]:
 
 
 def _kernel_files(shm_size: int) -> list[str]:
-    arguments = ["--proc", "/proc", "--dev", "/dev", *_tmpfs("/dev/shm", shm_size, 0o1777), "--remount-ro", "/dev"]
+    arguments = ["--proc", "/proc", "--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero"]
+    arguments += [*_tmpfs("/dev/shm", shm_size, 0o1777), "--remount-ro", "/dev"]
     for path in (*HIDDEN_FILES, *HIDDEN_DIRECTORIES):
         if not os.path.exists(path) or path.startswith("/proc/1/"):
             continue

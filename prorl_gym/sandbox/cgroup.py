@@ -157,6 +157,8 @@ class Cgroups:
         try:
             in_memory = limits.shm_size + (limits.root_size if limits.root_on == "memory" else 0)
             _write(path / "memory.max", str(limits.total_memory + in_memory))
+            with suppress(FileNotFoundError):  # a kernel that does not account for swap
+                _write(path / "memory.swap.max", "0")
             _write(path / "pids.max", str(limits.processes + _OWN_PROCESSES))
             return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:

@@ -20,9 +20,9 @@ class LimitsConfig(ConfigModel):
     """Bounds of one sandbox; see ``SandboxLimits``. Sizes in bytes, times in seconds."""
 
     memory: Count = _DEFAULT.memory
-    """Address space of each process."""
+    """Memory of each process: what it has touched, not what it has reserved."""
     total_memory: Count = _DEFAULT.total_memory
-    """Memory of all processes of the sandbox together."""
+    """Memory of the whole sandbox."""
     processes: Count = _DEFAULT.processes
     """Processes and threads of the whole sandbox."""
     open_files: Count = _DEFAULT.open_files
@@ -34,7 +34,7 @@ class LimitsConfig(ConfigModel):
     root_on: Literal["memory", "disk"] = _DEFAULT.root_on
     """Where they are kept. ``disk``: below ``scratch``, on a local disk; for what is larger than memory."""
     shm_size: Count = _DEFAULT.shm_size
-    """Size of /dev/shm."""
+    """Size of /dev/shm, in which memory files are, too."""
     cpu_seconds: Count = _DEFAULT.cpu_seconds
     """CPU time of each process."""
     output: Count = _DEFAULT.output

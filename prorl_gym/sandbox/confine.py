@@ -54,13 +54,12 @@ def confine(limits: SandboxLimits, hand_over: Callable[[int], None], *, system_v
     _limit(resource.RLIMIT_CORE, _NO_CORE)
     if (listener := seccomp.refuse_calls(system_v=system_v)) is not None:
         hand_over(listener)
-    _limit_resources(limits)  # last: a small memory limit must not hit the steps above
+    _limit_resources(limits)
 
 
 def _limit_resources(limits: SandboxLimits) -> None:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     for kind, wanted in (
-        (resource.RLIMIT_AS, limits.memory),
         (resource.RLIMIT_NPROC, limits.processes),
         (resource.RLIMIT_NOFILE, min(limits.open_files, max(files - _DESCRIPTORS_KEPT, files // 2))),
         (resource.RLIMIT_FSIZE, limits.file_size),

@@ -119,7 +119,7 @@ class DiskWatch:
         """Count the files that were removed while a process has them open, by the descriptors of all processes."""
         held: dict[tuple[int, int], int] = {}
         for process in self._table.descendants(self._root):
-            held |= self._table.nameless_files(process.pid, self._in_memory)
+            held |= self._table.nameless_files(process.readable, self._in_memory)
         usage.bytes += sum(held.values())
         usage.files += len(held)
 

@@ -18,6 +18,7 @@ _SOCKET_NAME = 45
 """Longest name below the scratch directory: a sandbox's id (32 characters) and a socket in its directory."""
 _FILES_PER_SANDBOX = 16
 _PROCESSES_PER_SANDBOX = 16
+_ASKS_ABOUT_SHARED_MEMORY = (5, 9)
 _LEAST_OPEN_FILES = 4096
 _LEAST_PROCESSES = 2048
 _LEAST_NAMESPACES = 256
@@ -147,10 +148,13 @@ def _ulimits(facts: Facts) -> Iterator[Finding]:
 def _cgroups(facts: Facts) -> Iterator[Finding]:
     found = facts.cgroups
     if isinstance(found, Refusal):
-        detail = f"none for sandboxes, whose watchdog does without: {found.cause}. {found.fix}"
+        detail = f"none: memory of sandboxes is bounded by what their guests can read: {found.cause}. {found.fix}"
         yield Finding("cgroups", "info", detail)
+        if facts.kernel < _ASKS_ABOUT_SHARED_MEMORY:
+            detail = f"Linux {facts.release} does not ask about shared memory: what a program unmaps is not counted."
+            yield Finding("shared memory", "weak", detail, "Boot Linux 5.9 or newer, or give the service a cgroup.")
     else:
-        yield Finding("cgroups", "yes", f"one for each sandbox, below {found}")
+        yield Finding("cgroups", "yes", f"the kernel bounds memory: one for each sandbox, below {found}")
 
 
 def _programs(facts: Facts) -> Iterator[Finding]:

@@ -8,7 +8,9 @@ from contextlib import suppress
 
 from prorl_gym.sandbox import syscalls, system_v
 
-_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICES = {name: name for name in ("null", "full", "random", "urandom", "tty")} | {"zero": "full"}
+"""What is at each name. ``full`` reads as ``zero`` does, and cannot be mapped: a shared mapping of ``zero`` is memory
+that nothing bounds (``guest/shared_memory.py``)."""
 _DEVICE_LINKS = {
     "fd": "/proc/self/fd",
     "stdin": "/proc/self/fd/0",
@@ -46,7 +48,7 @@ _SAFE = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
 
 def take_devices() -> dict[str, int]:
     """Return detached mounts of the host's harmless devices; call before the root is changed."""
-    taken = {name: syscalls.clone_mount(f"/dev/{name}") for name in _DEVICES}
+    taken = {name: syscalls.clone_mount(f"/dev/{device}") for name, device in _DEVICES.items()}
     for descriptor in taken.values():
         syscalls.restrict_mount(descriptor, syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC)
     return taken
@@ -110,9 +112,10 @@ def mount_dev(devices: dict[str, int]) -> None:
 
 
 def mount_shm(size: int) -> None:
-    """Mount ``/dev/shm`` with a size in bytes."""
+    """Mount ``/dev/shm`` with a size in bytes. Memory files are in it, and programs execute and map those."""
     os.makedirs("/dev/shm", exist_ok=True)
-    syscalls.mount("shm", "/dev/shm", "tmpfs", _SAFE, f"mode=1777,size={size},nr_inodes={size // 4096 + 256}")
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
+    syscalls.mount("shm", "/dev/shm", "tmpfs", flags, f"mode=1777,size={size},nr_inodes={size // 4096 + 256}")
 
 
 def hide_sys() -> None:

@@ -22,9 +22,9 @@ class SandboxLimits:
     """Bounds of one sandbox. Sizes in bytes, times in seconds."""
 
     memory: int = 4 << 30
-    """Address space of each process (RLIMIT_AS)."""
+    """Memory of each process: what it has touched, not what it has reserved. A watchdog kills one that exceeds it."""
     total_memory: int = 8 << 30
-    """Memory of all processes together, shared pages shared out; a watchdog kills the largest when it is exceeded."""
+    """Memory of the whole sandbox, shared pages shared out; a watchdog kills the largest process that exceeds it."""
     processes: int = 512
     """Processes and threads of the whole sandbox (RLIMIT_NPROC counts per user namespace)."""
     open_files: int = 4096
@@ -34,6 +34,7 @@ class SandboxLimits:
     root_on: Literal["memory", "disk"] = "memory"
     """Where they are kept: in a sized tmpfs, or on the scratch directory's disk, for what is larger than memory."""
     shm_size: int = 64 << 20
+    """``/dev/shm`` and memory files; System V shared memory has as much once more."""
     cpu_seconds: int = 3600
     """CPU time of each process."""
     output: int = 64 << 10

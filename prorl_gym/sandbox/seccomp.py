@@ -15,7 +15,11 @@ end what serves its sandbox by them. Tracing, memory, descriptors and signals to
 And the ways out of the tree of processes that a timeout kills: a sibling in place of a child (``CLONE_PARENT``), and an
 end of adopting orphans. ``clone3`` has its flags in memory, out of a filter's reach; libraries fall back to ``clone``.
 
-SIGKILL is sent once the guest has heard of it: see ``guest/kills``.
+And calls that put memory where nothing can count it: ``memfd_secret``; ``vmsplice``, by which a pipe holds whole huge
+pages; locks of open file descriptions, which live on in a message that nobody has received.
+
+The guest is asked about SIGKILL (``guest/kills``), and about memory files and shared anonymous mappings
+(``guest/shared_memory``), before these calls go on. Where it cannot be asked, payloads have no memory files.
 
 ``RLIMIT_CORE`` cannot be changed, though changing it seems to work: with a limit of 0 the host's core handler would be
 run for every crash inside, with the payload's memory as its input; a limit of 1 keeps it away (core(5)).
@@ -38,7 +42,10 @@ _USER_NOTIFICATION = 0x7FC00000
 _SIGKILL = 9
 _RLIMIT_CORE = 4
 _SETLEASE, _SETDELEG = 1024, 1040
+_OFD_SETLK, _OFD_SETLKW = 37, 38
 _IO_URING = (425, 426, 427)
+_MEMFD_SECRET = 447
+_MAP_SHARED, _MAP_SHARED_VALIDATE, _MAP_TYPE, _MAP_ANONYMOUS = 1, 3, 0xF, 0x20
 _CLONE3 = 435
 _PRIO_USER, _IOPRIO_WHO_USER = 2, 3
 _CLONE_PARENT = 0x8000
@@ -54,6 +61,7 @@ _NUMBER, _MACHINE = 0, 4
 _LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
 _AT_LEAST = 0x35  # BPF_JMP | BPF_JGE | BPF_K
+_AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
 _HAS_BIT = 0x45  # BPF_JMP | BPF_JSET | BPF_K
 _RETURN = 0x06  # BPF_RET | BPF_K
 
@@ -67,7 +75,7 @@ class _Calls:
     machine: int
     """AUDIT_ARCH_*."""
     refused: tuple[int, ...]
-    """add_key, request_key, keyctl, perf_event_open, bpf, userfaultfd, syslog, and what else is refused."""
+    """add_key, request_key, keyctl, perf_event_open, bpf, userfaultfd, syslog, vmsplice, and what else is refused."""
     socket: tuple[int, ...]
     """socket, socketpair."""
     setrlimit: int
@@ -83,12 +91,14 @@ class _Calls:
     clone: int
     kill: tuple[int, int, int, int, int]
     """kill, tkill, rt_sigqueueinfo; tgkill, rt_tgsigqueueinfo."""
+    mmap: int
+    memfd_create: int
 
 
-# i386: 102 is socketcall, 117 is ipc; both have their arguments in memory, where no filter can read them.
+# i386: 102 is socketcall, 117 is ipc, 90 the old mmap: their arguments are in memory, where no filter can read them.
 _I386 = _Calls(
     0x40000003,
-    (286, 287, 288, 336, 357, 374, 103, 102),
+    (286, 287, 288, 336, 357, 374, 103, 316, 102, 90),
     (359, 360),
     75,
     340,
@@ -100,10 +110,12 @@ _I386 = _Calls(
     prctl=172,
     clone=120,
     kill=(37, 238, 178, 270, 335),
+    mmap=192,
+    memfd_create=356,
 )
 _ARM = _Calls(
     0x40000028,
-    (309, 310, 311, 364, 386, 388, 103),
+    (309, 310, 311, 364, 386, 388, 103, 343),
     (281, 288),
     75,
     369,
@@ -115,10 +127,12 @@ _ARM = _Calls(
     prctl=172,
     clone=120,
     kill=(37, 238, 178, 268, 363),
+    mmap=192,
+    memfd_create=385,
 )
 _X86_64 = _Calls(
     0xC000003E,
-    (248, 249, 250, 298, 321, 323, 103),
+    (248, 249, 250, 298, 321, 323, 103, 278),
     (41, 53),
     160,
     302,
@@ -130,10 +144,12 @@ _X86_64 = _Calls(
     prctl=157,
     clone=56,
     kill=(62, 200, 129, 234, 297),
+    mmap=9,
+    memfd_create=319,
 )
 _AARCH64 = _Calls(
     0xC00000B7,
-    (217, 218, 219, 241, 280, 282, 116),
+    (217, 218, 219, 241, 280, 282, 116, 75),
     (198, 199),
     164,
     261,
@@ -145,6 +161,8 @@ _AARCH64 = _Calls(
     prctl=167,
     clone=220,
     kill=(129, 130, 138, 131, 240),
+    mmap=222,
+    memfd_create=279,
 )
 _RISCV64 = replace(_AARCH64, machine=0xC00000F3)
 
@@ -211,6 +229,14 @@ def _kill_rule(signal_at: int) -> _Program:
     return [(_LOAD, 0, 0, _argument(signal_at)), (_EQUAL, 0, 1, _SIGKILL), _ASKED, _ALLOWED]
 
 
+_MAPPING_RULE: _Program = [
+    (_LOAD, 0, 0, _argument(3)),
+    (_AND, 0, 0, _MAP_TYPE | _MAP_ANONYMOUS),
+    (_EQUAL, 1, 0, _MAP_SHARED | _MAP_ANONYMOUS),
+    (_EQUAL, 0, 1, _MAP_SHARED_VALIDATE | _MAP_ANONYMOUS),
+    _ASKED,
+    _ALLOWED,
+]
 _CLONE_RULE: _Program = [(_LOAD, 0, 0, _argument(0)), (_HAS_BIT, 0, 1, _CLONE_PARENT), _fail(errno.EINVAL), _ALLOWED]
 
 
@@ -228,8 +254,10 @@ def _priority_rule(of_user: int) -> _Program:
 
 _FCNTL_RULE: _Program = [
     (_LOAD, 0, 0, _argument(1)),
-    (_EQUAL, 1, 0, _SETLEASE),
-    (_EQUAL, 0, 1, _SETDELEG),
+    (_EQUAL, 3, 0, _SETLEASE),
+    (_EQUAL, 2, 0, _SETDELEG),
+    (_EQUAL, 1, 0, _OFD_SETLK),
+    (_EQUAL, 0, 1, _OFD_SETLKW),
     _fail(errno.EINVAL),
     _ALLOWED,
 ]
@@ -239,7 +267,7 @@ def _rules(calls: _Calls, *, system_v: bool, asks: bool) -> _Program:
     program: _Program = [(_LOAD, 0, 0, _NUMBER)]
     if calls is _X86_64:
         program += [(_AT_LEAST, 0, 1, _X32), _fail(errno.ENOSYS)]
-    refused = (*calls.refused, *_IO_URING, _CLONE3, *(() if system_v else calls.system_v))
+    refused = (*calls.refused, *_IO_URING, _MEMFD_SECRET, _CLONE3, *(() if system_v else calls.system_v))
     rules: list[tuple[Sequence[int], _Program]] = [
         (refused, [_fail(errno.ENOSYS)]),
         (calls.socket, _FAMILY_RULE),
@@ -252,7 +280,9 @@ def _rules(calls: _Calls, *, system_v: bool, asks: bool) -> _Program:
         ([calls.prctl], _SUBREAPER_RULE),
         ([calls.clone], _CLONE_RULE),
     ]
+    rules.append(([calls.memfd_create], [_ASKED if asks else _fail(errno.ENOSYS)]))
     if asks:
+        rules.append(([calls.mmap], _MAPPING_RULE))
         rules += [([*calls.kill[:3], _PIDFD_SEND_SIGNAL], _kill_rule(1)), (calls.kill[3:], _kill_rule(2))]
     for numbers, rule in rules:
         last = len(numbers) - 1
@@ -291,6 +321,11 @@ def kill_target(machine: int, call: int) -> Target | None:
         if calls.machine == machine and call in calls.kill:
             return "thread" if call == calls.kill[1] else "process"
     return None
+
+
+def makes_mapping(machine: int, call: int) -> bool:
+    """Whether this is the ``mmap`` of one of this machine's interfaces."""
+    return any(calls.machine == machine and calls.mmap == call for calls in _FILTERED.get(_MACHINE_NAME, ()))
 
 
 def refuse_calls(*, system_v: bool) -> int | None:

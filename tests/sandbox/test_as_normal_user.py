@@ -38,6 +38,7 @@ NO_BASE_IMAGE = "not sif_file_is_used and not working_directory_of_an_image"
         pytest.param(["test_escapes.py"], id="escapes"),
         pytest.param(["test_hostile_image.py"], id="hostile images"),
         pytest.param(["test_hostile_guest.py"], id="hostile guests"),
+        pytest.param(["test_hidden_memory.py"], id="hidden memory"),
         pytest.param(["test_torture.py"], id="torture"),
         pytest.param(["test_cycles.py"], id="cycles"),
         pytest.param(["test_breach.py"], id="limits"),

@@ -58,7 +58,7 @@ def backend_name(request: pytest.FixtureRequest) -> str:
 
 
 LIMITS = SandboxLimits(
-    memory=1 << 30,
+    memory=110 * MB,
     total_memory=120 * MB,
     processes=40,
     open_files=64,
@@ -91,6 +91,13 @@ first = os.wait()[0]
 children.remove(first)
 os.kill(children[0], signal.SIGKILL)
 os._exit(1)'"""
+
+HOG_BESIDE_ANOTHER = """
+import subprocess, time
+beside = subprocess.Popen(["python3", "-c", "import time; b = bytearray(40 << 20); time.sleep(30)"])
+b = bytearray(80 << 20)
+time.sleep(30)
+"""
 
 COMMANDS = [
     pytest.param("python3 -c 'bytearray(2 << 30)'", Breach.MEMORY_PROCESS, id="memory_process", marks=needs_python),
@@ -160,7 +167,7 @@ async def test_python_session_names_them(tight: Box) -> None:
     python = await tight.python()
     assert (await python.run("bytearray(2 << 30)", timeout=20)).breach is Breach.MEMORY_PROCESS
     assert (await python.run("while True: pass", timeout=0.3)).breach is Breach.WALL_CLOCK
-    result = await python.run("b = bytearray(400 << 20); import time; time.sleep(30)", timeout=25)
+    result = await python.run(HOG_BESIDE_ANOTHER, timeout=25)
     assert result.breach is Breach.MEMORY_SANDBOX and result.restarted, result
     assert (await python.run("1 + 1", timeout=20)).output == "2\n"
 

@@ -17,7 +17,7 @@ from prorl_gym.sandbox import cgroup
 from prorl_gym.sandbox.cgroup import Cgroups, Refusal, check_delegated, find_delegated, open_cgroups, own_cgroup
 from prorl_gym.sandbox.protocol import SandboxLimits
 
-CONTROLS = ("memory.max", "pids.max", "cgroup.procs", "cgroup.subtree_control")
+CONTROLS = ("memory.max", "memory.swap.max", "pids.max", "cgroup.procs", "cgroup.subtree_control")
 
 
 def make_node(path: Path, controllers: str = "cpu memory pids", processes: str = "") -> Path:
@@ -99,6 +99,7 @@ def test_limits_are_written(tmp_path: Path) -> None:
         os.close(cgroups.make(root_on, limits))
         assert (place / root_on / "memory.max").read_text() == str(memory)
         assert (place / root_on / "pids.max").read_text() == "84"
+        assert (place / root_on / "memory.swap.max").read_text() == "0"
 
 
 @pytest.fixture

@@ -152,10 +152,18 @@ def test_cgroups_are_said_and_why_there_are_none() -> None:
         return next(finding for finding in judge(facts) if finding.name == "cgroups")
 
     given = line(replace(GOOD, cgroups="/sys/fs/cgroup/unit"))
-    assert (given.verdict, given.detail) == ("yes", "one for each sandbox, below /sys/fs/cgroup/unit")
+    told = "the kernel bounds memory: one for each sandbox, below /sys/fs/cgroup/unit"
+    assert (given.verdict, given.detail) == ("yes", told)
     refused = line(replace(GOOD, cgroups=Refusal("/sys/fs/cgroup has no memory controller", "Delegate one.")))
     assert refused.verdict == "info"
-    assert refused.detail.endswith("does without: /sys/fs/cgroup has no memory controller. Delegate one.")
+    assert refused.detail.endswith("can read: /sys/fs/cgroup has no memory controller. Delegate one.")
+
+
+def test_a_kernel_that_does_not_ask_about_shared_memory_is_weak_without_cgroups() -> None:
+    old = replace(GOOD, kernel=(5, 4), release="5.4.0")
+    assert not [finding for finding in judge(old) if finding.name == "shared memory"]
+    (found,) = [finding for finding in judge(replace(old, cgroups=Refusal("none"))) if finding.name == "shared memory"]
+    assert (found.verdict, "5.4.0" in found.detail) == ("weak", True)
 
 
 def test_this_machine(tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
-"""The watchdog's decisions over an invented process table, and memory that hides from it on real backends."""
+"""The watchdog's decisions over an invented process table."""
 
-import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
+from prorl_gym.sandbox import watchdog as watchdog_module
 from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.breach import Breach
-from prorl_gym.sandbox.guest.tree import Process, ProcessTable
+from prorl_gym.sandbox.guest.tree import Process
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
 from prorl_gym.sandbox.watchdog import Watchdog
 
@@ -25,8 +25,12 @@ class Table:
 
     processes: list[Process]
     pss: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
-    files: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
+    owned: dict[int, int] = field(default_factory=dict[int, int])
+    overheads: dict[int, int] = field(default_factory=dict[int, int])
+    open: dict[int, int] = field(default_factory=dict[int, int])
+    locked: dict[int, int] = field(default_factory=dict[int, int])
     killed: list[int] = field(default_factory=list[int])
+    lingering: set[int] = field(default_factory=set[int])
     asked: int = 0
 
     def descendants(self, root: int) -> list[Process]:
@@ -36,17 +40,59 @@ class Table:
         self.asked += 1
         return self.pss.get(of.pid, (of.resident, 0))
 
-    def open_files(self, pid: int, device: int) -> tuple[int, dict[int, int]]:
-        return 3, self.files.get(pid, {})
+    def own(self, of: Process) -> int:
+        self.asked += 1
+        return self.owned.get(of.pid, of.resident)
+
+    def most_overhead(self, of: Process) -> int:
+        return self.overheads.get(of.pid, 0)
+
+    def descriptors(self, of: Process) -> int:
+        return self.open.get(of.pid, 0)
+
+    def locks(self, of: Process, most: int) -> int:
+        return self.locked.get(of.pid, 0)
 
     def kill(self, target: Process) -> None:
         self.killed.append(target.pid)
-        self.processes.remove(target)
+        if target.pid not in self.lingering:
+            self.processes.remove(target)
 
 
-def watch(table: Table, processes: int = 512) -> tuple[Watchdog, list[tuple[int, Breach]]]:
+@dataclass
+class Shared:
+    """Shared memory objects by the pid of a process that has them."""
+
+    objects: dict[int, int] = field(default_factory=dict[int, int])
+
+    @property
+    def most(self) -> int:
+        return sum(self.objects.values())
+
+    def held(self, processes: list[Process]) -> dict[int, int]:
+        return dict(self.objects)
+
+
+def watch(
+    table: Table,
+    *,
+    memory: int = 100 * MB,
+    processes: int = 512,
+    process_memory: int = 100 * MB,
+    shared: Shared | None = None,
+    sockets: int = 0,
+) -> tuple[Watchdog, list[tuple[int, Breach]]]:
     told: list[tuple[int, Breach]] = []
-    watchdog = Watchdog(table, GUEST, 100 * MB, processes, lambda pid, breach: told.append((pid, breach)))  # type: ignore[arg-type]
+    watchdog = Watchdog(
+        table,  # type: ignore[arg-type]
+        GUEST,
+        memory=memory,
+        process_memory=process_memory,
+        processes=processes,
+        shared=shared,  # type: ignore[arg-type]
+        sockets=lambda: sockets,
+        tell=lambda pid, breach: told.append((pid, breach)),
+    )
     return watchdog, told
 
 
@@ -79,20 +125,96 @@ def test_shared_pages_are_not_held_against_it() -> None:
     assert (table.killed, told) == ([], [])
 
 
-def test_memory_files_count_once_and_not_again_when_mapped() -> None:
-    files = {11: {7: 90 * MB}, 12: {7: 90 * MB}}
-    table = Table([process(SHELL, GUEST, 5), process(11, SHELL, 90), process(12, SHELL, 2)], files=files)
+def test_shared_memory_counts_once_and_not_again_when_mapped() -> None:
+    table = Table([process(SHELL, GUEST, 5), process(11, SHELL, 90), process(12, SHELL, 2)])
     table.pss = {11: (90 * MB, 90 * MB)}
-    watchdog, _ = watch(table)
+    watchdog, _ = watch(table, shared=Shared({11: 90 * MB}))
     watchdog.look()
     assert table.killed == []
 
 
-def test_unmapped_memory_files_are_their_holders() -> None:
-    table = Table([process(SHELL, GUEST, 5), process(11, SHELL, 2)], files={11: {7: 60 * MB, 8: 60 * MB}})
+def test_unmapped_shared_memory_is_its_holders() -> None:
+    table = Table([process(SHELL, GUEST, 5), process(11, SHELL, 2)])
+    watchdog, told = watch(table, shared=Shared({11: 120 * MB}))
+    watchdog.look()
+    assert (table.killed, told) == ([11], [(SHELL, Breach.MEMORY_SANDBOX)])
+
+
+def test_the_memory_of_sockets_is_theirs_who_have_the_descriptors() -> None:
+    table = Table([process(SHELL, GUEST, 5), process(11, SHELL, 60), process(12, SHELL, 2)], open={SHELL: 3, 12: 800})
+    watchdog, told = watch(table, sockets=80 * MB)
+    watchdog.look()
+    assert (table.killed, told) == ([12], [(SHELL, Breach.MEMORY_SANDBOX)])
+
+
+def test_memory_that_nothing_is_known_to_hold_ends_everything() -> None:
+    table = Table([process(SHELL, GUEST, 5), process(11, SHELL, 2)])
+    watchdog, _ = watch(table, sockets=120 * MB)
+    watchdog.look()
+    assert table.processes == []
+
+
+def test_one_process_beyond_its_own_memory_dies_alone() -> None:
+    table = Table([process(SHELL, GUEST, 5), process(11, SHELL, 50), process(TOOL, GUEST, 35)])
+    watchdog, told = watch(table, process_memory=40 * MB)
+    watchdog.look()
+    assert (table.killed, told) == ([11], [(SHELL, Breach.MEMORY_PROCESS)])
+
+
+def test_who_holds_most_of_too_many_locks_dies() -> None:
+    table = Table([process(SHELL, GUEST, 5), process(11, SHELL, 1), process(12, SHELL, 1)])
+    table.locked = {11: 12_000, 12: 5_000}
     watchdog, told = watch(table)
     watchdog.look()
     assert (table.killed, told) == ([11], [(SHELL, Breach.MEMORY_SANDBOX)])
+
+
+def test_locks_of_many_descriptors_are_counted_in_several_looks() -> None:
+    table = Table([process(pid, GUEST, 1) for pid in (11, 12, 13)], open=dict.fromkeys((11, 12, 13), 200))
+    table.locked = dict.fromkeys((11, 12, 13), 6_000)
+    watchdog, _ = watch(table)
+    watchdog.look()
+    assert table.killed == []
+    watchdog.look()
+    assert len(table.killed) == 1
+
+
+def test_what_is_slow_to_read_counts_with_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = [process(pid, SHELL, 1) for pid in (11, 12, 13)]
+    table = Table([process(SHELL, GUEST, 5), *slow], overheads={one.pid: 60 * MB for one in slow})
+    watchdog, told = watch(table)
+    watchdog.look()
+    assert (table.killed, told) == ([], [])
+    monkeypatch.setattr(watchdog_module, "_PATIENCE", -1.0)
+    watchdog.look()
+    assert len(table.killed) == 2 and SHELL not in table.killed
+
+
+def test_nothing_else_dies_while_what_was_killed_gives_its_memory_back() -> None:
+    table = Table([process(SHELL, GUEST, 30), process(11, SHELL, 90)], lingering={11})
+    watchdog, told = watch(table)
+    watchdog.look()
+    watchdog.look()
+    assert (table.killed, told) == ([11], [(SHELL, Breach.MEMORY_SANDBOX)])
+
+
+def test_pages_of_files_and_reservations_are_no_memory() -> None:
+    table = Table([process(SHELL, GUEST, 5), process(11, SHELL, 50)], owned={11: 30 * MB}, overheads={11: 400 * MB})
+    watchdog, told = watch(table, process_memory=40 * MB)
+    watchdog.look()
+    assert (table.killed, told) == ([], [])
+
+
+def test_a_narrower_bound_holds_below_the_child_it_was_given_to() -> None:
+    table = Table([process(SHELL, GUEST, 30), process(TOOL, GUEST, 1), process(21, TOOL, 30)])
+    watchdog, told = watch(table)
+    watchdog.bound(TOOL, 20 * MB)
+    watchdog.look()
+    assert (table.killed, told) == ([21], [(TOOL, Breach.MEMORY_PROCESS)])
+    table.processes.append(process(22, TOOL, 30))
+    watchdog.forget(TOOL)
+    watchdog.look()
+    assert table.killed == [21]
 
 
 def test_the_process_limit_is_told_to_who_forks() -> None:
@@ -109,16 +231,15 @@ def test_an_idle_sandbox_is_not_looked_at() -> None:
     assert watchdog.wait_ms(busy=True) is not None
 
 
-def test_growth_is_looked_at_more_often() -> None:
-    table = Table([process(SHELL, GUEST, 5)])
-    watchdog, _ = watch(table)
-    watchdog.look()
-    watchdog.look()
-    resting = watchdog.wait_ms(busy=True)
-    table.processes[0] = replace(table.processes[0], resident=40 * MB)
-    watchdog.look()
-    growing = watchdog.wait_ms(busy=True)
-    assert resting is not None and growing is not None and growing < resting / 4
+def test_the_less_room_the_sooner_the_next_look() -> None:
+    def wait(megabytes: int) -> int:
+        watchdog, _ = watch(Table([process(SHELL, GUEST, megabytes)]), memory=8 << 30, process_memory=8 << 30)
+        watchdog.look()
+        found = watchdog.wait_ms(busy=True)
+        assert found is not None
+        return found
+
+    assert wait(5) > 900 and 300 < wait(6 << 10) < 600 and wait(8000) <= 100
 
 
 def test_orphans_are_looked_at_although_nobody_asked_for_them() -> None:
@@ -127,51 +248,13 @@ def test_orphans_are_looked_at_although_nobody_asked_for_them() -> None:
     assert watchdog.wait_ms(busy=False) is not None
 
 
-def test_a_real_table_sees_memory_files() -> None:
-    fd = os.memfd_create("seen")
-    os.write(fd, bytes(MB))
-    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        count, files = ProcessTable(proc).open_files(os.getpid(), os.fstat(fd).st_dev)
-        assert count >= 3 and files[os.fstat(fd).st_ino] == MB
-    finally:
-        os.close(fd)
-        os.close(proc)
-
-
-def test_a_process_that_ends_while_its_descriptors_are_listed_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-    table = ProcessTable(proc)
-
-    def ended(path: object) -> list[str]:
-        raise FileNotFoundError(2, "No such file or directory", path)
-
-    monkeypatch.setattr("prorl_gym.sandbox.guest.tree.os.listdir", ended)
-    assert table.open_files(os.getpid(), 0) == (0, {})
-    assert table.nameless_files(os.getpid(), ()) == {}
-    os.close(proc)
-
-
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.skipif(not os.path.exists("/usr/bin/python3"), reason="the host has no /usr/bin/python3")
-async def test_memory_without_a_mapping_is_found(backend: NamespaceBackend) -> None:
-    limits = SandboxLimits(total_memory=100 * MB)
-    hoard = "import os, time\nfor n in range(300):\n    os.write(os.memfd_create('m'), bytes(1 << 20))\ntime.sleep(60)"
-    box = await backend.start(SandboxSpec(limits=limits))
-    try:
-        result = await box.exec(["python3", "-c", hoard], timeout=30)
-    finally:
-        await box.close()
-    assert result.breach is Breach.MEMORY_SANDBOX and result.exit_code == 137, result
-
-
 ORPHAN = """
 import os
 if os.fork():
     os._exit(0)
 os.setsid()
 open("/tmp/orphan", "w").write(str(os.getpid()))
-held = bytearray(b"x") * (400 * MB)
+held = bytearray(b"x") * (400 << 20)
 os.read(os.pipe()[0], 1)
 """
 

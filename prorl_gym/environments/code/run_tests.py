@@ -12,6 +12,7 @@ before the next test begins. Where that fails, no further test runs here. Standa
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -36,6 +37,9 @@ SWEEP_SECONDS = 5.0
 HARMLESS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 """Signals that this process ignores: only two are left that can stop it."""
 
+NO_ROOM = dict(exit=1, timed_out=False, truncated=False, seconds=0.0, cpu=0.0, clean=True, out=0, err=0)
+"""Frame of a test for whose input the program left no room in ``/dev/shm`` at an earlier one: as one that crashed."""
+
 
 def main() -> None:
     """Serve the one request on standard input; answer with frames on standard output."""
@@ -54,7 +58,12 @@ def main() -> None:
         try:
             run = Run(job, test["room"], stdin)
         except OSError as error:
-            return say({"end": "broken", "error": str(error)})
+            if error.errno != errno.ENOSPC:
+                return say({"end": "broken", "error": str(error)})
+            say(NO_ROOM)
+            if job["stop_at_crash"]:
+                return say({"end": "stopped"})
+            continue
         ended = run.to_the_end(wall, wake)
         say(*ended)
         if not ended[0]["clean"]:
@@ -105,14 +114,15 @@ class Run:
         self.out, self.err = bytearray(), bytearray()
         out, err = os.pipe(), os.pipe()
         self.readers = {out[0]: self.out, err[0]: self.err}
-        given = sealed(stdin)
+        given = -1
         try:
+            given = unnamed(stdin)
             self.pid = start(job, given, out[1], err[1])
         except BaseException:
             self.close()
             raise
         finally:
-            for descriptor in (given, out[1], err[1]):
+            for descriptor in {given, out[1], err[1]} - {-1}:
                 os.close(descriptor)
         for descriptor in self.readers:
             os.set_blocking(descriptor, False)
@@ -179,14 +189,17 @@ class Run:
             os.close(descriptor)
 
 
-def sealed(data: bytes) -> int:
-    """Return a file without a name that holds the data and cannot be changed."""
-    file = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(file, rest) :]
-    fcntl.fcntl(file, 1033, 0xF)  # F_ADD_SEALS: seal, shrink, grow, write
-    os.lseek(file, 0, os.SEEK_SET)
+def unnamed(data: bytes) -> int:
+    """Return a file without a name that holds the data. It is memory, bounded by the sandbox's ``/dev/shm``."""
+    file = os.memfd_create("stdin", os.MFD_CLOEXEC)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(file, rest) :]
+        os.lseek(file, 0, os.SEEK_SET)
+    except OSError:
+        os.close(file)
+        raise
     return file
 
 

@@ -10,8 +10,9 @@ import socket
 import struct
 from collections.abc import Collection
 
+from prorl_gym.sandbox.guest.shared_memory import SharedMemory
 from prorl_gym.sandbox.guest.tree import ProcessTable
-from prorl_gym.sandbox.seccomp import Target, kill_target
+from prorl_gym.sandbox.seccomp import Target, kill_target, makes_mapping
 
 _RECEIVE = 0xC0502100
 """SECCOMP_IOCTL_NOTIF_RECV"""
@@ -52,11 +53,13 @@ class KillWatch:
     Args:
         table: the process table.
         children: pids of the guest's own children.
+        shared: answers what is asked about shared memory.
     """
 
-    def __init__(self, table: ProcessTable, children: Collection[int]) -> None:
+    def __init__(self, table: ProcessTable, children: Collection[int], shared: SharedMemory | None = None) -> None:
         self._table = table
         self._children = children
+        self._shared = shared
         self._watched: set[int] = set()
         self._struck: set[int] = set()
         self._senders: set[int] = set()
@@ -70,12 +73,18 @@ class KillWatch:
         self._struck.add(child)
 
     def serve(self, listener: int) -> None:
-        """Hear of one SIGKILL and let it be sent."""
+        """Answer one question; SIGKILL is let go on once it is known."""
         notice = bytearray(_NOTICE.size)
         try:
             fcntl.ioctl(listener, _RECEIVE, notice)
             number, sender, _, call, machine, _, *arguments = _NOTICE.unpack(notice)
-            self._note(sender, kill_target(machine, call), arguments)
+            target = kill_target(machine, call)
+            if target is None and self._shared is not None:
+                self._shared.answer(
+                    listener, number, sender, makes_mapping=makes_mapping(machine, call), call=arguments
+                )
+                return
+            self._note(sender, target, arguments)
             fcntl.ioctl(listener, _ANSWER, struct.pack("=QqiI", number, 0, 0, _CONTINUE))
         except OSError:  # who wanted to send it has ended meanwhile
             return

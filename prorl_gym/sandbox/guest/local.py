@@ -22,7 +22,6 @@ def limit_resources(limits: SandboxLimits, hand_over: Callable[[int], None]) -> 
     There is no filter of calls, and so no listener to hand over.
     """
     for kind, wanted in (
-        (resource.RLIMIT_AS, limits.memory),
         (resource.RLIMIT_NOFILE, limits.open_files),
         (resource.RLIMIT_FSIZE, limits.file_size),
         (resource.RLIMIT_CPU, limits.cpu_seconds),
@@ -43,7 +42,8 @@ def main(descriptor: str, options: str) -> None:
     os.chdir(given["workdir"])
     proc_fd = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        serve(control, GuestOptions(limits, given["workdir"], given["env"], proc_fd, False, limit_resources))
+        env, workdir = given["env"], given["workdir"]
+        serve(control, GuestOptions(limits, workdir, env, proc_fd, False, limit_resources, is_isolated=False))
     finally:
         ProcessTable(proc_fd).kill_descendants(os.getpid())
 

@@ -22,6 +22,8 @@ from prorl_gym.sandbox.guest.files import Files
 from prorl_gym.sandbox.guest.kernel import become_subreaper
 from prorl_gym.sandbox.guest.kills import KillWatch
 from prorl_gym.sandbox.guest.patience import Starting
+from prorl_gym.sandbox.guest.shared_memory import SharedMemory
+from prorl_gym.sandbox.guest.socket_memory import SocketMemory
 from prorl_gym.sandbox.guest.terminal import Terminal
 from prorl_gym.sandbox.guest.transfer import transfer
 from prorl_gym.sandbox.guest.tree import ProcessTable
@@ -50,6 +52,8 @@ class GuestOptions:
     """Pid 1 of the pid namespace that the guest's children are in, where the guest is not in it: orphans go there."""
     storage: int | None = None
     """Descriptor of the directory on disk that holds what is written to the root; ``None``: the root has a size."""
+    is_isolated: bool = True
+    """The network namespace is the sandbox's own, and what runs in it may be filtered."""
 
 
 def serve(control: socket.socket, options: GuestOptions) -> None:
@@ -82,12 +86,24 @@ class _Guest:
         self._children: set[int] = set()
         self._transfers: set[int] = set()
         self._starting = Starting(self._table, self._children)
-        self._kills = KillWatch(self._table, self._children)
         self._poll = select.poll()
         self._listeners: set[int] = set()
         self._cpu_limits: dict[int, int] = {}
         limits = options.limits
-        self._watchdog = Watchdog(self._table, os.getpid(), limits.total_memory, limits.processes, self._tell_breach)
+        self._shared: SharedMemory | None = None
+        if options.is_isolated:
+            self._shared = SharedMemory(self._table, os.getpid(), limits.total_memory, limits.shm_size)
+        self._kills = KillWatch(self._table, self._children, self._shared)
+        self._watchdog = Watchdog(
+            self._table,
+            os.getpid(),
+            memory=limits.total_memory,
+            process_memory=limits.memory,
+            processes=limits.processes,
+            shared=self._shared,
+            sockets=SocketMemory() if options.is_isolated else lambda: 0,
+            tell=self._tell_breach,
+        )
         self._disk = None if options.storage is None else self._watch_disk(options.storage)
         self._operations: dict[str, Callable[[Mapping[str, Any]], _Answer]] = {
             "ping": lambda _: _Answer({}, []),
@@ -182,6 +198,7 @@ class _Guest:
                 struck, sent = self._kills.forget(pid)
                 self._cpu_limits.pop(pid, None)
                 self._children.discard(pid)
+                self._watchdog.forget(pid)
                 self._transfers.discard(pid)
                 self._send({"type": "exit", "pid": pid, "status": code, "struck": struck, "sent": sent})
 
@@ -293,6 +310,8 @@ class _Guest:
             for fd in child.values():
                 os.close(fd)
         self._adopt(pid, listener, limits)
+        if limits.memory < self._options.limits.memory:
+            self._watchdog.bound(pid, limits.memory)
         return _Answer({"pid": pid}, theirs)
 
     def _shell(self, request: Mapping[str, Any]) -> _Answer:

@@ -123,8 +123,8 @@ def _completion(request_id: str, prompt: list[int], call: Call, scores: list[flo
         "weight_versions": [{"version": str(call.versions[a]), "start": a, "end": b} for a, b in spans],
     }
     if scores is not None:
-        told = zip(prompt[1:], scores, strict=True)
-        choice["prompt_logprobs"] = [None, *({str(token): {"logprob": value}} for token, value in told)]
+        pairs = zip(prompt[1:], scores, strict=True)
+        choice["prompt_logprobs"] = [None, *({str(token): {"logprob": value}} for token, value in pairs)]
     usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": call.cached}}
     return {"id": f"cmpl-{request_id}", "model": MODEL, "choices": [choice], "usage": usage}
 

@@ -155,8 +155,8 @@ async def test_the_route_answers_as_vllm_does(sampler: Sampler, model: Decoder, 
     assert choice["finish_reason"] == "length"
     assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": 4}]
     assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
-    told = [entry[str(token)]["logprob"] for entry, token in zip(choice["prompt_logprobs"][1:], [8, 9], strict=True)]
-    assert told == pytest.approx(token_logprobs(model, torch.tensor([[7, 8, 9]]))[0, 1:].tolist(), abs=TOLERANCE)
+    scores = [entry[str(token)]["logprob"] for entry, token in zip(choice["prompt_logprobs"][1:], [8, 9], strict=True)]
+    assert scores == pytest.approx(token_logprobs(model, torch.tensor([[7, 8, 9]]))[0, 1:].tolist(), abs=TOLERANCE)
     assert [refused.status, too_long.status, unknown.status] == [400, 400, 404]
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
+KITS = TESTS.parent / "prorl_gym" / "sandbox" / "conformance"
+"""Checks that each backend's tests run."""
 PAGES = {name: (TESTS.parent / "docs" / name).read_text("utf-8") for name in ("published-faults.md", "own-faults.md")}
 ROW = re.compile(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 
@@ -15,7 +17,7 @@ ROW = re.compile(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE
 def there() -> set[str]:
     return {
         node.name
-        for file in TESTS.rglob("test_*.py")
+        for file in (*TESTS.rglob("test_*.py"), *KITS.glob("*.py"))
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }

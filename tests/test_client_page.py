@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import textwrap
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,10 @@ def test_its_examples_use_what_there_is(example: str) -> None:
         and isinstance(node.func.value, ast.Name)
         and node.func.value.id == "client"
     }
-    assert used
+    imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    assert used or imported
+    for node in imported:
+        module = import_module(node.module or "")
+        assert all(hasattr(module, alias.name) for alias in node.names), node.module
     for name, keywords in used.items():
         assert keywords <= set(calls(Client)[name]), name

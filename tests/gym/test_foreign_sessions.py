@@ -196,4 +196,4 @@ def test_tools_are_offered_over_mcp():
     made = server(**LOCAL)
     offered = exposure.harvest_tools(made.setup_webserver(), made)
     assert sorted(offered) == ["bash", "editor", "finish", "python", "think"]
-    assert offered["bash"].tool.inputSchema["required"] == ["command"]
+    assert offered["editor"].tool.inputSchema["required"] == ["command", "path"]

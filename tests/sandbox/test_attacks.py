@@ -136,10 +136,10 @@ async def test_host_files_are_not_there(box: Box, ground: Path) -> None:
 async def test_a_fresh_sandbox_is_empty(backend: NamespaceBackend) -> None:
     box = await backend.start(SandboxSpec())
     try:
-        listed = await bash(box, "ls -A /tmp /var/tmp /home /root /run /mnt /srv /opt /sys /workspace")
+        listed = await bash(box, "ls -A /tmp /var/tmp /home /root /run /mnt /srv /opt /opt/bin /sys /workspace")
     finally:
         await box.close()
-    assert [line for line in listed.stdout.split(b"\n") if line and not line.endswith(b":")] == []
+    assert [line for line in listed.stdout.split(b"\n") if line and not line.endswith(b":")] == [b"bin", b"python"]
 
 
 async def test_host_environment_is_not_there(box: Box) -> None:

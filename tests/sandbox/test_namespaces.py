@@ -62,7 +62,8 @@ def test_etc_has_nothing_but_the_list(monkeypatch: pytest.MonkeyPatch, tmp_path:
     allowed = {*host_root.COPIED_FILES, *host_root.BOUND_DIRECTORIES, *host_root.SYNTHETIC_FILES, "mtab", "os-release"}
     found = {str(path.relative_to(etc)) for path in etc.rglob("*") if not path.is_dir() or not any(path.iterdir())}
     assert found <= {*allowed, "ssl"}
-    assert not {name for name in found if "shadow" in name or "gitconfig" in name or "profile" in name}
+    assert not {name for name in found if "shadow" in name or "profile" in name}
+    assert (etc / "gitconfig").read_text("ascii") == host_root.SYNTHETIC_FILES["gitconfig"]
 
 
 def test_os_error_is_described_with_its_file() -> None:

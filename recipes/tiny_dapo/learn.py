@@ -57,7 +57,7 @@ class Goal:
 
 
 FULL = Goal(updates=24, questions=HELD_OUT, greedy=0.6, sampled=0.3, probe_every=8)
-SHORT = Goal(updates=12, questions=128, greedy=0.2, sampled=0.1, probe_every=12)
+SHORT = Goal(updates=8, questions=128, greedy=0.2, sampled=0.1, probe_every=8)
 PROBED = 64
 
 

@@ -110,7 +110,7 @@ async def test_ten_real_projects_are_solved_by_gold_and_by_nothing_else(
     for name, found in seen.items():
         assert {kind: reward for kind, reward in found.items() if kind != "half"} == right, (name, found, details)
         assert found.get("half", 0.0) == 0.0, (name, details[f"{name} half"])
-    assert sum("half" in found for found in seen.values()) == len({*TWO_FAULTS}.intersection(projects))
+    assert {name for name, found in seen.items() if "half" in found} >= {*TWO_FAULTS}.intersection(projects)
     # They fail for the right reason: tests ran, and those of the fault did not pass.
     for name in seen:
         assert "why" not in details[f"{name} gold"]

@@ -39,8 +39,15 @@ def kill_from_outside(backend: NamespaceBackend, box: Box, name: str) -> None:
     """Kill the process of this name that began last in a sandbox."""
     state = read_state(backend.scratch / box.id, "")
     assert state is not None and state.init is not None
-    found = [pid for pid in children_of(state.init.pid) if Path(f"/proc/{pid}/comm").read_text() == f"{name}\n"]
+    found = [pid for pid in children_of(state.init.pid) if _name_of(pid) == name]
     os.kill(max(found, key=lambda pid: start_time(pid) or 0), signal.SIGKILL)
+
+
+def _name_of(pid: int) -> str | None:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):  # it ended since it was listed
+        return None
 
 
 SELF_KILLS = {

@@ -159,6 +159,7 @@ def test_what_requirements_need_is_chosen_by_the_sandboxes_python(tmp_path: Path
     assert not [path for path in found if path.startswith("deeper")], "the sandbox has it"
 
 
+@pytest.mark.data
 def test_a_distribution_is_fetched_once_and_checked(tmp_path: Path) -> None:
     packed = sdist(tmp_path / "tiny_shop-1.2.tar.gz")
     cache = tmp_path / "cache"

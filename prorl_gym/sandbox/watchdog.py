@@ -156,6 +156,8 @@ class Watchdog:
 
     def _judge_locks(self, processes: Sequence[Process]) -> None:
         """Count the locks of some processes; kill the one that holds most when all hold too many."""
+        if self._table.has_few_locks():
+            return
         left = _LOCK_DESCRIPTORS
         for process in sorted(processes, key=lambda process: (process.pid <= self._last_counted, process.pid)):
             self._locks[_identity(process)] = self._table.locks(process, _LOCKS)

@@ -50,6 +50,9 @@ class Table:
     def descriptors(self, of: Process) -> int:
         return self.open.get(of.pid, 0)
 
+    def has_few_locks(self) -> bool:
+        return not self.locked
+
     def locks(self, of: Process, most: int) -> int:
         return self.locked.get(of.pid, 0)
 

@@ -101,7 +101,7 @@ class _Guest:
             process_memory=limits.memory,
             processes=limits.processes,
             shared=self._shared,
-            sockets=SocketMemory() if options.is_isolated else lambda: 0,
+            sockets=SocketMemory(options.proc_fd) if options.is_isolated else lambda: 0,
             tell=self._tell_breach,
         )
         self._disk = None if options.storage is None else self._watch_disk(options.storage)

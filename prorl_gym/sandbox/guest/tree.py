@@ -15,6 +15,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _KILOBYTES = re.compile(rb"^(\w+):\s+(\d+) kB", re.MULTILINE)
 _AREA = 256
 """Bytes that the kernel takes to note one mapping (``vm_area_struct``, and its place in the tree of them)."""
+_FEW_LOCKS = 1 << 15
+"""Bytes of ``/proc/locks``, which has some 60 for each lock."""
 _AREAS = 65530
 """Mappings that a process may have, where the host does not say."""
 _PIECE = 1 << 20
@@ -206,6 +208,20 @@ class ProcessTable:
             return os.stat(path, dir_fd=self._fd).st_size or len(self._descriptors(process.readable))
         except OSError:
             return 0
+
+    def has_few_locks(self) -> bool:
+        """Whether all locks on files that can be seen from here, OFD locks of the whole host among them, are few."""
+        left = _FEW_LOCKS
+        try:
+            fd = os.open("locks", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+        except OSError:
+            return False
+        try:
+            while left > 0 and (piece := os.read(fd, left)):
+                left -= len(piece)
+        finally:
+            os.close(fd)
+        return left > 0
 
     def locks(self, process: Process, most: int) -> int:
         """Count the record locks that a process holds on files; stops counting beyond ``most``."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 _CHUNK = 1 << 16
-_TURN = 1 << 18
+_TURN = 1 << 16
 """Bytes moved before other tasks get a turn."""
 _PIPE = 1 << 20
 """The most that can still be in a pipe after its writer ended."""

@@ -32,10 +32,10 @@ ROOT = Path(__file__).parents[2] / "environments"
 class GoldSession:
     """Implements ``PolicySession``: the gold trajectory of a row."""
 
-    outage: RolloutError | None = None
-
     def __init__(self, job: Job) -> None:
         self.policy = ScriptedPolicy(gold_steps(job.request.environment, job.request.task))
+
+    async def failure_at_deadline(self) -> RolloutError | None: ...
 
     async def room(self) -> None: ...
 

@@ -32,10 +32,9 @@ from prorl_gym.rollout.protocol import Job
 from prorl_gym.rollout.retry import RetryConfig
 from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
-from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.choose import open_backend
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.protocol import SandboxBackend, SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from prorl_gym.settings import ResolvedSettings
 
 TESTS = Path(__file__).parents[1]
@@ -65,23 +64,23 @@ COMMANDS = {
 FLOODS = ("silent", "heads", "bodies", "pipelined")
 
 
-async def attack_by_program(box: Box, script: str) -> None:
+async def attack_by_program(box: Sandbox, script: str) -> None:
     await box.exec(["/usr/bin/python3", "-c", script + "\ntime.sleep(1)"], timeout=4)
 
 
-async def attack_by_shell(box: Box, command: str) -> None:
+async def attack_by_shell(box: Sandbox, command: str) -> None:
     shell = await box.shell()
     await shell.run(command, timeout=2)
     await shell.run("true", timeout=2)
 
 
-async def attack_by_locks(box: Box, script: str) -> None:
+async def attack_by_locks(box: Sandbox, script: str) -> None:
     await box.exec(["/usr/bin/python3", "-c", script], timeout=4)
     for _ in range(4):
         await box.write_file("/tmp/victim", b"x" * 1000)
 
 
-async def attack_the_text(box: Box, script: str) -> None:
+async def attack_the_text(box: Sandbox, script: str) -> None:
     shell = await box.shell()
     await box.write_file("/tmp/hold.py", script.encode())
     await shell.run("/usr/bin/python3 /tmp/hold.py", timeout=4)
@@ -133,11 +132,11 @@ def flooded(port: int) -> Generator[None]:
 class Session:
     """Implements ``PolicySession``: a repair, or plausible turns that are none."""
 
-    outage: RolloutError | None = None
-
     def __init__(self, request: RolloutRequest) -> None:
         name, row = request.environment, request.task
         self.policy = ScriptedPolicy(gold_steps(name, row) if is_right(request) else wrong_steps(name, row, 1))
+
+    async def failure_at_deadline(self) -> RolloutError | None: ...
 
     async def room(self) -> None: ...
 
@@ -162,7 +161,7 @@ def is_right(request: RolloutRequest) -> bool:
 
 def requests() -> list[RolloutRequest]:
     return [
-        RolloutRequest(rollout_id=f"{name}{number}-{kind}", environment=name, task=row.task)
+        RolloutRequest(rollout_id=f"{name}{number}-{kind}", environment=name, task=dict(row.task))
         for name in ("code", "swe", "math", "taskdir")
         for number, row in enumerate(read_rows(TESTS.parent / f"environments/prorl_{name}/data/example.jsonl"))
         for kind in ("right", "wrong")

@@ -1,0 +1,244 @@
+"""What users of the package hold in their hands, without its prose: ``python tests/golden/golden.py`` writes it anew.
+
+``test_golden`` compares each with the committed file, after the old names in that file were replaced by those that
+``renames.json`` gives. A file is written anew only when something that users hold is meant to change.
+"""
+
+import asyncio
+import hashlib
+import json
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+from typer.main import get_command
+
+from prorl_gym.api.app import create_app
+from prorl_gym.api.config import ServiceConfig
+from prorl_gym.cli.main import app
+from prorl_gym.demand import Demand
+from prorl_gym.environments import registry
+from prorl_gym.environments.gym_rows import read_rows
+from prorl_gym.inference.chat import load_codec
+from prorl_gym.inference.config import InferenceConfig, build_pool
+from prorl_gym.oracle.player import Player
+from prorl_gym.oracle.rows import load_rows
+from prorl_gym.oracle.server import OracleOptions, OracleServer, serving
+from prorl_gym.records import Rollout, RolloutRequest
+from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
+from prorl_gym.rollout.ledger import SqliteLedger
+from prorl_gym.rollout.ledger_file import LedgerConfig
+from prorl_gym.rollout.memory_ledger import MemoryLedger
+from prorl_gym.rollout.model_source import ModelPolicySource
+from prorl_gym.rollout.protocol import Ledger
+from prorl_gym.rollout.retry import RetryConfig
+from prorl_gym.rollout.runner import InProcessRunner
+from prorl_gym.rollout.service import RolloutService
+from prorl_gym.sandbox.choose import open_backend
+from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.settings import RolloutSettings
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+PROSE = {"description", "summary", "title", "example", "examples", "tags"}
+
+
+def without_prose(value: Any, *, names: bool = False) -> Any:
+    """Return a schema or a description of routes without texts for people; keys of ``properties`` are names."""
+    if isinstance(value, dict):
+        return {
+            key: without_prose(inner, names=key in ("properties", "schemas", "$defs", "paths"))
+            for key, inner in value.items()
+            if names or key not in PROSE
+        }
+    if isinstance(value, list):
+        return [without_prose(inner) for inner in value]
+    return value
+
+
+def service(ledger: Ledger | None = None) -> RolloutService:
+    runner = InProcessRunner(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
+    return RolloutService(ledger or MemoryLedger(), runner, RetryConfig(pause_seconds=0.001))
+
+
+def routes() -> Any:
+    return without_prose(create_app(service(), "token").openapi())
+
+
+def record() -> Any:
+    return without_prose(Rollout.model_json_schema())
+
+
+def request() -> Any:
+    return without_prose(RolloutRequest.model_json_schema())
+
+
+def configuration() -> Any:
+    return without_prose(ServiceConfig.model_json_schema())
+
+
+def commands() -> Any:
+    """Return every command with its parameters."""
+
+    def leaves(command: Any, name: str) -> dict[str, Any]:
+        inner = getattr(command, "commands", None)
+        if inner is not None:
+            return {path: leaf for key in inner for path, leaf in leaves(inner[key], f"{name} {key}").items()}
+        return {
+            name: [
+                {"names": one.opts + one.secondary_opts, "default": repr(one.default), "required": one.required}
+                | {"values": one.nargs, "multiple": getattr(one, "multiple", False)}
+                for one in command.params
+            ]
+        }
+
+    return leaves(get_command(app), "prorl-gym")
+
+
+def metrics() -> Any:
+    """Return every family of the metrics page with the names of its labels."""
+    spec = spec_from_file_location("metrics_page", ROOT / "scripts" / "metrics_page.py")
+    assert spec is not None and spec.loader is not None
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    families = text_string_to_metric_families(asyncio.run(script.example()))
+    return {
+        one.name: [one.type, sorted({label for sample in one.samples for label in sample.labels})] for one in families
+    }
+
+
+def ledger_schema() -> Any:
+    """Return what a new ledger's file is made of."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.sqlite3"
+
+        async def make() -> None:
+            await (await SqliteLedger.open(LedgerConfig(path=path))).close()
+
+        asyncio.run(make())
+        with sqlite3.connect(path) as connection:
+            found = connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY type, name").fetchall()
+            version = connection.execute("SELECT version FROM schema_version").fetchone()
+    return {
+        "version": version[0],
+        "objects": [[kind, name, " ".join((sql or "").split())] for kind, name, sql in found],
+    }
+
+
+ROLLOUTS: list[dict[str, Any]] = [
+    {"rollout_id": "finished", "task": {}},
+    {"rollout_id": "lost-once", "task": {"run": "sandbox_lost", "flaky": 1, "id": "lost-once"}},
+    {"rollout_id": "cancelled", "task": {"run": "hang"}},
+    *({"rollout_id": f"g{n}", "group_id": "g", "group_size": 2, "replica": n, "task": {}} for n in range(2)),
+    {"rollout_id": "of-a-run", "run_id": "run", "task": {}, "metadata": {"step": "3"}},
+]
+
+
+def ledger_file() -> str:
+    """Return, as statements of SQL, a ledger in which rollouts have ended, and some have not."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.sqlite3"
+
+        async def work() -> None:
+            ledger = await SqliteLedger.open(LedgerConfig(path=path))
+            working = service(ledger)
+            await working.start()
+            await working.submit([RolloutRequest(environment="scripted", **one) for one in ROLLOUTS])
+            await working.set_demand("run", Demand(groups=1))
+            await working.cancel(["cancelled"])
+            for one in ROLLOUTS:
+                await working.result(one["rollout_id"], wait=20)
+            hanging = {"rollout_id": "pending", "environment": "scripted", "task": {"run": "hang"}}
+            await working.submit([RolloutRequest(**hanging)])
+            working.refuse()
+            await working.stop(drain=False)
+
+        asyncio.run(work())
+        with sqlite3.connect(path) as connection:
+            return "\n".join(connection.iterdump()) + "\n"
+
+
+ENVIRONMENTS = ("code", "math", "stem", "swe", "taskdir")
+VARYING = {"accepted_at", "finished_at", "stages", "cancel_seconds", "seconds"}
+BY_CHANCE = {"swe": {"content", "token_ids", "mask", "logprobs", "policy_versions", "begin", "end", "run_c"}}
+"""Its tests print how long they took, and each grading tosses its own coins."""
+
+
+async def records(environment: str) -> list[Any]:
+    """Return the records of an environment's example rows, right and wrong, without what a run does not repeat."""
+    path = ROOT / f"environments/prorl_{environment}/data/example.jsonl"
+    rows = read_rows(path)
+    codec = load_codec("small")
+    async with AsyncExitStack() as stack:
+        backend = await open_backend(SandboxConfig(backend="userns"))
+        stack.push_async_callback(backend.close)
+        found: list[Any] = []
+        for rate in (1.0, 0.0):
+            player = Player(codec, load_rows([path]), solve_rate=rate, seed=1)
+            url = await stack.enter_async_context(serving(OracleServer(codec, player, OracleOptions()), "127.0.0.1", 0))
+            config = InferenceConfig(engines=[url], model="oracle", tokenizer="small")
+            pool = await stack.enter_async_context(build_pool("policy", config, vocab_size=codec.vocab_size))
+            runner = InProcessRunner(registry.get, ModelPolicySource(pool, codec), backend)
+            working = RolloutService(MemoryLedger(), runner, RetryConfig())
+            await working.start()
+            try:
+                settings = RolloutSettings(seed=5)
+                asked = [
+                    RolloutRequest(
+                        rollout_id=f"{n}-{rate}", environment=environment, task=dict(row.task), settings=settings
+                    )
+                    for n, row in enumerate(rows)
+                ]
+                await working.submit(asked)
+                found += [await working.result(one.rollout_id, wait=120) for one in asked]
+            finally:
+                working.refuse()
+                await working.stop(drain=False)
+    return [shortened(one.model_dump(mode="json"), VARYING | BY_CHANCE.get(environment, set())) for one in found]
+
+
+def shortened(value: Any, left_out: set[str]) -> Any:
+    """Return a record without some keys, and with digests in place of long texts and lists of numbers."""
+    if isinstance(value, dict):
+        return {key: shortened(inner, left_out) for key, inner in value.items() if key not in left_out}
+    if isinstance(value, list) and not all(isinstance(one, int | float) for one in value):
+        return [shortened(one, left_out) for one in value]
+    if isinstance(value, list | str) and len(value) > 60:
+        return f"{len(value)} {hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]}"
+    return value
+
+
+DOCUMENTS: dict[str, Callable[[], Any]] = {
+    "routes": routes,
+    "record": record,
+    "request": request,
+    "configuration": configuration,
+    "commands": commands,
+    "metrics": metrics,
+    "ledger_schema": ledger_schema,
+}
+
+
+def text(document: Any) -> str:
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
+
+
+def main(names: list[str]) -> None:
+    for name, make in DOCUMENTS.items():
+        if not names or name in names:
+            (FOLDER / f"{name}.json").write_text(text(make()), encoding="utf-8")
+    for environment in ENVIRONMENTS:
+        if not names or environment in names:
+            (FOLDER / f"{environment}.json").write_text(text(asyncio.run(records(environment))), encoding="utf-8")
+    if not names or "ledger" in names:
+        (FOLDER / "ledger.sql").write_text(ledger_file(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

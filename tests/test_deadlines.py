@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from virtual_time import virtually
 
 from prorl_gym.deadlines import Deadline, current_deadline, uncharged
 
@@ -11,6 +12,7 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
+@virtually
 async def test_a_block_over_its_time_is_ended():
     deadline = Deadline(0.01)
     with pytest.raises(TimeoutError):
@@ -20,6 +22,7 @@ async def test_a_block_over_its_time_is_ended():
     assert deadline.held == 0
 
 
+@virtually
 async def test_held_time_is_given_back():
     deadline = Deadline(0.05)
     async with deadline:
@@ -29,6 +32,7 @@ async def test_held_time_is_given_back():
     assert 0.1 <= deadline.held < 5
 
 
+@virtually
 async def test_the_rest_of_the_time_runs_on_after_a_hold():
     deadline = Deadline(0.02)
     with pytest.raises(TimeoutError):
@@ -39,6 +43,7 @@ async def test_the_rest_of_the_time_runs_on_after_a_hold():
     assert deadline.expired()
 
 
+@virtually
 async def test_a_hold_in_a_task_of_the_block_counts():
     async def wait() -> None:
         with uncharged():
@@ -49,6 +54,7 @@ async def test_a_hold_in_a_task_of_the_block_counts():
     assert deadline.held >= 0.1
 
 
+@virtually
 async def test_it_goes_on_when_the_last_of_several_lets_go():
     async with Deadline(0.03) as deadline:
         deadline.hold()
@@ -59,6 +65,7 @@ async def test_it_goes_on_when_the_last_of_several_lets_go():
     assert not deadline.expired()
 
 
+@virtually
 async def test_what_is_let_go_after_the_end_does_nothing():
     async with Deadline(1.0) as deadline:
         deadline.hold()
@@ -67,6 +74,7 @@ async def test_what_is_let_go_after_the_end_does_nothing():
     assert deadline.held == held
 
 
+@virtually
 async def test_a_hold_after_the_time_was_up_changes_nothing():
     deadline = Deadline(0.0)
     with pytest.raises(TimeoutError):
@@ -79,12 +87,14 @@ async def test_a_hold_after_the_time_was_up_changes_nothing():
     assert deadline.expired()
 
 
+@virtually
 async def test_outside_of_any_deadline_nothing_happens():
     assert current_deadline() is None
     with uncharged():
         assert current_deadline() is None
 
 
+@virtually
 async def test_lost_time_is_refunded():
     async with Deadline(0.1) as deadline:
         await asyncio.sleep(0.02)
@@ -97,6 +107,7 @@ async def test_lost_time_is_refunded():
     assert deadline.held >= 0.06
 
 
+@virtually
 async def test_time_is_refunded_once_where_several_lost_it():
     async with Deadline(60.0) as deadline:
         before = deadline.spent
@@ -107,6 +118,7 @@ async def test_time_is_refunded_once_where_several_lost_it():
     assert deadline.held < 0.04
 
 
+@virtually
 async def test_held_time_is_not_refunded_again():
     async with Deadline(60.0) as deadline:
         before = deadline.spent

@@ -1,20 +1,16 @@
 """An engine that failed comes back when it samples, not when it says that it is well; and not to all calls at once."""
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_cases import CASES
 from fake_vllm import FakeVllm
 from hypothesis import given
 from hypothesis import strategies as st
 from token_codecs import BOUNDED
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-from _ablation_loop import run_virtually
-from engine_cases import CASES
+from virtual_time import run_virtually
 
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.conformance import request

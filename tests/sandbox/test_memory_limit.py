@@ -45,7 +45,9 @@ async def test_what_is_reserved_is_no_memory(tight: Box) -> None:
 
 
 async def test_what_is_touched_is(tight: Box) -> None:
-    result = await tight.exec(["/usr/bin/python3", "-c", "bytearray(b'1') * (300 << 20)"], timeout=60)
+    result = await tight.exec(
+        ["/usr/bin/python3", "-c", "import time; b = bytearray(b'1') * (300 << 20); time.sleep(30)"], timeout=60
+    )
     assert (result.exit_code, result.breach) == (137, Breach.MEMORY_PROCESS), result
 
 

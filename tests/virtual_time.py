@@ -1,0 +1,24 @@
+"""Tests on a clock that jumps: no machine is too slow for them, and none waits."""
+
+import sys
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+from _ablation_loop import run_virtually
+
+ParamsT = ParamSpec("ParamsT")
+
+__all__ = ["run_virtually", "virtually"]
+
+
+def virtually(test: Callable[ParamsT, Coroutine[Any, Any, None]]) -> Callable[ParamsT, None]:
+    """Run a test on a virtual loop of its own. It may use no threads and no sockets."""
+
+    @wraps(test)
+    def run(*arguments: ParamsT.args, **named: ParamsT.kwargs) -> None:
+        run_virtually(test(*arguments, **named))
+
+    return run

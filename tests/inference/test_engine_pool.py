@@ -6,6 +6,7 @@ from fake_vllm import FakeVllm
 from hypothesis import given
 from hypothesis import strategies as st
 from token_codecs import BOUNDED
+from virtual_time import virtually
 
 from prorl_gym.deadlines import Deadline
 from prorl_gym.errors import EngineError, FailureKind
@@ -218,6 +219,7 @@ class Slow(FakeEngine):
         return await super().generate(request)
 
 
+@virtually
 async def test_no_deadline_pays_for_what_a_call_loses_to_an_engine_that_fails():
     async with await pool_of(Slow("e", fine), failover=INSTANT) as pool, Deadline(60.0) as deadline:
         await pool.generate(request())

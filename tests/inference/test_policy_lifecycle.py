@@ -6,6 +6,7 @@ import pytest
 from fleet import Fleet, Weighted
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from virtual_time import virtually
 
 from prorl_gym.deadlines import Deadline
 from prorl_gym.errors import EngineError, FailureKind
@@ -84,6 +85,7 @@ async def test_a_kept_call_goes_on_with_new_weights_and_says_so():
     assert honest(result)
 
 
+@virtually
 async def test_no_deadline_pays_for_a_pause():
     async def roll(fleet: Fleet) -> Deadline:
         async with Deadline(0.03) as deadline:
@@ -98,6 +100,7 @@ async def test_no_deadline_pays_for_a_pause():
         assert (await rolling).held >= 0.05
 
 
+@virtually
 async def test_no_deadline_pays_for_a_call_that_an_engine_keeps():
     async def roll(fleet: Fleet) -> Deadline:
         async with Deadline(0.05) as deadline:

@@ -352,7 +352,8 @@ async def test_an_overlong_rollout_is_graded_and_masked_by_choice(limit: str, ma
     """The choice is resolved like every setting, here the environment's, and lands in the record."""
     named = tuple(one for one in Limit if (one == limit) == masked)
     bench = Bench()
-    environment = ScriptedEnvironment(settings=RolloutSettings(mask_overlong=named, run_seconds=0.05))
+    seconds = 0.05 if limit == "time" else 60.0
+    environment = ScriptedEnvironment(settings=RolloutSettings(mask_overlong=named, run_seconds=seconds))
     bench.runner._environments = lookup(environment)  # type: ignore[attr-defined]
     await bench.runner.accept(job(run="hang" if limit == "time" else f"limit:{limit}", reward=0.5))
     rollout = (await bench.finish())["r0"]

@@ -19,7 +19,7 @@ from prorl_gym.environments.swe.rows import read_task
 
 ROOT = Path(__file__).parents[3]
 ROWS = read_rows(ROOT / "environments" / "prorl_swe" / "data" / "example.jsonl")
-QUICK, *OTHERS = sorted(ROWS, key=lambda row: row.task["tests"]["parser"] != "unittest")
+QUICK = min(ROWS, key=lambda row: row.task["tests"]["parser"] != "unittest")
 
 
 def maker() -> Any:
@@ -82,12 +82,6 @@ async def test_gold_of_the_quickest_row_scores_one_and_uses_its_tools(leases: Le
     said = [message.content for message in played.artifacts.messages if message.role == "tool"]
     assert len(said) == len(gold_steps("swe", QUICK.task)) - 1  # finish says nothing
     assert not any("Traceback" in text for text in said)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("row", OTHERS, ids=name)
-async def test_gold_scores_one(row: DiskRow, leases: Leases):
-    await solve(row, leases)
 
 
 @pytest.mark.slow

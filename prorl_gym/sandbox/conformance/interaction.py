@@ -16,6 +16,11 @@ async def _until(shell: Shell, text: str, first: ShellResult) -> str:
     return output
 
 
+async def _start_sleep(shell: Shell) -> None:
+    """Start a program that sleeps, and wait until it is in the foreground: a key before that is the shell's."""
+    await _until(shell, "up", await shell.start(f"bash -c 'echo up; exec sleep {marker()}'", wait=0.05))
+
+
 async def start_returns_while_it_runs(box: Sandbox) -> None:
     """Output so far, no exit code; then the rest, the code, and a free shell."""
     shell = await box.shell()
@@ -68,7 +73,7 @@ async def control_c_interrupts(box: Sandbox) -> None:
     """``C-c`` ends the job with 130; the shell keeps its state."""
     shell = await box.shell()
     await run(shell, "x=kept")
-    await shell.start(f"sleep {marker()}", wait=0.1)
+    await _start_sleep(shell)
     result = await shell.send("C-c", wait=SECONDS)
     assert result.exit_code == 130 and not result.timed_out, result
     assert (await run(shell, "echo $x")).output == "kept\n"
@@ -77,7 +82,7 @@ async def control_c_interrupts(box: Sandbox) -> None:
 async def control_z_stops(box: Sandbox) -> None:
     """``C-z`` stops the job; ``kill %1`` removes it."""
     shell = await box.shell()
-    await shell.start(f"sleep {marker()}", wait=0.1)
+    await _start_sleep(shell)
     result = await shell.send("C-z", wait=SECONDS)
     assert result.exit_code == 128 + 20, result
     assert "Stopped" in result.output, result
@@ -90,11 +95,11 @@ async def keys_are_read_in_every_spelling(box: Sandbox) -> None:
     """``C-c`` and its relatives, alone, with or without blanks; as a part of a text they are text."""
     shell = await box.shell()
     for spelling in ("C-c", "C-C", " C-c ", "c-c\n", "^C", "^c", "ctrl+c", "Ctrl-C", "CTRL C", "<C-c>", "\x03"):
-        await shell.start(f"sleep {marker()}", wait=0.05)
+        await _start_sleep(shell)
         result = await shell.send(spelling, wait=SECONDS)
         assert result.exit_code == 130, (spelling, result)
     for spelling, code in (("C-\\", 128 + 3), ("^\\", 128 + 3), ("^Z", 128 + 20)):
-        await shell.start(f"sleep {marker()}", wait=0.05)
+        await _start_sleep(shell)
         assert (await shell.send(spelling, wait=SECONDS)).exit_code == code, spelling
     await run(shell, "kill -9 %%; wait 2>/dev/null; true")
     await shell.start("cat", wait=0.05)

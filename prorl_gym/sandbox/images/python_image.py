@@ -30,8 +30,9 @@ _DEBOOTSTRAP = ("debootstrap", "--variant=minbase", "--include=python3-minimal,p
 _SITE = f"usr/local/lib/python{_PYTHON}/dist-packages"
 _COMMANDS = {"ipython": "IPython", "pytest": "pytest"}
 _SECONDS = 1800.0
-# One date for every file: the same packages then make the same layer.
-_DATE = "--mtime=@1700000000"
+# One date for every file, and for every password that nobody set: the same packages then make the same layer.
+_SECONDS_OF_ALL = 1_700_000_000
+_DATE = f"--mtime=@{_SECONDS_OF_ALL}"
 _LEFTOVERS = ("var/cache/apt", "var/lib/apt/lists", "var/log", "var/cache/ldconfig", "debootstrap", "dev")
 _TARGET = (
     *("--only-binary=:all:", "--no-deps", "--require-hashes", "--implementation=cp", f"--python-version={_PYTHON}"),
@@ -147,9 +148,19 @@ def _tidy(root: Path) -> None:
         program = root / "usr/local/bin" / name
         program.write_text(f'#!/bin/sh\nexec /usr/bin/python3 -m {module} "$@"\n', encoding="ascii")
         program.chmod(0o755)
+    for name in ("shadow", "shadow-"):
+        if (file := root / "etc" / name).exists():
+            file.write_text(of_one_day(file.read_text(encoding="ascii")), encoding="ascii")
     for name in _LEFTOVERS:
         for entry in (root / name).glob("*"):
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+def of_one_day(shadow: str) -> str:
+    """Return ``/etc/shadow`` with one day for all changes of passwords (shadow(5)): it has the day of the build."""
+    lines = [line.split(":") for line in shadow.splitlines()]
+    day = str(_SECONDS_OF_ALL // 86400)
+    return "".join(":".join([*fields[:2], day, *fields[3:]]) + "\n" for fields in lines)
 
 
 def without_programs(record: str) -> str:

@@ -106,3 +106,8 @@ async def test_changed_package_is_refused(store: ImageStore, place: Path) -> Non
     (place / "bookworm.lock").write_text("x_1_all.deb sha256:0\n")
     with pytest.raises(ConfigError, match=r"bookworm\.tar is not what bookworm\.lock says"):
         await python_image.build(store, place)
+
+
+def test_no_day_of_a_build_is_in_the_image() -> None:
+    built = "root:*:20779:0:99999:7:::\ndaemon:!:20780:0:99999:7:::\n"
+    assert python_image.of_one_day(built) == "root:*:19675:0:99999:7:::\ndaemon:!:19675:0:99999:7:::\n"

@@ -7,7 +7,7 @@ WORKERS ?= 2
 IN_PARALLEL = -n $(WORKERS) --dist loadgroup
 export VENV
 
-.PHONY: help setup demo learn test test-all lint clean
+.PHONY: help setup demo learn test test-all lint docs dist clean
 
 help:
 	@echo "make demo                             roll out four environments through NeMo Gym (no GPU, no model needed)"
@@ -16,6 +16,8 @@ help:
 	@echo "make test [WORKERS=0]                 the default test suite (no network, GPU or root needed); 0: in one process"
 	@echo "make test-all                         everything; PRORL_GYM_REQUIRE=apptainer,gym makes a missing one fail"
 	@echo "make lint                             ruff and pyright"
+	@echo "make docs                             the documentation as a site, in site/"
+	@echo "make dist                             wheel and sdist, checked, in dist/"
 	@echo "make setup, make clean                make / remove .venv"
 
 setup:
@@ -37,7 +39,14 @@ test-all: setup
 	@$(RUN)/python -m pytest --all $(IN_PARALLEL) $(PYTEST_FLAGS)
 
 lint: setup
-	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/pyright --pythonpath $(RUN)/python
+	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/pyright --pythonpath $(RUN)/python && \
+		$(RUN)/pyright -p tests --pythonpath $(RUN)/python
+
+docs: setup
+	@.ci/docs
+
+dist: setup
+	@python="$$(.ci/environment release)" && exec "$$python" scripts/release.py
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache
+	rm -rf $(VENV) dist build site .pytest_cache .ruff_cache

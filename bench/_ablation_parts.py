@@ -9,17 +9,11 @@ from _ablation_workload import FAST, SLOW, Plan, Setting
 from _sim_engine import Call, SimEngine
 
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, ToolSpec
-from prorl_gym.environments.protocol import Episode, GoldStep, Leases, RunContext
+from prorl_gym.environments.protocol import Episode, Leases, RunContext, ScriptedStep
 from prorl_gym.errors import RolloutError
-from prorl_gym.inference.pool import EnginePool
-from prorl_gym.inference.protocol import (
-    EngineHealth,
-    EngineLoad,
-    GenerationRequest,
-    GenerationResult,
-    Served,
-)
-from prorl_gym.records import Message, Score, Segment
+from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.inference.protocol import CallOutcome, EngineHealth, GenerationRequest, GenerationResult
+from prorl_gym.records import EngineLoad, Message, Score, Segment
 from prorl_gym.rollout.protocol import Job
 from prorl_gym.sandbox.protocol import SandboxSpec
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
@@ -76,16 +70,16 @@ class LoopEngine:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def sample_some(self, seconds: float) -> float:
-        """See ``Engine.sample_some``."""
+    async def sample_trial(self, seconds: float) -> float:
+        """See ``Engine.sample_trial``."""
         return 0.0
 
-    async def load(self) -> EngineLoad:
+    async def read_load(self) -> EngineLoad:
         """See ``Engine.load``."""
         return self._sim.load()
 
-    async def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """See ``Engine.probe``."""
+    async def probe_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """See ``Engine.probe_logprobs``."""
         return [0.0] * (len(token_ids) - 1)
 
     async def reset_prefix_cache(self) -> bool:
@@ -117,7 +111,7 @@ class LoopEngine:
         self._arm()
 
 
-class Equal:
+class RoundRobin:
     """Implements ``BalancePolicy``: no balancing, as published: each engine is given as many rollouts as the others."""
 
     def __init__(self) -> None:
@@ -131,22 +125,22 @@ class Equal:
             self._given += 1
         return self._homes[request.session_id]
 
-    def release(self, request: GenerationRequest, engine: str, served: Served) -> None:
+    def release(self, request: GenerationRequest, engine: str, outcome: CallOutcome) -> None:
         """Nothing was reserved."""
 
-    def forget(self, session_id: str) -> None:
-        """See ``BalancePolicy.forget``."""
+    def forget_session(self, session_id: str) -> None:
+        """See ``BalancePolicy.forget_session``."""
         self._homes.pop(session_id, None)
 
-    def drop(self, engine: str) -> None:
+    def invalidate_cache(self, engine: str) -> None:
         """Nothing is believed."""
 
-    def observe(self, engine: str, load: EngineLoad) -> None:
+    def observe_load(self, engine: str, load: EngineLoad) -> None:
         """Nothing is learnt."""
 
 
 @dataclass(slots=True)
-class Agent:
+class PlannedSession:
     """Implements ``PolicySession`` and ``Policy``: asks the real pool for the turns of its plan."""
 
     job: Job
@@ -156,7 +150,7 @@ class Agent:
     turn: int = 0
 
     @property
-    def policy(self) -> "Agent":
+    def policy(self) -> "PlannedSession":
         """See ``PolicySession.policy``."""
         return self
 
@@ -164,19 +158,19 @@ class Agent:
         """See ``PolicySession.failure_at_deadline``."""
         return None
 
-    async def room(self) -> None:
-        """See ``PolicySession.room``."""
-        await self.pool.room(self.job.request.rollout_id)
+    async def wait_for_room(self) -> None:
+        """See ``PolicySession.wait_for_room``."""
+        await self.pool.wait_for_room(self.job.request.rollout_id)
 
-    def rest(self) -> None:
-        """See ``PolicySession.rest``."""
-        self.pool.rest(self.job.request.rollout_id)
+    def release_engine_slot(self) -> None:
+        """See ``PolicySession.release_engine_slot``."""
+        self.pool.release_slot(self.job.request.rollout_id)
 
-    def hurry(self) -> None:
+    def mark_cancelled(self) -> None:
         """Nothing is waited for."""
 
-    async def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AssistantTurn:
-        """See ``Policy.start``."""
+    async def start_conversation(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AssistantTurn:
+        """See ``Policy.start_conversation``."""
         return await self.respond(messages)
 
     async def respond(self, messages: Sequence[Message]) -> AssistantTurn:
@@ -201,26 +195,26 @@ class Agent:
 
     async def close(self) -> None:
         """See ``PolicySession.close``."""
-        self.pool.forget(self.job.request.rollout_id)
+        self.pool.forget_session(self.job.request.rollout_id)
 
     def segments(self) -> list[Segment]:
         """See ``PolicySession.segments``: only placement and time are measured, so no token is kept."""
         return []
 
 
-class Agents:
+class PlannedPolicySource:
     """Implements ``PolicySource``."""
 
     def __init__(self, setting: Setting, plans: Plans, pool: EnginePool) -> None:
         self._plans, self._pool = plans, pool
         self._prompt = setting.system_tokens + setting.group_tokens
 
-    def open(self, job: Job, settings: ResolvedSettings) -> Agent:
-        """See ``PolicySource.open``."""
-        return Agent(job, self._plans[job.request.rollout_id], self._pool, self._prompt)
+    def open_session(self, job: Job, settings: ResolvedSettings) -> PlannedSession:
+        """See ``PolicySource.open_session``."""
+        return PlannedSession(job, self._plans[job.request.rollout_id], self._pool, self._prompt)
 
 
-class Tools:
+class TimedToolEnvironment:
     """Implements ``Environment``: actions take as long as its shell needs for them.
 
     Args:
@@ -237,8 +231,8 @@ class Tools:
         self._more = SLOW - FAST if slow else 0.0
         self._real = real
 
-    def parse(self, row: Mapping[str, Any]) -> Plan:
-        """See ``Environment.parse``."""
+    def parse_row(self, row: Mapping[str, Any]) -> Plan:
+        """See ``Environment.parse_row``."""
         return self._plans[row["id"]]
 
     async def init(self, task: Plan, leases: Leases, settings: ResolvedSettings) -> Episode:
@@ -248,13 +242,13 @@ class Tools:
 
     async def run(self, task: Plan, episode: Episode, context: RunContext) -> None:
         """See ``Environment.run``."""
-        shell = await (await context.leases.agent(SandboxSpec())).shell() if self._real else None
+        shell = await (await context.leases.get_agent_sandbox(SandboxSpec())).shell() if self._real else None
         for turn in task.turns:
             await context.policy.respond(())
             if shell is None:
                 await asyncio.sleep(turn.tool_seconds + self._more)
             else:
-                await shell.run(f"sleep {turn.tool_seconds:.3f}", timeout=60)
+                await shell.run_command(f"sleep {turn.tool_seconds:.3f}", timeout=60)
                 await asyncio.sleep(self._more)
 
     async def evaluate(self, task: Plan, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
@@ -262,6 +256,6 @@ class Tools:
         await asyncio.sleep(task.eval_seconds)
         return Score(reward=task.reward)
 
-    def gold(self, row: Mapping[str, Any]) -> Sequence[GoldStep]:
-        """See ``Environment.gold``."""
-        return [GoldStep(text="go")]
+    def gold_steps(self, row: Mapping[str, Any]) -> Sequence[ScriptedStep]:
+        """See ``Environment.gold_steps``."""
+        return [ScriptedStep(text="go")]

@@ -108,8 +108,8 @@ def _instances(sif: str, count: int) -> Instances:
     seconds = time.perf_counter() - began
     if not up:
         raise RuntimeError("no instance started")
-    everybody = set(_processes.everybody()) - {os.getpid()}  # of this pid namespace: all of them are the instances'
-    return Instances(up, seconds, _processes.pss(everybody) / up)
+    others = set(_processes.all_processes()) - {os.getpid()}  # of this pid namespace: all belong to the instances
+    return Instances(up, seconds, _processes.pss(others) / up)
 
 
 if __name__ == "__main__":
@@ -117,10 +117,10 @@ if __name__ == "__main__":
         os.environ.pop(name, None)
     match sys.argv[1:]:
         case ["gym", sif, prepare, commands]:
-            _unprivileged.say(asdict(asyncio.run(_gym(sif, prepare, json.loads(commands)))))
+            _unprivileged.emit_result(asdict(asyncio.run(_gym(sif, prepare, json.loads(commands)))))
         case ["exec", image, count]:
-            _unprivileged.say(_executions(image, int(count)))
+            _unprivileged.emit_result(_executions(image, int(count)))
         case ["instances", sif, count]:
-            _unprivileged.say(asdict(_instances(sif, int(count))))
+            _unprivileged.emit_result(asdict(_instances(sif, int(count))))
         case other:
             sys.exit(f"_apptainer.py: unknown request {other}")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from _report import QUICK, Figure, figure, peer
 
+from prorl_gym.environments.code.code_row import CodeRow
 from prorl_gym.environments.code.grader import grade
-from prorl_gym.environments.code.rows import CodeRow
-from prorl_gym.rollout.leases import SandboxLeases
-from prorl_gym.sandbox.choose import open_backend
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
+from prorl_gym.sandbox.backend_selection import open_backend
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxBackend, SandboxSpec
 
@@ -74,7 +74,7 @@ def plain(python: str, program: str) -> float:
 
 async def interpreter(backend: SandboxBackend) -> str:
     """Return the path of the sandbox's python3, which the host's ``/usr`` also has."""
-    sandbox = await backend.start(SandboxSpec())
+    sandbox = await backend.start_sandbox(SandboxSpec())
     try:
         result = await sandbox.exec(["python3", "-c", "import sys; print(sys.executable)"], timeout=60)
     finally:

@@ -10,9 +10,15 @@ from pathlib import Path
 
 from _report import Figure, Peer, figure
 
-from prorl_gym.environments.corpus import Confusion, MathPair, count, final_answer, read_corpus
-from prorl_gym.environments.math.grader import MathGrader
-from prorl_gym.environments.worker import WorkerError, WorkerPool
+from prorl_gym.environments.grader_corpus import (
+    ConfusionCounts,
+    MathExample,
+    count_confusion,
+    extract_answer,
+    read_corpus,
+)
+from prorl_gym.environments.math.environment import MathGrader
+from prorl_gym.environments.worker_pool import WorkerError, WorkerPool
 from prorl_gym.errors import TaskError
 
 FOLDER = Path(__file__).parents[1] / "tests" / "corpora"
@@ -20,18 +26,18 @@ HALVES = ("seen", "unseen")
 OUTSIDE = ("outside_seen", "outside_unseen")
 FALSE_POSITIVES, FALSE_NEGATIVES_PERCENT = 0, 1.0
 
-Grader = Callable[[MathPair], Awaitable[bool]]
+Grader = Callable[[MathExample], Awaitable[bool]]
 
 
-async def plain_match(pair: MathPair) -> bool:
+async def plain_match(pair: MathExample) -> bool:
     """Grade by comparing the strings."""
-    return final_answer(pair) == pair.gold
+    return extract_answer(pair) == pair.gold
 
 
 def bare_math_verify(pool: WorkerPool, cpu_seconds: float = 5.0) -> Grader:
     """Return a grader by math-verify's defaults; an answer on which it hangs or fails is wrong."""
 
-    async def grade(pair: MathPair) -> bool:
+    async def grade(pair: MathExample) -> bool:
         message = pair.response.rpartition("</think>")[2]
         body = {"gold": pair.gold, "response": f"${message}$" if pair.bare else message}
         try:
@@ -45,8 +51,8 @@ def bare_math_verify(pool: WorkerPool, cpu_seconds: float = 5.0) -> Grader:
 def ours(grader: MathGrader) -> Grader:
     """Return our grader, as the environment uses it."""
 
-    async def grade(pair: MathPair) -> bool:
-        answer = final_answer(pair)
+    async def grade(pair: MathExample) -> bool:
+        answer = extract_answer(pair)
         try:
             return answer is not None and (await grader.score(pair.gold, answer)).reward == 1.0
         except TaskError:
@@ -55,9 +61,9 @@ def ours(grader: MathGrader) -> Grader:
     return grade
 
 
-async def math_confusions() -> dict[str, dict[str, Confusion[MathPair]]]:
+async def math_confusions() -> dict[str, dict[str, ConfusionCounts[MathExample]]]:
     """Return what each grader got wrong, by half and grader: ``ours``, ``math-verify``, ``string match``."""
-    own, bare = WorkerPool("prorl_gym.environments.math.equality:grade"), WorkerPool("bench._grade_bare:grade")
+    own, bare = WorkerPool("prorl_gym.environments.math.answer_equality:grade"), WorkerPool("bench._grade_bare:grade")
     graders: dict[str, Grader] = {
         "ours": ours(MathGrader(own)),
         "math-verify": bare_math_verify(bare),
@@ -65,25 +71,26 @@ async def math_confusions() -> dict[str, dict[str, Confusion[MathPair]]]:
     }
     try:
         return {
-            half: {name: await graded(half, grader) for name, grader in graders.items()} for half in (*HALVES, *OUTSIDE)
+            half: {name: await grade_half(half, grader) for name, grader in graders.items()}
+            for half in (*HALVES, *OUTSIDE)
         }
     finally:
         own.close()
         bare.close()
 
 
-async def graded(half: str, grader: Grader) -> Confusion[MathPair]:
+async def grade_half(half: str, grader: Grader) -> ConfusionCounts[MathExample]:
     """Grade one half, two pairs at a time."""
-    pairs = read_corpus(FOLDER / f"math_{half}.jsonl", MathPair)
+    pairs = read_corpus(FOLDER / f"math_{half}.jsonl", MathExample)
     turns = asyncio.Semaphore(2)
 
-    async def one(pair: MathPair) -> bool:
+    async def one(pair: MathExample) -> bool:
         async with turns:
             return await grader(pair)
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(pair)) for pair in pairs]
-    return count(pairs, [task.result() for task in tasks])
+    return count_confusion(pairs, [task.result() for task in tasks])
 
 
 async def run() -> list[Figure]:
@@ -97,7 +104,7 @@ def half_name(half: str, domain: str) -> str:
     return half.replace("_", ", ") + " half" + (", mended since first sight" if mended else "")
 
 
-def _figures(half: str, found: dict[str, Confusion[MathPair]]) -> Sequence[Figure]:
+def _figures(half: str, found: dict[str, ConfusionCounts[MathExample]]) -> Sequence[Figure]:
     own = found.pop("ours")
     size = f"{own.positives} right and {own.negatives} wrong answers"
     wrong = [Peer(name=name, value=len(each.false_positives), target=None) for name, each in found.items()]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from _grade_corpora import FOLDER, HALVES
 from _report import QUICK, Figure, figure
 
-from prorl_gym.environments.corpus import MathPair, final_answer, read_corpus
-from prorl_gym.environments.math.grader import MathGrader
-from prorl_gym.environments.worker import WorkerPool
+from prorl_gym.environments.grader_corpus import MathExample, extract_answer, read_corpus
+from prorl_gym.environments.math.environment import MathGrader
+from prorl_gym.environments.worker_pool import WorkerPool
 
 GRADINGS = 100 if QUICK else 1000
 P50_MS, P99_MS = 5.0, 200.0
@@ -31,7 +31,7 @@ async def run() -> list[Figure]:
     Raises:
         RuntimeError: an answer that never ends was rewarded, or no grading worked after it.
     """
-    pool = WorkerPool("prorl_gym.environments.math.equality:grade")
+    pool = WorkerPool("prorl_gym.environments.math.answer_equality:grade")
     try:
         times = await gradings(MathGrader(pool), _answers())
         killed = [await _killed(MathGrader(pool, DEADLINE), answer) for answer in PATHOLOGICAL]
@@ -48,8 +48,8 @@ async def run() -> list[Figure]:
 
 
 def _answers() -> list[tuple[str, str]]:
-    pairs = [pair for half in HALVES for pair in read_corpus(FOLDER / f"math_{half}.jsonl", MathPair)]
-    found = [(pair.gold, answer) for pair in pairs if (answer := final_answer(pair)) is not None]
+    pairs = [pair for half in HALVES for pair in read_corpus(FOLDER / f"math_{half}.jsonl", MathExample)]
+    found = [(pair.gold, answer) for pair in pairs if (answer := extract_answer(pair)) is not None]
     return [found[index % len(found)] for index in range(GRADINGS)]
 
 

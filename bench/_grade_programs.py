@@ -7,10 +7,9 @@ from pathlib import Path
 from _grade_corpora import FALSE_NEGATIVES_PERCENT, FALSE_POSITIVES, HALVES, half_name
 from _report import QUICK, Figure, figure
 
-from prorl_gym.environments.code.corpus import CodePair, passes
-from prorl_gym.environments.corpus import Confusion, count, read_corpus
-from prorl_gym.rollout.leases import SandboxLeases
-from prorl_gym.sandbox.choose import open_backend
+from prorl_gym.environments.grader_corpus import CodeExample, ConfusionCounts, count_confusion, is_rewarded, read_corpus
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
+from prorl_gym.sandbox.backend_selection import open_backend
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxBackend
 
@@ -26,23 +25,23 @@ async def run() -> list[Figure]:
         await backend.close()
 
 
-async def _graded(half: str, backend: SandboxBackend) -> Confusion[CodePair]:
-    pairs: Sequence[CodePair] = read_corpus(FOLDER / f"code_{half}.jsonl", CodePair)
+async def _graded(half: str, backend: SandboxBackend) -> ConfusionCounts[CodeExample]:
+    pairs: Sequence[CodeExample] = read_corpus(FOLDER / f"code_{half}.jsonl", CodeExample)
     pairs = pairs[:: 10 if QUICK else 1]
     turns = asyncio.Semaphore(2)
 
-    async def one(pair: CodePair) -> bool:
+    async def one(pair: CodeExample) -> bool:
         leases = SandboxLeases(backend)
         async with turns:
             try:
-                return await passes(pair, leases)
+                return await is_rewarded(pair, leases)
             finally:
                 await leases.close()
 
-    return count(pairs, await asyncio.gather(*map(one, pairs)))
+    return count_confusion(pairs, await asyncio.gather(*map(one, pairs)))
 
 
-def _figures(half: str, found: Confusion[CodePair]) -> list[Figure]:
+def _figures(half: str, found: ConfusionCounts[CodeExample]) -> list[Figure]:
     size = f"{found.positives} right and {found.negatives} wrong programs"
     return [
         figure(

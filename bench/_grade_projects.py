@@ -9,21 +9,20 @@ import time
 from dataclasses import dataclass, field
 from statistics import median
 
-from _processes import cpu_seconds, family
+from _processes import cpu_seconds, process_tree
 from _report import QUICK, Figure, figure
 
-from prorl_gym.environments.swe.controls.judge import ALLOWED_SECONDS
-from prorl_gym.environments.swe.controls.plan import ControlPlan
+from prorl_gym.environments.swe.controls.control_checks import ALLOWED_SECONDS
+from prorl_gym.environments.swe.controls.control_plan import ControlPlan
 from prorl_gym.environments.swe.grading import grade_timed
-from prorl_gym.environments.swe.rows import read_task
-from prorl_gym.environments.swe.sdist.make import Wish, open_project
-from prorl_gym.environments.swe.spec import sandbox_spec
-from prorl_gym.environments.swe.task import SweTask
-from prorl_gym.rollout.leases import SandboxLeases
-from prorl_gym.sandbox.choose import open_backend
+from prorl_gym.environments.swe.repository import sandbox_spec
+from prorl_gym.environments.swe.sdist.row_maker import RowOptions, open_project
+from prorl_gym.environments.swe.swe_row import SweTask, parse_swe_row
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
+from prorl_gym.sandbox.backend_selection import open_backend
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxBackend
-from prorl_gym.settings import resolve
+from prorl_gym.settings import resolve_settings
 
 PROJECTS = (
     *("cachetools==5.5.0", "inflection==0.5.1", "isodate==0.7.2", "jmespath==1.0.1", "markupsafe==3.0.2"),
@@ -106,7 +105,7 @@ async def _start_seconds(backend: SandboxBackend) -> float:
     started = time.monotonic()
     leases = SandboxLeases(backend)
     try:
-        await leases.clean(await sandbox_spec(read_task(row)))
+        await leases.start_clean_sandbox(await sandbox_spec(parse_swe_row(row)))
     finally:
         await leases.close()
     return time.monotonic() - started
@@ -115,12 +114,14 @@ async def _start_seconds(backend: SandboxBackend) -> float:
 async def _project(name: str, backend: SandboxBackend) -> _Cost:
     leases = SandboxLeases(backend)
     try:
-        cache = SandboxConfig().ipython_cache().with_name("sdists")
-        project = await open_project(name, NEEDS.get(name.partition("==")[0], ()), cache, "", leases, Wish(1, SEED))
-        (row,) = [row async for row in project.rows()]
+        cache = SandboxConfig().ipython_cache_dir().with_name("sdists")
+        project = await open_project(
+            name, NEEDS.get(name.partition("==")[0], ()), cache, "", leases, RowOptions(1, SEED)
+        )
+        (row,) = [row async for row in project.make_rows()]
     finally:
         await leases.close()
-    task = read_task(row)
+    task = parse_swe_row(row)
     cost = _Cost(plan=task.tests.controls or ControlPlan())
     for _ in range(RUNS):
         await _grade(name, task, backend, cost)
@@ -129,13 +130,13 @@ async def _project(name: str, backend: SandboxBackend) -> _Cost:
 
 async def _grade(name: str, task: SweTask, backend: SandboxBackend, cost: _Cost) -> None:
     leases = SandboxLeases(backend)
-    used = cpu_seconds(family(os.getpid()))
+    used = cpu_seconds(process_tree(os.getpid()))
     try:
-        graded = await grade_timed(task, task.gold_patch.encode(), leases, resolve())
+        graded = await grade_timed(task, task.gold_patch.encode(), leases, resolve_settings())
     finally:
         await leases.close()
     if graded.score.reward != 1.0:
         raise RuntimeError(f"{name}: gold scores {graded.score.reward} ({graded.score.detail})")
     cost.tests.append(graded.tests_seconds)
     cost.checks.append(graded.checks_seconds)
-    cost.cpu.append(cpu_seconds(family(os.getpid())) - used)
+    cost.cpu.append(cpu_seconds(process_tree(os.getpid())) - used)

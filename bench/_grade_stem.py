@@ -11,17 +11,22 @@ from pathlib import Path
 from _grade_corpora import FALSE_NEGATIVES_PERCENT, FALSE_POSITIVES, HALVES, OUTSIDE, half_name
 from _report import Figure, Peer, figure
 
-from prorl_gym.environments.corpus import Confusion, count, read_corpus
-from prorl_gym.environments.math.boxed import NoAnswerError, last_boxed
-from prorl_gym.environments.math.grader import MathGrader
-from prorl_gym.environments.stem.corpus import StemPair, grade
-from prorl_gym.environments.stem.grader import StemGrader
-from prorl_gym.environments.worker import WorkerPool
+from prorl_gym.environments.answers.tex import NoAnswerError, last_boxed
+from prorl_gym.environments.grader_corpus import (
+    ConfusionCounts,
+    StemExample,
+    count_confusion,
+    is_right_by_rules,
+    read_corpus,
+)
+from prorl_gym.environments.math.environment import MathGrader
+from prorl_gym.environments.stem.environment import StemGrader
+from prorl_gym.environments.worker_pool import WorkerPool
 
 FOLDER = Path(__file__).parents[1] / "tests" / "corpora"
 
 
-def string_match(pair: StemPair) -> bool:
+def string_match(pair: StemExample) -> bool:
     """Grade by comparing what is boxed with the gold answer, letter for letter."""
     try:
         return last_boxed(pair.answer) == pair.row["answer"]
@@ -29,18 +34,18 @@ def string_match(pair: StemPair) -> bool:
         return False
 
 
-async def stem_confusions() -> dict[str, dict[str, Confusion[StemPair]]]:
+async def stem_confusions() -> dict[str, dict[str, ConfusionCounts[StemExample]]]:
     """Return what each grader got wrong, by half and grader: ``ours``, ``string match``."""
     quantities = WorkerPool("prorl_gym.environments.stem.quantity:grade")
-    expressions = WorkerPool("prorl_gym.environments.math.equality:grade")
+    expressions = WorkerPool("prorl_gym.environments.math.answer_equality:grade")
     grader = StemGrader(quantities, MathGrader(expressions))
-    found: dict[str, dict[str, Confusion[StemPair]]] = {}
+    found: dict[str, dict[str, ConfusionCounts[StemExample]]] = {}
     try:
         for half in (*HALVES, *OUTSIDE):
-            pairs = read_corpus(FOLDER / f"stem_{half}.jsonl", StemPair)
+            pairs = read_corpus(FOLDER / f"stem_{half}.jsonl", StemExample)
             found[half] = {
-                "ours": count(pairs, await _graded(pairs, grader)),
-                "string match": count(pairs, [string_match(pair) for pair in pairs]),
+                "ours": count_confusion(pairs, await _graded(pairs, grader)),
+                "string match": count_confusion(pairs, [string_match(pair) for pair in pairs]),
             }
     finally:
         quantities.close()
@@ -48,12 +53,12 @@ async def stem_confusions() -> dict[str, dict[str, Confusion[StemPair]]]:
     return found
 
 
-async def _graded(pairs: Sequence[StemPair], grader: StemGrader) -> list[bool]:
+async def _graded(pairs: Sequence[StemExample], grader: StemGrader) -> list[bool]:
     turns = asyncio.Semaphore(2)
 
-    async def one(pair: StemPair) -> bool:
+    async def one(pair: StemExample) -> bool:
         async with turns:
-            return await grade(pair, grader)
+            return await is_right_by_rules(pair, grader)
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(pair)) for pair in pairs]
@@ -65,7 +70,7 @@ async def run() -> list[Figure]:
     return [row for half, found in (await stem_confusions()).items() for row in _figures(half, found)]
 
 
-def _figures(half: str, found: dict[str, Confusion[StemPair]]) -> list[Figure]:
+def _figures(half: str, found: dict[str, ConfusionCounts[StemExample]]) -> list[Figure]:
     own, plain = found["ours"], found["string match"]
     size = f"{own.positives} right and {own.negatives} wrong answers"
     return [

@@ -7,15 +7,15 @@ from statistics import median
 from _report import QUICK, Figure, figure
 
 from prorl_gym.environments import registry
-from prorl_gym.environments.gym_rows import read_rows
-from prorl_gym.environments.swe.controls.judge import ALLOWED_SECONDS
+from prorl_gym.environments.row_format import read_rows
+from prorl_gym.environments.swe.controls.control_checks import ALLOWED_SECONDS
 from prorl_gym.environments.swe.grading import grade_timed
-from prorl_gym.environments.swe.task import SweTask
-from prorl_gym.rollout.leases import SandboxLeases
-from prorl_gym.sandbox.choose import open_backend
+from prorl_gym.environments.swe.swe_row import SweTask
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
+from prorl_gym.sandbox.backend_selection import open_backend
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxBackend
-from prorl_gym.settings import ResolvedSettings, resolve
+from prorl_gym.settings import ResolvedSettings, resolve_settings
 
 ROWS = Path(__file__).parents[1] / "environments" / "prorl_swe" / "data" / "example.jsonl"
 RUNS = 2 if QUICK else 20
@@ -29,7 +29,7 @@ async def run() -> list[Figure]:
         RuntimeError: gold does not score 1.0: the figure would be worthless.
     """
     environment = registry.get("swe")
-    settings = resolve(environment.settings)
+    settings = resolve_settings(environment.settings)
     backend = await open_backend(SandboxConfig(backend="userns"))
     around: list[float] = []
     tests: list[float] = []
@@ -38,7 +38,7 @@ async def run() -> list[Figure]:
     per_row: list[Figure] = []
     try:
         for row in read_rows(ROWS):
-            task = environment.parse(row.task)
+            task = environment.parse_row(row.task)
             begun = len(checks)
             await _prove(task, backend, settings)
             for _ in range(RUNS):

@@ -2,23 +2,24 @@
 
 from collections.abc import Sequence
 
-from _groups_sim import Batch, Job, Workers, group_of
+from _groups_sim import ActiveGroup, Job, Workers, new_group
 from _groups_workload import Tasks
 
-from prorl_gym.demand import Demand, EarlyStop, Redundant
+from prorl_gym.client.wire_models import GroupsStatus, RolloutSummary
+from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
 from prorl_gym.errors import CancelReason
-from prorl_gym.rollout.groups.book import Book
-from prorl_gym.rollout.groups.decisions import Decisions
-from prorl_gym.rollout.groups.replica import Replica
-from prorl_gym.rollout.groups.report import GroupsStatus, report
-from prorl_gym.rollout.protocol import Member, Stage
+from prorl_gym.rollout.groups.group import Replica
+from prorl_gym.rollout.groups.group_actions import GroupActions
+from prorl_gym.rollout.groups.group_report import groups_status
+from prorl_gym.rollout.groups.group_scheduler import GroupScheduler
+from prorl_gym.rollout.protocol import AttemptPosition, Stage
 
 _RUN = "run"
 _AHEAD = 8
 """Batches that the trainer has submitted and that are not settled: they cost nothing before they begin."""
 
 
-class Ours:
+class ServiceScheme:
     """Implements ``Scheme``: a trainer that states its demand when a step begins, and again when it has its batch.
 
     Args:
@@ -29,7 +30,11 @@ class Ours:
     """
 
     def __init__(
-        self, workers: Workers, tasks: Tasks, early_stop: EarlyStop | None = None, redundant: Redundant | None = None
+        self,
+        workers: Workers,
+        tasks: Tasks,
+        early_stop: EarlyStop | None = None,
+        redundant: RedundantHandling | None = None,
     ) -> None:
         self._workers, self._tasks = workers, tasks
         setting = workers.setting
@@ -37,43 +42,47 @@ class Ours:
             groups=setting.batch,
             max_staleness=setting.staleness,
             early_stop=early_stop,
-            redundant=redundant or Redundant(),
+            redundant=redundant or RedundantHandling(),
         )
-        self._book = Book(_RUN, self._demand)
+        self._book = GroupScheduler(_RUN, self._demand)
         self._jobs: dict[str, Job] = {}
-        self._open: dict[str, Batch] = {}
-        self._settled: dict[str, Batch] = {}
+        self._positions: dict[str, AttemptPosition] = {}
+        self._open: dict[str, ActiveGroup] = {}
+        self._settled: dict[str, ActiveGroup] = {}
         self._came = self._cursor = 0
         self._tick: float | None = None
         self.stopped: set[int] = set()
         """Groups that were stopped on a chance."""
 
-    def want(self, version: int) -> None:
-        """See ``Scheme.want``."""
+    def on_step_start(self, version: int) -> None:
+        """See ``Scheme.on_step_start``."""
         self._set(self._demand.model_copy(update={"version": version}))
 
-    def training(self) -> None:
-        """See ``Scheme.training``. The next batch is wished for at once."""
+    def on_training(self) -> None:
+        """See ``Scheme.on_training``. The next batch is wished for at once."""
         self._set(self._demand)
 
-    def entered(self, job: Job) -> None:
-        """See ``Scheme.entered``."""
-        if job.where == "parked":
-            self._book.parked(job.name, True)
+    def on_stage_entered(self, job: Job) -> None:
+        """See ``Scheme.on_stage_entered``."""
+        position = self._positions[job.name]
+        if job.state == "parked":
+            position.is_parked = True
+            self._book.on_parking_changed(job.name)
         else:
-            stage: Stage = job.where  # pyright: ignore[reportAssignmentType]  # these are the ones that are told
-            self._book.entered(job.name, stage, self._workers.now)
+            stage: Stage = job.state  # pyright: ignore[reportAssignmentType]  # no other state is reported
+            position.enter_stage(stage, self._workers.now)
+            self._book.on_stage_entered(job.name)
         self._act()
 
-    def finished(self, job: Job) -> None:
+    def on_reward(self, job: Job) -> None:
         """See ``Scheme.finished``."""
         self._end(job)
         self._act()
 
-    def take(self) -> list[Batch] | None:
-        """See ``Scheme.take``."""
+    def pop_batch(self) -> list[ActiveGroup] | None:
+        """See ``Scheme.pop_batch``."""
         status = self._book.results
-        fresh = [one for one in status.unused(self._demand.after) if self._fresh(one.oldest_version)]
+        fresh = [one for one in status.unused_ready(self._demand.after) if self._fresh(one.oldest_version)]
         if len(fresh) < self._demand.groups:
             return None
         taken = fresh[: self._demand.groups]
@@ -82,7 +91,7 @@ class Ours:
 
     def status(self) -> GroupsStatus:
         """Return what the service would report."""
-        return report(self._book)
+        return groups_status(self._book)
 
     def _fresh(self, oldest: int | None) -> bool:
         return oldest is None or self._workers.version - oldest <= self._workers.setting.staleness
@@ -95,13 +104,15 @@ class Ours:
     def _submit(self) -> list[Job]:
         fresh: list[Job] = []
         while len(self._open) < _AHEAD * self._demand.groups:
-            group = group_of(self._tasks[self._came])
+            group = new_group(self._tasks[self._came])
             name = str(self._came)
             self._came += 1
             self._open[name] = group
             for job in group.jobs:
                 self._jobs[job.name] = job
-                self._book.accepted(Replica(job.name, _RUN, name, len(group.jobs), "env"))
+                replica = Replica(job.name, _RUN, name, len(group.jobs), "env")
+                self._positions[job.name] = replica.position
+                self._book.on_accepted(replica)
             fresh += group.jobs
         return fresh
 
@@ -110,35 +121,36 @@ class Ours:
         decisions = self._book.decide(self._workers.now)
         held = set(decisions.hold)
         for job in fresh:
-            if job.name not in held and job.where == "new":
-                self._workers.begin(job)
+            if job.name not in held and job.state == "new":
+                self._workers.enqueue(job)
         self._carry_out(decisions)
-        tick = self._book.next_tick()
+        tick = self._book.next_decision_at()
         if tick is not None and tick != self._tick:
             self._tick = tick
-            self._workers.at(tick, self._act)
+            self._workers.call_at(tick, self._act)
 
-    def _carry_out(self, decisions: Decisions) -> None:
+    def _carry_out(self, decisions: GroupActions) -> None:
         for job in self._found(decisions.hold):
-            self._workers.withdraw(job)
-        for job in self._found(decisions.allow):
-            if job.where == "new":
-                self._workers.begin(job)
+            self._workers.dequeue(job)
+        for job in self._found(decisions.release):
+            if job.state == "new":
+                self._workers.enqueue(job)
         for job in self._found(decisions.park):
             self._workers.park(job)
         for job in self._found(decisions.unpark):
             self._workers.unpark(job)
-            self._book.parked(job.name, False)
+            self._positions[job.name].is_parked = False
+            self._book.on_parking_changed(job.name)
         for reason, ids in decisions.cancel.items():
             for job in self._found(ids):
-                self._workers.cut(job)
+                self._workers.stop_job(job)
                 self._end(job, reason)
         for group_id, state in decisions.settled:
             group = self._open.pop(group_id)
             if state == "ready":
                 self._settled[group_id] = group
         if decisions.cancel or decisions.settled:
-            self._workers.at(self._workers.now, self._act)
+            self._workers.call_at(self._workers.now, self._act)
 
     def _found(self, ids: Sequence[str]) -> list[Job]:
         return [self._jobs[name] for name in ids if name in self._jobs]
@@ -147,7 +159,7 @@ class Ours:
         self._cursor += 1
         del self._jobs[job.name]
         group_id = str(job.group.task.number)
-        member = Member(
+        member = RolloutSummary(
             cursor=self._cursor,
             rollout_id=job.name,
             run_id=_RUN,
@@ -169,7 +181,7 @@ class Ours:
             finished_at=self._workers.now,
             released=False,
         )
-        self._book.finished(member, job.spent)
+        self._book.on_finished(member, job.spent)
         group = self._book.groups.get(group_id)
-        if group is not None and group.foretold and not group.audited:
+        if group is not None and group.is_predicted_uninformative and not group.is_audited:
             self.stopped.add(job.group.task.number)

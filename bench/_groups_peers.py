@@ -5,7 +5,7 @@ None of them loses time to a slow cancel, to a refit or to bookkeeping.
 
 from typing import Literal
 
-from _groups_sim import Batch, Job, Workers, group_of
+from _groups_sim import ActiveGroup, Job, Workers, new_group
 from _groups_workload import TOOL_SHARE, Tasks
 
 Reuse = Literal["lost", "replayed", "kept"]
@@ -17,37 +17,37 @@ class _Peer:
     def __init__(self, workers: Workers, tasks: Tasks) -> None:
         self.workers, self.setting = workers, workers.setting
         self._tasks, self._came = tasks, 0
-        self.open: dict[int, Batch] = {}
-        self.ready: list[Batch] = []
+        self.open: dict[int, ActiveGroup] = {}
+        self.ready: list[ActiveGroup] = []
 
-    def training(self) -> None:
+    def on_training(self) -> None:
         """Nothing is begun for it."""
 
-    def entered(self, job: Job) -> None:
+    def on_stage_entered(self, job: Job) -> None:
         """Nothing is decided by it."""
 
-    def finished(self, job: Job) -> None:
+    def on_reward(self, job: Job) -> None:
         """Keep the group when it is complete and teaches something."""
         group = job.group
         if group.complete and self.open.pop(group.task.number, None) is not None and group.task.informative:
             self.ready.append(group)
 
-    def begin(self) -> None:
+    def begin_group(self) -> None:
         """Begin the next prompt's group."""
-        group = group_of(self._tasks[self._came])
+        group = new_group(self._tasks[self._came])
         self._came += 1
         self.open[group.task.number] = group
         for job in group.jobs:
-            self.workers.begin(job)
+            self.workers.enqueue(job)
 
-    def drop(self, group: Batch) -> None:
+    def drop_group(self, group: ActiveGroup) -> None:
         """Stop a group for good."""
         for job in group.jobs:
             if job.live:
-                self.workers.cut(job)
+                self.workers.stop_job(job)
         self.open.pop(group.task.number, None)
 
-    def pop(self) -> list[Batch] | None:
+    def pop_groups(self) -> list[ActiveGroup] | None:
         """Return a batch of what is ready, the first that were."""
         if len(self.ready) < self.setting.batch:
             return None
@@ -70,23 +70,23 @@ class WaitForAll(_Peer):
         super().__init__(workers, tasks)
         self._round = max(1, round(many * self.setting.batch))
 
-    def want(self, version: int) -> None:
-        """See ``Scheme.want``."""
+    def on_step_start(self, version: int) -> None:
+        """See ``Scheme.on_step_start``."""
         self.ready.clear()
         self._begin_round()
 
-    def take(self) -> list[Batch] | None:
-        """See ``Scheme.take``."""
+    def pop_batch(self) -> list[ActiveGroup] | None:
+        """See ``Scheme.pop_batch``."""
         if self.open:
             return None
-        batch = self.pop()
+        batch = self.pop_groups()
         if batch is None:
             self._begin_round()
         return batch
 
     def _begin_round(self) -> None:
         for _ in range(self._round):
-            self.begin()
+            self.begin_group()
 
 
 class BatchFull(_Peer):
@@ -107,21 +107,21 @@ class BatchFull(_Peer):
         super().__init__(workers, tasks)
         self._many = max(1, round(many * self.setting.batch))
         self._reuse: Reuse = reuse
-        self._partial: list[Batch] = []
+        self._partial: list[ActiveGroup] = []
 
-    def want(self, version: int) -> None:
-        """See ``Scheme.want``."""
+    def on_step_start(self, version: int) -> None:
+        """See ``Scheme.on_step_start``."""
         self._fill()
 
-    def finished(self, job: Job) -> None:
-        """See ``Scheme.finished``."""
-        super().finished(job)
+    def on_reward(self, job: Job) -> None:
+        """See ``Scheme.on_reward``."""
+        super().on_reward(job)
         if self.workers.waiting:
             self._fill()
 
-    def take(self) -> list[Batch] | None:
-        """See ``Scheme.take``."""
-        batch = self.pop()
+    def pop_batch(self) -> list[ActiveGroup] | None:
+        """See ``Scheme.pop_batch``."""
+        batch = self.pop_groups()
         if batch is not None:
             self._cut_all()
         return batch
@@ -132,23 +132,23 @@ class BatchFull(_Peer):
                 if self._partial:
                     self._go_on(self._partial.pop(0))
                 else:
-                    self.begin()
+                    self.begin_group()
 
     def _cut_all(self) -> None:
         groups, self.open = list(self.open.values()), {}
         for group in groups:
             for job in group.jobs:
-                if job.live and (self._reuse == "lost" or job.where not in ("graded", "eval")):
-                    self.workers.cut(job)
+                if job.live and (self._reuse == "lost" or job.state not in ("graded", "eval")):
+                    self.workers.stop_job(job)
         if self._reuse != "lost":
             self._partial += groups
 
-    def _go_on(self, group: Batch) -> None:
+    def _go_on(self, group: ActiveGroup) -> None:
         self.open[group.task.number] = group
         for job in group.jobs:
-            if job.where == "gone":
+            if job.state == "gone":
                 done = job.draw.run - job.left if job.version is not None else 0.0
-                self.workers.begin(job, done=done, again=done * TOOL_SHARE if self._reuse == "replayed" else 0.0)
+                self.workers.enqueue(job, done=done, again=done * TOOL_SHARE if self._reuse == "replayed" else 0.0)
         if group.complete:
             del self.open[group.task.number]
             if group.task.informative:
@@ -172,30 +172,30 @@ class DropStale(_Peer):
         self._many = max(1, round(many * self.setting.batch))
         self._most = round(buffer * self.setting.batch)
 
-    def want(self, version: int) -> None:
-        """See ``Scheme.want``."""
+    def on_step_start(self, version: int) -> None:
+        """See ``Scheme.on_step_start``."""
         self.ready = [group for group in self.ready if not self._stale(group)]
         for group in list(self.open.values()):
             if self._stale(group):
-                self.drop(group)
+                self.drop_group(group)
         self._fill()
 
-    def training(self) -> None:
-        """See ``Scheme.training``."""
+    def on_training(self) -> None:
+        """See ``Scheme.on_training``."""
         self._fill()
 
-    def finished(self, job: Job) -> None:
-        """See ``Scheme.finished``."""
-        super().finished(job)
+    def on_reward(self, job: Job) -> None:
+        """See ``Scheme.on_reward``."""
+        super().on_reward(job)
         self._fill()
 
-    def take(self) -> list[Batch] | None:
-        """See ``Scheme.take``."""
-        return self.pop()
+    def pop_batch(self) -> list[ActiveGroup] | None:
+        """See ``Scheme.pop_batch``."""
+        return self.pop_groups()
 
-    def _stale(self, group: Batch) -> bool:
+    def _stale(self, group: ActiveGroup) -> bool:
         return group.oldest is not None and self.workers.version - group.oldest > self.setting.staleness
 
     def _fill(self) -> None:
         while len(self.open) < self._many and len(self.ready) < self._most:
-            self.begin()
+            self.begin_group()

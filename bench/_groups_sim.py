@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from _groups_workload import TURN_SECONDS, Draw, Setting, Task
 
-Where = Literal["new", "init", "ready", "run", "parked", "graded", "eval", "done", "gone"]
+JobState = Literal["new", "init", "ready", "run", "parked", "graded", "eval", "done", "gone"]
 
 
 @dataclass(slots=True, eq=False)
@@ -20,9 +20,9 @@ class Job:
     """One rollout."""
 
     name: str
-    group: "Batch"
+    group: "ActiveGroup"
     draw: Draw
-    where: Where = "new"
+    state: JobState = "new"
     left: float = 0.0
     """Seconds of RUN that are still to be done."""
     since: float = 0.0
@@ -38,11 +38,11 @@ class Job:
     @property
     def live(self) -> bool:
         """Whether it may still get a reward."""
-        return self.where not in ("done", "gone")
+        return self.state not in ("done", "gone")
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class ActiveGroup:
     """A group under way."""
 
     task: Task
@@ -51,7 +51,7 @@ class Batch:
     @property
     def complete(self) -> bool:
         """Whether all rewards are in."""
-        return all(job.where == "done" for job in self.jobs)
+        return all(job.state == "done" for job in self.jobs)
 
     @property
     def oldest(self) -> int | None:
@@ -62,23 +62,23 @@ class Batch:
 class Scheme(Protocol):
     """Decides what is begun and what is stopped."""
 
-    def want(self, version: int) -> None:
+    def on_step_start(self, version: int) -> None:
         """The trainer waits for a batch, at this version of the policy. Told at the start of each step."""
         ...
 
-    def training(self) -> None:
+    def on_training(self) -> None:
         """The trainer has its batch, and trains."""
         ...
 
-    def entered(self, job: Job) -> None:
+    def on_stage_entered(self, job: Job) -> None:
         """A rollout entered INIT, RUN or EVAL, was parked, or goes on."""
         ...
 
-    def finished(self, job: Job) -> None:
+    def on_reward(self, job: Job) -> None:
         """A rollout has its reward."""
         ...
 
-    def take(self) -> list[Batch] | None:
+    def pop_batch(self) -> list[ActiveGroup] | None:
         """Return the batch, once there is one. Asked after everything that happens while the trainer waits."""
         ...
 
@@ -122,13 +122,13 @@ class Workers:
         self._ticket = 0
         self._tell: Scheme | None = None
 
-    def attach(self, scheme: Scheme) -> None:
+    def set_scheme(self, scheme: Scheme) -> None:
         """Tell this scheme what happens."""
         self._tell = scheme
 
     # --- what schemes do ----------------------------------------------------------------------------------------
 
-    def begin(self, job: Job, *, done: float = 0.0, again: float = 0.0) -> None:
+    def enqueue(self, job: Job, *, done: float = 0.0, again: float = 0.0) -> None:
         """Let a rollout stand in line.
 
         Args:
@@ -137,54 +137,54 @@ class Workers:
             again: seconds of RUN that have to be spent once more first.
         """
         job.left = job.draw.run - done + again
-        job.where, job.to_park = "new", False
+        job.state, job.to_park = "new", False
         job.epoch += 1
         self._init.append(job)
 
-    def cut(self, job: Job) -> None:
+    def stop_job(self, job: Job) -> None:
         """Stop a rollout for good, or until it is begun again."""
-        if job.where == "run":
+        if job.state == "run":
             self._stop_running(job)
-        elif job.where in ("init", "eval"):
-            self._free[job.where] += 1
-        elif job.where == "parked":
+        elif job.state in ("init", "eval"):
+            self._free[job.state] += 1
+        elif job.state == "parked":
             self.parked -= 1
         for line in (self._init, self._run, self._eval):
             if job in line:
                 line.remove(job)
-        job.where = "gone"
+        job.state = "gone"
         job.epoch += 1
 
-    def withdraw(self, job: Job) -> None:
-        """Take one that has not begun out of the line; ``begin`` puts it there again."""
+    def dequeue(self, job: Job) -> None:
+        """Take one that has not begun out of the line; ``enqueue`` puts it there again."""
         if job in self._init:
             self._init.remove(job)
 
     def park(self, job: Job) -> None:
         """Let an agent stop before its next model call. It keeps its sandbox."""
         job.to_park = True
-        if job.where == "ready" and job.version is not None:  # it was to go on, and stands in line for that
+        if job.state == "ready" and job.version is not None:  # it was to go on, and stands in line for that
             self._run.remove(job)
-            job.where = "parked"
+            job.state = "parked"
             self.parked += 1
         self._after(TURN_SECONDS / 2, self._parks, job)
 
     def unpark(self, job: Job) -> None:
         """Let it go on, before those that have not begun."""
         job.to_park = False
-        if job.where == "parked":
+        if job.state == "parked":
             self.parked -= 1
-            job.where = "ready"
+            job.state = "ready"
             self._run.appendleft(job)
 
-    def at(self, when: float, act: Callable[[], None]) -> None:
+    def call_at(self, when: float, act: Callable[[], None]) -> None:
         """Do something later."""
         self._ticket += 1
         heapq.heappush(self._events, (max(when, self.now), self._ticket, act))
 
     # --- time ---------------------------------------------------------------------------------------------------
 
-    def pump(self) -> None:
+    def grant_slots(self) -> None:
         """Give free slots to who waits for them."""
         while self._run and self._free["run"]:
             job = self._run.popleft()
@@ -223,10 +223,10 @@ class Workers:
     ) -> None:
         assert self._tell is not None
         self._free[stage] -= 1
-        job.where, job.since = stage, self.now
+        job.state, job.since = stage, self.now
         self._after(seconds, then, job)
         if tell:
-            self._tell.entered(job)
+            self._tell.on_stage_entered(job)
 
     def _after(self, seconds: float, act: Callable[[Job], None], job: Job) -> None:
         epoch = job.epoch
@@ -235,33 +235,33 @@ class Workers:
             if job.epoch == epoch:
                 act(job)
 
-        self.at(self.now + seconds, planned)
+        self.call_at(self.now + seconds, planned)
 
     def _prepared(self, job: Job) -> None:
         self._free["init"] += 1
-        job.where = "ready"
+        job.state = "ready"
         self._run.append(job)
 
     def _ran(self, job: Job) -> None:
         self._stop_running(job)
-        job.where = "graded"
+        job.state = "graded"
         self._eval.append(job)
 
     def _graded(self, job: Job) -> None:
         assert self._tell is not None
         self._free["eval"] += 1
-        job.where = "done"
-        self._tell.finished(job)
+        job.state = "done"
+        self._tell.on_reward(job)
 
     def _parks(self, job: Job) -> None:
-        if job.where == "run" and job.to_park:
+        if job.state == "run" and job.to_park:
             assert self._tell is not None
             self._stop_running(job)
             job.epoch += 1
-            job.where = "parked"
+            job.state = "parked"
             self.parked += 1
             self.result.most_parked = max(self.result.most_parked, self.parked)
-            self._tell.entered(job)
+            self._tell.on_stage_entered(job)
 
     def _stop_running(self, job: Job) -> None:
         self._free["run"] += 1
@@ -277,14 +277,14 @@ def simulate(workers: Workers, scheme: Scheme, train: float) -> Result:
         scheme: what is compared.
         train: seconds that a step's training takes.
     """
-    workers.attach(scheme)
+    workers.set_scheme(scheme)
     result, setting = workers.result, workers.setting
     began = 0.0
 
     def wish() -> None:
         nonlocal began
         began, workers.waiting = workers.now, True
-        scheme.want(workers.version)
+        scheme.on_step_start(workers.version)
 
     def trained() -> None:
         workers.version += 1
@@ -292,7 +292,7 @@ def simulate(workers: Workers, scheme: Scheme, train: float) -> Result:
 
     wish()
     while True:
-        if workers.waiting and (batch := scheme.take()) is not None:
+        if workers.waiting and (batch := scheme.pop_batch()) is not None:
             result.waits.append(workers.now - began)
             result.delivered += [group.task for group in batch]
             result.behind += [workers.version - (group.oldest or 0) for group in batch]
@@ -300,15 +300,15 @@ def simulate(workers: Workers, scheme: Scheme, train: float) -> Result:
             if len(result.waits) == setting.steps:
                 result.seconds = workers.now
                 return result
-            workers.at(workers.now + train, trained)
-            scheme.training()
+            workers.call_at(workers.now + train, trained)
+            scheme.on_training()
             continue
-        workers.pump()
+        workers.grant_slots()
         workers.step()
 
 
-def group_of(task: Task) -> Batch:
+def new_group(task: Task) -> ActiveGroup:
     """Return a fresh group."""
-    group = Batch(task)
+    group = ActiveGroup(task)
     group.jobs = [Job(f"{task.number}-{place}", group, draw) for place, draw in enumerate(task.members)]
     return group

@@ -12,26 +12,27 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from _processes import family
+from _processes import process_tree
 from _report import Figure, figure
 
-from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.launch import BackendName
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
 _PATIENCE = 30.0
 _SERVICE = """
 import asyncio, sys
 from pathlib import Path
-from prorl_gym.sandbox.backend import NamespaceBackend
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxSpec
 
 async def main(name, count, scratch):
     backend = NamespaceBackend(name, SandboxConfig(scratch=Path(scratch)))
     for _ in range(count):
-        box = await backend.start(SandboxSpec())
-        await (await box.shell()).run("sleep 1000 & setsid sleep 1000 & (while :; do sleep 1; done) &", timeout=60)
+        box = await backend.start_sandbox(SandboxSpec())
+        shell = await box.shell()
+        await shell.run_command("sleep 1000 & setsid sleep 1000 & (while :; do sleep 1; done) &", timeout=60)
     print("busy", flush=True)
     await asyncio.Event().wait()
 
@@ -39,7 +40,7 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
 """
 
 
-def killed(name: BackendName, busy: int) -> list[Figure]:
+def measure_kill(name: BackendName, busy: int) -> list[Figure]:
     """Kill a service with so many busy sandboxes; nothing where the backend does not work."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="prorl-bench-") as directory:
         os.chmod(directory, 0o755)
@@ -51,7 +52,7 @@ def killed(name: BackendName, busy: int) -> list[Figure]:
         with subprocess.Popen(command, stdout=subprocess.PIPE) as service:
             if service.stdout is None or service.stdout.readline() != b"busy\n":
                 return []
-            members = family(service.pid)
+            members = process_tree(service.pid)
             seconds, alive = _kill(service.pid, members)
         asyncio.run(_start_again(scratch))
         left = len(list(scratch.iterdir())) + Path("/proc/self/mountinfo").read_text().count(str(scratch))

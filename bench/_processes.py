@@ -9,17 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def everybody() -> Iterator[int]:
+def all_processes() -> Iterator[int]:
     """Yield every process of this pid namespace."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             yield int(entry.name)
 
 
-def family(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """Return every descendant of a process, itself first."""
     children: dict[int, list[int]] = {}
-    for member in everybody():
+    for member in all_processes():
         with suppress(FileNotFoundError, ProcessLookupError):
             fields = Path(f"/proc/{member}/stat").read_bytes().rpartition(b")")[2].split()
             children.setdefault(int(fields[1]), []).append(member)

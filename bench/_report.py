@@ -63,13 +63,13 @@ class Report(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class StartConditions:
     """What a bench notes before it measures anything: its own work raises the load average, too."""
 
     load_average: float
 
     @classmethod
-    def now(cls) -> "Begun":
+    def capture(cls) -> "StartConditions":
         """Look at the machine."""
         return cls(os.getloadavg()[0])
 
@@ -126,7 +126,7 @@ def report(
     bench: str,
     figures: list[Figure],
     *packages: str,
-    begun: Begun | None = None,
+    begun: StartConditions | None = None,
     also: Mapping[str, str] | None = None,
 ) -> Report:
     """Return the report, with the versions of Python, the kernel, this package and ``packages``.
@@ -138,7 +138,7 @@ def report(
         begun: noted before the first measurement; a bench that hardly loads the machine may leave it out.
         also: further versions, of what peers are made of.
     """
-    begun = begun or Begun.now()
+    begun = begun or StartConditions.capture()
     versions = {"python": platform.python_version(), "kernel": platform.release().split("-")[0]}
     for package in ("prorl-gym", *packages):
         try:

@@ -14,20 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import _service_work as work
-from _processes import everybody, family
+from _processes import all_processes, process_tree
 from _service_server import Server
 
 from prorl_gym.client import Client
 from prorl_gym.environments.protocol import Episode, RunContext
-from prorl_gym.inference.chat import load_codec
-from prorl_gym.inference.pool import EnginePool
-from prorl_gym.inference.vllm import VllmEngine
-from prorl_gym.inference.vllm_wire import VllmOptions
+from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.inference.engines.vllm import VllmEngine, VllmOptions
+from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.fake import Script, ScriptedEnvironment
-from prorl_gym.rollout.model_source import ModelPolicySource
+from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
 from prorl_gym.sandbox.protocol import SandboxSpec
-from prorl_gym.sandbox.scratch import State
+from prorl_gym.sandbox.spawner.scratch import SandboxState
+from prorl_gym.testing.rollout.fake_rollout import Script, ScriptedEnvironment
 
 _PATIENCE = 60.0
 """Seconds after which a cancel is not late but lost."""
@@ -38,17 +37,17 @@ class Busy(ScriptedEnvironment):
 
     async def run(self, task: Script, episode: Episode, context: RunContext) -> None:
         """See ``Environment.run``."""
-        box = await context.leases.agent(SandboxSpec())
+        box = await context.leases.get_agent_sandbox(SandboxSpec())
         shell = await box.shell()
-        await shell.run(f"sleep {task.id} & setsid -f sleep {task.id}; echo up", timeout=60)
-        await context.policy.start(episode.messages, ())
+        await shell.run_command(f"sleep {task.id} & setsid -f sleep {task.id}; echo up", timeout=60)
+        await context.policy.start_conversation(episode.messages, ())
 
 
 @asynccontextmanager
 async def engines_at(url: str) -> AsyncGenerator[ModelPolicySource, None]:
     """Give policies that are served at this address, by the engine client as shipped."""
     async with EnginePool("policy") as pool:
-        pool.add(VllmEngine("silent", url, VllmOptions(model="m", vocab_size=1000)))
+        pool.add_engine(VllmEngine("silent", url, VllmOptions(model="m", vocab_size=1000)))
         yield ModelPolicySource(pool, load_codec("small"))
 
 
@@ -121,13 +120,13 @@ def _boxes(scratch: Path, marks: set[str]) -> dict[str, _Box]:
     """Return sandboxes by the mark that their sleepers have."""
     found: dict[str, _Box] = {}
     holders: dict[str, list[int]] = {}
-    for pid in everybody():
+    for pid in all_processes():
         holders.setdefault(_mounts(pid), []).append(pid)
     for directory in scratch.iterdir():
-        init = State.from_json((directory / "state.json").read_text()).init
+        init = SandboxState.from_json((directory / "state.json").read_text()).init
         if init is None:
             continue
-        members = family(init.pid)
+        members = process_tree(init.pid)
         mark = next((mark for pid in members if (mark := _slept(pid)) in marks), None)
         if mark is not None:
             mounts = _mounts(init.pid)
@@ -168,7 +167,7 @@ async def _gone(boxes: Sequence[_Box]) -> float:
     return time.perf_counter()
 
 
-async def cancels(server: Server, engine: SilentEngine, scratch: Path, run_id: str, size: int) -> Cancels:
+async def measure_cancels(server: Server, engine: SilentEngine, scratch: Path, run_id: str, size: int) -> Cancels:
     """Cancel rollouts at work, ``size`` with one request, one request after the other.
 
     Raises:

@@ -1,6 +1,6 @@
 """The service inside NeMo Gym: its own servers and its own client, each in a process of its own, as Gym starts them.
 
-``measured`` starts them. Run as a program this module is the agent's server, the rollouts' server, an agent that only
+``measure`` starts them. Run as a program this module is the agent's server, the rollouts' server, an agent that only
 gives as many bytes back (the floor of Gym itself), or the client that posts rows to ``/run`` and prints what it saw.
 """
 
@@ -8,11 +8,9 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +18,8 @@ from typing import Any
 
 import _service_work as work
 import aiohttp
+
+from prorl_gym.cli.demo.stack import free_ports
 
 HOST = "127.0.0.1"
 AGENT, FLOOR, ROLLOUTS = "bench_agent", "bench_floor", "prorl_rollout"
@@ -38,18 +38,18 @@ class ThroughGym:
     """Of one Gym result."""
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Whether there is a NeMo Gym here."""
     return find_spec("nemo_gym") is not None
 
 
-async def measured(directory: Path) -> ThroughGym:
+async def measure(directory: Path) -> ThroughGym:
     """Start the servers, let the client measure, end them.
 
     Raises:
         RuntimeError: a server did not start, or a row was not answered.
     """
-    config = _config(*_free_ports(4))
+    config = _config(*free_ports(4))
     children: list[asyncio.subprocess.Process] = []
     try:
         for instance in (ROLLOUTS, AGENT, FLOOR):
@@ -83,8 +83,8 @@ def _config(rollouts: int, agent: int, floor: int, head: int) -> dict[str, Any]:
         "default_host": HOST,
         "dry_run": False,
         ROLLOUTS: {"resources_servers": {ROLLOUTS: at(rollouts, domain="agent", **engines)}},
-        AGENT: {"responses_api_agents": {"prorl_agent": at(agent, resources_server=server)}},
-        FLOOR: {"responses_api_agents": {"prorl_agent": at(floor, resources_server=server)}},
+        AGENT: {"responses_api_agents": {"prorl_rollout_agent": at(agent, resources_server=server)}},
+        FLOOR: {"responses_api_agents": {"prorl_rollout_agent": at(floor, resources_server=server)}},
     }
 
 
@@ -126,22 +126,14 @@ def _tail(log: Path) -> str:
     return log.read_text(errors="replace")[-4000:]
 
 
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 def _serve_rollouts() -> None:
-    import prorl_gym.gym_root.resources_servers.prorl_rollout.hosted as hosted
+    import prorl_gym.gym_root.resources_servers.prorl_rollout.embedded_service as hosted
     from prorl_gym.gym_root.resources_servers.prorl_rollout.app import ProrlRolloutServer
-    from prorl_gym.inference.chat import load_codec
-    from prorl_gym.rollout.fake import EmptyBackend, lookup
-    from prorl_gym.rollout.ledger import SqliteLedger
-    from prorl_gym.rollout.runner import InProcessRunner
+    from prorl_gym.inference.tokens.template_check import load_codec
+    from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+    from prorl_gym.rollout.scheduling.runner import InProcessRunner
     from prorl_gym.rollout.service import RolloutService
+    from prorl_gym.testing.rollout.fake_rollout import EmptyBackend, environment_lookup
 
     class Built:
         """What ``build_service`` would give, on the bench's environment."""
@@ -154,9 +146,9 @@ def _serve_rollouts() -> None:
 
     async def build(config: Any) -> Built:
         config.state.mkdir(parents=True, exist_ok=True)
-        find: Any = lookup(work.TimedEnvironment())  # pyright: ignore[reportArgumentType]
+        find: Any = environment_lookup(work.TimedEnvironment())  # pyright: ignore[reportArgumentType]
         runner = InProcessRunner(find, work.RecordPolicySource(), EmptyBackend(), config.runner)
-        service = RolloutService(await SqliteLedger.open(config.ledger_file), runner)
+        service = RolloutService(await SqliteLedger.open(config.ledger_config), runner)
         await service.start()
         return Built(service)
 
@@ -168,11 +160,11 @@ def _serve_floor() -> None:
     import orjson
     from fastapi import Request, Response
 
-    from prorl_gym.gym_root.responses_api_agents.prorl_agent.app import ProrlAgent
+    from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.app import ProrlRolloutAgent
 
     result = orjson.dumps({"reward": 1.0, "logprobs": [-0.12345678901234567] * work.TOKENS})
 
-    class Floor(ProrlAgent):
+    class Floor(ProrlRolloutAgent):
         """Answers at once."""
 
         async def run(self, request: Request) -> Response:
@@ -195,7 +187,7 @@ def _row(index: int) -> dict[str, Any]:
 
 async def _measure() -> ThroughGym:
     """Post rows with Gym's own client."""
-    from _service_load import arriving
+    from _service_load import poisson_arrivals
     from nemo_gym.server_utils import ServerClient, get_response_json  # pyright: ignore[reportMissingTypeStubs]
 
     gym: Any = ServerClient.load_from_global_config()
@@ -224,7 +216,7 @@ async def _measure() -> ThroughGym:
             await one(agent)
             return [(time.perf_counter() - due) * 1000]
 
-        return await arriving(work.TARGETS["gym"] / 2, act)
+        return await poisson_arrivals(work.TARGETS["gym"] / 2, act)
 
     size = await one(AGENT)
     await one(FLOOR)
@@ -240,8 +232,8 @@ if __name__ == "__main__":
     elif sys.argv[1] == FLOOR:
         _serve_floor()
     elif sys.argv[1] == AGENT:
-        from prorl_gym.gym_root.responses_api_agents.prorl_agent.app import ProrlAgent
+        from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.app import ProrlRolloutAgent
 
-        ProrlAgent.run_webserver()
+        ProrlRolloutAgent.run_webserver()
     else:
         _serve_rollouts()

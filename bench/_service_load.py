@@ -15,7 +15,7 @@ from prorl_gym.client import Client
 from prorl_gym.records import Rollout, RolloutRequest
 
 
-def completed(rollout: Rollout) -> Rollout:
+def require_completed(rollout: Rollout) -> Rollout:
     """Return it.
 
     Raises:
@@ -26,7 +26,7 @@ def completed(rollout: Rollout) -> Rollout:
     return rollout
 
 
-async def batches(server: Server, run_id: str, count: int = work.BATCHED) -> float:
+async def batch_throughput(server: Server, run_id: str, count: int = work.BATCHED) -> float:
     """Submit batches, read the stream; return rollouts per second, from the first request to the last record."""
     requests = [work.request(run_id) for _ in range(count)]
     room = asyncio.Semaphore(work.WINDOW)
@@ -44,7 +44,7 @@ async def batches(server: Server, run_id: str, count: int = work.BATCHED) -> flo
         received = 0
         stream = client.stream(run_id)
         async for delivered in stream:
-            completed(delivered.rollout)
+            require_completed(delivered.rollout)
             room.release()
             received += 1
             if received == count:
@@ -55,13 +55,13 @@ async def batches(server: Server, run_id: str, count: int = work.BATCHED) -> flo
     return count / seconds
 
 
-async def singles(server: Server, run_id: str, count: int = work.SINGLE) -> float:
+async def single_throughput(server: Server, run_id: str, count: int = work.SINGLE) -> float:
     """Let callers each post one rollout and wait for its record, over and over; return rollouts per second."""
     async with server.client() as client:
 
         async def caller(first: int) -> None:
             for _ in range(first, count, work.CALLERS):
-                await one(client, work.request(run_id))
+                await submit_and_wait(client, work.request(run_id))
 
         began = time.perf_counter()
         async with asyncio.TaskGroup() as callers:
@@ -70,13 +70,13 @@ async def singles(server: Server, run_id: str, count: int = work.SINGLE) -> floa
         return count / (time.perf_counter() - began)
 
 
-async def one(client: Client, request: RolloutRequest) -> Rollout:
+async def submit_and_wait(client: Client, request: RolloutRequest) -> Rollout:
     """Submit a rollout and wait for its record."""
     await client.submit(request)
-    return completed(await client.result(request.rollout_id))
+    return require_completed(await client.result(request.rollout_id))
 
 
-async def arriving(
+async def poisson_arrivals(
     rate: float, act: Callable[[float], Awaitable[Sequence[float]]], seconds: float = work.LATENCY_SECONDS
 ) -> list[float]:
     """Act at random moments, whether or not what came before is done; return all that was noted.
@@ -100,25 +100,25 @@ async def arriving(
     return noted
 
 
-async def added_single(server: Server, run_id: str) -> list[float]:
+async def single_latency(server: Server, run_id: str) -> list[float]:
     """Return ms that the service added to each of many single rollouts, at half of the target's load."""
     async with server.client() as client:
 
         async def act(due: float) -> list[float]:
-            rollout = await one(client, work.request(run_id))
+            rollout = await submit_and_wait(client, work.request(run_id))
             return [(time.perf_counter() - due - rollout.worked_seconds) * 1000]
 
         await act(time.perf_counter())  # opens a connection
-        return await arriving(work.TARGETS["single"] / 2, act)
+        return await poisson_arrivals(work.TARGETS["single"] / 2, act)
 
 
-async def added_batches(server: Server, run_id: str) -> list[float]:
+async def batch_latency(server: Server, run_id: str) -> list[float]:
     """Return ms that the service added to each rollout of batches that are read from the stream."""
     arrived: dict[str, asyncio.Future[float]] = {}
 
     async def read(client: Client) -> list[float]:
         async for delivered in client.stream(run_id):
-            rollout = completed(delivered.rollout)
+            rollout = require_completed(delivered.rollout)
             arrived[rollout.rollout_id].set_result(time.perf_counter() - rollout.worked_seconds)
         raise RuntimeError("the stream ended")
 
@@ -134,14 +134,14 @@ async def added_batches(server: Server, run_id: str) -> list[float]:
                 del arrived[request.rollout_id]
             return noted
 
-        submitting = asyncio.create_task(arriving(work.TARGETS["batches"] / 2 / work.BATCH, act))
+        submitting = asyncio.create_task(poisson_arrivals(work.TARGETS["batches"] / 2 / work.BATCH, act))
         done, _ = await asyncio.wait({reading, submitting}, return_when=asyncio.FIRST_COMPLETED)
         reading.cancel()
         submitting.cancel()
         return await submitting if submitting in done else await reading
 
 
-async def echoes(server: Server, count: int = work.SINGLE) -> float:
+async def echo_throughput(server: Server, count: int = work.SINGLE) -> float:
     """Return requests per second of a route that only gives 20 kB back."""
     body = work.request("echo").model_dump_json().encode()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -159,7 +159,7 @@ async def echoes(server: Server, count: int = work.SINGLE) -> float:
 
 
 @dataclass(slots=True)
-class Watched:
+class LongQueueFigures:
     """A service with a long queue."""
 
     submitted: float
@@ -172,7 +172,7 @@ class Watched:
     """Median ms of each route."""
 
 
-async def long_queue(server: Server) -> Watched:
+async def long_queue(server: Server) -> LongQueueFigures:
     """Queue many rollouts whose agents wait, read their records, and look at the server meanwhile.
 
     Raises:
@@ -183,7 +183,7 @@ async def long_queue(server: Server) -> Watched:
 
         async def read() -> None:
             async for delivered in client.stream("queue"):
-                completed(delivered.rollout)
+                require_completed(delivered.rollout)
 
         reading = asyncio.create_task(read())
         await server.health()
@@ -209,7 +209,9 @@ async def long_queue(server: Server) -> Watched:
     queued, running = status.queued, status.capacity.run
     if queued < work.QUEUED or running < 0.95 * work.RUNNING:
         raise RuntimeError(f"only {queued} were queued and {running} running")
-    return Watched(submitted, filling, health, queued, running, {path: median(ms) for path, ms in routes.items()})
+    return LongQueueFigures(
+        submitted, filling, health, queued, running, {path: median(ms) for path, ms in routes.items()}
+    )
 
 
 def p99(values: Sequence[float]) -> float:

@@ -15,11 +15,11 @@ from typing import Any
 import _service_work as work
 
 from prorl_gym.records import Rollout
-from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, lookup
-from prorl_gym.rollout.ledger import SqliteLedger
-from prorl_gym.rollout.ledger_file import LedgerConfig
-from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
+from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend, FakePolicySource, environment_lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Overlap:
     """From the first submission to the last record, with filling up and draining."""
 
 
-async def overlap(mix: work.Mix, directory: Path) -> Overlap:
+async def measure_overlap(mix: work.Mix, directory: Path) -> Overlap:
     """Run a mix.
 
     Raises:
@@ -39,7 +39,7 @@ async def overlap(mix: work.Mix, directory: Path) -> Overlap:
     """
     environment = work.TimedEnvironment(record=True)
     ledger = await SqliteLedger.open(LedgerConfig(path=directory / f"{mix.slowest}.sqlite"))
-    find: Any = lookup(environment)  # pyright: ignore[reportArgumentType]
+    find: Any = environment_lookup(environment)  # pyright: ignore[reportArgumentType]
     slots = RunnerConfig(init=work.SLOTS["init"], run=work.SLOTS["run"], eval=work.SLOTS["eval"])
     service = RolloutService(ledger, InProcessRunner(find, FakePolicySource(), EmptyBackend(), slots))
     finished: list[float] = []
@@ -50,7 +50,7 @@ async def overlap(mix: work.Mix, directory: Path) -> Overlap:
         if len(finished) == work.MIXED:
             done.set()
 
-    service.observe(note)
+    service.add_record_observer(note)
     await service.start()
     began = time.monotonic()
     await service.submit(work.mixed(mix, mix.slowest))

@@ -19,7 +19,7 @@ from prorl_gym.client import Client
 
 Kind = Literal["noop", "queue", "cancel", "echo"]
 TOKEN = "bench-token-of-no-worth"
-LOOK_SECONDS = 0.005
+SAMPLE_SECONDS = 0.005
 """Between two looks at the event loop's lag."""
 
 
@@ -29,7 +29,7 @@ class Health:
 
     lag_p99_ms: float
     lag_max_ms: float
-    looks: int
+    samples: int
     rss_mb: float
     """Resident set."""
     peak_mb: float
@@ -45,7 +45,7 @@ class Server:
 
     def client(self) -> Client:
         """Return a client of it."""
-        return Client(self.url, token=TOKEN, patience=0.0)
+        return Client(self.url, token=TOKEN, retry_seconds=0.0)
 
     async def health(self) -> Health:
         """Ask how it is, since it was asked before.
@@ -59,7 +59,7 @@ class Server:
 
 
 @asynccontextmanager
-async def started(kind: Kind, directory: Path, *arguments: str) -> AsyncGenerator[Server, None]:
+async def running_server(kind: Kind, directory: Path, *arguments: str) -> AsyncGenerator[Server, None]:
     """Run a server for the block."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, __file__, kind, str(directory), *arguments),
@@ -95,7 +95,7 @@ class _Lag:
 
     def _ask(self) -> None:
         loop = asyncio.get_running_loop()
-        due = loop.time() + LOOK_SECONDS
+        due = loop.time() + SAMPLE_SECONDS
         loop.call_at(due, self._tick, due)
 
     def _tick(self, due: float) -> None:
@@ -111,7 +111,7 @@ class _Lag:
 
 
 async def _backend(scratch: Path) -> Any:
-    from prorl_gym.sandbox.choose import open_backend
+    from prorl_gym.sandbox.backend_selection import open_backend
     from prorl_gym.sandbox.config import SandboxConfig
 
     return await open_backend(SandboxConfig(backend="userns", warm=0, scratch=scratch))
@@ -121,33 +121,34 @@ async def _serve(kind: Kind, directory: Path, arguments: list[str]) -> None:
     from _service_cancel import Busy, engines_at
     from _service_work import CANCELLED, RUNNING, RecordPolicySource, TimedEnvironment
 
-    from prorl_gym.api.app import app_of, make_serving
-    from prorl_gym.rollout.fake import EmptyBackend, lookup
-    from prorl_gym.rollout.ledger import SqliteLedger
-    from prorl_gym.rollout.ledger_file import LedgerConfig
-    from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
+    from prorl_gym.api.app import app_from_context
+    from prorl_gym.api.app_context import AppContext
+    from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
+    from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+    from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
     from prorl_gym.rollout.service import RolloutService
+    from prorl_gym.testing.rollout.fake_rollout import EmptyBackend, environment_lookup
 
     ledger = await SqliteLedger.open(LedgerConfig(path=directory / f"{kind}.sqlite"))
     if kind == "cancel":
         async with engines_at(arguments[0]) as policies:
             backend = await _backend(directory / "scratch")
-            runner = InProcessRunner(lookup(Busy()), policies, backend, RunnerConfig(run=CANCELLED))
+            runner = InProcessRunner(environment_lookup(Busy()), policies, backend, RunnerConfig(run=CANCELLED))
             service = RolloutService(ledger, runner)
             await service.start()
-            await _answer(app_of(make_serving(service), TOKEN))
-            service.refuse()
+            await _answer(app_from_context(AppContext.create(service), TOKEN))
+            service.begin_shutdown()
             await service.stop(drain=False)
             await backend.close()
         return
     config = RunnerConfig(run=RUNNING) if kind == "queue" else RunnerConfig()
-    find: Any = lookup(TimedEnvironment())  # pyright: ignore[reportArgumentType]
+    find: Any = environment_lookup(TimedEnvironment())  # pyright: ignore[reportArgumentType]
     service = RolloutService(ledger, InProcessRunner(find, RecordPolicySource(), EmptyBackend(), config))
     await service.start()
-    serving = make_serving(service)
+    serving = AppContext.create(service)
     async with serving.history:
-        await _answer(app_of(serving, TOKEN))
-    service.refuse()
+        await _answer(app_from_context(serving, TOKEN))
+    service.begin_shutdown()
     await service.stop(drain=False)
 
 
@@ -170,10 +171,10 @@ def _echo() -> Any:
 
 async def _answer(app: Any) -> None:
     """Answer until the input ends."""
-    from prorl_gym.api.connections import HttpServer
-    from prorl_gym.api.server import listen
+    from prorl_gym.api.http.http_server import HttpServer
+    from prorl_gym.api.service_process import open_listener
 
-    with listen("127.0.0.1", 0) as listener:
+    with open_listener("127.0.0.1", 0) as listener:
         server = HttpServer(app, lambda scope: True)
         answering = asyncio.create_task(server.serve(sockets=[listener]))
         lines = asyncio.StreamReader()

@@ -13,11 +13,11 @@ from typing import Any, Literal
 from _report import QUICK
 
 from prorl_gym.agents.protocol import Artifacts
-from prorl_gym.environments.protocol import Episode, GoldStep, Leases, RunContext
+from prorl_gym.environments.protocol import Episode, Leases, RunContext, ScriptedStep
 from prorl_gym.records import NOT_SAMPLED, Generation, Message, RolloutRequest, Score, Segment
-from prorl_gym.rollout.fake import FakePolicySource, FakeSession
 from prorl_gym.rollout.protocol import Job
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
+from prorl_gym.testing.rollout.fake_rollout import FakePolicySource, FakeSession
 
 ENVIRONMENT = "timed"
 Stage = Literal["init", "run", "eval"]
@@ -116,8 +116,8 @@ class TimedEnvironment:
     record: bool = False
     """Keep ``spans``."""
 
-    def parse(self, row: Mapping[str, Any]) -> Times:
-        """See ``Environment.parse``."""
+    def parse_row(self, row: Mapping[str, Any]) -> Times:
+        """See ``Environment.parse_row``."""
         return Times(row.get("init", 0.0), tuple(row.get("run", (0.0,))), row.get("eval", 0.0))
 
     async def init(self, task: Times, leases: Leases, settings: ResolvedSettings) -> Episode:
@@ -130,7 +130,9 @@ class TimedEnvironment:
         context.artifacts.messages.extend(episode.messages)
         for turn, seconds in enumerate(task.run):
             await self._wait("run", seconds)
-            answer = await (context.policy.respond(()) if turn else context.policy.start(episode.messages, ()))
+            answer = await (
+                context.policy.respond(()) if turn else context.policy.start_conversation(episode.messages, ())
+            )
             context.artifacts.answer = answer.text
         context.artifacts.messages.append(Message(role="assistant", content=context.artifacts.answer or ""))
 
@@ -139,9 +141,9 @@ class TimedEnvironment:
         await self._wait("eval", task.eval)
         return Score(reward=1.0)
 
-    def gold(self, row: Mapping[str, Any]) -> Sequence[GoldStep]:
-        """See ``Environment.gold``."""
-        return [GoldStep(text="go")]
+    def gold_steps(self, row: Mapping[str, Any]) -> Sequence[ScriptedStep]:
+        """See ``Environment.gold_steps``."""
+        return [ScriptedStep(text="go")]
 
     async def _wait(self, stage: Stage, seconds: float) -> None:
         if not seconds:
@@ -175,8 +177,8 @@ class _Session(FakeSession):
 class RecordPolicySource(FakePolicySource):
     """An instant policy whose records have the stated size."""
 
-    def open(self, job: Job, settings: ResolvedSettings) -> FakeSession:
-        """See ``PolicySource.open``."""
+    def open_session(self, job: Job, settings: ResolvedSettings) -> FakeSession:
+        """See ``PolicySource.open_session``."""
         self.opened += 1
         return _Session(self, evaluation=job.request.evaluation)
 

@@ -18,7 +18,7 @@ _GYM_TIMES, _SWEREX_TIMES = 200.0, 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class Repetitions:
     """How often what is done. Peers that take a tenth of a second and more are asked less often."""
 
     fast: int = 1000
@@ -50,7 +50,7 @@ class Peers:
 Run = Callable[[Sequence[str]], list[float] | None]
 
 
-def measure(image: str | None, sif: str | None, megabyte: str, counts: Counts, *, pytest: bool) -> Peers:
+def measure(image: str | None, sif: str | None, megabyte: str, counts: Repetitions, *, pytest: bool) -> Peers:
     """Measure every peer that is here.
 
     Args:

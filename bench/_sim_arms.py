@@ -11,8 +11,8 @@ from _sim_peers import CacheAware, ConsistentHash, PowerOfTwo
 from _sim_workload import Hardware, Workload, draw
 from balance_sim import Arm, Clock, Incidents, Result, replay
 
-from prorl_gym.inference.balance import CostPolicy, make_policy
-from prorl_gym.inference.balance.cost import CostModel
+from prorl_gym.inference.balance import CostPolicy, make_balance_policy
+from prorl_gym.inference.balance.cost_policy import CostModel
 from prorl_gym.inference.protocol import BalancePolicy
 
 NAMED = ("published", "min_heap", "sticky", "least_outstanding", "round_robin")
@@ -80,7 +80,7 @@ def _maker(job: Run) -> Callable[[Clock], BalancePolicy]:
             return CostPolicy(_wrong(*job.model), clock=clock)
         if job.policy in _PEERS:
             return _PEERS[job.policy]()
-        return make_policy(job.policy)  # pyright: ignore[reportArgumentType]  # one of NAMED
+        return make_balance_policy(job.policy)  # pyright: ignore[reportArgumentType]  # one of NAMED
 
     return make
 
@@ -88,7 +88,7 @@ def _maker(job: Run) -> Callable[[Clock], BalancePolicy]:
 def _wrong(prefill: float, decode: float) -> CostModel:
     return CostModel(
         prefill_rate=RIGHT.prefill_rate * prefill,
-        step=RIGHT.step * decode,
+        step_base=RIGHT.step_base * decode,
         step_per_call=RIGHT.step_per_call * decode,
         step_per_token=RIGHT.step_per_token * decode,
     )

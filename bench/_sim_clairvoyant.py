@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from _sim_workload import Hardware, Session, Trace
 from balance_sim import Arm, Clock, Incidents, Result, replay
 
-from prorl_gym.inference.protocol import EngineLoad, GenerationRequest, Served
+from prorl_gym.inference.protocol import CallOutcome, GenerationRequest
+from prorl_gym.records import EngineLoad
 
 
-class Fixed:
+class FixedPlacement:
     """A policy that places every session where it was told to."""
 
     def __init__(self, homes: dict[str, str]) -> None:
@@ -25,20 +26,20 @@ class Fixed:
         """Look it up."""
         return self._homes[request.session_id]
 
-    def release(self, request: GenerationRequest, engine: str, served: Served) -> None:
+    def release(self, request: GenerationRequest, engine: str, outcome: CallOutcome) -> None:
         """Nothing was reserved."""
 
-    def forget(self, session_id: str) -> None:
+    def forget_session(self, session_id: str) -> None:
         """Nothing is remembered."""
 
-    def drop(self, engine: str) -> None:
+    def invalidate_cache(self, engine: str) -> None:
         """Nothing is believed."""
 
-    def observe(self, engine: str, load: EngineLoad) -> None:
+    def observe_load(self, engine: str, load: EngineLoad) -> None:
         """Nothing is learnt."""
 
 
-class Foresight:
+class LeastRemainingWork:
     """Places each session, when it begins, on the engine with the least work left; work is known exactly."""
 
     def __init__(self, trace: Trace, hardware: Hardware) -> None:
@@ -56,17 +57,17 @@ class Foresight:
             self._left[home] = self._left.get(home, 0.0) + self._work[session]
         return self.homes[session]
 
-    def release(self, request: GenerationRequest, engine: str, served: Served) -> None:
+    def release(self, request: GenerationRequest, engine: str, outcome: CallOutcome) -> None:
         """One turn less to do."""
         self._left[engine] -= self._work[request.session_id] / self._turns[request.session_id]
 
-    def forget(self, session_id: str) -> None:
+    def forget_session(self, session_id: str) -> None:
         """Nothing is left of it."""
 
-    def drop(self, engine: str) -> None:
+    def invalidate_cache(self, engine: str) -> None:
         """Nothing is believed."""
 
-    def observe(self, engine: str, load: EngineLoad) -> None:
+    def observe_load(self, engine: str, load: EngineLoad) -> None:
         """Nothing is learnt."""
 
 
@@ -84,9 +85,9 @@ def clairvoyant(
     trace: Trace, hardware: Hardware, engines: int, caps: Sequence[int], moves: int, incidents: Incidents | None = None
 ) -> Result:
     """Return the best run that was found; ``moves`` replays are spent on improving it."""
-    best: tuple[Result, Foresight, int] | None = None
+    best: tuple[Result, LeastRemainingWork, int] | None = None
     for cap in caps:
-        foresight = Foresight(trace, hardware)
+        foresight = LeastRemainingWork(trace, hardware)
         result = replay(trace, hardware, engines, Arm(lambda clock, one=foresight: one, cap), incidents)
         if best is None or result.makespan < best[0].makespan:
             best = (result, foresight, cap)
@@ -106,7 +107,7 @@ def clairvoyant(
 
 
 def _fixed(homes: dict[str, str]):
-    def make(clock: Clock) -> Fixed:
-        return Fixed(homes)
+    def make(clock: Clock) -> FixedPlacement:
+        return FixedPlacement(homes)
 
     return make

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from _sim_workload import BLOCK, Hardware
 
-from prorl_gym.inference.protocol import EngineLoad
+from prorl_gym.records import EngineLoad
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Tally:
+class EngineStats:
     """What an engine has done."""
 
     queried: int = 0
@@ -91,7 +91,7 @@ class SimEngine:
 
     def __init__(self, name: str, hardware: Hardware, system_tokens: int, group_tokens: int) -> None:
         self.name = name
-        self.tally = Tally()
+        self.tally = EngineStats()
         self._hardware = hardware
         self._system, self._group = system_tokens, group_tokens
         self._waiting: deque[Call] = deque()
@@ -162,7 +162,7 @@ class SimEngine:
         self._plan(now)
         return done
 
-    def die(self) -> list[Call]:
+    def fail(self) -> list[Call]:
         """Stop; return the calls that are lost."""
         lost = [*self._decoding, *self._prefilling, *self._waiting]
         self._decoding, self._prefilling, self._steps = [], [], None

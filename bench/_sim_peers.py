@@ -5,12 +5,12 @@ import random
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from prorl_gym.inference.balance.beliefs import CacheBeliefs
-from prorl_gym.inference.balance.plain import PlacesCalls
-from prorl_gym.inference.protocol import GenerationRequest, Served
+from prorl_gym.inference.balance.cache_estimate import CacheEstimate
+from prorl_gym.inference.balance.simple_policies import PerCallPolicy
+from prorl_gym.inference.protocol import CallOutcome, GenerationRequest
 
 
-class ConsistentHash(PlacesCalls):
+class ConsistentHash(PerCallPolicy):
     """A ring of 160 virtual nodes per engine, by rollout: vllm-router's and SkyRL's, blind to load."""
 
     def __init__(self) -> None:
@@ -25,11 +25,11 @@ class ConsistentHash(PlacesCalls):
             self._rings[tuple(healthy)] = ring
         place = bisect.bisect(ring, (_hash(request.session_id), ""))
         engine = ring[place % len(ring)][1]
-        self.places.take(engine)
+        self.reservations.reserve(engine)
         return engine
 
 
-class PowerOfTwo(PlacesCalls):
+class PowerOfTwo(PerCallPolicy):
     """The less busy of two engines drawn at random, for every call."""
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class PowerOfTwo(PlacesCalls):
 
     def choose(self, request: GenerationRequest, healthy: Sequence[str]) -> str:
         """Draw two."""
-        engine = min(self._random.sample(healthy, min(2, len(healthy))), key=lambda name: self.places[name])
-        self.places.take(engine)
+        engine = min(self._random.sample(healthy, min(2, len(healthy))), key=lambda name: self.reservations[name])
+        self.reservations.reserve(engine)
         return engine
 
 
-class CacheAware(PlacesCalls):
+class CacheAware(PerCallPolicy):
     """Longest known prefix, unless loads differ too much: the rule and thresholds of vllm-router and SGLang's gateway.
 
     Their tree of characters is replaced by what it stands for, exact knowledge of which engine computed which prefix,
@@ -58,39 +58,39 @@ class CacheAware(PlacesCalls):
     def __init__(self, threshold: float = 0.5, absolute: int = 32, relative: float = 1.1) -> None:
         super().__init__()
         self._threshold, self._absolute, self._relative = threshold, absolute, relative
-        self._caches: dict[str, CacheBeliefs] = {}
+        self._caches: dict[str, CacheEstimate] = {}
 
     def choose(self, request: GenerationRequest, healthy: Sequence[str]) -> str:
         """Follow the prefix, or the load."""
-        busiest = max(self.places[name] for name in healthy)
-        idlest = min(healthy, key=lambda name: self.places[name])
-        least, prompt = self.places[idlest], len(request.prompt_ids)
+        busiest = max(self.reservations[name] for name in healthy)
+        idlest = min(healthy, key=lambda name: self.reservations[name])
+        least, prompt = self.reservations[idlest], len(request.prompt_ids)
         engine = idlest
         if not (busiest - least > self._absolute and busiest > self._relative * least):
             known = max(healthy, key=lambda name: self._known(name, request, prompt))
             if self._known(known, request, prompt) > self._threshold * prompt:
                 engine = known
-        self._caches.setdefault(engine, CacheBeliefs()).begin(request.session_id, request.group_id, prompt)
-        self.places.take(engine)
+        self._caches.setdefault(engine, CacheEstimate()).begin_call(request.session_id, request.group_id, prompt)
+        self.reservations.reserve(engine)
         return engine
 
-    def release(self, request: GenerationRequest, engine: str, served: Served) -> None:
+    def release(self, request: GenerationRequest, engine: str, outcome: CallOutcome) -> None:
         """Remember the whole context."""
-        super().release(request, engine, served)
-        self._caches[engine].end(request.session_id, len(request.prompt_ids) + served.sampled)
+        super().release(request, engine, outcome)
+        self._caches[engine].end_call(request.session_id, len(request.prompt_ids) + outcome.sampled_tokens)
 
-    def forget(self, session_id: str) -> None:
+    def forget_session(self, session_id: str) -> None:
         """Drop it from the history."""
         for cache in self._caches.values():
-            cache.forget(session_id)
+            cache.forget_session(session_id)
 
-    def drop(self, engine: str) -> None:
+    def invalidate_cache(self, engine: str) -> None:
         """Drop the engine's history."""
         self._caches.pop(engine, None)
 
     def _known(self, engine: str, request: GenerationRequest, prompt: int) -> int:
         cache = self._caches.get(engine)
-        return cache.cached(request.session_id, request.group_id, prompt) if cache else 0
+        return cache.cached_tokens(request.session_id, request.group_id, prompt) if cache else 0
 
 
 def _hash(text: str) -> int:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from _token_models import TOOLS, Model
 
 from prorl_gym.inference.protocol import GenerationResult
-from prorl_gym.inference.transcript import Transcript
+from prorl_gym.inference.tokens.transcript import Transcript
 from prorl_gym.records import Message, ToolCall
-from prorl_gym.settings import RolloutSettings, resolve
+from prorl_gym.settings import RolloutSettings, resolve_settings
 
-_SETTINGS = resolve(RolloutSettings())
+_SETTINGS = resolve_settings(RolloutSettings())
 _TURNS = (2, 4)
 
 
@@ -52,29 +52,29 @@ def _play(
     codec = model.codec
     first = [Message(role="user", content=_text(chance, words))]
     transcript = Transcript(codec, _SETTINGS)
-    transcript.begin(codec.first_prompt(first, TOOLS), first, TOOLS)
-    sent = [list(transcript.prompt().ids)]
+    transcript.append_first_prompt(codec.encode_prompt(first, TOOLS), first, TOOLS)
+    sent = [list(transcript.next_prompt().ids)]
     places: list[tuple[int, list[int]]] = []
     history = list(first)
     for turn in range(chance.randint(*_TURNS)):
         ids = _canonical(model, chance, words) if canonical else chance.choices(ordinary, k=chance.randint(4, 24))
         ids.append(codec.terminator_id)
         places.append((len(sent[-1]), ids))
-        transcript.append(_result(ids), turn=turn, seed=None)
-        parsed = codec.parse(codec.said(ids), TOOLS)
+        transcript.append_sampled(_result(ids), turn=turn, seed=None)
+        parsed = codec.parse_turn(codec.decode_turn(ids), TOOLS)
         calls = tuple(
             ToolCall(id=f"c{n}", name=call.name, arguments=call.arguments) for n, call in enumerate(parsed.calls)
         )
-        transcript.note(parsed.text, calls)
+        transcript.append_assistant(parsed.text, calls)
         news = _news(chance, words)
         history += [Message(role="assistant", content=parsed.text, tool_calls=calls), *news]
-        transcript.extend(transcript.extension(news))
-        sent.append(list(transcript.prompt().ids))
-    (segment,) = transcript.export()
+        transcript.append_extension(transcript.encode_extension(news))
+        sent.append(list(transcript.next_prompt().ids))
+    (segment,) = transcript.export_segments()
     kept = all(segment.token_ids[start : start + len(ids)] == ids for start, ids in places)
     grown = all(segment.token_ids[: len(prompt)] == prompt for prompt in sent) and segment.token_ids == sent[-1]
     masked = sum(segment.mask) == sum(len(ids) for _, ids in places)
-    again = codec.first_prompt(history, TOOLS) != sent[-1]
+    again = codec.encode_prompt(history, TOOLS) != sent[-1]
     count.conversations += 1
     count.drifted += not (kept and grown and masked)
     if canonical:
@@ -85,7 +85,7 @@ def _play(
 
 def _canonical(model: Model, chance: random.Random, words: Sequence[str]) -> list[int]:
     arguments = {"command": _text(chance, words)} if chance.random() < 0.7 else None
-    spelt = model.spell(_text(chance, words), arguments, _text(chance, words))
+    spelt = model.render_turn(_text(chance, words), arguments, _text(chance, words))
     return model.codec.tokenizer.encode_trusted(spelt)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from prorl_gym.inference.chat import Codec, load_codec
+from prorl_gym.inference.tokens.chat_codec import ChatCodec
+from prorl_gym.inference.tokens.template_check import load_codec
 
 DIRECTORY = "PRORL_GYM_QWEN"
 """Environment variable: a directory with Qwen's ``tokenizer.json`` and its templates as ``chat_template*.jinja``."""
@@ -41,13 +42,13 @@ class Model:
     """A template with its tokenizer."""
 
     name: str
-    codec: Codec
+    codec: ChatCodec
     thinks: bool
     """A model of this family writes its thoughts down before it speaks."""
 
-    def spell(self, text: str, arguments: Mapping[str, Any] | None = None, thoughts: str = "") -> str:
+    def render_turn(self, text: str, arguments: Mapping[str, Any] | None = None, thoughts: str = "") -> str:
         """Return a turn the way the template writes it."""
-        opening = "" if self.codec.opens_thoughts else "<think>\n"
+        opening = "" if self.codec.opens_thinking else "<think>\n"
         thought = f"{opening}{thoughts}\n</think>\n\n" if self.thinks and thoughts else ""
         if arguments is None:
             return thought + text
@@ -63,19 +64,19 @@ class Model:
                 return thought + text + ("\n" if text else "") + f"<tool_call>\n{call}\n</tool_call>"
 
 
-def source() -> Path | None:
+def tokenizer_directory() -> Path | None:
     """Return the directory of the real tokenizer; ``None``: only the small one is there."""
     named = os.environ.get(DIRECTORY)
     return Path(named).expanduser() if named else None
 
 
-def models() -> list[Model]:
+def load_models() -> list[Model]:
     """Load every template there is: of the real tokenizer when it is named, of the small one otherwise.
 
     Raises:
         ConfigError: the directory holds no tokenizer.
     """
-    real = source()
+    real = tokenizer_directory()
     if real is None:
         found = [Model("small", load_codec("small"), thinks=False)]
     else:
@@ -87,7 +88,7 @@ def models() -> list[Model]:
         return [*found, _model("llama style", load_codec(directory))]
 
 
-def _model(name: str, codec: Codec) -> Model:
+def _model(name: str, codec: ChatCodec) -> Model:
     return Model(name, codec, thinks="</think>" in codec.tokenizer.chat_template)
 
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 from _token_models import TOOLS, Model
 
-from prorl_gym.inference.dialect import Call
-from prorl_gym.inference.gate import Flight
-from prorl_gym.inference.members import Member
+from prorl_gym.inference.balance.call_gate import InFlightCall
+from prorl_gym.inference.balance.members import PoolMember
+from prorl_gym.inference.engines.dialect import AnsweredCall
+from prorl_gym.inference.engines.vllm import VllmDialect, VllmOptions
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
-from prorl_gym.inference.session import ModelSession
-from prorl_gym.inference.vllm_wire import VllmDialect, VllmOptions
+from prorl_gym.inference.tokens.model_session import ModelSession
 from prorl_gym.records import Message
-from prorl_gym.settings import RolloutSettings, resolve
+from prorl_gym.settings import RolloutSettings, resolve_settings
 
 TURNS = 100
 TOKENS = 64_000
@@ -35,12 +35,12 @@ class Cost:
     tokens: int = 0
 
     @property
-    def whole(self) -> float:
+    def total(self) -> float:
         """Of the rollout."""
         return sum(self.turns) + self.export
 
 
-class PlayedServer:
+class ScriptedServer:
     """A vLLM that says what it is told; its own work is kept apart.
 
     Args:
@@ -59,25 +59,25 @@ class PlayedServer:
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Write the request, play the server, read the answer."""
-        body = self._dialect.sample(request).payload()
+        body = self._dialect.sample_request(request).encode_body()
         began = time.process_time()
         payload = _answer(next(self._script), request, body or b"")
         self.seconds += time.process_time() - began
-        return self._dialect.sampled(payload, request, Call(engine="e", version=0, seconds=0.0))
+        return self._dialect.read_sample(payload, request, AnsweredCall(engine="e", version=0, seconds=0.0))
 
     async def cancel(self, request_id: str) -> bool:
         """Know no such call."""
         return False
 
-    def flight(self, request_id: str) -> Flight | None:
+    def find_call(self, request_id: str) -> InFlightCall | None:
         """Have no call under way: each is answered at once."""
         return None
 
-    async def is_sampling(self, member: Member, max_tokens: int, seconds: float) -> bool:
+    async def may_have_sampled(self, member: PoolMember, max_tokens: int, seconds: float) -> bool:
         """Sample always."""
         return True
 
-    def forget(self, session_id: str) -> None:
+    def forget_session(self, session_id: str) -> None:
         """Remember nothing."""
 
 
@@ -101,23 +101,23 @@ def rendered_again(model: Model, text: str, seed: int, turns: Sequence[int]) -> 
     for number, (ids, news) in enumerate(zip(said, heard, strict=True)):
         if number in turns:
             began = time.process_time()
-            json.dumps(model.codec.first_prompt(history, TOOLS))
+            json.dumps(model.codec.encode_prompt(history, TOOLS))
             costs[number] = time.process_time() - began
-        parsed = model.codec.parse(model.codec.said(ids), TOOLS)
+        parsed = model.codec.parse_turn(model.codec.decode_turn(ids), TOOLS)
         history += [Message(role="assistant", content=parsed.text), news]
     return costs
 
 
 async def _rollout(model: Model, text: str, seed: int) -> Cost:
     said, heard = _script(model, text, seed)
-    server = PlayedServer(model, said)
-    settings = resolve(RolloutSettings(max_turns=TURNS, max_tokens=4 * TOKENS, max_turn_tokens=4096))
+    server = ScriptedServer(model, said)
+    settings = resolve_settings(RolloutSettings(max_turns=TURNS, max_tokens=4 * TOKENS, max_turn_tokens=4096))
     session = ModelSession(server, model.codec, settings, rollout_id="r")
     cost = Cost()
     for number in range(TURNS):
         began, played = time.process_time(), server.seconds
         if number == 0:
-            await session.start([Message(role="user", content=text[:2000])], TOOLS)
+            await session.start_conversation([Message(role="user", content=text[:2000])], TOOLS)
         else:
             await session.respond([heard[number - 1]])
         cost.turns.append(time.process_time() - began - (server.seconds - played))
@@ -133,14 +133,14 @@ async def _rollout(model: Model, text: str, seed: int) -> Cost:
 def _script(model: Model, text: str, seed: int) -> tuple[list[list[int]], list[Message]]:
     """Cut turns and tool results of about the same length out of a text."""
     chance = random.Random(seed)
-    encode, end = model.codec.tokenizer.encode_plain, model.codec.terminator_id
+    encode, end = model.codec.tokenizer.encode_untrusted, model.codec.terminator_id
     half = TOKENS // TURNS // 2
     pool = encode(text)
     said: list[list[int]] = []
     heard: list[Message] = []
     for number in range(TURNS):
         begin = chance.randrange(len(pool) - 2 * half)
-        call = model.codec.tokenizer.encode_trusted(model.spell("", {"command": f"sed -n {number}p notes.md"}))
+        call = model.codec.tokenizer.encode_trusted(model.render_turn("", {"command": f"sed -n {number}p notes.md"}))
         alone = model.codec.parser.name == "llama"  # the call is the whole turn there
         said.append([*([] if alone else pool[begin : begin + half - len(call) - 20]), *call, end])
         result = model.codec.decode(pool[begin : begin + (2 * half - len(call) if alone else half) - 10])

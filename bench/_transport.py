@@ -18,15 +18,15 @@ from typing import Any
 
 from _report import Figure, figure, peer
 
-from prorl_gym.sandbox.channel import Channel, Reply
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
-from prorl_gym.sandbox.shell import PersistentShell
+from prorl_gym.sandbox.service.guest_channel import GuestChannel, GuestReply
+from prorl_gym.sandbox.service.operations.shell import PersistentShell
 
-_GUEST = "prorl_gym.sandbox.guest.local"
+_GUEST = "prorl_gym.sandbox.guest.container_entry"
 _WARM_UP = 20
 
 
-def connected(kind: str) -> tuple[socket.socket, socket.socket]:
+def connected_pair(kind: str) -> tuple[socket.socket, socket.socket]:
     """Return both ends of a connection: ``packets`` and ``unix`` (stream) are Unix sockets, ``tcp`` is loopback."""
     if kind != "tcp":
         return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET if kind == "packets" else socket.SOCK_STREAM)
@@ -38,7 +38,7 @@ def connected(kind: str) -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-class Relayed(Channel):
+class RelayedChannel(GuestChannel):
     """A channel whose shells are reached through a relay in another process."""
 
     def __init__(self, sock: socket.socket, kind: str) -> None:
@@ -46,13 +46,13 @@ class Relayed(Channel):
         self._kind = kind
         self.relays: list[asyncio.subprocess.Process] = []
 
-    async def request(self, op: str, **fields: Any) -> Reply:
+    async def request(self, op: str, **fields: Any) -> GuestReply:
         """Ask the guest; a shell's nonces and reports come back as ends of connections of the wanted kind."""
         reply = await super().request(op, **fields)
         if op != "shell" or not self._kind:
             return reply
         master, nonces, reports, text = reply.descriptors
-        (write, nonce_source), (read, report_sink) = connected(self._kind), connected(self._kind)
+        (write, nonce_source), (read, report_sink) = connected_pair(self._kind), connected_pair(self._kind)
         inside = (nonce_source.fileno(), nonces, reports, report_sink.fileno())
         command = (sys.executable, __file__, *map(str, inside))
         self.relays.append(await asyncio.create_subprocess_exec(*command, pass_fds=inside))
@@ -60,7 +60,7 @@ class Relayed(Channel):
             end.close()
         os.close(nonces)
         os.close(reports)
-        return Reply(reply.fields, [master, write.detach(), read.detach(), text])
+        return GuestReply(reply.fields, [master, write.detach(), read.detach(), text])
 
 
 def relay(pairs: dict[int, int]) -> None:
@@ -78,7 +78,7 @@ def relay(pairs: dict[int, int]) -> None:
 
 async def _measure(control: str, relayed: str, count: int) -> tuple[list[float], list[float]]:
     """Return ms of pings of the guest and of ``echo hi`` in its shell."""
-    ours, theirs = connected(control)
+    ours, theirs = connected_pair(control)
     with TemporaryDirectory() as directory:
         spec = SandboxSpec(workdir=directory)
         env = {"PATH": os.defpath, "HOME": directory, "LANG": "C.UTF-8"}
@@ -87,9 +87,9 @@ async def _measure(control: str, relayed: str, count: int) -> tuple[list[float],
             guest = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", _GUEST, str(theirs.fileno()), options), pass_fds=[theirs.fileno()]
             )
-        channel = Relayed(ours, relayed)
+        channel = RelayedChannel(ours, relayed)
         try:
-            await channel.ready()
+            await channel.wait_ready()
             pings = [await _timed_ping(channel) for _ in range(count + _WARM_UP)]
             echoes: list[float] = []
             if control == "packets":  # descriptors travel beside these alone
@@ -104,7 +104,7 @@ async def _measure(control: str, relayed: str, count: int) -> tuple[list[float],
         return pings[_WARM_UP:], echoes[_WARM_UP:]
 
 
-async def _timed_ping(channel: Channel) -> float:
+async def _timed_ping(channel: GuestChannel) -> float:
     began = time.perf_counter()
     await channel.request("ping")
     return (time.perf_counter() - began) * 1000
@@ -112,7 +112,7 @@ async def _timed_ping(channel: Channel) -> float:
 
 async def _timed_echo(shell: PersistentShell) -> float:
     began = time.perf_counter()
-    result = await shell.run("echo hi", timeout=30)
+    result = await shell.run_command("echo hi", timeout=30)
     if (result.output, result.exit_code) != ("hi\n", 0):
         raise RuntimeError(f"echo hi answered {result}")
     return (time.perf_counter() - began) * 1000

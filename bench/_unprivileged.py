@@ -27,7 +27,7 @@ _RESULT = "RESULT "
 
 
 def measure(script: str, *arguments: str) -> Any:
-    """Run ``<bench>/<script>`` as an ordinary user; return what it ``say``s, or ``None`` after a word on stderr why."""
+    """Run ``<bench>/<script>`` as an ordinary user; return its report, or ``None`` after a word on stderr why."""
     if shutil.which("apptainer") is None or shutil.which("unshare") is None:
         return None
     with TemporaryDirectory(dir="/var/tmp", prefix="prorl-bench-") as directory:
@@ -50,7 +50,7 @@ def measure(script: str, *arguments: str) -> Any:
     return json.loads(results[0].removeprefix(_RESULT))
 
 
-def say(result: object) -> None:
+def emit_result(result: object) -> None:
     """Hand a result to ``measure``; called by the script, once."""
     print(_RESULT + json.dumps(result))
 

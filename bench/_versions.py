@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 
-def program(name: str, flag: str = "--version") -> dict[str, str]:
+def program_version(name: str, flag: str = "--version") -> dict[str, str]:
     """Return the version of a program, by its name; nothing where it is not installed."""
     path = shutil.which(name)
     if path is None:
@@ -14,7 +14,7 @@ def program(name: str, flag: str = "--version") -> dict[str, str]:
     return {name: next((word for word in said if word[:1].isdigit()), "unknown")}
 
 
-def elsewhere(variable: str, *packages: str) -> dict[str, str]:
+def package_versions(variable: str, *packages: str) -> dict[str, str]:
     """Return the versions of packages in the environment whose python an environment variable names."""
     python = os.environ.get(variable)
     if python is None:

@@ -20,25 +20,25 @@ from statistics import mean
 from typing import Literal
 
 from _ablation_loop import run_virtually
-from _ablation_parts import Agents, Equal, LoopEngine, Tools
+from _ablation_parts import LoopEngine, PlannedPolicySource, RoundRobin, TimedToolEnvironment
 from _ablation_workload import PUBLISHED, REAL, SEEDS, SWEEP, Plan, Setting, draw
 from _report import QUICK, Figure, Report, figure, interval, peer, report
 from _sim_engine import SimEngine
 from _sim_workload import Hardware
 
 from prorl_gym.demand import Demand
-from prorl_gym.inference.admission import AdmissionOptions
 from prorl_gym.inference.balance import CostPolicy
-from prorl_gym.inference.pool import EnginePool, PoolOptions
+from prorl_gym.inference.balance.admission import AdmissionOptions
+from prorl_gym.inference.balance.engine_pool import EnginePool, PoolOptions
 from prorl_gym.records import Rollout, RolloutRequest
-from prorl_gym.rollout.fake import EmptyBackend
-from prorl_gym.rollout.memory_ledger import MemoryLedger
-from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
+from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
-from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxBackend
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.settings import RolloutSettings
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 Part = Literal["", "load balancing", "load balancing and admission", "fast shell", "clean-up"]
 TARGETS: dict[Part, float | None] = {
@@ -64,7 +64,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class RunResult:
     """One run, made."""
 
     seconds: float
@@ -92,7 +92,7 @@ class Training:
         self._moved = asyncio.Event()
         self._problem = ""
 
-    async def go(self) -> Made:
+    async def run(self) -> RunResult:
         """Make all steps."""
         setting, loop = self._setting, asyncio.get_running_loop()
         balanced = not self._off.startswith("load balancing")
@@ -101,11 +101,11 @@ class Training:
             LoopEngine(SimEngine(f"engine-{n}", hardware, setting.system_tokens, setting.group_tokens))
             for n in range(setting.engines)
         ]
-        policy = CostPolicy(clock=loop.time) if balanced else Equal()
-        options = PoolOptions(admission=AdmissionOptions(follow=not self._off.endswith("admission")))
-        async with EnginePool("policy", policy=policy, options=options) as pool, self._sandboxes() as backend:
+        policy = CostPolicy(clock=loop.time) if balanced else RoundRobin()
+        options = PoolOptions(admission=AdmissionOptions(follow_capacity=not self._off.endswith("admission")))
+        async with EnginePool("policy", balance_policy=policy, options=options) as pool, self._sandboxes() as backend:
             for engine in engines:
-                pool.add(engine)
+                pool.add_engine(engine)
             service = self._service(pool, backend)
             await service.start()
             began = loop.time()
@@ -116,7 +116,7 @@ class Training:
             await service.cancel(runs=[RUN])
             await service.set_demand(RUN, None)
             await service.stop()
-        return Made(seconds, setting.steps * setting.batch * setting.size, self._ended, used)
+        return RunResult(seconds, setting.steps * setting.batch * setting.size, self._ended, used)
 
     @asynccontextmanager
     async def _sandboxes(self) -> AsyncGenerator[SandboxBackend, None]:
@@ -128,16 +128,16 @@ class Training:
 
     def _service(self, pool: EnginePool, backend: SandboxBackend) -> RolloutService:
         setting = self._setting
-        tools = Tools(self._plans, slow=self._off == "fast shell", real=self._real)
+        tools = TimedToolEnvironment(self._plans, slow=self._off == "fast shell", real=self._real)
         runner = InProcessRunner(
             lambda name: tools,
-            Agents(setting, self._plans, pool),
+            PlannedPolicySource(setting, self._plans, pool),
             backend,
             RunnerConfig(init=setting.init, run=setting.agents, eval=setting.eval),
             RolloutSettings(init_seconds=_PATIENCE, run_seconds=_PATIENCE, eval_seconds=_PATIENCE),
         )
         service = RolloutService(MemoryLedger(), runner)
-        service.observe(self._saw)
+        service.add_record_observer(self._saw)
         return service
 
     async def _step(self, service: RolloutService) -> None:
@@ -160,7 +160,7 @@ class Training:
             if len(whole) < self._setting.batch:
                 raise RuntimeError("fewer informative groups than a step needs: submit more")
             return True
-        ready = service.groups(RUN).ready_groups
+        ready = service.groups_status(RUN).ready_groups
         if len(ready) < self._setting.batch:
             if not self._open:
                 await self._submit(service)
@@ -205,16 +205,16 @@ class Training:
         self._moved.set()
 
 
-def execute(job: Job) -> Made:
+def execute(job: Job) -> RunResult:
     """Make a run."""
 
-    async def work() -> Made:
-        return await Training(job).go()
+    async def work() -> RunResult:
+        return await Training(job).run()
 
     return asyncio.run(work()) if job.real else run_virtually(work())
 
 
-def execute_all(jobs: Sequence[Job]) -> list[Made]:
+def execute_all(jobs: Sequence[Job]) -> list[RunResult]:
     """Make many, on all cores."""
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("fork")) as workers:
         return list(workers.map(execute, jobs))

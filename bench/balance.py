@@ -19,7 +19,8 @@ from _sim_workload import CAPS, ROOMY, SEEDS, TIGHT, Workload
 from balance_sim import Incidents, Result
 
 from prorl_gym.inference.balance import CostPolicy
-from prorl_gym.inference.protocol import EngineLoad, GenerationRequest, Served
+from prorl_gym.inference.protocol import CallOutcome, GenerationRequest
+from prorl_gym.records import EngineLoad
 
 MOVES = 40
 """Replays that the search for the clairvoyant placement spends on improving it."""
@@ -28,7 +29,7 @@ INCIDENT_AT = 250.0
 EPOCHS = (200.0, 400.0, 600.0, 800.0)
 
 
-class Arms:
+class ArmCache:
     """Runs arms once and remembers them."""
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class Arms:
     def __getitem__(self, arm: Run | Bound) -> list[Result]:
         return self._done[arm]
 
-    def faster(self, ours: Run | Bound, theirs: Run | Bound) -> list[float]:
+    def speedups(self, ours: Run | Bound, theirs: Run | Bound) -> list[float]:
         """Return, per seed, how many times sooner ``ours`` is done."""
         return [b.makespan / a.makespan for a, b in zip(self[ours], self[theirs], strict=True)]
 
@@ -54,7 +55,7 @@ def arm(workload: Workload, policy: str, live: int | None = None, **changes: obj
     return replace(Run(workload, 0, policy, live or workload.live), **changes)  # pyright: ignore[reportArgumentType]
 
 
-def tight(arms: Arms) -> list[Figure]:
+def tight(arms: ArmCache) -> list[Figure]:
     """Caches far too small for the rollouts that the client would keep live."""
     base, ours, admitted = arm(TIGHT, "published"), arm(TIGHT, "cost"), arm(TIGHT, "cost", aimd=True)
     alone = arm(TIGHT, "published", aimd=True)
@@ -63,19 +64,19 @@ def tight(arms: Arms) -> list[Figure]:
     wrong = {name: arm(TIGHT, "cost", aimd=True, model=factors) for name, factors in WRONG.items()}
     arms.prepare([base, ours, admitted, alone, bound, *capped.values(), *wrong.values()])
 
-    def beside(name: str) -> list[float]:
-        return arms.faster(arm(TIGHT, name), base)
+    def values_of(name: str) -> list[float]:
+        return arms.speedups(arm(TIGHT, name), base)
 
-    others = [peer(f"`{name}`", beside(name)) for name in PEERS[1:]]
+    others = [peer(f"`{name}`", values_of(name)) for name in PEERS[1:]]
     rows = [
-        _ratio("tight KV, 96 live: `cost` over `published`", arms.faster(ours, base), 1.15, others),
-        _ratio("tight KV: `published` with AIMD over `published`", arms.faster(alone, base), 1.5),
-        _ratio("tight KV: `cost` with AIMD over `published`", arms.faster(admitted, base), 2.0),
+        _ratio("tight KV, 96 live: `cost` over `published`", arms.speedups(ours, base), 1.15, others),
+        _ratio("tight KV: `published` with AIMD over `published`", arms.speedups(alone, base), 1.5),
+        _ratio("tight KV: `cost` with AIMD over `published`", arms.speedups(admitted, base), 2.0),
     ]
     for name in (*PEERS, "cost"):
         cap = min(CAPS, key=lambda one: mean(run.makespan for run in arms[capped[name, one]]))
         label = f"tight KV: ours over `{name}` at its own best cap ({cap} live)"
-        rows.append(_ratio(label, arms.faster(admitted, capped[name, cap])))
+        rows.append(_ratio(label, arms.speedups(admitted, capped[name, cap])))
     rows.append(_distance("tight KV: distance to the clairvoyant placement", arms, admitted, bound, 0.10))
     for name, run in wrong.items():
         rows.append(_distance(f"the same, {name}", arms, run, bound, 0.15))
@@ -83,20 +84,20 @@ def tight(arms: Arms) -> list[Figure]:
     return rows
 
 
-def roomy(arms: Arms) -> list[Figure]:
+def roomy(arms: ArmCache) -> list[Figure]:
     """Caches that hold what is live."""
     peers = {name: arm(ROOMY, name) for name in PEERS}
     ours = arm(ROOMY, "cost", aimd=True)
     arms.prepare([ours, *peers.values()])
     best = min(peers, key=lambda name: mean(run.makespan for run in arms[peers[name]]))
-    others = [peer(f"`{name}`", arms.faster(run, peers[best])) for name, run in peers.items() if name != best]
+    others = [peer(f"`{name}`", arms.speedups(run, peers[best])) for name, run in peers.items() if name != best]
     return [
-        _ratio(f"roomy KV: ours over the best peer (`{best}`)", arms.faster(ours, peers[best]), 1.0, others),
+        _ratio(f"roomy KV: ours over the best peer (`{best}`)", arms.speedups(ours, peers[best]), 1.0, others),
         figure("roomy KV, ours: prompt tokens found in caches", _hits(arms[ours]), "%", better="higher", target=94.0),
     ]
 
 
-def incidents(arms: Arms) -> list[Figure]:
+def incidents(arms: ArmCache) -> list[Figure]:
     """Engines that join, die, are slow; weights that change."""
     late = Incidents(join=INCIDENT_AT)
     joined, published = arm(ROOMY, "cost", incidents=late), arm(ROOMY, "published", incidents=late)
@@ -119,7 +120,7 @@ def incidents(arms: Arms) -> list[Figure]:
         figure("engine killed: rollouts lost", lost, "", better="lower", target=0.0),
         figure(
             "engine killed: makespan over that of 3 engines",
-            [1 / ratio for ratio in arms.faster(killed, three)],
+            [1 / ratio for ratio in arms.speedups(killed, three)],
             "x",
             better="lower",
             target=1.15,
@@ -127,9 +128,9 @@ def incidents(arms: Arms) -> list[Figure]:
         *(
             _ratio(
                 f"{what}: `cost` over `published`",
-                arms.faster(disturbed[3 * place], disturbed[3 * place + 1]),
+                arms.speedups(disturbed[3 * place], disturbed[3 * place + 1]),
                 None,
-                [peer("`sticky`", arms.faster(disturbed[3 * place + 2], disturbed[3 * place + 1]))],
+                [peer("`sticky`", arms.speedups(disturbed[3 * place + 2], disturbed[3 * place + 1]))],
             )
             for place, what in enumerate(("one engine at half speed", "weights change every 200 s"))
         ),
@@ -141,24 +142,24 @@ def decision(engines: int = 64, sessions: int = 10_000, looks: int = 3000) -> li
     names = [f"engine-{number}" for number in range(engines)]
     policy, rng = CostPolicy(), random.Random(0)
     for name in names:
-        policy.observe(name, EngineLoad(running=0, waiting=0, kv_usage=0.0, kv_capacity=2_000_000))
+        policy.observe_load(name, EngineLoad(running=0, waiting=0, kv_usage=0.0, kv_capacity=2_000_000))
     calls = [_call(number, rng.randint(2000, 40_000)) for number in range(sessions)]
     for number, call in enumerate(calls):
         engine = policy.choose(call, names)
         if number % 5:  # a fifth stays in flight
-            policy.release(call, engine, Served(sampled=100))
+            policy.release(call, engine, CallOutcome(sampled_tokens=100))
     taken: list[float] = []
     for call in rng.sample([call for number, call in enumerate(calls) if number % 5], looks):
         began = time.perf_counter()
         engine = policy.choose(call, names)
         taken.append((time.perf_counter() - began) * 1e6)
-        policy.release(call, engine, Served(sampled=100))
+        policy.release(call, engine, CallOutcome(sampled_tokens=100))
     return taken
 
 
 def run() -> Report:
     """Measure."""
-    arms = Arms()
+    arms = ArmCache()
     figures = [*tight(arms), *roomy(arms), *incidents(arms)]
     figures.append(figure("one decision, 64 engines, 10,000 rollouts", decision(), "us", better="lower", target=50.0))
     return report("balance", figures)
@@ -182,8 +183,8 @@ def _ratio(name: str, ratios: list[float], target: float | None = None, peers: S
     return figure(name, ratios, "x", better="higher", target=target, peers=peers, interval=interval(ratios))  # pyright: ignore[reportArgumentType]
 
 
-def _distance(name: str, arms: Arms, ours: Run, bound: Bound, target: float) -> Figure:
-    distances = [100 * (ratio - 1) for ratio in arms.faster(bound, ours)]
+def _distance(name: str, arms: ArmCache, ours: Run, bound: Bound, target: float) -> Figure:
+    distances = [100 * (ratio - 1) for ratio in arms.speedups(bound, ours)]
     return figure(name, distances, "%", better="lower", target=100 * target, interval=interval(distances))
 
 

@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from _sim_engine import Call, SimEngine, Tally
+from _sim_engine import Call, EngineStats, SimEngine
 from _sim_workload import Hardware, Session, Trace
 
-from prorl_gym.inference.admission_book import AdmissionBook
-from prorl_gym.inference.aimd import AimdShare
-from prorl_gym.inference.protocol import BalancePolicy, GenerationRequest, Served
+from prorl_gym.inference.balance.admission_state import AdmissionState
+from prorl_gym.inference.balance.aimd_share import AimdShare
+from prorl_gym.inference.protocol import BalancePolicy, CallOutcome, GenerationRequest
 
-LOOK_SECONDS = 5.0
+SCRAPE_SECONDS = 5.0
 """Between two looks at the engines' metrics."""
 
 
@@ -137,12 +137,12 @@ class Simulation:
         self._homeless: list[_Life] = []
         self._waiting: dict[str, _Life] = {}
         self._share = AimdShare() if arm.aimd else None
-        self._book = AdmissionBook(math.inf)
+        self._book = AdmissionState(math.inf)
         self._reusable = 0
         self._groups_seen: set[str] = set()
         self._durations: list[float] = []
         self._sampled = self._migrations = 0
-        self._late_from: dict[str, Tally] = {}
+        self._late_from: dict[str, EngineStats] = {}
 
     def run(self) -> Result:
         """Replay until every session has ended.
@@ -197,7 +197,7 @@ class Simulation:
             self._send(life)
             return
         private = life.context - self._trace.prompt_tokens
-        if self._book.ask(life.session.id, private, group=life.session.group, shared=self._trace.group_tokens):
+        if self._book.request_turn(life.session.id, private, group=life.session.group, shared=self._trace.group_tokens):
             self._send(life)
         else:
             self._waiting[life.session.id] = life
@@ -235,7 +235,9 @@ class Simulation:
     def _finished(self, call: Call) -> None:
         life = self._lives[call.session]
         name, request = self._placed.pop(call.session)
-        self._policy.release(request, name, Served(sampled=call.output, cached=min(call.cached, call.prompt)))
+        self._policy.release(
+            request, name, CallOutcome(sampled_tokens=call.output, cached_tokens=min(call.cached, call.prompt))
+        )
         turn = life.session.turns[life.turn]
         self._count_reusable(life, call)
         self._sampled += call.output
@@ -244,10 +246,10 @@ class Simulation:
         if life.turn < len(life.session.turns):
             self._after(turn.tool_seconds, lambda: (self._ask(life), self._admit())[0])
             return
-        self._policy.forget(call.session)
+        self._policy.forget_session(call.session)
         self._durations.append(self._clock.now - life.began)
         del self._lives[call.session]
-        self._book.leave(call.session)
+        self._book.remove_session(call.session)
         self._start_sessions()
 
     def _count_reusable(self, life: _Life, call: Call) -> None:
@@ -263,21 +265,21 @@ class Simulation:
         assert self._share is not None
         loads = {engine.name: engine.load() for engine in self._alive.values()}
         for name, load in loads.items():
-            self._policy.observe(name, load)
+            self._policy.observe_load(name, load)
         used_up = self._book.waiting > 0
-        share = self._share.observe(loads, self._reusable, used_up=used_up, now=self._clock.now)
+        share = self._share.update_share(loads, self._reusable, is_used_up=used_up, now=self._clock.now)
         self._book.budget = share * sum(load.kv_capacity or 0 for load in loads.values())
         self._admit()
         if self._lives or self._pending:
-            self._after(LOOK_SECONDS, self._look)
+            self._after(SCRAPE_SECONDS, self._look)
 
     def _kill(self, engine: SimEngine) -> None:
         del self._alive[engine.name]
-        lost = engine.die()
+        lost = engine.fail()
         for call in lost:
             name, request = self._placed.pop(call.session)
-            self._policy.release(request, name, Served(failed=True))
-        self._policy.drop(engine.name)
+            self._policy.release(request, name, CallOutcome(failed=True))
+        self._policy.invalidate_cache(engine.name)
         for call in lost:
             self._send(self._lives[call.session])
 
@@ -294,7 +296,7 @@ class Simulation:
     def _new_weights(self) -> None:
         for engine in self._alive.values():
             engine.clear()
-            self._policy.drop(engine.name)
+            self._policy.invalidate_cache(engine.name)
 
     def _result(self) -> Result:
         tallies = {engine.name: engine.tally for engine in self._engines}
@@ -341,5 +343,5 @@ def _slowed(hardware: Hardware, index: int, slow: tuple[int, float] | None) -> H
     )
 
 
-def _copy(tally: Tally) -> Tally:
-    return Tally(*(getattr(tally, name) for name in Tally.__slots__))
+def _copy(tally: EngineStats) -> EngineStats:
+    return EngineStats(*(getattr(tally, name) for name in EngineStats.__slots__))

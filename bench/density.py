@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 import _apptainer
 import _versions
-from _killed import killed
-from _processes import family, pss
-from _report import QUICK, Begun, Figure, Peer, Report, figure, peer, report
+from _killed import measure_kill
+from _processes import process_tree, pss
+from _report import QUICK, Figure, Peer, Report, StartConditions, figure, peer, report
 
 from prorl_gym.errors import SandboxError
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.launch import BackendName
 from prorl_gym.sandbox.protocol import SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
+from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
 COUNT, BUSY = (8, 4) if QUICK else (128, 64)
 MANY = int(os.environ.get("PRORL_BENCH_MANY", "40" if QUICK else "1000"))
@@ -37,24 +37,24 @@ TARGETS: dict[BackendName, tuple[float, float]] = {"userns": (6.0, 6.0), "apptai
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class FillResult:
     """The sandboxes that came up, and the seconds that took."""
 
-    boxes: list[Box]
+    boxes: list[RunningSandbox]
     seconds: float
 
 
-async def fill(backend: NamespaceBackend, count: int, *, shell_every: int) -> Filled:
+async def fill(backend: NamespaceBackend, count: int, *, shell_every: int) -> FillResult:
     """Start sandboxes; those that are refused are told about and left out."""
     gate = asyncio.Semaphore(PARALLEL)
-    boxes: list[Box] = []
+    boxes: list[RunningSandbox] = []
 
     async def one(number: int) -> None:
         async with gate:
             try:
-                box = await backend.start(SandboxSpec())
+                box = await backend.start_sandbox(SandboxSpec())
                 if number % shell_every == 0:
-                    await (await box.shell()).run("echo hi", timeout=60)
+                    await (await box.shell()).run_command("echo hi", timeout=60)
             except (SandboxError, OSError) as error:
                 print(f"a sandbox was refused, with {len(boxes)} up: {error}", file=sys.stderr)
                 return
@@ -64,7 +64,7 @@ async def fill(backend: NamespaceBackend, count: int, *, shell_every: int) -> Fi
     async with asyncio.TaskGroup() as group:
         for number in range(count):
             group.create_task(one(number))
-    return Filled(boxes, time.perf_counter() - began)
+    return FillResult(boxes, time.perf_counter() - began)
 
 
 async def dense(name: BackendName, seconds: list[Peer], memory: list[Peer]) -> list[Figure]:
@@ -74,10 +74,10 @@ async def dense(name: BackendName, seconds: list[Peer], memory: list[Peer]) -> l
         if not (await backend.probe()).ok:
             return []
         spawner = await backend.spawner_pid()
-        empty = pss(family(spawner))
+        empty = pss(process_tree(spawner))
         filled = await fill(backend, COUNT, shell_every=1)
         up = len(filled.boxes)
-        each = (pss(family(spawner)) - empty) / max(1, up)
+        each = (pss(process_tree(spawner)) - empty) / max(1, up)
     finally:
         await backend.close()
     wanted_seconds, wanted_mb = TARGETS[name]
@@ -103,8 +103,8 @@ async def many() -> list[Figure]:
             return []
         spawner = await backend.spawner_pid()
         filled = await fill(backend, MANY, shell_every=EVERY)
-        answering = sum([await box.alive() for box in filled.boxes])
-        each = pss(family(spawner)) / max(1, answering)
+        answering = sum([await box.is_alive() for box in filled.boxes])
+        each = pss(process_tree(spawner)) / max(1, answering)
     finally:
         await backend.close()
     return [
@@ -132,13 +132,13 @@ def instances() -> tuple[list[Peer], list[Peer]]:
 
 def run() -> Report:
     """Measure every backend that works here, beside plain instances."""
-    begun = Begun.now()
+    begun = StartConditions.capture()
     seconds, memory = instances()
     figures: list[Figure] = []
     for name in BACKENDS:
         figures += asyncio.run(dense(name, seconds, memory))
-        figures += killed(name, BUSY)
-    return report("density", [*figures, *asyncio.run(many())], begun=begun, also=_versions.program("apptainer"))
+        figures += measure_kill(name, BUSY)
+    return report("density", [*figures, *asyncio.run(many())], begun=begun, also=_versions.program_version("apptainer"))
 
 
 if __name__ == "__main__":

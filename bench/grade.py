@@ -17,20 +17,20 @@ import _grade_programs
 import _grade_projects
 import _grade_stem
 import _grade_swe
-from _report import Begun, Figure, Report, report
+from _report import Figure, Report, StartConditions, report
 
 PARTS = (_grade_math, _grade_code, _grade_swe, _grade_projects, _grade_corpora, _grade_stem, _grade_programs)
 
 
-async def measured() -> list[Figure]:
+async def measure_all() -> list[Figure]:
     """Return the figures of all parts, one after the other."""
     return [each for part in PARTS for each in await part.run()]
 
 
 def run() -> Report:
     """Measure."""
-    begun = Begun.now()
-    return report("grade", asyncio.run(measured()), "math-verify", "sympy", "pint", begun=begun)
+    begun = StartConditions.capture()
+    return report("grade", asyncio.run(measure_all()), "math-verify", "sympy", begun=begun)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from functools import cache, partial
 from multiprocessing import get_context
 from statistics import mean, stdev
 
-from _groups_ours import Ours
+from _groups_ours import ServiceScheme
 from _groups_peers import BatchFull, DropStale, Reuse, WaitForAll
 from _groups_sim import Result, Scheme, Workers, simulate
 from _groups_workload import MAIN, SEEDS, SLOTS, TAILS, TRAINS, Population, Setting, Task, Tasks, train_seconds
 from _report import QUICK, Figure, Report, figure, interval, peer, report
 
-from prorl_gym.demand import EarlyStop, Redundant
+from prorl_gym.demand import EarlyStop, RedundantHandling
 
 ROUNDS = (1.0, 2.0, 3.0, 4.0, 6.0)
 BEGUN = (2.0, 4.0, 6.0, 8.0, 12.0)
@@ -38,7 +38,7 @@ REWARD_MARGIN = 0.02
 LONG = 60
 """Steps of the run for bias: the groups that are under way when a run ends are long ones, in every scheme."""
 POPULATION = 20_000
-_PARK_SECONDS = Redundant().park_seconds
+_PARK_SECONDS = RedundantHandling().park_seconds
 _Z90 = 1.6448536269514722
 """Two one-sided tests at 5 % are one interval of 90 %."""
 
@@ -57,7 +57,7 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ArmResult:
     """One run, made."""
 
     result: Result
@@ -67,17 +67,17 @@ class Made:
     audited_false: int = 0
 
 
-def execute(arm: Arm) -> Made:
+def execute(arm: Arm) -> ArmResult:
     """Make a run."""
     workers, tasks = Workers(arm.setting), Tasks(arm.setting, arm.seed)
     if arm.scheme != "ours":
-        return Made(simulate(workers, _peer(arm, workers, tasks), _training(arm.setting)))
+        return ArmResult(simulate(workers, _peer(arm, workers, tasks), _training(arm.setting)))
     training = _training(arm.setting)
-    redundant = Redundant(park_seconds=max(_PARK_SECONDS, 2 * training))
-    ours = Ours(workers, tasks, EARLY if arm.early else None, redundant)
+    redundant = RedundantHandling(park_seconds=max(_PARK_SECONDS, 2 * training))
+    ours = ServiceScheme(workers, tasks, EARLY if arm.early else None, redundant)
     result = simulate(workers, ours, training)
     told = ours.status().early_stop
-    return Made(
+    return ArmResult(
         result,
         len(ours.stopped),
         sum(tasks[number].informative for number in ours.stopped),
@@ -99,12 +99,12 @@ def _training(setting: Setting) -> float:
     return train_seconds(setting)
 
 
-class Arms:
+class ArmCache:
     """Runs arms once and remembers them."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self._seeds = seeds
-        self._done: dict[Arm, list[Made]] = {}
+        self._done: dict[Arm, list[ArmResult]] = {}
 
     def prepare(self, arms: Sequence[Arm]) -> None:
         """Run what is not there yet, on all cores."""
@@ -115,7 +115,7 @@ class Arms:
         for place, arm in enumerate(new):
             self._done[arm] = made[place * len(self._seeds) : (place + 1) * len(self._seeds)]
 
-    def __getitem__(self, arm: Arm) -> list[Made]:
+    def __getitem__(self, arm: Arm) -> list[ArmResult]:
         return self._done[arm]
 
     def rates(self, arm: Arm) -> list[float]:
@@ -126,7 +126,7 @@ class Arms:
         """Return the arm with the highest mean rate."""
         return max(arms, key=lambda arm: mean(self.rates(arm)))
 
-    def times(self, ours: Arm, theirs: Arm) -> list[float]:
+    def speedups(self, ours: Arm, theirs: Arm) -> list[float]:
         """Return, by seed, how many times as much ours delivers."""
         return [a / b for a, b in zip(self.rates(ours), self.rates(theirs), strict=True)]
 
@@ -151,7 +151,7 @@ def peers(setting: Setting) -> dict[str, list[Arm]]:
 TARGETS = {"wait for all": 1.5}
 
 
-def main_figures(arms: Arms) -> list[Figure]:
+def main_figures(arms: ArmCache) -> list[Figure]:
     """The published batch."""
     ours, ideal = Arm("ours", MAIN), [Arm("full", MAIN, many, reuse="kept") for many in BEGUN]
     grids = peers(MAIN)
@@ -165,13 +165,13 @@ def main_figures(arms: Arms) -> list[Figure]:
     return rows + early_figures(arms, early, ours) + bias(arms, ours, grids)
 
 
-def early_figures(arms: Arms, early: Arm, ours: Arm) -> list[Figure]:
+def early_figures(arms: ArmCache, early: Arm, ours: Arm) -> list[Figure]:
     """The opt-in rule: what it gives, what it costs, and whether its audit tells the truth."""
     made = arms[early]
     wrong = 100 * sum(one.false_stops for one in made) / max(1, sum(one.stopped for one in made))
     told = 100 * sum(one.audited_false for one in made) / max(1, sum(one.audited for one in made))
     audited = sum(one.audited for one in made)
-    gain = arms.times(early, ours)
+    gain = arms.speedups(early, ours)
     return [
         figure("`early_stop` (0.25, after 6) over without", gain, "x", better="higher", interval=interval(gain)),
         figure(
@@ -184,7 +184,7 @@ def early_figures(arms: Arms, early: Arm, ours: Arm) -> list[Figure]:
     ]
 
 
-def bias(arms: Arms, ours: Arm, grids: dict[str, list[Arm]]) -> list[Figure]:
+def bias(arms: ArmCache, ours: Arm, grids: dict[str, list[Arm]]) -> list[Figure]:
     """Equivalence of what is delivered with what would be without any stopping (TOST, groups as units)."""
 
     def longer(arm: Arm, staleness: int = MAIN.staleness) -> Arm:
@@ -219,11 +219,11 @@ def bias(arms: Arms, ours: Arm, grids: dict[str, list[Arm]]) -> list[Figure]:
     return rows
 
 
-def _off(arms: Arms, value: Callable[[Task], float], everything: Sequence[float], arm: Arm) -> float:
-    return furthest([value(task) for task in arms.delivered(arm)], everything)
+def _off(arms: ArmCache, value: Callable[[Task], float], everything: Sequence[float], arm: Arm) -> float:
+    return interval_bound([value(task) for task in arms.delivered(arm)], everything)
 
 
-def furthest(sample: Sequence[float], everything: Sequence[float]) -> float:
+def interval_bound(sample: Sequence[float], everything: Sequence[float]) -> float:
     """Return the larger end, without its sign, of the 90 % interval of the difference of two means.
 
     Equivalence within a margin is shown at 5 % when it is smaller than the margin (Schuirmann 1987).
@@ -232,7 +232,7 @@ def furthest(sample: Sequence[float], everything: Sequence[float]) -> float:
     return abs(mean(sample) - mean(everything)) + half
 
 
-def sweep(arms: Arms) -> list[Figure]:
+def sweep(arms: ArmCache) -> list[Figure]:
     """Where it does not gain: slots, tail and trainer changed one by one."""
     settings = {
         **{f"{slots} slots": replace(MAIN, run=slots) for slots in SLOTS},
@@ -249,13 +249,13 @@ def sweep(arms: Arms) -> list[Figure]:
 
 def run() -> Report:
     """Measure."""
-    arms = Arms(SEEDS[:2] if QUICK else SEEDS)
+    arms = ArmCache(SEEDS[:2] if QUICK else SEEDS)
     return report("groups", main_figures(arms) + ([] if QUICK else sweep(arms)))
 
 
-def _ratio(name: str, arms: Arms, ours: Arm, grid: Sequence[Arm], target: float | None = None) -> Figure:
+def _ratio(name: str, arms: ArmCache, ours: Arm, grid: Sequence[Arm], target: float | None = None) -> Figure:
     best = arms.best(grid)
-    ratios = arms.times(ours, best)
+    ratios = arms.speedups(ours, best)
     said = f"{name} (best of its grid: {best.many:g} batches)"
     return figure(said, ratios, "x", better="higher", target=target, interval=interval(ratios))
 

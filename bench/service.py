@@ -25,18 +25,18 @@ import _service_gym
 import _service_load
 import _service_overlap
 import _service_work as work
-from _report import Begun, Figure, Report, figure, peer, report
+from _report import Figure, Report, StartConditions, figure, peer, report
 from _service_load import p99
-from _service_server import started
+from _service_server import running_server
 
-from prorl_gym.rollout.encoding import encode_rollout
-from prorl_gym.rollout.fake import EmptyBackend, lookup
-from prorl_gym.rollout.ledger import SqliteLedger
-from prorl_gym.rollout.ledger_file import LedgerConfig
-from prorl_gym.rollout.memory_ledger import MemoryLedger
+from prorl_gym.rollout.ledger.encoding import encode_rollout
+from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.rollout.protocol import Ledger
-from prorl_gym.rollout.runner import InProcessRunner
+from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend, environment_lookup
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 IN_PROCESS = 150 if work.QUICK else 1500
 TARGET = 300.0
@@ -48,7 +48,7 @@ COMMITS = 2
 
 @dataclass(slots=True)
 class Floors:
-    """What the figures stand beside."""
+    """Figures of the peers, measured in the same run."""
 
     durable: list[float] = field(default_factory=list[float])
     """Rollouts per second in process."""
@@ -61,7 +61,7 @@ class Floors:
 
 async def in_process(ledger: Ledger, floors: Floors) -> float:
     """Push rollouts through a service without HTTP; return rollouts per second."""
-    find: Any = lookup(work.TimedEnvironment())  # pyright: ignore[reportArgumentType]
+    find: Any = environment_lookup(work.TimedEnvironment())  # pyright: ignore[reportArgumentType]
     service = RolloutService(ledger, InProcessRunner(find, work.RecordPolicySource(), EmptyBackend()))
     await service.start()
     accepts: list[float] = []
@@ -75,7 +75,7 @@ async def in_process(ledger: Ledger, floors: Floors) -> float:
             record = await service.result(request.rollout_id, wait=60)
             if record is None:
                 raise RuntimeError(f"rollout {request.rollout_id} did not complete")
-            floors.record_kb = len(encode_rollout(_service_load.completed(record))) / 1000
+            floors.record_kb = len(encode_rollout(_service_load.require_completed(record))) / 1000
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as clients:
@@ -100,8 +100,8 @@ def syncs_per_second(directory: Path, count: int = 200) -> float:
         os.close(descriptor)
 
 
-async def measured_floors(directory: Path) -> Floors:
-    """Measure what the figures stand beside."""
+async def measure_floors(directory: Path) -> Floors:
+    """Measure the peers."""
     floors = Floors()
     for number in range(work.RUNS):
         ledger = await SqliteLedger.open(LedgerConfig(path=directory / f"in-process-{number}.sqlite"))
@@ -110,8 +110,8 @@ async def measured_floors(directory: Path) -> Floors:
     floors.in_memory = await in_process(MemoryLedger(), floors)
     floors.accept_ms = accepts
     floors.one_by_one = syncs_per_second(directory) / COMMITS
-    async with started("echo", directory) as server:
-        floors.echoes = [await _service_load.echoes(server) for _ in range(work.RUNS)]
+    async with running_server("echo", directory) as server:
+        floors.echoes = [await _service_load.echo_throughput(server) for _ in range(work.RUNS)]
     return floors
 
 
@@ -132,11 +132,11 @@ async def over_http(directory: Path, floors: Floors) -> list[Figure]:
         peer("the same in process, without HTTP (floor)", floors.durable),
         peer("FastAPI route that only gives 20 kB back (floor)", floors.echoes),
     ]
-    async with started("noop", directory) as server:
-        batched = [await _service_load.batches(server, f"batches-{number}") for number in range(work.RUNS)]
-        single = [await _service_load.singles(server, f"singles-{number}") for number in range(work.RUNS)]
-        added = await _service_load.added_single(server, "added")
-        in_batches = await _service_load.added_batches(server, "added-batches")
+    async with running_server("noop", directory) as server:
+        batched = [await _service_load.batch_throughput(server, f"batches-{number}") for number in range(work.RUNS)]
+        single = [await _service_load.single_throughput(server, f"singles-{number}") for number in range(work.RUNS)]
+        added = await _service_load.single_latency(server, "added")
+        in_batches = await _service_load.batch_latency(server, "added-batches")
     rate, targets = "1/s", work.TARGETS
     return [
         figure(
@@ -152,29 +152,29 @@ async def over_http(directory: Path, floors: Floors) -> list[Figure]:
 def latency(name: str, values: list[float], *, bounded: bool, floor: Sequence[float] = ()) -> list[Figure]:
     """Return median and p99, beside those of Gym itself where there are any."""
     p50_ms, p99_ms = (work.P50_MS, work.P99_MS) if bounded else (None, None)
-    beside = [[peer(GYM_FLOOR, [of(floor)])] if floor else [] for of in (median, p99)]
+    peers = [[peer(GYM_FLOOR, [of(floor)])] if floor else [] for of in (median, p99)]
     return [
-        figure(f"{name}, p50", [median(values)], "ms", better="lower", target=p50_ms, peers=beside[0]),
-        figure(f"{name}, p99", [p99(values)], "ms", better="lower", target=p99_ms, peers=beside[1]),
+        figure(f"{name}, p50", [median(values)], "ms", better="lower", target=p50_ms, peers=peers[0]),
+        figure(f"{name}, p99", [p99(values)], "ms", better="lower", target=p99_ms, peers=peers[1]),
     ]
 
 
 async def through_gym(directory: Path) -> list[Figure]:
     """Return the same through Gym's ``/run``; nothing where there is no NeMo Gym."""
-    if not _service_gym.installed():
+    if not _service_gym.is_installed():
         return []
-    seen = await _service_gym.measured(directory)
+    seen = await _service_gym.measure(directory)
     name, target = f"added through Gym, {work.TARGETS['gym'] / 2:g}/s", work.TARGETS["gym"]
-    beside = [peer(GYM_FLOOR, seen.floor_per_second)]
+    peers = [peer(GYM_FLOOR, seen.floor_per_second)]
     return [
-        figure("Gym's `/run`, 64 callers", seen.per_second, "1/s", better="higher", target=target, peers=beside),
+        figure("Gym's `/run`, 64 callers", seen.per_second, "1/s", better="higher", target=target, peers=peers),
         *latency(name, seen.added_ms, bounded=True, floor=seen.floor_ms),
     ]
 
 
 async def long_queue(directory: Path) -> list[Figure]:
     """Return how a service is with a long queue."""
-    async with started("queue", directory) as server:
+    async with running_server("queue", directory) as server:
         seen = await _service_load.long_queue(server)
     name = f"{work.QUEUED:,} queued, {work.RUNNING:,} running"
     return [
@@ -192,7 +192,7 @@ async def overlaps(directory: Path) -> list[Figure]:
     """Return how well stages overlap."""
     figures: list[Figure] = []
     for mix in work.MIXES:
-        seen = await _service_overlap.overlap(mix, directory)
+        seen = await _service_overlap.measure_overlap(mix, directory)
         name, target = f"overlap, {mix.name}", work.OVERLAP_PERCENT
         figures += [
             figure(f"{name}: of the bound", [seen.steady], "%", better="higher", target=target),
@@ -208,9 +208,9 @@ async def cancels(directory: Path) -> list[Figure]:
     rows: list[Figure] = []
     async with await asyncio.start_server(engine.serve, "127.0.0.1", 0) as listening:
         url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
-        async with started("cancel", directory, url) as server:
+        async with running_server("cancel", directory, url) as server:
             for size, name in ((1, "cancel"), (work.GROUP, f"cancel of a group of {work.GROUP}")):
-                seen = await _service_cancel.cancels(server, engine, scratch, f"cancels-{size}", size)
+                seen = await _service_cancel.measure_cancels(server, engine, scratch, f"cancels-{size}", size)
                 dead, gone = [p99(seen.dead)], [p99(seen.gone)]
                 rows += [
                     figure(f"{name}: engine and processes, p50", [median(seen.dead)], "ms", better="lower"),
@@ -220,9 +220,9 @@ async def cancels(directory: Path) -> list[Figure]:
     return rows
 
 
-async def measured(directory: Path) -> list[Figure]:
+async def measure_all(directory: Path) -> list[Figure]:
     """Measure all, one after the other."""
-    floors = await measured_floors(directory)
+    floors = await measure_floors(directory)
     return [
         *floor_figures(floors),
         *await over_http(directory, floors),
@@ -236,11 +236,11 @@ async def measured(directory: Path) -> list[Figure]:
 def run() -> Report:
     """Measure."""
     # /var/tmp is on a disk where /tmp may be memory.
-    begun = Begun.now()
+    begun = StartConditions.capture()
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="prorl-bench-") as name:
         directory = Path(name)
         directory.chmod(0o711)  # sandboxes have another uid when this is root
-        figures = asyncio.run(measured(directory))
+        figures = asyncio.run(measure_all(directory))
     return report("service", figures, "pydantic", "fastapi", "uvicorn", "aiohttp", "nemo-gym", begun=begun)
 
 

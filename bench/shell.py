@@ -20,25 +20,25 @@ import _mix
 import _shell_peers
 import _transport
 import _versions
-from _report import QUICK, Begun, Figure, Report, figure, report
+from _report import QUICK, Figure, Report, StartConditions, figure, report
 
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.launch import BackendName
-from prorl_gym.sandbox.protocol import HOST_USR, SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.protocol import HOST_IMAGE, SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
+from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
-COUNTS = _shell_peers.Counts(fast=100, slow=3, polled=2, rounds=1, bulk=2) if QUICK else _shell_peers.Counts()
+COUNTS = _shell_peers.Repetitions(fast=100, slow=3, polled=2, rounds=1, bulk=2) if QUICK else _shell_peers.Repetitions()
 RUNS = 3
 TARGET_MS, TARGET_P99_MS, TARGET_EXEC_MS, TARGET_BULK = 0.25, 1.5, 15.0, 1.5
 BACKENDS: tuple[BackendName, ...] = ("userns", "apptainer")
 MEGABYTE = "head -c 1000000 /dev/zero | tr '\\0' x"
-IMAGE = os.environ.get("PRORL_BENCH_IMAGE", HOST_USR)
+IMAGE = os.environ.get("PRORL_BENCH_IMAGE", HOST_IMAGE)
 SIF = os.environ.get("PRORL_BENCH_SIF")
 SPEC = SandboxSpec(image=IMAGE, limits=SandboxLimits(output=2 << 20))
 
 
-async def echoes(box: Box) -> list[float]:
+async def echoes(box: RunningSandbox) -> list[float]:
     """Return ms of every ``echo hi``.
 
     Raises:
@@ -48,14 +48,14 @@ async def echoes(box: Box) -> list[float]:
     times: list[float] = []
     for _ in range(COUNTS.fast + 20):
         began = time.perf_counter()
-        result = await shell.run("echo hi", timeout=30)
+        result = await shell.run_command("echo hi", timeout=30)
         times.append((time.perf_counter() - began) * 1000)
         if (result.output, result.exit_code) != ("hi\n", 0):
             raise RuntimeError(f"echo hi answered {result}")
     return times[20:]
 
 
-async def mix(box: Box, *, pytest: bool) -> list[float]:
+async def mix(box: RunningSandbox, *, pytest: bool) -> list[float]:
     """Return ms of every action of the mix.
 
     Raises:
@@ -65,21 +65,21 @@ async def mix(box: Box, *, pytest: bool) -> list[float]:
     times: list[float] = []
     for action in (_mix.setup(), *(list(_mix.actions(pytest=pytest)) * COUNTS.rounds)):
         began = time.perf_counter()
-        result = await shell.run(action, timeout=60)
+        result = await shell.run_command(action, timeout=60)
         times.append((time.perf_counter() - began) * 1000)
         if result.exit_code != 0:
             raise RuntimeError(f"{action!r} of the mix failed: {result.output[-500:]}")
     return times[1:]
 
 
-async def bulk(box: Box) -> tuple[list[float], list[float]]:
+async def bulk(box: RunningSandbox) -> tuple[list[float], list[float]]:
     """Return ms of a megabyte of output through the shell, and through ``exec``."""
     shell = await box.shell()
     through_shell: list[float] = []
     through_exec: list[float] = []
     for _ in range(COUNTS.bulk + 1):
         began = time.perf_counter()
-        seen = len((await shell.run(MEGABYTE, timeout=30)).output)
+        seen = len((await shell.run_command(MEGABYTE, timeout=30)).output)
         through_shell.append((time.perf_counter() - began) * 1000)
         began = time.perf_counter()
         seen += len((await box.exec(["sh", "-c", MEGABYTE], timeout=30)).stdout)
@@ -89,7 +89,7 @@ async def bulk(box: Box) -> tuple[list[float], list[float]]:
     return through_shell[1:], through_exec[1:]
 
 
-async def once(box: Box) -> list[float]:
+async def once(box: RunningSandbox) -> list[float]:
     """Return ms of one-shot ``true``."""
     times: list[float] = []
     for _ in range(100):
@@ -107,10 +107,10 @@ async def measure(name: BackendName, peers: _shell_peers.Peers, *, pytest: bool)
             return []
         runs: list[list[float]] = []
         for _ in range(RUNS):
-            box = await backend.start(SPEC)
+            box = await backend.start_sandbox(SPEC)
             runs.append(await echoes(box))
             await box.close()
-        box = await backend.start(SPEC)
+        box = await backend.start_sandbox(SPEC)
         actions, (shell_ms, exec_ms), one_shot = await mix(box, pytest=pytest), await bulk(box), await once(box)
     finally:
         await backend.close()
@@ -146,7 +146,7 @@ async def image_has_pytest() -> bool:
     """Whether the sandboxes' image has it, as their own python3 sees it."""
     backend = NamespaceBackend(BACKENDS[0], SandboxConfig())
     try:
-        box = await backend.start(SPEC)
+        box = await backend.start_sandbox(SPEC)
         return (await box.exec(["sh", "-c", _mix.HAS_PYTEST], timeout=60)).exit_code == 0
     finally:
         await backend.close()
@@ -154,16 +154,16 @@ async def image_has_pytest() -> bool:
 
 def run() -> Report:
     """Measure every peer, and every backend that works here."""
-    begun = Begun.now()
+    begun = StartConditions.capture()
     pytest = asyncio.run(image_has_pytest())
-    image = None if IMAGE == HOST_USR else IMAGE
+    image = None if IMAGE == HOST_IMAGE else IMAGE
     peers = _shell_peers.measure(image, SIF, MEGABYTE, COUNTS, pytest=pytest)
     figures = [row for name in BACKENDS for row in asyncio.run(measure(name, peers, pytest=pytest))]
     figures += asyncio.run(_transport.measure(COUNTS.fast))
     also = {
-        **_versions.program("apptainer"),
-        **_versions.program("tmux", "-V"),
-        **_versions.elsewhere("PRORL_BENCH_SWEREX", "swe-rex"),
+        **_versions.program_version("apptainer"),
+        **_versions.program_version("tmux", "-V"),
+        **_versions.package_versions("PRORL_BENCH_SWEREX", "swe-rex"),
     }
     return report("shell", figures, "ptyprocess", "nemo-gym", begun=begun, also=also)
 

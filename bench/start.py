@@ -22,21 +22,21 @@ import _apptainer
 import _gateway
 import _kernels
 import _versions
-from _report import QUICK, Begun, Figure, Peer, Report, figure, peer, report
+from _report import QUICK, Figure, Peer, Report, StartConditions, figure, peer, report
 
 from prorl_gym.errors import SandboxError
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.launch import BackendName
-from prorl_gym.sandbox.pool import WarmPool
-from prorl_gym.sandbox.protocol import HOST_USR, SandboxSpec
+from prorl_gym.sandbox.protocol import HOST_IMAGE, SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
+from prorl_gym.sandbox.service.warm_pool import WarmPool
+from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
 STARTS, CELLS, SESSIONS = (3, 20, 1) if QUICK else (15, 200, 5)
 TARGETS_MS: dict[BackendName, float] = {"userns": 20.0, "apptainer": 130.0}
 WARM_MS, PYTHON_MS, CELL_MS = 1.0, 300.0, 1.0
 BACKENDS: tuple[BackendName, ...] = ("userns", "apptainer")
-IMAGE = os.environ.get("PRORL_BENCH_IMAGE", HOST_USR)
+IMAGE = os.environ.get("PRORL_BENCH_IMAGE", HOST_IMAGE)
 SIF = os.environ.get("PRORL_BENCH_SIF")
 SPEC = SandboxSpec(image=IMAGE)
 KERNEL_SPEC = SandboxSpec(image=IMAGE, python_tool="kernel")
@@ -55,34 +55,34 @@ async def cold(backend: NamespaceBackend, count: int = STARTS) -> tuple[list[flo
     in_shell: list[float] = []
     for _ in range(count + 1):
         began = time.perf_counter()
-        box = await backend.start(SPEC)
+        box = await backend.start_sandbox(SPEC)
         await box.exec(["true"], timeout=30)
         first.append((time.perf_counter() - began) * 1000)
-        await (await box.shell()).run("echo hi", timeout=30)
+        await (await box.shell()).run_command("echo hi", timeout=30)
         in_shell.append((time.perf_counter() - began) * 1000)
         await box.close()
-        await backend.idle()  # a sandbox that is still being torn down would slow down the next one
+        await backend.wait_idle()  # a sandbox that is still being torn down would slow down the next one
     return first[1:], in_shell[1:]  # the first start brings the disk's pages in
 
 
 async def warm(backend: NamespaceBackend, count: int = 8) -> list[float]:
     """Return ms of ``start`` where a sandbox is on the shelf."""
     pool = WarmPool(backend, per_spec=count)
-    pool.prepare(SPEC, count)
+    pool.prewarm(SPEC, count)
     while filling := asyncio.all_tasks() - {asyncio.current_task()}:  # starts that were finished may begin others
         await asyncio.wait(filling)
     times: list[float] = []
     boxes: list[object] = []
     for _ in range(count):
         began = time.perf_counter()
-        boxes.append(await pool.start(SPEC))
+        boxes.append(await pool.start_sandbox(SPEC))
         times.append((time.perf_counter() - began) * 1000)
-    times = times[: pool.handed_out]
+    times = times[: pool.hits]
     await pool.close()
     return times
 
 
-async def python(box: Box) -> tuple[float, list[float], str]:
+async def python(box: RunningSandbox) -> tuple[float, list[float], str]:
     """Return ms until the python tool answered its first cell, and of every ``1+1``, and the console's name.
 
     Raises:
@@ -90,18 +90,18 @@ async def python(box: Box) -> tuple[float, list[float], str]:
     """
     began = time.perf_counter()
     session = await box.python()
-    if not (await session.run("1+1", timeout=60)).output.endswith("2\n"):  # IPython says "Out[1]: 2"
+    if not (await session.run_cell("1+1", timeout=60)).output.endswith("2\n"):  # IPython says "Out[1]: 2"
         raise RuntimeError("1+1 is not 2")
     ready = (time.perf_counter() - began) * 1000
     cells: list[float] = []
     for _ in range(CELLS):
         began = time.perf_counter()
-        await session.run("1+1", timeout=30)
+        await session.run_cell("1+1", timeout=30)
         cells.append((time.perf_counter() - began) * 1000)
-    return ready, cells, (await session.run(CONSOLE, timeout=30)).output.strip()
+    return ready, cells, (await session.run_cell(CONSOLE, timeout=30)).output.strip()
 
 
-async def python_figures(backend: NamespaceBackend, name: BackendName, beside: "PythonPeers") -> list[Figure]:
+async def python_figures(backend: NamespaceBackend, name: BackendName, peers: "PythonPeers") -> list[Figure]:
     """Return the figures of the python tool, which say what console the image gave it, and of its kernel option."""
 
     async def sessions(spec: SandboxSpec) -> tuple[list[float], list[float], str]:
@@ -109,10 +109,10 @@ async def python_figures(backend: NamespaceBackend, name: BackendName, beside: "
         medians: list[float] = []
         console = ""
         for _ in range(SESSIONS):
-            box = await backend.start(spec)
+            box = await backend.start_sandbox(spec)
             ready, cells, console = await python(box)
             await box.close()
-            await backend.idle()
+            await backend.wait_idle()
             readies.append(ready)
             medians.append(median(cells))
         return readies, medians, console
@@ -122,8 +122,8 @@ async def python_figures(backend: NamespaceBackend, name: BackendName, beside: "
     ) -> list[Figure]:
         ready, cell = targets
         return [
-            figure(*(f"{tool} ready", readies, "ms"), better="lower", backend=name, target=ready, peers=beside.ready),
-            figure(*(f"{tool}: 1+1", medians, "ms"), better="lower", backend=name, target=cell, peers=beside.cell),
+            figure(*(f"{tool} ready", readies, "ms"), better="lower", backend=name, target=ready, peers=peers.ready),
+            figure(*(f"{tool}: 1+1", medians, "ms"), better="lower", backend=name, target=cell, peers=peers.cell),
         ]
 
     readies, medians, console = await sessions(SPEC)
@@ -136,7 +136,7 @@ async def python_figures(backend: NamespaceBackend, name: BackendName, beside: "
     return figures + rows("python tool, kernel option", readies, medians, (None, None))
 
 
-async def measure(name: BackendName, starts: Sequence[Peer], beside: "PythonPeers") -> list[Figure]:
+async def measure(name: BackendName, starts: Sequence[Peer], peers: "PythonPeers") -> list[Figure]:
     """Return the figures of a backend; none where it does not work."""
     backend = NamespaceBackend(name, SandboxConfig())
     try:
@@ -152,7 +152,7 @@ async def measure(name: BackendName, starts: Sequence[Peer], beside: "PythonPeer
                 peers=starts,
             ),
             figure("cold start to first command in the shell", in_shell, "ms", better="lower", backend=name),
-            *await python_figures(backend, name, beside),
+            *await python_figures(backend, name, peers),
         ]
         if handed := await warm(backend):  # closes the backend
             figures.append(figure("warm hand-out", handed, "ms", better="lower", backend=name, target=WARM_MS))
@@ -164,7 +164,7 @@ async def measure(name: BackendName, starts: Sequence[Peer], beside: "PythonPeer
 def start_peers() -> list[Peer]:
     """Return the peers of a cold start that are here."""
     found: list[Peer] = []
-    for what, image in (("image directory", None if IMAGE == HOST_USR else IMAGE), ("SIF", SIF)):
+    for what, image in (("image directory", None if IMAGE == HOST_IMAGE else IMAGE), ("SIF", SIF)):
         if image and (times := _apptainer.executions(image, STARTS + 1)):
             found.append(peer(f"apptainer exec of the {what}", times[1:]))
     starts = [each.start for _ in range(SESSIONS) if SIF and (each := _apptainer.gym(SIF, "true", []))]
@@ -192,24 +192,24 @@ def kernel_transport() -> list[Figure]:
     unix, tcp = _kernels.measure("ipc", CELLS), _kernels.measure("tcp", CELLS)
     if unix is None or tcp is None:
         return []
-    beside = [[peer("the same over TCP loopback", times)] for times in ([tcp[0]], tcp[1])]
+    peers = [[peer("the same over TCP loopback", times)] for times in ([tcp[0]], tcp[1])]
     name = "ipykernel over Unix sockets, host"
     return [
-        figure(f"{name}: ready", [unix[0]], "ms", better="lower", peers=beside[0]),
-        figure(f"{name}: 1+1", unix[1], "ms", better="lower", peers=beside[1]),
+        figure(f"{name}: ready", [unix[0]], "ms", better="lower", peers=peers[0]),
+        figure(f"{name}: 1+1", unix[1], "ms", better="lower", peers=peers[1]),
     ]
 
 
 def run() -> Report:
     """Measure every peer, and every backend that works here."""
-    begun = Begun.now()
-    starts, beside = start_peers(), PythonPeers()
-    beside.add("Jupyter Kernel Gateway, host", asyncio.run(_gateway.measure(max(5, CELLS // 4))))
-    figures = [row for name in BACKENDS for row in asyncio.run(measure(name, starts, beside))]
+    begun = StartConditions.capture()
+    starts, peers = start_peers(), PythonPeers()
+    peers.add("Jupyter Kernel Gateway, host", asyncio.run(_gateway.measure(max(5, CELLS // 4))))
+    figures = [row for name in BACKENDS for row in asyncio.run(measure(name, starts, peers))]
     also = {
-        **_versions.program("apptainer"),
-        **_versions.elsewhere("PRORL_BENCH_GATEWAY", "jupyter-kernel-gateway"),
-        **_versions.elsewhere("PRORL_BENCH_KERNEL", "ipykernel", "jupyter-client"),
+        **_versions.program_version("apptainer"),
+        **_versions.package_versions("PRORL_BENCH_GATEWAY", "jupyter-kernel-gateway"),
+        **_versions.package_versions("PRORL_BENCH_KERNEL", "ipykernel", "jupyter-client"),
     }
     return report("start", [*figures, *kernel_transport()], "nemo-gym", begun=begun, also=also)
 

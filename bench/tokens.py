@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from statistics import median
 
-from _report import Begun, Figure, Report, figure, peer, report
+from _report import Figure, Report, StartConditions, figure, peer, report
 from _token_drift import Count, count_drift
-from _token_models import Model, models, source
+from _token_models import Model, load_models, tokenizer_directory
 from _token_rollout import TURNS, Cost, rendered_again, rollout
 
 ROLLOUTS = 7
@@ -25,14 +25,16 @@ _ROOT = Path(__file__).parent.parent
 
 def run() -> Report:
     """Measure."""
-    begun = Begun.now()
+    begun = StartConditions.capture()
     text = (_ROOT / "LICENSE").read_text(encoding="utf-8")  # English that never changes and spells no control token
-    known = models()
+    known = load_models()
     figures = [row for model in known for row in _cpu(model, text)]
     words = text.split()
     figures += [_drift(model, count_drift(model, CONVERSATIONS, words, _SEED)) for model in known]
     name = (
-        "the small one of this package" if source() is None else "Qwen's; for the llama style with other control tokens"
+        "the small one of this package"
+        if tokenizer_directory() is None
+        else "Qwen's; for the llama style with other control tokens"
     )
     return report("tokens", figures, "transformers", "tokenizers", begun=begun, also={"tokenizer": name})
 
@@ -62,7 +64,7 @@ def _cpu(model: Model, text: str) -> list[Figure]:
         ),
         figure(
             f"{model.name}: client CPU of a rollout, 100 turns, 64 k tokens",
-            [cost.whole * 1000 for cost in costs],
+            [cost.total * 1000 for cost in costs],
             "ms",
             better="lower",
             target=300.0,

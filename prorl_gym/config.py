@@ -1,7 +1,7 @@
 """The configuration loader: typed, strict, and helpful about misspelt keys.
 
-Each room owns its model, beside its class; the tree is composed at the top (``api``, ``cli``, ``gym_root``). This
-module only knows how to read one and how to complain.
+Each package defines its own model; ``api``, ``cli`` and ``gym_root`` compose them. This module only reads a model and
+reports its errors.
 """
 
 from collections.abc import Mapping
@@ -24,26 +24,26 @@ class ConfigModel(BaseModel):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def load_config(model: type[Model], source: Path | Mapping[str, Any], where: str = "") -> Model:
+def load_config(model: type[Model], source: Path | Mapping[str, Any], source_name: str = "") -> Model:
     """Read a configuration from a YAML file or a mapping.
 
     Args:
         model: the pydantic model to fill.
         source: path of a YAML file, or a mapping.
-        where: how to call the source in messages; the path by default.
+        source_name: how to call the source in messages; the path by default.
 
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown (the nearest valid one is named), or a value
             does not fit.
     """
     if isinstance(source, Path):
-        where, data = where or str(source), _read_yaml(source)
+        source_name, data = source_name or str(source), _read_yaml(source)
     else:
-        where, data = where or "the configuration", source
+        source_name, data = source_name or "the configuration", source
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise explain(error, model, where) from None
+        raise config_error_of(error, model, source_name) from None
 
 
 def _read_yaml(path: Path) -> Mapping[str, Any]:
@@ -62,20 +62,21 @@ def _read_yaml(path: Path) -> Mapping[str, Any]:
     return data  # pyright: ignore[reportUnknownVariableType]
 
 
-def explain(error: ValidationError, model: type[BaseModel], where: str) -> ConfigError:
+def config_error_of(error: ValidationError, model: type[BaseModel], source_name: str) -> ConfigError:
     """Turn pydantic's report into one message of at most two lines about the first fault."""
     # An unknown key first: it is often the misspelling of the one that is missing.
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     path = [str(part) for part in first["loc"]]
     key = ".".join(path) or "(top level)"
     if first["type"] == "extra_forbidden":
-        return ConfigError(f"{where}: unknown key '{key}'.", _suggestion(model, path))
+        return ConfigError(f"{source_name}: unknown key '{key}'.", _suggestion(model, path))
     if first["type"] == "missing":
-        return ConfigError(f"{where}: required key '{key}' is missing.", _meaning(model, path))
+        return ConfigError(f"{source_name}: required key '{key}' is missing.", _missing_key_hint(model, path))
     reason = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     found = first.get("input")
     return ConfigError(
-        f"{where}: '{key}' is wrong: {reason}.", f"Found {'nothing' if found is None else redact(repr(found))}."[:200]
+        f"{source_name}: '{key}' is wrong: {reason}.",
+        f"Found {'nothing' if found is None else redact(repr(found))}."[:200],
     )
 
 
@@ -85,8 +86,8 @@ def _suggestion(model: type[BaseModel], path: list[str]) -> str:
     return f"Did you mean '{close[0]}'?" if close else f"Valid keys here: {', '.join(valid)}."
 
 
-def _meaning(model: type[BaseModel], path: list[str]) -> str:
-    """Say how to add a missing key: what it means, in the words of its model."""
+def _missing_key_hint(model: type[BaseModel], path: list[str]) -> str:
+    """Return how to add a missing key, with the description of its field."""
     field = _model_at(model, path[:-1]).model_fields.get(path[-1])
     described = field.description if field is not None else None
     return "Add it." if not described else f"Add it: {described}"

@@ -1,14 +1,14 @@
-"""Deadlines that stand still while the work waits for its turn.
+"""Deadlines whose clock stops while the work waits in a queue.
 
-Time in a queue is never charged to a rollout, but some queues lie deep inside its work: a turn that waits until the
-engines have room, or until an update of the weights is over. Whoever holds work up there says so with ``uncharged``,
-and the deadline that it runs under, if there is one, is given the time back. The deadline is found through the context
-of the running task, which tasks inherit, so nothing has to be handed through environments and agents.
+Time in a queue is never charged to a rollout, but some queues lie deep inside its work: a turn waits until the engines
+have room, or until an update of the weights is over. Code that waits there does so under ``paused_deadline``, which
+stops the clock of the current deadline, if there is one. The deadline is found through the context of the running task,
+which tasks inherit, so it need not be passed through environments and agents.
 """
 
 import asyncio
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Self
@@ -26,30 +26,30 @@ class Deadline:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._timeout = asyncio.timeout(None)
-        self._left = seconds
-        self._since = 0.0
-        self._held_for = 0.0
-        self._holds = 0
-        self._open = False
-        self._token: Token[Deadline | None] | None = None
+        self._remaining = seconds
+        self._running_since = 0.0
+        self._paused_seconds = 0.0
+        self._pauses = 0
+        self._active = False
+        self._context_token: Token[Deadline | None] | None = None
 
     async def __aenter__(self) -> Self:
         await self._timeout.__aenter__()
-        self._open = True
-        self._token = _CURRENT.set(self)
-        self._go()
+        self._active = True
+        self._context_token = _CURRENT.set(self)
+        self._start_clock()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        assert self._token is not None
-        _CURRENT.reset(self._token)
-        self._open = False
-        if self._holds:
-            self._held_for += _now() - self._since
+        assert self._context_token is not None
+        _CURRENT.reset(self._context_token)
+        self._active = False
+        if self._pauses:
+            self._paused_seconds += _now() - self._running_since
         else:
-            self._left -= _now() - self._since
+            self._remaining -= _now() - self._running_since
         return await self._timeout.__aexit__(kind, error, traceback)
 
     def expired(self) -> bool:
@@ -57,44 +57,44 @@ class Deadline:
         return self._timeout.expired()
 
     @property
-    def held(self) -> float:
+    def paused_seconds(self) -> float:
         """Seconds that were not charged."""
-        return self._held_for
+        return self._paused_seconds
 
     @property
-    def spent(self) -> float:
+    def charged_seconds(self) -> float:
         """Seconds charged so far."""
-        running = self._open and not self._holds
-        return self._seconds - self._left + (_now() - self._since if running else 0.0)
+        running = self._active and not self._pauses
+        return self._seconds - self._remaining + (_now() - self._running_since if running else 0.0)
 
-    def refund(self, spent: float) -> None:
-        """Take back what was charged since ``spent`` was read: the work lost that time to a failure of others."""
-        lost = self.spent - spent
-        if lost <= 0 or not self._open or self.expired():
+    def refund(self, charged_before: float) -> None:
+        """Refund the time charged since ``charged_before`` was read, which a failure of infrastructure took."""
+        lost = self.charged_seconds - charged_before
+        if lost <= 0 or not self._active or self.expired():
             return
-        self._held_for += lost
-        self._left = self._seconds - spent
-        if not self._holds:
-            self._go()
+        self._paused_seconds += lost
+        self._remaining = self._seconds - charged_before
+        if not self._pauses:
+            self._start_clock()
 
-    def hold(self) -> None:
-        """Stop the clock. Several may hold it; each owes one ``release``."""
-        self._holds += 1
-        if self._open and self._holds == 1 and not self.expired():
-            self._left -= _now() - self._since
-            self._since = _now()
+    def pause(self) -> None:
+        """Stop the clock. Every ``pause`` needs one ``resume``."""
+        self._pauses += 1
+        if self._active and self._pauses == 1 and not self.expired():
+            self._remaining -= _now() - self._running_since
+            self._running_since = _now()
             self._timeout.reschedule(None)
 
-    def release(self) -> None:
-        """Let it go on, once nobody holds it any more."""
-        self._holds -= 1
-        if self._open and not self._holds and not self.expired():
-            self._held_for += _now() - self._since
-            self._go()
+    def resume(self) -> None:
+        """Undo one ``pause``; after the last, the clock goes on."""
+        self._pauses -= 1
+        if self._active and not self._pauses and not self.expired():
+            self._paused_seconds += _now() - self._running_since
+            self._start_clock()
 
-    def _go(self) -> None:
-        self._since = _now()
-        self._timeout.reschedule(self._since + self._left)
+    def _start_clock(self) -> None:
+        self._running_since = _now()
+        self._timeout.reschedule(self._running_since + self._remaining)
 
 
 def current_deadline() -> Deadline | None:
@@ -103,17 +103,28 @@ def current_deadline() -> Deadline | None:
 
 
 @contextmanager
-def uncharged() -> Generator[None, None, None]:
+def paused_deadline() -> Generator[None, None, None]:
     """Stop the clock of the running task's deadline for the block."""
     deadline = current_deadline()
     if deadline is None:
         yield
         return
-    deadline.hold()
+    deadline.pause()
     try:
         yield
     finally:
-        deadline.release()
+        deadline.resume()
+
+
+@asynccontextmanager
+async def hold_uncharged(permit: asyncio.Lock | asyncio.Semaphore) -> AsyncGenerator[None]:
+    """Hold a permit for the block. The wait for it, behind other rollouts, is charged to no deadline."""
+    with paused_deadline():
+        await permit.acquire()
+    try:
+        yield
+    finally:
+        permit.release()
 
 
 def _now() -> float:

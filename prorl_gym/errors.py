@@ -1,4 +1,4 @@
-"""The failure doctrine: every way a rollout can end, and who can have caused it.
+"""Outcomes and failures: every way a rollout can end, and its possible causes.
 
 A bad rollout is data, not a crash. Each rollout ends in exactly one of four ways:
 
@@ -11,7 +11,7 @@ A bad rollout is data, not a crash. Each rollout ends in exactly one of four way
                * ``task``            the row or its image is bad. No reward; retrying cannot help.
                * ``infrastructure``  an engine, a sandbox, a grader or this service failed. Retried inside the
                                      service; if it persists the rollout ends with **no** reward, never with 0.
-``cancelled``  nobody wants it any more. No reward.
+``cancelled``  it is no longer wanted. No reward.
 
 The same failure is treated the same way in every environment. Whatever the end, tokens sampled before it are kept.
 
@@ -26,7 +26,7 @@ from typing import Literal
 
 
 class Cause(StrEnum):
-    """Who can have caused a failure."""
+    """What can have caused a failure."""
 
     POLICY = "policy"
     TASK = "task"
@@ -44,11 +44,11 @@ class Limit(StrEnum):
 class CancelReason(StrEnum):
     """Why a rollout was cancelled."""
 
-    CLIENT = "client"  # asked for by id, group or run
+    CLIENT = "client"  # requested by id, group or run
     DISCONNECTED = "disconnected"  # the caller went away
     REDUNDANT = "redundant"  # its group or its run no longer needs it
     STALE = "stale"  # its policy version fell behind the allowed bound
-    SHUTDOWN = "shutdown"  # the service was told to stop without draining
+    SHUTDOWN = "shutdown"  # the service stopped without draining
 
 
 class FailureKind(StrEnum):
@@ -73,7 +73,7 @@ class FailureKind(StrEnum):
     SANDBOX_UNAVAILABLE = "sandbox_unavailable"  # no backend, or it failed to start
     SANDBOX_LOST = "sandbox_lost"  # it died and the agent is not to blame
     GRADER_FAILED = "grader_failed"
-    STAGE_TIMEOUT = "stage_timeout"  # INIT or EVAL over its deadline (RUN truncates, unless engines failed meanwhile)
+    STAGE_TIMEOUT = "stage_timeout"  # INIT or EVAL over its deadline (RUN truncates, unless engines failed)
     SERVICE_RESTARTED = "service_restarted"
     INTERNAL = "internal"  # a defect of ours
 
@@ -100,7 +100,7 @@ _GYM_KIND = {
 
 
 def cause_of(kind: FailureKind) -> Cause:
-    """Return the cause of a failure kind: infrastructure unless the table says otherwise."""
+    """Return the cause of a failure kind; infrastructure is the default."""
     return _CAUSE.get(kind, Cause.INFRASTRUCTURE)
 
 
@@ -119,9 +119,9 @@ class Evidence(StrEnum):
     CALL_UNANSWERED = "call_unanswered"
     """An engine call was open when RUN's time was over, and the engine showed no progress on it."""
     CALL_IN_PROGRESS = "call_in_progress"
-    """The same, but the engine was sampling: the policy was slow, not the engine."""
+    """An engine call was open, and the engine was sampling: the policy was slow, not the engine."""
     IMPOSSIBLE_ANSWER = "impossible_answer"
-    """The engine answered what it cannot have sampled under the request."""
+    """The engine's answer cannot have been sampled under the request."""
     PROGRAM_KILLED_OUTSIDE = "program_killed_outside"
     """The graded program was killed by something other than its limits."""
     BAD_ROW = "bad_row"
@@ -131,35 +131,35 @@ class Evidence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What follows from a piece of evidence."""
+    """Consequences of a piece of evidence."""
 
     kind: FailureKind | None
     """``None``: nothing failed; the limit that was reached truncates the rollout."""
     retry: bool
     """Whether another attempt follows inside the service."""
-    alone: bool = False
-    """Whether that attempt starts only when no other rollout of this service may be the one that breaks sandboxes."""
+    retry_alone: bool = False
+    """Whether that attempt has RUN and EVAL to itself, so that no other rollout can break its sandbox."""
 
     @property
     def cause(self) -> Cause:
-        """Who is to blame."""
+        """Cause of the failure."""
         return Cause.POLICY if self.kind is None else cause_of(self.kind)
 
     @property
     def has_reward(self) -> bool:
-        """Whether the attempt keeps a score: only what the policy caused is a measurement of it."""
+        """Whether the attempt keeps its score: only a failure caused by the policy measures the policy."""
         return self.cause is Cause.POLICY
 
 
 def blame(evidence: Evidence, *, earlier_losses: int = 0) -> Blame:
-    """Return who is to blame for what broke an attempt, and whether it is tried again.
+    """Return the failure kind for what broke an attempt, and whether it is retried.
 
     The only place that decides this; every row has a test in ``tests/test_blame.py``.
 
     Args:
         evidence: what is known.
         earlier_losses: attempts of this rollout that already ended as ``SANDBOX_LOST_UNEXPLAINED`` while the rollout's
-            own payload ran. After one such loss, alone in its sandbox, a second is the payload's doing.
+            own payload ran. The retry runs alone, so a second loss was caused by the payload.
     """
     match evidence:
         case Evidence.LIMIT_BREACHED:
@@ -169,7 +169,7 @@ def blame(evidence: Evidence, *, earlier_losses: int = 0) -> Blame:
         case Evidence.SANDBOX_LOST_UNEXPLAINED if earlier_losses:
             return Blame(FailureKind.SANDBOX_BROKEN_BY_AGENT, retry=False)
         case Evidence.SANDBOX_LOST_UNEXPLAINED:
-            return Blame(FailureKind.SANDBOX_LOST, retry=True, alone=True)
+            return Blame(FailureKind.SANDBOX_LOST, retry=True, retry_alone=True)
         case Evidence.SANDBOX_KILLED_OUTSIDE | Evidence.PROGRAM_KILLED_OUTSIDE:
             return Blame(FailureKind.SANDBOX_LOST, retry=True)
         case Evidence.SERVICE_RESTARTED:
@@ -196,7 +196,7 @@ class ProrlError(Exception):
 
     Args:
         what: what is wrong, naming the file, key, id or address. One line.
-        fix: what the reader can do about it. One line, may be empty.
+        fix: how to fix it. One line, may be empty.
     """
 
     def __init__(self, what: str, fix: str = "") -> None:
@@ -218,7 +218,7 @@ class NotFoundError(ProrlError, LookupError):
 
 
 class GoneError(NotFoundError):
-    """There was such a rollout; its record was acknowledged or expired, and is not kept any more."""
+    """The rollout existed; its record was acknowledged or expired and has been deleted."""
 
 
 class ShuttingDownError(ProrlError):
@@ -229,7 +229,7 @@ class RolloutError(ProrlError):
     """A failure of one rollout, with its kind.
 
     Args:
-        kind: which failure; it decides cause and retry.
+        kind: which failure; determines cause and retry.
         what: see ``ProrlError``.
         fix: see ``ProrlError``.
     """
@@ -243,12 +243,12 @@ class RolloutError(ProrlError):
 
     @property
     def cause(self) -> Cause:
-        """Who can have caused it."""
+        """Cause of the failure."""
         return cause_of(self.kind)
 
     @property
     def retryable(self) -> bool:
-        """Only infrastructure failures are worth another attempt: the others would fail again."""
+        """Whether another attempt may succeed: only after infrastructure failures."""
         return self.cause is Cause.INFRASTRUCTURE
 
 
@@ -279,9 +279,9 @@ class SandboxError(RolloutError):
 
 
 class UnusableSandboxError(SandboxError):
-    """A sandbox answers, and something in it keeps it from working: its payload, once one has run.
+    """A sandbox answers but cannot work; if its payload has run, the payload is the cause.
 
-    It is at its limit of processes, a tree of processes does not die, or a child cannot become what it should.
+    It is at its limit of processes, a process tree survives SIGKILL, or a child cannot set itself up.
     """
 
     def __init__(self, what: str, fix: str = "") -> None:
@@ -289,7 +289,7 @@ class UnusableSandboxError(SandboxError):
 
 
 class UnfitImageError(SandboxError):
-    """An image lacks what a tool needs, or its payload has removed that: a sandbox that nothing has run in tells.
+    """An image lacks what a tool needs, or a payload has removed it; a fresh sandbox distinguishes the two.
 
     Args:
         tool: which.
@@ -311,7 +311,7 @@ class GraderError(RolloutError):
 
 
 class LimitReached(Exception):
-    """A limit of the rollout was reached: the rollout is truncated and graded as it stands."""
+    """A limit of the rollout was reached: the rollout is truncated and graded as it is."""
 
     def __init__(self, limit: Limit) -> None:
         super().__init__(limit.value)

@@ -1,6 +1,6 @@
 """Structured logs: one JSON object per line, carrying which rollout, group, run, attempt and stage it is about.
 
-The identity travels in a context variable, so that every room's ordinary ``logging`` calls carry it without knowing.
+The identity travels in a context variable, so that every package's ordinary ``logging`` calls carry it without knowing.
 Secrets never reach a line: registered values and everything that looks like a credential are replaced.
 """
 
@@ -14,36 +14,36 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal, TextIO
 
-Field = Literal["rollout_id", "group_id", "run_id", "attempt", "stage"]
+LogField = Literal["rollout_id", "group_id", "run_id", "attempt", "stage"]
 
-_bound: ContextVar[dict[str, str | int] | None] = ContextVar("prorl_log_fields", default=None)
+_context: ContextVar[dict[str, str | int] | None] = ContextVar("prorl_log_fields", default=None)
 _secrets: set[str] = set()
 
 _CREDENTIAL = re.compile(
     r"(?i)(\b(?:bearer|basic)\s+|\b(?:api[_-]?key|authorization|password|secret|token)\b[\"']?\s*[=:]\s*[\"']?)"
     r"(?!bearer\b|basic\b)[^\s\"',;&)}\]]{6,}"
 )
-_KEY = re.compile(r"\b(?:sk|hf|nvapi|ghp|glpat)[-_][A-Za-z0-9_\-]{12,}")
-_USER = re.compile(r"(\b[a-z][a-z0-9+.\-]{0,15}://)[^\s/\"'<>]+@", re.IGNORECASE)
-_HIDDEN = "[hidden]"
-_LONGEST = 16_384
+_API_KEY = re.compile(r"\b(?:sk|hf|nvapi|ghp|glpat)[-_][A-Za-z0-9_\-]{12,}")
+_URL_USERINFO = re.compile(r"(\b[a-z][a-z0-9+.\-]{0,15}://)[^\s/\"'<>]+@", re.IGNORECASE)
+_REDACTED = "[hidden]"
+_MAX_MESSAGE_CHARS = 16_384
 """Characters of one message: a hostile answer quoted in an error must not fill the disk."""
 
 
 @contextmanager
-def bind(**fields: str | int | None) -> Generator[None, None, None]:
+def log_context(**fields: str | int | None) -> Generator[None, None, None]:
     """Add identity to every log line of the block, and of tasks that are started in it. ``None`` is left out."""
     known = {name: value for name, value in fields.items() if value is not None}
-    token = _bound.set({**(_bound.get() or {}), **known})
+    token = _context.set({**(_context.get() or {}), **known})
     try:
         yield
     finally:
-        _bound.reset(token)
+        _context.reset(token)
 
 
-def bound() -> dict[str, str | int]:
+def current_log_context() -> dict[str, str | int]:
     """Return the identity that is bound here."""
-    return dict(_bound.get() or {})
+    return dict(_context.get() or {})
 
 
 def register_secret(value: str) -> None:
@@ -55,9 +55,9 @@ def register_secret(value: str) -> None:
 def redact(text: str) -> str:
     """Return the text without registered secrets and without what looks like a credential."""
     for secret in _secrets:
-        text = text.replace(secret, _HIDDEN)
-    text = _USER.sub(lambda found: f"{found[1]}{_HIDDEN}@", text)
-    return _KEY.sub(_HIDDEN, _CREDENTIAL.sub(lambda found: found[1] + _HIDDEN, text))
+        text = text.replace(secret, _REDACTED)
+    text = _URL_USERINFO.sub(lambda found: f"{found[1]}{_REDACTED}@", text)
+    return _API_KEY.sub(_REDACTED, _CREDENTIAL.sub(lambda found: found[1] + _REDACTED, text))
 
 
 class JsonFormatter(logging.Formatter):
@@ -72,14 +72,14 @@ class JsonFormatter(logging.Formatter):
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": redact(_shortened(record.getMessage())),
-            **bound(),
+            "message": redact(_truncated(record.getMessage())),
+            **current_log_context(),
         }
         event: Mapping[str, object] | None = getattr(record, "event", None)
         if event is not None:
             line["event"] = {name: redact(fact) if isinstance(fact, str) else fact for name, fact in event.items()}
         if record.exc_info:
-            line["traceback"] = redact(_shortened(self.formatException(record.exc_info)))
+            line["traceback"] = redact(_truncated(self.formatException(record.exc_info)))
         return json.dumps(line, ensure_ascii=True, default=str)
 
 
@@ -89,33 +89,39 @@ class PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """See ``logging.Formatter.format``."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        who = " ".join(f"{name}={value}" for name, value in bound().items())
-        text = f"{clock} {record.levelname.lower():7} {_shortened(record.getMessage())}{f' [{who}]' if who else ''}"
+        who = " ".join(f"{name}={value}" for name, value in current_log_context().items())
+        text = f"{clock} {record.levelname.lower():7} {_truncated(record.getMessage())}{f' [{who}]' if who else ''}"
         if record.exc_info:
-            text += "\n" + _shortened(self.formatException(record.exc_info))
-        return _tame(redact(text))
+            text += "\n" + _truncated(self.formatException(record.exc_info))
+        return _terminal_safe(redact(text))
 
 
-def configure(level: str = "info", form: Literal["json", "plain"] = "json", stream: TextIO | None = None) -> None:
+def configure_logging(
+    level: str = "info", log_format: Literal["json", "plain"] = "json", stream: TextIO | None = None
+) -> None:
     """Send the process's logs to one stream in one form. Replaces what was configured before.
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
-        form: ``json`` for machines, ``plain`` for a terminal.
+        log_format: ``json`` for machines, ``plain`` for a terminal.
         stream: standard error by default.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else PlainFormatter())
+    handler.setFormatter(JsonFormatter() if log_format == "json" else PlainFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + f"... ({len(text) - _LONGEST} characters left out)"
+def _truncated(text: str) -> str:
+    return (
+        text
+        if len(text) <= _MAX_MESSAGE_CHARS
+        else text[:_MAX_MESSAGE_CHARS] + f"... ({len(text) - _MAX_MESSAGE_CHARS} characters left out)"
+    )
 
 
-def _tame(text: str) -> str:
+def _terminal_safe(text: str) -> str:
     """Return text that quotes others without driving a terminal, or looking like a line of its own."""
     shown = (letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
     return "".join(shown).replace("\n", "\n    ")

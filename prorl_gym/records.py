@@ -1,19 +1,21 @@
-"""Typed records: what goes into the service, what comes out, what the ledger keeps.
+"""Typed records: what the service accepts, what it returns, what the ledger stores.
 
-Typed pydantic models, importable with only pydantic installed. The schema has a version, and readers refuse a newer
-one. What is sent to the service is strict: a misspelt field of a request is an error. What the service writes is read
-with tolerance: fields that a later release added are ignored, so that a client need not be upgraded with its service.
-A trajectory is a list of ``Segment``; each is a flat block of equal-length lists, which is what every trainer can
-use. One segment is the normal case; a history that had to change opens a new one and never edits an old one.
+Pydantic models, importable with only pydantic installed. The schema has a version, and readers refuse a newer one.
+Requests are strict: an unknown field is an error. Records are tolerant: fields that a later release added are ignored,
+so that a client need not be upgraded with its service.
+A trajectory is a list of ``Segment``; each is a flat block of equal-length lists, which every trainer can use. One
+segment is the normal case; a history that has to change begins another segment and never edits an old one.
 """
 
+import json
 import math
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticSerializationError
 
-from prorl_gym.errors import CancelReason, Cause, Evidence, FailureKind, Limit, cause_of
+from prorl_gym.errors import CancelReason, Cause, Evidence, FailureKind, Limit, TaskError, cause_of
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
 
 SCHEMA_VERSION = 1
@@ -27,25 +29,25 @@ Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}$
 
 
 class Record(BaseModel):
-    """Base of the records: values cannot be changed afterwards, fields of a later release are ignored."""
+    """Base of the records: frozen; fields of a later release are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True, ser_json_inf_nan="null")
 
 
-def new_id() -> str:
+def new_rollout_id() -> str:
     """Return a fresh rollout id."""
     return uuid4().hex
 
 
 class RolloutRequest(Record):
-    """One rollout to make. Submitting the same id with the same body again is harmless; another body is refused.
+    """One rollout to run. Submitting the same id with the same body again is harmless; another body is refused.
 
-    Unknown fields are refused: a misspelt one would silently make another rollout than was asked for.
+    Unknown fields are refused: a misspelt one would silently run another rollout than intended.
     """
 
     model_config = ConfigDict(extra="forbid")
 
-    rollout_id: Identifier = Field(default_factory=new_id)
+    rollout_id: Identifier = Field(default_factory=new_rollout_id)
     run_id: Identifier = "default"
     """The training or evaluation run this belongs to: the unit of cancel, demand and streaming."""
     group_id: Identifier | None = None
@@ -61,13 +63,33 @@ class RolloutRequest(Record):
     settings: RolloutSettings = RolloutSettings()
     """Sampling and limits; these win over the environment's, the run's and the service's."""
     evaluation: bool = False
-    """Evaluation traffic overtakes training traffic and is exempt from staleness bounds."""
+    """Evaluation runs before training and is exempt from staleness bounds."""
     inference_url: str | None = None
     """Engine to use for this rollout only, for trainers that own the gateway; must be on the service's allow-list."""
     metadata: dict[str, str] = {}
     """Returned unchanged."""
     stands_in_for: Identifier | None = None
-    """Rollout of the same group and replica that this one was made for by the service (see ``prorl_gym.demand``)."""
+    """Rollout of the same group and replica that this one replaces; set by the service (see ``prorl_gym.demand``)."""
+
+    def to_json(self, *, canonical: bool = False) -> str:
+        """Return it as JSON in ASCII: a task may hold half a surrogate pair, which UTF-8 cannot carry.
+
+        Args:
+            canonical: sort the keys and leave out what is as by default, so that a field that a later release adds does
+                not make another body of a request that does not use it.
+
+        Raises:
+            TaskError: ``BAD_ROW``, the task holds something that JSON cannot carry.
+        """
+        try:
+            fields = self.model_dump(exclude_defaults=canonical)
+            return json.dumps(fields, sort_keys=canonical, separators=(",", ":"), allow_nan=False)
+        except (ValueError, TypeError, RecursionError, PydanticSerializationError) as error:
+            raise TaskError(
+                FailureKind.BAD_ROW,
+                f"rollout {self.rollout_id}: its task is not JSON ({error}).",
+                "Use only objects, lists, text, booleans, null and finite numbers.",
+            ) from None
 
     @model_validator(mode="after")
     def _replica_in_group(self) -> "RolloutRequest":
@@ -77,7 +99,7 @@ class RolloutRequest(Record):
 
 
 class Outcome(Record):
-    """How a rollout ended. See ``prorl_gym.errors`` for the doctrine."""
+    """How a rollout ended. ``prorl_gym.errors`` says which failure leads to which outcome."""
 
     status: Literal["completed", "truncated", "failed", "cancelled"]
     limit: Limit | None = None
@@ -87,15 +109,15 @@ class Outcome(Record):
     reason: CancelReason | None = None
     """Of a cancelled one."""
     stage: Literal["queue", "init", "run", "eval"] | None = None
-    """Where a failure or a cancel struck."""
+    """Stage in which it failed or was cancelled."""
     message: str = ""
     """For people: at most two lines, no secrets, no traceback."""
     evidence: Evidence | None = None
-    """What is known about why a sandbox failed, where that decides about the cause."""
+    """What is known about why a sandbox failed, where the cause depends on it."""
 
     @property
     def cause(self) -> Cause | None:
-        """Who can have caused a failure; ``None`` when it did not fail."""
+        """Cause of a failure; ``None`` when it did not fail."""
         return None if self.kind is None else cause_of(self.kind)
 
     @model_validator(mode="after")
@@ -108,7 +130,7 @@ class Outcome(Record):
 
     @property
     def may_have_reward(self) -> bool:
-        """Whether a number measured on this rollout says something about the policy."""
+        """Whether a reward of this rollout would be a measurement of the policy."""
         if self.status == "failed":
             return self.cause is Cause.POLICY
         return self.status in ("completed", "truncated")
@@ -141,7 +163,7 @@ class Generation(Record):
     """Name of the engine; not its address."""
     seconds: float
     cached_tokens: int | None = None
-    """Prompt tokens that the engine found in its prefix cache, when it tells."""
+    """Prompt tokens that the engine found in its prefix cache; ``None``: not reported."""
     seed: int | None = None
     routed_experts: Any = None
     """Which experts of a mixture each token met, in the engine's own JSON; for router replay."""
@@ -162,14 +184,14 @@ class Segment(Record):
     top_p: float
     top_k: int
     logprob_kind: Literal["raw", "processed"]
-    """``raw``: before temperature, top-p and top-k; ``processed``: the distribution that was really sampled from."""
+    """``raw``: before temperature, top-p and top-k; ``processed``: of the distribution that was sampled from."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Segment":
+    def _lengths_agree(self) -> "Segment":
         length = len(self.token_ids)
         if not len(self.mask) == len(self.logprobs) == len(self.policy_versions) == length:
             raise ValueError("token_ids, mask, logprobs and policy_versions must have the same length")
-        # Tens of thousands of tokens pass here several times. The quickest form: equal small ints are the same object.
+        # Runs several times on tens of thousands of tokens. The quickest form: equal small ints are the same object.
         if [0 if version == NOT_SAMPLED else 1 for version in self.policy_versions] != self.mask:
             raise ValueError("a token has a policy version exactly when it was sampled")
         position = 0
@@ -181,15 +203,19 @@ class Segment(Record):
 
 
 class ToolCall(Record):
-    """A call the model asked for. ``arguments`` is the JSON text that was parsed out of the sampled text."""
+    """A tool call of the model. ``arguments`` is the JSON text that was parsed out of the sampled text."""
 
     id: str
     name: str
     arguments: str
 
+    def to_chat(self) -> dict[str, Any]:
+        """Return it as OpenAI's chat API spells it."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
 
 class Message(Record):
-    """One message of the conversation, as people and SFT exports read it. The tokens in the segments are the truth."""
+    """One message of the conversation, for people and SFT exports. The tokens in the segments are authoritative."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
@@ -198,16 +224,27 @@ class Message(Record):
     name: str | None = None
     """Of a tool message: the tool."""
 
+    def to_chat(self) -> dict[str, Any]:
+        """Return it as OpenAI's chat API spells it. Arguments of calls travel as JSON text."""
+        form: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            form["tool_calls"] = [call.to_chat() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            form["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            form["name"] = self.name
+        return form
+
 
 class StageTime(Record):
-    """Seconds that one stage took, with the wait before it counted apart."""
+    """Seconds of one stage, and, separately, of the wait before it."""
 
     queued: float = 0.0
     seconds: float = 0.0
 
 
 class Retry(Record):
-    """An attempt that ended in an infrastructure failure and was made again."""
+    """An attempt that ended in an infrastructure failure and was retried."""
 
     attempt: int
     kind: FailureKind
@@ -216,9 +253,9 @@ class Retry(Record):
     sampled_tokens: int = 0
     """Tokens that the policy sampled in it; they are not kept."""
     seconds: float = 0.0
-    """That its stages took."""
+    """Time in its stages."""
     evidence: Evidence | None = None
-    """What is known about why a sandbox failed, where that decides about the cause."""
+    """What is known about why a sandbox failed, where the cause depends on it."""
 
 
 class Rollout(Record):
@@ -236,7 +273,7 @@ class Rollout(Record):
     evaluation: bool = False
     metadata: dict[str, str] = {}
     stands_in_for: Identifier | None = None
-    """Of a rollout that the service made in another one's place: that one."""
+    """The rollout that this one replaces, if the service made it as a replacement."""
     outcome: Outcome
     score: Score | None = None
     segments: list[Segment] = []
@@ -247,23 +284,23 @@ class Rollout(Record):
     tools: list[dict[str, Any]] = []
     """What the agent could call, in the form that chat templates take (OpenAI's ``function``)."""
     settings: ResolvedSettings | None = None
-    """What was in force; ``None`` when the rollout ended before they could be resolved."""
+    """The settings used; ``None`` when the rollout ended before they were resolved."""
     stages: dict[Literal["init", "run", "eval"], StageTime] = {}
     retries: list[Retry] = []
     cancel_seconds: float | None = None
-    """Of one that was cancelled in hand: from the cancel until its engine call and its sandboxes were closed."""
+    """From the cancel of a running rollout until its engine call and its sandboxes were closed."""
     accepted_at: float
     """Unix seconds."""
     finished_at: float
 
     @property
     def reward(self) -> float | None:
-        """The reward, or ``None`` when there is none to learn from."""
+        """The reward; ``None`` without a score."""
         return None if self.score is None else self.score.reward
 
     @property
     def masked(self) -> bool:
-        """Whether nobody is to learn from it: it has no reward, or a limit cut it short that was chosen to mask."""
+        """Whether to compute no loss on it: it has no reward, or a limit in ``settings.mask_overlong`` truncated it."""
         overlong = self.settings.mask_overlong if self.settings is not None else ()
         return self.score is None or self.outcome.limit in overlong
 
@@ -289,9 +326,30 @@ class Rollout(Record):
         return sum(len(segment.generations) for segment in self.segments)
 
     @model_validator(mode="after")
-    def _known_and_honest(self) -> "Rollout":
+    def _schema_and_reward_agree(self) -> "Rollout":
         if self.schema_version > SCHEMA_VERSION:
             raise ValueError(f"record schema {self.schema_version} is newer than {SCHEMA_VERSION}: upgrade prorl-gym")
         if self.score is not None and not self.outcome.may_have_reward:
             raise ValueError(f"a rollout that ended as {self.outcome.status}/{self.outcome.kind} cannot have a reward")
         return self
+
+
+class EngineLoad(Record):
+    """An engine's own metrics at one time. Tokens are counted in KV-cache slots."""
+
+    running: int
+    """Calls being decoded or prefilled."""
+    waiting: int
+    """Calls in the engine's own queue."""
+    kv_usage: float
+    """Share of the KV cache that running calls hold, 0 to 1."""
+    kv_capacity: int | None = None
+    """Tokens that fit into the KV cache, if the engine reports it."""
+    preemptions: int = 0
+    """Calls that were evicted from the cache and recomputed, since the engine started."""
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix cache, since the engine started."""
+    prefix_hits: int = 0
+    """Prompt tokens found in the prefix cache, since the engine started."""
+    generated: int = 0
+    """Tokens sampled, since the engine started; 0 if it does not report them."""

@@ -6,12 +6,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from prorl_gym.errors import Limit
 
-Positive = Annotated[int, Field(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # JSON, and so a record, has no infinity
 
 
 class RolloutSettings(BaseModel):
-    """What may be set for a rollout, at any level. ``None`` means: left to the next level."""
+    """Settings of a rollout, at any level. ``None`` leaves a field to the next level."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -20,16 +20,16 @@ class RolloutSettings(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Nucleus mass, sent verbatim."""
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    """-1 (or 0) switches it off; then it is not sent at all, since some trainers' engines refuse the key."""
+    """-1 (or 0): off, and not sent, since some trainers' engines refuse the key."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of the rollout. Each turn of each replica derives its own from it; ``None`` leaves it to the engine."""
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Extra stop ids beside the template's own terminator. Stop strings are not offered: they cut inside tokens."""
-    max_turns: Positive | None = None
+    max_turns: PositiveInt | None = None
     """Model calls in one rollout."""
-    max_tokens: Positive | None = None
+    max_tokens: PositiveInt | None = None
     """Length of the whole trajectory in tokens, first prompt and observations included."""
-    max_turn_tokens: Positive | None = None
+    max_turn_tokens: PositiveInt | None = None
     """Tokens sampled in one model call."""
     init_seconds: Seconds | None = None
     """Deadline of INIT; time in the queue is not counted."""
@@ -40,14 +40,14 @@ class RolloutSettings(BaseModel):
     action_seconds: Seconds | None = None
     """Longest time one tool call may take."""
     mask_overlong: tuple[Limit, ...] | None = None
-    """Which limits (``turns``, ``tokens``, ``time``) make a truncated rollout one to learn nothing from (DAPO's
-    overlong filtering, for agents). It is graded and delivered all the same; ``Rollout.masked`` says so."""
+    """Limits (``turns``, ``tokens``, ``time``) that mask the rollouts they truncate, so that no loss is computed on
+    them (DAPO's overlong filtering, for agents). They are still graded and delivered, with ``Rollout.masked`` set."""
 
 
 class ResolvedSettings(BaseModel):
     """Complete settings of one rollout: every field has a value. Same meaning as in ``RolloutSettings``.
 
-    Part of what clients read, hence tolerant of fields that a later release added; what may be set is strict.
+    Clients read it, so unknown fields, added by a later release, are ignored; ``RolloutSettings`` refuses them.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -83,8 +83,8 @@ SERVICE_DEFAULTS = RolloutSettings(
 )
 
 
-def resolve(*levels: RolloutSettings) -> ResolvedSettings:
-    """Merge settings, the strongest level first; what no level sets comes from ``SERVICE_DEFAULTS``.
+def resolve_settings(*levels: RolloutSettings) -> ResolvedSettings:
+    """Merge settings, the strongest level first; ``SERVICE_DEFAULTS`` fills what no level sets.
 
     Callers pass ``request, environment, run, service`` in this order.
     """

@@ -1,6 +1,6 @@
-"""Write the routes of ``docs/api.md`` and ``README.md`` out of the OpenAPI document: ``python scripts/api_page.py``.
+"""Write the routes of ``docs/api.md`` out of the OpenAPI document: ``python scripts/api_page.py``.
 
-Both are committed; a test compares them with what this prints.
+The page is committed; a test compares it with what this prints.
 """
 
 import json
@@ -9,21 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from prorl_gym.api.app import create_app
-from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, lookup
-from prorl_gym.rollout.memory_ledger import MemoryLedger
-from prorl_gym.rollout.runner import InProcessRunner
+from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend, FakePolicySource, environment_lookup
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
-ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "api.md"
-README = ROOT / "README.md"
-BEGIN, END = "<!-- routes: scripts/api_page.py -->", "<!-- end of routes -->"
+PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 
 HEAD = """# HTTP API
 
-What `prorl-gym serve` answers, by default on `http://127.0.0.1:8770`. The routes below are written by
-`scripts/api_page.py` out of the OpenAPI document, which the service has at `/openapi.json` and, to try things out, at
-`/docs` (Swagger UI; it comes with the package, nothing is loaded from elsewhere).
+The API of `prorl-gym serve`, by default on `http://127.0.0.1:8770`. `scripts/api_page.py` generates the routes below
+from the OpenAPI document, which the service has at `/openapi.json` and, for trying it out, at `/docs` (Swagger UI, part
+of the package; nothing is loaded from elsewhere).
 
 ## Stability
 
@@ -32,21 +29,21 @@ What `prorl-gym serve` answers, by default on `http://127.0.0.1:8770`. The route
 - The record (`rollout`) has a version of its own, `schema_version`, now 1. It rises when a field changes its meaning or
   disappears, or when a closed list of words (an outcome's status, a failure's kind) gets a new one; not when a field is
   added. Records of earlier versions stay readable.
-- Bodies are strict: an unknown field is an error (422), since a misspelt one would silently do something else.
-- Sending the same thing again is harmless: a rollout's id with the same body, an acknowledgement, a demand, the same
+- Bodies are strict: an unknown field is an error (422), since a misspelt one would be ignored silently.
+- Repeating a request is harmless: a rollout's id with the same body, an acknowledgement, a demand, the same
   `PUT /v1/policy`.
-- `/metrics`, `/v1/history` and the pages for people may change in any release; `docs/metrics.md` lists the metrics.
+- `/metrics`, `/v1/history` and the pages for people may change in any release ([the metrics](metrics.md)).
 
 ## The token
 
-Every route asks for `Authorization: Bearer TOKEN` but `/livez` and `/readyz` (yes or no), and `/`, `/docs` and
-`/openapi.json`, which are the same for everybody and hold no data: the dashboard asks for the token itself and keeps it
-in its tab. The token is made at the first start, in `token` in the service's `state` (mode 0600). On a cluster node
-every user reaches 127.0.0.1: loopback alone protects nothing. There is no cookie, and what a page of another site sends
-is refused (403); `OPTIONS` answers 405, so no other origin may read anything either.
+Every route needs `Authorization: Bearer TOKEN` except `/livez` and `/readyz` (yes or no), and `/`, `/docs` and
+`/openapi.json`, which contain no data: the dashboard prompts for the token and keeps it in its tab. The first start
+creates the token, in the file `token` in the service's `state` (mode 0600). On a cluster node every user can reach
+127.0.0.1: loopback alone protects nothing. There is no cookie, and requests from pages of other sites are refused
+(403); `OPTIONS` answers 405, so other origins cannot read anything either.
 
-On a machine with other users, keep the token out of command lines, which everybody sees (`ps`). The examples below have
-curl read its header from a file:
+On a machine with other users, keep the token out of command lines, which `ps` shows to all of them. In the examples
+below, curl reads its header from a file:
 
 ```bash
 cd ~/.local/state/prorl-gym; (umask 077; echo "Authorization: Bearer $(cat token)" > header)
@@ -55,9 +52,9 @@ T="@$PWD/header"; U=http://127.0.0.1:8770; cd -
 
 ## Errors
 
-Every error is `{"error": {"what": ..., "fix": ...}}`: one line each, never a traceback. 429 and 503 are worth another
-try (after `Retry-After` seconds, when it is there); everything else needs another request. A rollout that failed is no
-error of the API: its record says so.
+Every error is `{"error": {"what": ..., "fix": ...}}`: one line each, never a traceback. A request that can only make
+a failed rollout has the failure's `kind` beside them. Retry after 429 and 503 (after `Retry-After` seconds, if
+present); all others need another request. A failed rollout is not an error of the API: the failure is in its record.
 
 ## Streams
 
@@ -65,15 +62,15 @@ error of the API: its record says so.
 curl -sN -H "$T" "$U/v1/stream?run=step-7&cursor=41&ack=true"
 ```
 
-Each line is a record with its cursor; an empty line comes when there was nothing for 15 s. After a broken connection
-go on with the last cursor seen. Records are kept until they are acknowledged or expire: with `ack=true` reading on from
-a cursor acknowledges everything up to it, and `POST /v1/ack` does so without reading.
+Each line is a record with its cursor; an empty line is sent after 15 s without one. After a broken connection, continue
+from the last cursor seen. Records are kept until they are acknowledged or expire: with `ack=true`, reading from a
+cursor acknowledges everything up to it; `POST /v1/ack` does so without reading.
 
 ## History
 
 `/v1/history` has the columns `queued`, `running`, `runner_queue`, `init`, `run`, `eval`, `parked` (rollouts),
-`finished_per_second`, `tokens_per_second`, `mean_reward` (of the rollouts that ended since the point before),
-`event_loop_lag_seconds` (the longest of the last minute), and of each engine `engine.NAME.in_flight`, `.kv_usage`,
+`finished_per_second`, `tokens_per_second`, `mean_reward` (of the rollouts that ended since the previous point),
+`event_loop_lag_seconds` (the longest of the last minute), and for each engine `engine.NAME.in_flight`, `.kv_usage`,
 `.hit_rate`, `.version`. There is a point every `http.history_seconds`, and the last 720 are kept.
 """
 
@@ -82,20 +79,22 @@ TABLE_HEAD = "| route | what it does |\n|---|---|\n"
 
 def document() -> Any:
     """Return the OpenAPI document."""
-    runner = InProcessRunner(lookup(), FakePolicySource(), EmptyBackend())
+    runner = InProcessRunner(environment_lookup(), FakePolicySource(), EmptyBackend())
     return create_app(RolloutService(MemoryLedger(), runner), "token").openapi()
 
 
-def operations(told: Any) -> list[tuple[str, str, Any]]:
+def operations(openapi: Any) -> list[tuple[str, str, Any]]:
     """Return method, path and operation of every route."""
     return [
-        (method.upper(), path, operation) for path, item in told["paths"].items() for method, operation in item.items()
+        (method.upper(), path, operation)
+        for path, item in openapi["paths"].items()
+        for method, operation in item.items()
     ]
 
 
-def table(told: Any) -> str:
+def table(openapi: Any) -> str:
     """Return all routes, one per line."""
-    rows = [f"| `{method} {path}` | {operation['summary']} |" for method, path, operation in operations(told)]
+    rows = [f"| `{method} {path}` | {operation['summary']} |" for method, path, operation in operations(openapi)]
     return TABLE_HEAD + "\n".join(rows) + "\n"
 
 
@@ -145,14 +144,5 @@ def page() -> str:
     return "\n".join([HEAD, "## Routes\n", table(told), *routes])
 
 
-def readme() -> str:
-    """Return ``README.md`` with its routes as they are."""
-    text = README.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table(document())}\n{END}{after}"
-
-
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
-    README.write_text(readme(), encoding="utf-8")

@@ -8,40 +8,39 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from prorl_gym.cli.examples import EXAMPLES, commands, line
-from prorl_gym.cli.main import app
+from prorl_gym.cli.main import EXAMPLES, example_line, iter_commands
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
 
 HEAD = """# The command line
 
 Every command of `prorl-gym`, with one example each. Written by `scripts/cli_page.py` from the commands themselves;
-`prorl-gym COMMAND --help` says the same.
+`prorl-gym COMMAND --help` prints the same.
 
 **Talking to a service.** The address is `--url` of each command, `$PRORL_GYM_URL`, or `http://127.0.0.1:8770`. The
 token is `$PRORL_GYM_TOKEN`, what the file `$PRORL_GYM_TOKEN_FILE` holds, or what a service of the same user wrote to
 `~/.local/state/prorl-gym/token`. A command looks for a service for 6 seconds; one that waits (`watch`, `submit --wait`,
-`export`) goes on over a restart that takes up to 10 minutes, once it has met the service.
+`export`) survives a restart of up to 10 minutes once it has reached the service.
 
-**Exit codes.** 0: done. 1: done, and the answer is no (each command says which question that was). 2: it could not be
-done; standard error has two lines, what is wrong and what to do about it. 130: Ctrl-C. `replay` also has a 3.
+**Exit codes.** 0: done. 1: done, with a negative result (each command below describes it). 2: not done; standard error
+has two lines, what is wrong and how to fix it. 130: Ctrl-C. `replay` also has a 3.
 
 **Formats of `export`.** `jsonl`: one record per line, as `show --full` prints it. `sft`: chats in the form
-`{"messages": [...], "tools": [...]}`, tool calls as OpenAI spells them, with a mark on each message: `"train": true` or
-`"weight": 1` on what the policy said after the first prompt, but not on turns with a call that could not be read.
+`{"messages": [...], "tools": [...]}`, with tool calls in OpenAI's form and a mark on each message: `"train": true` or
+`"weight": 1` on the policy's messages after the first prompt, except turns with a call that could not be parsed.
 `tokens`: one line per segment with `token_ids`, `mask`, `logprobs` and `policy_versions` of equal length. `sft` and
 `tokens` leave out rollouts without a reward, and, unless `--overlong` is given, those that a limit cut short. A file
-appears when it is whole; to go on another time, give the `--cursor` that the last export named, and another `--out`.
+appears once it is complete; to continue later, give the `--cursor` that the last export printed, and another `--out`.
 
 **Replay.** `replay` takes the task from the service and plays the recorded turns through the environment's own tools in
-a fresh sandbox; no engine is asked. Each answer that differs is shown as a unified diff. `--loose` overlooks what
-differs from run to run without meaning anything: times, durations, addresses, process ids.
+a fresh sandbox, without an engine. Each answer that differs is shown as a unified diff. `--loose` ignores differences
+without a meaning: times, durations, addresses, process ids.
 """
 
 
 def page() -> str:
     """Return the whole page."""
-    sections = ("\n".join(_section(name, callback)) for name, callback in commands(app))
+    sections = ("\n".join(_section(name, callback)) for name, callback in iter_commands())
     return "\n".join([HEAD, *sections]).rstrip() + "\n"
 
 
@@ -49,10 +48,10 @@ def _section(name: str, callback: Callable[..., Any]) -> Iterator[str]:
     yield f"## {name}\n"
     yield inspect.cleandoc(callback.__doc__ or "") + "\n"
     if name in EXAMPLES:
-        yield f"```\n{line(name)}\n```\n"
+        yield f"```\n{example_line(name)}\n```\n"
     hints = get_type_hints(callback, include_extras=True)
     parameters = inspect.signature(callback).parameters.values()
-    rows = [_row(one, hints[one.name]) for one in parameters if one.name != "url"]  # the head has told
+    rows = [_row(one, hints[one.name]) for one in parameters if one.name != "url"]  # described in the head
     if rows:
         yield "| | default | |\n|---|---|---|"
         yield from rows
@@ -60,7 +59,7 @@ def _section(name: str, callback: Callable[..., Any]) -> Iterator[str]:
 
 
 def _row(parameter: inspect.Parameter, hint: Any) -> str:
-    """Return what is said of a parameter: read from the function, since typer's own objects change with releases."""
+    """Return a parameter's row, from the function's annotations, since typer's own objects change with releases."""
     found = next((one for one in getattr(hint, "__metadata__", ()) if hasattr(one, "param_decls")), None)
     kind = get_args(hint)[0] if found is not None else hint
     is_option = found is not None and type(found).__name__ == "OptionInfo"

@@ -1,7 +1,7 @@
-"""Write ``docs/figures.md`` and the README's table out of the committed reports: ``python scripts/figures_page.py``.
+"""Write ``docs/figures.md`` out of the committed reports: ``python scripts/figures_page.py``.
 
-A report is what ``prorl-gym bench NAME --json`` printed, kept as ``bench/results/NAME.json``. A test compares both
-pages with what this writes, so no figure is copied by hand, and every row that is lost is on the page.
+A report is what ``prorl-gym bench NAME --json`` printed, kept as ``bench/results/NAME.json``. A test compares the page
+with what this writes, so no figure is copied by hand, and every row that is lost is on the page.
 """
 
 import json
@@ -12,21 +12,22 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PAGE, README, RESULTS = ROOT / "docs" / "figures.md", ROOT / "README.md", ROOT / "bench" / "results"
-BEGIN, END = "<!-- Written by scripts/figures_page.py: -->\n", "<!-- end of what it wrote -->\n"
+PAGE, RESULTS = ROOT / "docs" / "figures.md", ROOT / "bench" / "results"
 BACKENDS = ("userns", "apptainer")
 
 HEAD = """# Figures
 
 What was measured, with which script, under which conditions, and where we lose. Written by `scripts/figures_page.py`
-out of the reports in `bench/results`; to measure again, on a machine that does nothing else:
+out of the reports in `bench/results`; the chart on the [front page](../README.md#measured) shows headline figures and
+every missed target of these tables. A run on two real vLLM servers has
+[a page of its own](../bench/results/real-vllm.md). To measure again, on a machine that does nothing else:
 
 ```bash
 export PRORL_BENCH_IMAGE=$(bench/make-image)       # python3, git and pytest; as a SIF, too
 export PRORL_BENCH_SIF=$PRORL_BENCH_IMAGE.sif
 prorl-gym bench shell --json > bench/results/shell.json     # likewise start, density, tokens, balance, service,
                                                             # groups, ablation, grade
-python scripts/figures_page.py
+python scripts/figures_page.py && python scripts/figures_chart.py
 ```
 
 Peers that are not installed with the package are taken from environment variables: see the heads of the scripts.
@@ -72,16 +73,16 @@ by as many starters at a time as ours. A busy sandbox runs a shell, two sleepers
     Section(
         "balance",
         "Placing calls",
-        """Simulated engines, the package's real classes, five seeds (docs/balancing.md). A ratio is of the times in
-which the same work is done; the interval is that of the mean of the seeds (95 %). Only the time of one decision
-depends on this machine.""",
+        """Simulated engines, the package's real classes, five seeds ([balancing.md](balancing.md)). A ratio is of the
+times in which the same work is done; the interval is that of the mean of the seeds (95 %). Only the time of one
+decision depends on this machine.""",
     ),
     Section(
         "tokens",
         "Token continuity",
         """The client's own CPU in rollouts of 100 turns and 64,000 tokens, and how often tokens drift in random
 conversations: ours, and when the history is rendered and encoded again in every turn. A conversation's sampled ids are
-either random, the worst case, or what the tokenizer itself would write, the best one (docs/tokens.md).""",
+either random, the worst case, or what the tokenizer itself would write, the best one ([tokens.md](tokens.md)).""",
     ),
     Section(
         "service",
@@ -102,7 +103,7 @@ single, and 13.0 / 41.6 ms added at 200/s (p50 / p99), of which the slower machi
         """Simulated, with the service's own book on a virtual clock: informative groups per worker-second, five seeds.
 Each peer has the best setting of a grid, chosen on these very seeds. The rows of the sweep have no target: they show
 where stopping gains nothing. Bias: how far the mean of what is delivered may be from that of all informative groups, at
-90 % (equivalence test; docs/groups.md).""",
+90 % (equivalence test; [groups.md](groups.md)).""",
     ),
     Section(
         "ablation",
@@ -124,45 +125,6 @@ looked at and mended after that.""",
     ),
 )
 
-README_ROWS = (
-    ("shell", "echo hi, median"),
-    ("shell", "echo hi, p99"),
-    ("shell", "mean action of the mix"),
-    ("shell", "1 MB of output, shell"),
-    ("start", "cold start to first command"),
-    ("start", "warm hand-out"),
-    ("start", "python tool"),
-    ("density", "128 sandboxes up"),
-    ("density", "memory of each, PSS"),
-    ("density", "alive and answering"),
-    ("density", "SIGKILL of a service"),
-    ("tokens", "qwen3: "),
-    ("balance", "tight KV"),
-    ("balance", "roomy KV"),
-    ("balance", "late joiner"),
-    ("balance", "engine killed"),
-    ("balance", "one decision"),
-    ("service", "rollouts, durable"),
-    ("service", "HTTP, "),
-    ("service", "Gym's"),
-    ("service", "added to single"),
-    ("service", "added through Gym"),
-    ("service", "10,000 queued, 1,000 running: memory, RSS"),
-    ("service", "10,000 queued, 1,000 running: event-loop lag, p99"),
-    ("service", "overlap, "),
-    ("service", "cancel"),
-    ("groups", "ours over"),
-    ("groups", "bias, "),
-    ("ablation", "published setting"),
-    ("grade", "math: "),
-    ("grade", "50 tests of one program"),
-    ("grade", "SWE: "),
-    ("grade", "math, "),
-    ("grade", "stem, "),
-    ("grade", "code, "),
-)
-"""Benches and how the names of their figures begin."""
-
 Row = dict[str, Any]
 Report = dict[str, Any]
 
@@ -180,7 +142,7 @@ def ratio(row: Row, peer: Row) -> float:
     return theirs / ours if ours else float("inf") if theirs else 1.0
 
 
-def met(row: Row) -> bool:
+def meets_target(row: Row) -> bool:
     """Whether a figure has reached its target, or has none."""
     if row["target"] is None:
         return True
@@ -193,7 +155,7 @@ def value_cell(row: Row | None) -> str:
         return ""
     low, high = row.get("interval") or (None, None)
     value = number(row["value"]) + (f" ({number(low)} to {number(high)})" if low is not None else "")
-    return value if met(row) else f"**{value} (missed)**"
+    return value if meets_target(row) else f"**{value} (missed)**"
 
 
 def ratio_cell(row: Row | None, peer: Row, *, quiet: bool) -> str:
@@ -280,7 +242,7 @@ def losses(report: Report) -> Iterator[str]:
     """Yield every row that missed its target or has a better peer."""
     for row in report["figures"]:
         name = f"{row['backend']}: {label(row)}" if row["backend"] else label(row)
-        if not met(row):
+        if not meets_target(row):
             yield f"{name}: {number(row['value'])}, target {target_cell(row)}"
         for peer in row["peers"]:
             times = ratio(row, peer)
@@ -316,39 +278,6 @@ def page(reports: dict[str, Report]) -> str:
     return HEAD + "".join(section(about, reports.get(about.name)) for about in SECTIONS)
 
 
-def readme_block(reports: dict[str, Report]) -> str:
-    """Return the README's table, and the rows that are lost."""
-    rows: list[list[str]] = []
-    for bench, start in README_ROWS:
-        for group in by_name(reports[bench]) if bench in reports else []:
-            first = next(iter(group.values()))
-            if first["name"].startswith(start) and not first["name"].startswith(f"{start} in the shell"):
-                values = [value_cell(group.get(name)) for name in BACKENDS] if None not in group else ["", ""]
-                alone = value_cell(group.get(None))
-                beside = "; ".join(f"{peer['name']}: {number(peer['value'])}" for peer in first["peers"])
-                rows.append([label(first), alone or values[0], values[1], target_cell(*group.values()), beside])
-    used = [reports[name] for name in dict.fromkeys(bench for bench, _ in README_ROWS) if name in reports]
-    lost = "".join(f"- {line}\n" for report in used for line in losses(report)) or "- no row\n"
-    loads = ", ".join(f"{report['bench']} {report['load_average']:.1f}" for report in used)
-    machine = used[0]["machine"] if used else "no machine yet"
-    return (
-        f"\n`prorl-gym bench shell|start|density|tokens|balance|service|groups|ablation|grade` on\n"
-        f"{machine}; load average when each\n"
-        f"began: {loads}. Beside: peers in the same run. All rows, ratios and\n"
-        f"conditions: [docs/figures.md](docs/figures.md).\n{table(['figure', *BACKENDS, 'target', 'beside'], rows)}"
-        f"\nRows we lose, to a floor, a peer or a target:\n\n{lost}\n"
-    )
-
-
-def readme(text: str, reports: dict[str, Report]) -> str:
-    """Return the README with its table written anew."""
-    before, found, rest = text.partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not found or not ended:
-        raise SystemExit(f"README.md: the lines {BEGIN.strip()!r} and {END.strip()!r} are not there; put them back.")
-    return before + BEGIN + readme_block(reports) + END + after
-
-
 def load(results: Path = RESULTS) -> dict[str, Report]:
     """Return the committed reports by the names of their benches."""
     places = {about.name: results / f"{about.name}.json" for about in SECTIONS}
@@ -360,6 +289,4 @@ def load(results: Path = RESULTS) -> dict[str, Report]:
 
 
 if __name__ == "__main__":
-    known = load()
-    PAGE.write_text(page(known), encoding="utf-8")
-    README.write_text(readme(README.read_text(encoding="utf-8"), known), encoding="utf-8")
+    PAGE.write_text(page(load()), encoding="utf-8")

@@ -13,8 +13,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "pages")]
 from chromium_pages import PHONE, chromium, opened, settle  # noqa: E402
 from fake_service import TOKEN, busy, serving  # noqa: E402
 
-from prorl_gym.inference.chat import load_codec  # noqa: E402
-from prorl_gym.pages.rollout import render_rollout  # noqa: E402
+from prorl_gym.inference.tokens.chat_codec import load_codec  # noqa: E402
+from prorl_gym.pages.rollout_page import render_rollout  # noqa: E402
 from prorl_gym.records import (  # noqa: E402
     NOT_SAMPLED,
     Generation,
@@ -26,7 +26,7 @@ from prorl_gym.records import (  # noqa: E402
     StageTime,
     ToolCall,
 )
-from prorl_gym.settings import RolloutSettings, resolve  # noqa: E402
+from prorl_gym.settings import RolloutSettings, resolve_settings  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 SCREEN = (1280, 820)
@@ -67,7 +67,7 @@ def sample() -> Rollout:
     calls: list[Generation] = []
 
     def append(text: str, sampled: bool) -> None:
-        fresh = codec.tokenizer.encode_plain(text)
+        fresh = codec.tokenizer.encode_untrusted(text)
         ids.extend(fresh)
         mask.extend([int(sampled)] * len(fresh))
 
@@ -106,7 +106,7 @@ def sample() -> Rollout:
         segments=[segment],
         messages=messages,
         prompt_messages=2,
-        settings=resolve(RolloutSettings()),
+        settings=resolve_settings(RolloutSettings()),
         stages={
             "init": StageTime(queued=1.1, seconds=0.6),
             "run": StageTime(queued=2.3, seconds=11.8),

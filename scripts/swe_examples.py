@@ -71,7 +71,7 @@ def sources() -> list[Source]:
 
 def make_row(source: Source) -> dict[str, Any]:
     """Return the row of an example, without its NeMo Gym frame."""
-    from prorl_gym.environments.swe.public_rows import unified
+    from prorl_gym.environments.swe.swe_row import git_diff
 
     task, wrong = source.task, source.wrong()
     hidden = set(task["hidden"])
@@ -89,7 +89,7 @@ def make_row(source: Source) -> dict[str, Any]:
             **source.measured,
             "seconds": SECONDS,
         },
-        "patch": "".join(unified(path, wrong[path], source.right[path]) for path in changed),
+        "patch": "".join(git_diff(path, wrong[path], source.right[path]) for path in changed),
         "gold_steps": [_step(step) for step in task["gold"]],
         "wrong_steps": [_step(step) for step in task["wrong"]],
     }
@@ -115,7 +115,7 @@ def pack(texts: Mapping[str, str]) -> str:
 async def frame(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row in NeMo Gym's flat form."""
     from prorl_gym.environments import registry
-    from prorl_gym.environments.gym_rows import to_gym_row
+    from prorl_gym.environments.row_format import to_gym_row
 
     return await to_gym_row(registry.get("swe"), row, AGENT)
 
@@ -126,31 +126,31 @@ async def measure(source: Source) -> None:
     Raises:
         ValueError: a test fails on the repaired state.
     """
-    from prorl_gym.environments.swe.controls.proof import prove
+    from prorl_gym.environments.swe.controls.control_search import find_controls
     from prorl_gym.environments.swe.grading import run_hidden_tests
-    from prorl_gym.environments.swe.parsers import PASSING
-    from prorl_gym.environments.swe.rows import read_task
-    from prorl_gym.rollout.leases import SandboxLeases
-    from prorl_gym.sandbox.choose import open_backend
+    from prorl_gym.environments.swe.runner_reports import PASSING
+    from prorl_gym.environments.swe.swe_row import parse_swe_row
+    from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
+    from prorl_gym.sandbox.backend_selection import open_backend
     from prorl_gym.sandbox.config import SandboxConfig
 
-    task = read_task(make_row(source))
+    task = parse_swe_row(make_row(source))
     backend = await open_backend(SandboxConfig(backend="userns"))
     leases = SandboxLeases(backend)
     try:
         before = await run_hidden_tests(task, b"", leases, SECONDS)
         after = await run_hidden_tests(task, task.gold_patch.encode(), leases, SECONDS)
         bad = [name for name, status in after.statuses.items() if status not in PASSING]
-        if after.complaint or bad:
-            raise ValueError(f"{source.directory.name}: {after.complaint or bad}\n{after.log[-4000:]}")
+        if after.problem or bad:
+            raise ValueError(f"{source.directory.name}: {after.problem or bad}\n{after.log[-4000:]}")
         fails = {name for name in after.statuses if before.statuses.get(name, "missing") not in PASSING}
         names = {"fail_to_pass": tuple(sorted(fails)), "pass_to_pass": tuple(sorted(after.statuses.keys() - fails))}
         named = replace(task, tests=replace(task.tests, controls=None, **names))
-        plan = await prove(named, leases, random.Random(task.question))
+        plan = await find_controls(named, leases, random.Random(task.question))
     finally:
         await leases.close()
         await backend.close()
-    print(f"{source.directory.name}: {before.complaint or len(fails)} fail, {len(after.statuses)} tests")
+    print(f"{source.directory.name}: {before.problem or len(fails)} fail, {len(after.statuses)} tests")
     found = {**names, "controls": plan.model_dump(mode="json", exclude_defaults=True)}
     (source.directory / "tests.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 

@@ -8,6 +8,7 @@ skipping. Tests marked ``slow`` run with ``--all`` only.
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -104,6 +105,23 @@ def pytest_configure(config: pytest.Config) -> None:
         shutil.rmtree(own, ignore_errors=True)
 
     config.add_cleanup(remove)
+
+
+_seconds: Counter[str] = Counter()
+"""What the tests of each folder took, in seconds of a worker."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    folders = report.nodeid.partition("::")[0].split("/")[:-1]
+    _seconds["/".join(folders[:2])] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Note for ``.ci/again`` how the run ended, and for ``.ci/budgets`` what the tests of each folder took."""
+    cache: pytest.Cache | None = getattr(session.config, "cache", None)
+    if cache is not None and not hasattr(session.config, "workerinput"):
+        cache.set("prorl/exit_status", int(exitstatus))
+        cache.set("prorl/seconds", {folder: round(seconds) for folder, seconds in _seconds.most_common()})
 
 
 def pytest_report_header() -> str:

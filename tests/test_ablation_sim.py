@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 from _ablation_loop import run_virtually
-from _ablation_parts import Equal, LoopEngine, Tools
+from _ablation_parts import LoopEngine, RoundRobin, TimedToolEnvironment
 from _ablation_workload import FAST, PUBLISHED, SLOW, Plan, draw
 from _sim_engine import Call, SimEngine
 from _sim_workload import Hardware, Turn
@@ -21,7 +21,7 @@ from prorl_gym.environments.protocol import Episode, RunContext
 from prorl_gym.inference.protocol import GenerationRequest
 from prorl_gym.records import Message
 from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
-from prorl_gym.settings import RolloutSettings, resolve
+from prorl_gym.settings import RolloutSettings, resolve_settings
 
 SMALL = replace(PUBLISHED, engines=2, agents=8, init=4, eval=4, steps=2, batch=2, submitted=10, size=4)
 
@@ -29,10 +29,10 @@ SMALL = replace(PUBLISHED, engines=2, agents=8, init=4, eval=4, steps=2, batch=2
 class NoLeases:
     """Has no sandboxes."""
 
-    async def agent(self, spec: SandboxSpec) -> Sandbox:
+    async def get_agent_sandbox(self, spec: SandboxSpec) -> Sandbox:
         raise NotImplementedError
 
-    async def clean(self, spec: SandboxSpec) -> Sandbox:
+    async def start_clean_sandbox(self, spec: SandboxSpec) -> Sandbox:
         raise NotImplementedError
 
 
@@ -68,7 +68,7 @@ def test_hours_pass_at_once_and_in_order():
     ]
 
 
-def test_a_loop_on_which_nothing_will_happen_says_so():
+def test_a_loop_on_which_nothing_will_happen_raises():
     async def work() -> None:
         await asyncio.Event().wait()
 
@@ -107,7 +107,7 @@ def test_a_call_that_is_cut_off_leaves_the_others_alone():
 
 
 def test_without_balancing_every_engine_gets_as_many_rollouts():
-    equal, engines = Equal(), ["a", "b", "c"]
+    equal, engines = RoundRobin(), ["a", "b", "c"]
     homes = [equal.choose(ask(f"s{n}"), engines) for n in range(6)]
     assert homes == ["a", "b", "c"] * 2
     assert equal.choose(ask("s1"), engines) == "b"
@@ -127,7 +127,7 @@ def test_a_run_is_alike_each_time():
     assert execute(job) == execute(job)
 
 
-def test_work_that_nobody_needs_takes_time():
+def test_unneeded_work_takes_time():
     full, stale = (execute(Job(SMALL, off, seed=1)).seconds for off in ("", "clean-up"))
     assert stale > full
 
@@ -135,7 +135,7 @@ def test_work_that_nobody_needs_takes_time():
 class Instant:
     """A policy that answers at once."""
 
-    async def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AssistantTurn:
+    async def start_conversation(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AssistantTurn:
         return AssistantTurn("")
 
     async def respond(self, messages: Sequence[Message]) -> AssistantTurn:
@@ -147,15 +147,15 @@ def test_every_action_takes_longer_in_the_slow_shell():
 
     async def work(slow: bool) -> float:
         episode = Episode((), ())
-        settings = resolve(RolloutSettings())
+        settings = resolve_settings(RolloutSettings())
         context = RunContext(Instant(), NoLeases(), settings, Artifacts())
-        await Tools({}, slow=slow).run(plan, episode, context)
+        await TimedToolEnvironment({}, slow=slow).run(plan, episode, context)
         return asyncio.get_running_loop().time()
 
     assert run_virtually(work(False)) == pytest.approx(1.5)
     assert run_virtually(work(True)) == pytest.approx(1.5 + 3 * (SLOW - FAST))
 
 
-def test_groups_are_the_same_whoever_asks():
+def test_groups_depend_on_the_seed_alone():
     assert draw(SMALL, 1, 5) == draw(SMALL, 1, 5) != draw(SMALL, 2, 5)
     assert max(len(plan.turns) for group in range(50) for plan in draw(PUBLISHED, 1, group)) <= 50

@@ -7,25 +7,11 @@ from importlib.util import find_spec
 
 import pytest
 from aiohttp import web
+from sample_records import record
 
 from prorl_gym import Client, RolloutRequest
 from prorl_gym.errors import ConflictError
-from prorl_gym.records import Outcome, Rollout
-from prorl_gym.trainers import gym, gym_rows, nemo_rl
-
-
-def finished(rollout_id: str) -> Rollout:
-    return Rollout(
-        rollout_id=rollout_id,
-        run_id="default",
-        group_id=None,
-        group_size=1,
-        replica=0,
-        environment="math",
-        outcome=Outcome(status="completed"),
-        accepted_at=1.0,
-        finished_at=2.0,
-    )
+from prorl_gym.trainers import gym_request, gym_result, nemo_rl
 
 
 async def test_the_client_speaks_the_wire() -> None:
@@ -41,7 +27,7 @@ async def test_the_client_speaks_the_wire() -> None:
         return web.json_response({"accepted": [{"rollout_id": b["rollout_id"], "duplicate": False} for b in seen]})
 
     async def stream(request: web.Request) -> web.StreamResponse:
-        lines = [{"cursor": i, "rollout": finished(f"r{i}").model_dump(mode="json")} for i in (1, 2)]
+        lines = [{"cursor": i, "rollout": record(f"r{i}").model_dump(mode="json")} for i in (1, 2)]
         return web.Response(text="".join(json.dumps(line) + "\n" for line in lines))
 
     app = web.Application()
@@ -51,7 +37,7 @@ async def test_the_client_speaks_the_wire() -> None:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    async with asyncio.timeout(20), Client(f"http://127.0.0.1:{port}", token="secret", patience=0) as client:
+    async with asyncio.timeout(20), Client(f"http://127.0.0.1:{port}", token="secret", retry_seconds=0) as client:
         accepted = await client.submit(RolloutRequest(rollout_id="r1", environment="math", task={}))
         assert [one.rollout_id for one in accepted] == ["r1"]
         delivered = [(one.cursor, one.rollout.rollout_id) async for one in client.stream(follow=False)]
@@ -63,7 +49,7 @@ async def test_the_client_speaks_the_wire() -> None:
 
 
 def test_trainer_shapes_import() -> None:
-    assert all(module.__doc__ for module in (gym, gym_rows, nemo_rl))
+    assert all(module.__doc__ for module in (gym_result, gym_request, nemo_rl))
 
 
 @pytest.mark.skipif(find_spec("fastapi") is not None, reason="other packages are installed here; CI runs it alone")

@@ -1,4 +1,4 @@
-"""Which room may know which: every import of the package, read from its source, follows the arrows of the design."""
+"""Which package may import which: every import, read from the source, follows the arrows of the design."""
 
 import ast
 import subprocess
@@ -9,38 +9,110 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "prorl_gym"
 
-WALLS = {"errors", "records", "settings", "demand", "config", "deadlines", "logs", "__init__", "_bootstrap"}
-
-# What each room may import of the package, beside the walls and itself. Arrows run one way.
-ARROWS: dict[str, set[str]] = {
-    "client": set(),
-    "trainers": set(),
-    "sandbox": set(),
-    "inference": set(),
-    "agents": {"sandbox", "inference"},
-    "environments": {"agents", "sandbox", "inference"},
-    "rollout": {"environments", "agents", "sandbox", "inference"},
-    "oracle": {"environments", "agents", "sandbox", "inference"},
-    "pages": {"trainers", "client"},
-    "api": {"rollout", "oracle", "environments", "agents", "sandbox", "inference", "client", "trainers", "pages"},
-    "gym_root": {"*"},
-    "gym_sandbox": {"sandbox"},
-    "_gym_compat": set(),
-    "cli": {"*"},
-    "__main__": {"cli"},
-}
-
-WALL_ARROWS: dict[str, set[str]] = {
+BASE_ARROWS: dict[str, set[str]] = {
+    "backoff": set(),
     "errors": set(),
     "settings": {"errors"},
     "demand": {"settings"},
     "deadlines": set(),
     "logs": set(),
+    "process_identity": set(),
+    "http_body": set(),
     "_bootstrap": set(),
     "__init__": {"client", "records"},
     "records": {"errors", "settings"},
     "config": {"errors", "logs"},
 }
+"""The modules of the base, which every package may import, and what each may import of the others."""
+
+# Packages, or single modules of packages, that each may import beside the base and itself. Arrows run one way.
+ARROWS: dict[str, set[str]] = {
+    "client": set(),
+    "trainers": set(),
+    "sandbox": set(),
+    "inference": set(),
+    "gateway": {"inference"},
+    "agents": {"sandbox.protocol", "sandbox.service.egress.rules", "sandbox.service.operations.shell", "inference"},
+    "environments": {"agents", "sandbox", "inference"},
+    "rollout": {"environments", "agents", "sandbox.protocol", "inference", "client.wire_models"},
+    "oracle": {"environments", "inference"},
+    "pages": set(),
+    "api": {
+        *("rollout", "environments", "inference", "client", "trainers", "pages"),
+        *("sandbox.backend_selection", "sandbox.config", "sandbox.protocol"),
+    },
+    "gym_root": {"*"},
+    "gym_sandbox": {"sandbox"},
+    "_gym_compat": set(),
+    "cli": {"*"},
+    "testing": {"*"},
+    "__main__": {"cli"},
+}
+
+INNER_ARROWS: dict[str, dict[str, set[str]]] = {
+    "sandbox": {
+        "limit_breach": set(),
+        "tree_removal": set(),
+        "cancellation": set(),
+        "syscalls": set(),
+        "protocol": {"limit_breach"},
+        "guest": {"limit_breach", "protocol", "syscalls"},
+        "spawner": {"guest", "protocol", "tree_removal", "syscalls"},
+        "backends": {"spawner", "guest", "protocol", "syscalls"},
+        "images": {"protocol", "tree_removal", "cancellation", "syscalls"},
+        "config": {"images", "protocol"},
+        "service": {"*"},
+        "backend_selection": {"*"},
+    },
+    "sandbox.service": {
+        "guest_channel": set(),
+        "host_facts": set(),
+        "loss_evidence": set(),
+        "python_packages": set(),
+        "warm_pool": set(),
+        "doctor_checks": {"host_facts"},
+        "spawner_client": {"loss_evidence"},
+        "operations": {"guest_channel"},
+        "egress": {"guest_channel"},
+        "running_sandbox": {"egress", "guest_channel", "loss_evidence", "operations"},
+        "local_backend": {"*"},
+        "namespace_backend": {"*"},
+    },
+    "inference": {
+        "engine_errors": set(),
+        "json_depth": set(),
+        "protocol": set(),
+        "toolcalls": {"json_depth"},
+        "engines": {"engine_errors", "json_depth", "protocol"},
+        "balance": {"engine_errors", "protocol"},
+        "tokens": {"balance", "engine_errors", "json_depth", "protocol", "toolcalls"},
+        "weights": {"balance"},
+        "config": {"*"},
+    },
+    "rollout": {
+        "protocol": set(),
+        "ledger": {"protocol"},
+        "scheduling": {"ledger", "protocol"},
+        "groups": {"ledger", "protocol", "scheduling"},
+        "intake": {"groups", "protocol", "scheduling"},
+        "service": {"*"},
+    },
+    "api": {
+        "http": set(),
+        "monitoring": set(),
+        "openapi_examples": set(),
+        "config": {"compat"},
+        "policy_control": {"config", "http"},
+        "app_context": {"monitoring", "policy_control"},
+        "routes": {"app_context", "http", "openapi_examples", "policy_control"},
+        "compat": {"http", "openapi_examples", "policy_control"},
+        "app": {"app_context", "http", "policy_control", "routes"},
+        "startup": {"config"},
+        "build": {"app_context", "config", "policy_control", "startup"},
+        "service_process": {"*"},
+    },
+}
+"""What each part of a package may import of the same package. ``service`` of ``sandbox`` is the service's process."""
 
 PLAIN = {"client", "trainers"}
 """Usable in a trainer's own environment: nothing but these from outside the standard library."""
@@ -49,7 +121,7 @@ OPTIONAL_LIBRARIES = {"trainers": {"numpy"}}
 """Imported on first use only: without them everything still loads, see below."""
 
 
-def room_of(file: Path) -> str:
+def package_of(file: Path) -> str:
     return file.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
@@ -79,43 +151,128 @@ def files() -> list[Path]:
     return sorted(path for path in ROOT.rglob("*.py") if "tests" not in path.relative_to(ROOT).parts)
 
 
-def rooms_in(names: set[str]) -> set[str]:
+def is_in(name: str, modules: set[str]) -> bool:
+    """Whether something imported is one of these packages and modules, or part of one."""
+    return any(f"{name}.".startswith(f"prorl_gym.{module}.") for module in modules)
+
+
+def packages_in(names: set[str]) -> set[str]:
     return {name.split(".")[1] for name in names if name.startswith("prorl_gym.")}
 
 
-@pytest.mark.parametrize("room", sorted({room_of(file) for file in files()}))
-def test_arrows_run_one_way(room: str) -> None:
-    assert room in ARROWS or room in WALL_ARROWS, f"say in this file what the new room {room} may know"
-    allowed = ARROWS.get(room, set()) | {room, "__version__"} | WALLS if room in ARROWS else WALL_ARROWS[room]
+@pytest.mark.parametrize("package", sorted({package_of(file) for file in files()}))
+def test_arrows_run_one_way(package: str) -> None:
+    assert package in ARROWS or package in BASE_ARROWS, f"add what {package} may import to this file"
+    if package in ARROWS:
+        allowed = ARROWS[package] | {package, "__version__", *BASE_ARROWS}
+    else:
+        allowed = BASE_ARROWS[package]
     wrong = {
-        f"{file.relative_to(ROOT)} -> {other}"
+        f"{file.relative_to(ROOT)} -> {name}"
         for file in files()
-        if room_of(file) == room
-        for other in rooms_in(imports_of(file.read_text(encoding="utf-8")))
-        if other not in allowed and "*" not in allowed
+        if package_of(file) == package
+        for name in imported(file)
+        if name.startswith("prorl_gym.") and not is_in(name, allowed) and "*" not in allowed
     }
     assert wrong == set()
 
 
+def imported(file: Path) -> set[str]:
+    return imports_of(file.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("package", "inner"), [(package, inner) for package, arrows in INNER_ARROWS.items() for inner in arrows]
+)
+def test_arrows_inside_a_package_run_one_way(package: str, inner: str) -> None:
+    allowed = INNER_ARROWS[package][inner] | {inner}
+    wrong = {
+        f"{file.relative_to(ROOT)} -> {name}"
+        for file in files()
+        if part_of(module_of(file), package) == inner
+        for name in imported(file)
+        if (other := part_of(name, package)) and other not in allowed and "*" not in allowed
+    }
+    assert wrong == set()
+
+
+@pytest.mark.parametrize("package", INNER_ARROWS)
+def test_every_part_of_a_package_is_named(package: str) -> None:
+    parts = {part_of(module_of(file), package) for file in files()}
+    assert parts - {"", "__init__"} == set(INNER_ARROWS[package])
+
+
+def part_of(name: str, package: str) -> str:
+    """Return the part of ``prorl_gym.PACKAGE`` that a full name lies in; "": in none."""
+    prefix = f"prorl_gym.{package}."
+    return name.removeprefix(prefix).partition(".")[0] if name.startswith(prefix) else ""
+
+
+def module_of(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT.parent).with_suffix("").parts)
+
+
+def test_no_production_module_imports_testing() -> None:
+    assert {
+        str(file) for file in files() if package_of(file) != "testing" and "testing" in packages_in(imported(file))
+    } == set()
+
+
+GUEST_LIBRARIES = {"ptyprocess", "jupyter_client", "zmq", "ipykernel", "IPython", "traitlets"}
+"""All but the first are the image's own, and imported by what runs on the image's python only."""
+
+
+def test_the_guest_needs_the_standard_library_only() -> None:
+    foreign = {
+        f"{file.name}: {name}"
+        for file in (ROOT / "sandbox" / "guest").glob("*.py")
+        for name in imported(file)
+        if name.split(".")[0] not in {*sys.stdlib_module_names, "prorl_gym", *GUEST_LIBRARIES}
+    }
+    assert foreign == set()
+
+
+def modules() -> dict[str, set[str]]:
+    """Return the modules of the package with those that each imports, wherever in its file."""
+    names = {module_of(file).removesuffix(".__init__"): file for file in files()}
+
+    def imported_module(name: str) -> str:
+        while name not in names:
+            name = name.rpartition(".")[0]
+        return name
+
+    return {
+        name: {imported_module(other) for other in imported(file) if other.startswith("prorl_gym.")} - {name}
+        for name, file in names.items()
+    }
+
+
+def test_no_circle_of_modules() -> None:
+    waiting = modules()
+    while free := {name for name, others in waiting.items() if not others & waiting.keys()}:
+        waiting = {name: others for name, others in waiting.items() if name not in free}
+    assert set(waiting) == set(), "each of these imports another of these"
+
+
 def test_only_three_places_know_nemo_gym() -> None:
     knowing = {
-        room_of(file)
+        package_of(file)
         for file in files()
         if any(name.split(".")[0] == "nemo_gym" for name in imports_of(file.read_text(encoding="utf-8")))
     }
     assert knowing <= {"gym_root", "gym_sandbox", "_gym_compat"}
 
 
-@pytest.mark.parametrize("room", sorted(PLAIN | {"records", "errors", "settings"}))
-def test_what_trainers_import_needs_pydantic_and_aiohttp_only(room: str) -> None:
+@pytest.mark.parametrize("package", sorted(PLAIN | {"records", "errors", "settings"}))
+def test_what_trainers_import_needs_pydantic_and_aiohttp_only(package: str) -> None:
     foreign = {
         name.split(".")[0]
         for file in files()
-        if room_of(file) == room
+        if package_of(file) == package
         for name in imports_of(file.read_text(encoding="utf-8"))
         if name.split(".")[0] not in {*sys.stdlib_module_names, "prorl_gym"}
     }
-    assert foreign <= PLAIN_LIBRARIES | OPTIONAL_LIBRARIES.get(room, set())
+    assert foreign <= PLAIN_LIBRARIES | OPTIONAL_LIBRARIES.get(package, set())
 
 
 def test_checker_sees_what_it_should() -> None:
@@ -124,7 +281,7 @@ def test_checker_sees_what_it_should() -> None:
         "def f():\n    import prorl_gym.api.app\n"
         "if TYPE_CHECKING:\n    from prorl_gym.cli import main\n"
     )
-    assert rooms_in(imports_of(source)) == {"rollout", "api"}
+    assert packages_in(imports_of(source)) == {"rollout", "api"}
 
 
 _ONLY_PLAIN = """

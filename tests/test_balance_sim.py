@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl_gym.inference.balance import make_policy
+from prorl_gym.inference.balance import make_balance_policy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 from _sim_engine import Call, SimEngine
@@ -107,7 +107,7 @@ def test_steps_taken_at_once_are_the_steps_taken_one_by_one(cuts):
 @pytest.mark.parametrize("incidents", [Incidents(), Incidents(kill=(5.0, 1)), Incidents(join=5.0, epochs=(8.0,))])
 def test_every_session_ends_and_every_token_is_sampled_once(name, incidents):
     trace = draw(FLEET, seed=3)
-    arm = Arm(lambda clock: make_policy(name), FLEET.live, aimd=True)
+    arm = Arm(lambda clock: make_balance_policy(name), FLEET.live, aimd=True)
     result = replay(trace, Hardware(60_000), FLEET.engines, arm, incidents)
     assert result.finished == 12
     assert result.sampled == sum(session.output for session in trace.sessions)
@@ -115,12 +115,14 @@ def test_every_session_ends_and_every_token_is_sampled_once(name, incidents):
 
 def test_a_replay_is_the_same_every_time():
     trace = draw(FLEET, seed=4)
-    arm = Arm(lambda clock: make_policy("sticky"), FLEET.live)
+    arm = Arm(lambda clock: make_balance_policy("sticky"), FLEET.live)
     first, second = (replay(trace, Hardware(60_000), FLEET.engines, arm) for _ in range(2))
     assert (first.makespan, first.hit_tokens) == (second.makespan, second.hit_tokens)
 
 
 def test_an_engine_that_never_joins_serves_nothing():
     trace = Trace((Session("s", "g", (Turn(10, 10, 0.1),)),))
-    result = replay(trace, Hardware(60_000), 2, Arm(lambda clock: make_policy("sticky"), 1), Incidents(join=1e6))
+    result = replay(
+        trace, Hardware(60_000), 2, Arm(lambda clock: make_balance_policy("sticky"), 1), Incidents(join=1e6)
+    )
     assert result.busy["engine-1"] == 0.0

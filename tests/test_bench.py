@@ -30,9 +30,10 @@ def scripts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def app(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    monkeypatch.setattr(bench, "_SCRIPTS", scripts)
+    run_bench = bench.run_bench
+    monkeypatch.setattr(bench, "run_bench", lambda name, _: run_bench(name, scripts))
     app = typer.Typer()
-    bench.register(app)
+    app.command()(bench.bench)
     return app
 
 
@@ -70,8 +71,8 @@ def test_ratios_are_refused_on_a_busy_machine(
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert json.loads(CliRunner().invoke(app, ["tiny", "--json"]).output)["ratios"] == ratios
-    told = CliRunner().invoke(app, ["tiny"], env={"COLUMNS": "150"}).output
-    assert ("no ratios" in told) == (ratios is None)
+    output = CliRunner().invoke(app, ["tiny"], env={"COLUMNS": "150"}).output
+    assert ("no ratios" in output) == (ratios is None)
 
 
 def test_an_unknown_bench_is_named(scripts: Path) -> None:

@@ -1,4 +1,4 @@
-"""The peers of the benches do what they are timed for. How long it takes is nobody's claim here."""
+"""The peers of the benches do what they are timed for. How long it takes is not tested here."""
 
 import asyncio
 import os
@@ -76,11 +76,11 @@ def test_families_and_their_memory() -> None:
         try:
             assert child.stdout is not None
             child.stdout.readline()
-            members = processes.family(child.pid)
+            members = processes.process_tree(child.pid)
             assert len(members) == 2 and members[0] == child.pid
             assert processes.pss(members) > 0
         finally:
-            handles = [os.pidfd_open(member) for member in processes.family(child.pid)]
+            handles = [os.pidfd_open(member) for member in processes.process_tree(child.pid)]
             for handle in handles:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
             for handle in handles:  # one that was killed gives its memory back some time later

@@ -27,7 +27,7 @@ def test_row(evidence: Evidence) -> None:
 
 
 def test_an_unexplained_loss_is_retried_alone() -> None:
-    assert blame(Evidence.SANDBOX_LOST_UNEXPLAINED) == Blame(FailureKind.SANDBOX_LOST, retry=True, alone=True)
+    assert blame(Evidence.SANDBOX_LOST_UNEXPLAINED) == Blame(FailureKind.SANDBOX_LOST, retry=True, retry_alone=True)
 
 
 def test_a_second_unexplained_loss_is_the_policys() -> None:

@@ -13,30 +13,35 @@ import uvicorn
 from aiohttp import web
 
 from prorl_gym.api.app import create_app
-from prorl_gym.api.server import listen
-from prorl_gym.client import Client, ServiceError, Submission, SyncClient, read_token
+from prorl_gym.api.service_process import open_listener
+from prorl_gym.client import AcceptedRollout, Client, ServiceError, SyncClient, read_token
 from prorl_gym.errors import ConfigError, ConflictError, NotFoundError
 from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
-from prorl_gym.rollout.memory_ledger import MemoryLedger
-from prorl_gym.rollout.runner import InProcessRunner
+from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
+from prorl_gym.testing.rollout.fake_rollout import (
+    EmptyBackend,
+    FakePolicySource,
+    ScriptedEnvironment,
+    environment_lookup,
+)
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 TOKEN = "test-token-of-no-worth"
 
 
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
-    runner = InProcessRunner(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
+    runner = InProcessRunner(environment_lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
     service = RolloutService(MemoryLedger(), runner)
     await service.start()
     server = uvicorn.Server(
         uvicorn.Config(create_app(service, TOKEN), log_config=None, lifespan="off", access_log=False)
     )
-    with listen("127.0.0.1", 0) as listener:
+    with open_listener("127.0.0.1", 0) as listener:
         task = asyncio.create_task(server.serve(sockets=[listener]))
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        service.refuse()
+        service.begin_shutdown()
         server.should_exit = True
         await asyncio.wait_for(task, 10)
         await service.stop(drain=False)
@@ -48,10 +53,13 @@ def ask(rollout_id: str, **task: Any) -> RolloutRequest:
 
 async def test_the_whole_conversation(url: str) -> None:
     async with Client(url, token=TOKEN) as client:
-        assert await client.submit(ask("a")) == [Submission("a", False)]
-        assert await client.submit([ask("a"), ask("b", run="hang")]) == [Submission("a", True), Submission("b", False)]
+        assert await client.submit(ask("a")) == [AcceptedRollout("a", False)]
+        assert await client.submit([ask("a"), ask("b", run="hang")]) == [
+            AcceptedRollout("a", True),
+            AcceptedRollout("b", False),
+        ]
         assert (await client.result("a", timeout=10)).reward == 1.0
-        assert await client.look("b") is None
+        assert await client.poll_result("b") is None
         with pytest.raises(TimeoutError):
             await client.result("b", timeout=0.05)
         assert await client.cancel(["b", "a"]) == ["b"]
@@ -64,7 +72,7 @@ async def test_the_whole_conversation(url: str) -> None:
         with pytest.raises(ConflictError, match="rollout a was submitted before with another body"):
             await client.submit(ask("a", reward=0.0))
         with pytest.raises(NotFoundError):
-            await client.look("stranger")
+            await client.poll_result("stranger")
 
 
 async def test_the_same_without_an_event_loop_of_ones_own(url: str) -> None:
@@ -89,10 +97,10 @@ async def test_a_wrong_token_is_said_at_once(url: str) -> None:
             await client.status()
 
 
-async def test_nobody_there() -> None:
-    with listen("127.0.0.1", 0) as listener:
+async def test_service_unreachable() -> None:
+    with open_listener("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-    async with Client(f"http://127.0.0.1:{port}", token=TOKEN, patience=0.02, pause=0.001) as client:
+    async with Client(f"http://127.0.0.1:{port}", token=TOKEN, retry_seconds=0.02, retry_delay=0.001) as client:
         with pytest.raises(ServiceError) as caught:
             await client.status()
     assert f"http://127.0.0.1:{port}: the service cannot be reached (" in str(caught.value)
@@ -110,7 +118,7 @@ async def misbehaving(handler: Handler) -> AsyncIterator[str]:
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app)
     await runner.setup()
-    with listen("127.0.0.1", 0) as listener:
+    with open_listener("127.0.0.1", 0) as listener:
         await web.SockSite(runner, listener).start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         await runner.cleanup()
@@ -129,8 +137,8 @@ async def test_a_broken_submit_is_sent_again_with_the_same_ids() -> None:
         return web.json_response({"accepted": [{"rollout_id": bodies[0][0]["rollout_id"], "duplicate": True}]})
 
     request = RolloutRequest(environment="scripted", task={})
-    async with misbehaving(handler) as url, Client(url, token=TOKEN, pause=0.001) as client:
-        assert await client.submit(request) == [Submission(request.rollout_id, True)]
+    async with misbehaving(handler) as url, Client(url, token=TOKEN, retry_delay=0.001) as client:
+        assert await client.submit(request) == [AcceptedRollout(request.rollout_id, True)]
     assert bodies[0] == bodies[1] == bodies[2]
 
 
@@ -142,7 +150,7 @@ async def test_retries_are_bounded() -> None:
         calls += 1
         return web.json_response({"error": {"what": "The disk is full.", "fix": "Free space."}}, status=503)
 
-    async with misbehaving(handler) as url, Client(url, token=TOKEN, patience=0.05, pause=0.001) as client:
+    async with misbehaving(handler) as url, Client(url, token=TOKEN, retry_seconds=0.05, retry_delay=0.001) as client:
         with pytest.raises(ServiceError, match="The disk is full"):
             await client.status()
     assert 3 <= calls < 60
@@ -201,7 +209,7 @@ async def test_a_broken_stream_is_resumed_after_the_last_whole_line() -> None:
         request.transport.close()
         return response
 
-    async with misbehaving(handler) as url, Client(url, token=TOKEN, pause=0.001) as client:
+    async with misbehaving(handler) as url, Client(url, token=TOKEN, retry_delay=0.001) as client:
         stream = client.stream("default")
         seen = [await anext(stream) for _ in range(3)]
         await stream.aclose()

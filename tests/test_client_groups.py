@@ -1,30 +1,30 @@
 """Groups out of a stream: when they are complete, who stands in, what is forgotten, and where to go on."""
 
 import pytest
-from client_rollouts import BAD, BROKEN, CUT, LOST, STOPPED, delivered, member, record
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_records import BAD, BROKEN, CUT, LOST, STOPPED, delivered, member, record
 
-from prorl_gym.client import Group
-from prorl_gym.client.groups import GroupBook
+from prorl_gym.client import CompletedGroup
+from prorl_gym.client.group_stream import GroupAssembler
 from prorl_gym.errors import ConflictError
 from prorl_gym.records import Rollout
 
 
-def play(*rollouts: Rollout, replace: int = 0, used: int = 0) -> list[Group]:
-    book = GroupBook(used)
-    found = [book.add(one, replace) for one in delivered(*rollouts)]
+def play(*rollouts: Rollout, replace: int = 0, used: int = 0) -> list[CompletedGroup]:
+    book = GroupAssembler(used)
+    found = [book.add_record(one, replace) for one in delivered(*rollouts)]
     return [group for group in found if group is not None]
 
 
-def ids(groups: list[Group]) -> list[list[str]]:
+def ids(groups: list[CompletedGroup]) -> list[list[str]]:
     return [[one.rollout_id for one in group.rollouts] for group in groups]
 
 
 def test_groups_come_when_complete_with_their_members_in_order() -> None:
     groups = play(member("a", 1, 2), member("b", 0, 2), member("b", 1, 2), member("a", 0, 2), record("alone"))
     assert ids(groups) == [["b0", "b1"], ["a0", "a1"], ["alone"]]
-    assert [(group.group_id, group.cursor, group.resume) for group in groups] == [
+    assert [(group.group_id, group.cursor, group.resume_cursor) for group in groups] == [
         ("b", 3, 0),
         ("a", 4, 4),
         (None, 5, 5),
@@ -35,7 +35,7 @@ def test_the_same_group_name_in_two_runs_is_two_groups() -> None:
     assert ids(play(member("a", 0, 2), member("a", 1, 2, run_id="other"))) == []
 
 
-def test_two_rollouts_of_one_number_are_a_mistake_that_is_told() -> None:
+def test_two_rollouts_of_one_number_are_reported() -> None:
     with pytest.raises(ConflictError, match="g0 and twin are both replica 0 of it") as caught:
         play(member("g", 0, 2), member("g", 0, 2, name="twin"))
     assert "'replica' of its own" in caught.value.fix
@@ -43,7 +43,7 @@ def test_two_rollouts_of_one_number_are_a_mistake_that_is_told() -> None:
     assert play(again, again) == [], "the same record twice is none"
 
 
-def test_a_stand_in_takes_the_place_of_a_member_that_failed() -> None:
+def test_a_replacement_takes_the_place_of_a_member_that_failed() -> None:
     records = (
         member("a", 0, 2, BROKEN),
         member("a", 1, 2),
@@ -53,7 +53,7 @@ def test_a_stand_in_takes_the_place_of_a_member_that_failed() -> None:
     assert ids(play(*records, replace=0)) == [["a0", "a1"]]
 
 
-def test_a_stand_in_that_fails_too_is_replaced_as_long_as_the_service_does() -> None:
+def test_a_replacement_that_fails_too_is_replaced_as_long_as_the_service_does() -> None:
     first = (member("a", 0, 1, BROKEN), member("a", 0, 1, BROKEN, name="a0:r1", stands_in_for="a0"))
     assert ids(play(*first, replace=1)) == [["a0:r1"]]
     assert ids(play(*first, replace=2)) == []
@@ -88,18 +88,18 @@ def test_an_extra_replica_uses_up_no_replacement() -> None:
 
 @pytest.mark.parametrize("outcome", [CUT, STOPPED])
 def test_a_group_that_was_given_up_is_forgotten(outcome: object) -> None:
-    book = GroupBook()
+    book = GroupAssembler()
     for one in delivered(member("a", 0, 2, outcome), member("a", 1, 2, outcome)):  # type: ignore[arg-type]
-        assert book.add(one) is None
-    assert book.resume == 2
+        assert book.add_record(one) is None
+    assert book.resume_cursor == 2
 
 
 def test_a_group_in_doubt_is_forgotten_when_many_came_after_it() -> None:
     pairs = ((member(f"g{n}-", 0, 2, CUT), member(f"g{n}-", 1, 2)) for n in range(65))
-    book = GroupBook()
+    book = GroupAssembler()
     for one in delivered(*(rollout for pair in pairs for rollout in pair)):
-        assert book.add(one) is None
-    assert book.resume == 2
+        assert book.add_record(one) is None
+    assert book.resume_cursor == 2
 
 
 def test_groups_that_were_used_do_not_come_again() -> None:
@@ -112,22 +112,23 @@ def test_rewards_leave_out_who_is_masked() -> None:
     assert group.rewards == [1.0, 0.0]
 
 
+@settings(deadline=None)
 @given(st.permutations([(group, replica) for group in "abc" for replica in range(3)]), st.integers(0, 9))
 def test_going_on_after_any_group_loses_none_and_repeats_none(order: list[tuple[str, int]], stop: int) -> None:
     stream = delivered(*(member(group, replica, 3) for group, replica in order))
-    book = GroupBook()
-    everything = [group for one in stream if (group := book.add(one)) is not None]
+    book = GroupAssembler()
+    everything = [group for one in stream if (group := book.add_record(one)) is not None]
     seen = [group for group in everything if group.cursor <= stop]
-    resume, used = (seen[-1].resume, seen[-1].cursor) if seen else (0, 0)
-    again = GroupBook(used)
-    rest = [group for one in stream[resume:] if (group := again.add(one)) is not None]
+    resume, used = (seen[-1].resume_cursor, seen[-1].cursor) if seen else (0, 0)
+    again = GroupAssembler(used)
+    rest = [group for one in stream[resume:] if (group := again.add_record(one)) is not None]
     assert ids([*seen, *rest]) == ids(everything)
 
 
 def test_a_group_with_a_damaged_record_is_over_and_holds_nothing_back() -> None:
-    book = GroupBook()
+    book = GroupAssembler()
     records = delivered(member("a", 0, 2), member("a", 1, 2), member("b", 0, 1))
     records[1] = records[1].model_copy(update={"damaged": True})
-    found = [book.add(one) for one in records]
+    found = [book.add_record(one) for one in records]
     assert [group and group.group_id for group in found] == [None, None, "b"]
-    assert book.resume == 3
+    assert book.resume_cursor == 3

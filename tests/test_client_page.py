@@ -6,17 +6,19 @@ import re
 import textwrap
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from prorl_gym.api.app import create_app
-from prorl_gym.client import Client, SyncClient
-from prorl_gym.client.batches import BATCH, BATCH_BYTES
-from prorl_gym.client.streams import ACKNOWLEDGE_RECORDS, ACKNOWLEDGE_SECONDS
-from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, lookup
-from prorl_gym.rollout.memory_ledger import MemoryLedger
-from prorl_gym.rollout.runner import InProcessRunner
+from prorl_gym.client import Client, CompletedGroup, SyncClient
+from prorl_gym.client.async_client import BATCH_BYTES, BATCH_ROLLOUTS
+from prorl_gym.client.record_stream import ACKNOWLEDGE_RECORDS, ACKNOWLEDGE_SECONDS
+from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend, FakePolicySource, environment_lookup
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
+from prorl_gym.trainers.mismatch import Mismatch
 
 PAGE = (Path(__file__).parents[1] / "docs" / "client.md").read_text(encoding="utf-8")
 
@@ -44,17 +46,17 @@ def test_the_table_names_every_call_and_its_route() -> None:
 
 
 async def test_the_routes_are_there() -> None:
-    service = RolloutService(MemoryLedger(), InProcessRunner(lookup(), FakePolicySource(), EmptyBackend()))
+    service = RolloutService(MemoryLedger(), InProcessRunner(environment_lookup(), FakePolicySource(), EmptyBackend()))
     known = create_app(service, "token").openapi()["paths"]
     for path in re.findall(r"(/v1/[^`?]+)", PAGE.partition("## All calls")[2]):
         assert re.sub(r"\{\w+\}", "{}", path) in {re.sub(r"\{\w+\}", "{}", one) for one in known}, path
 
 
 def test_its_figures_are_those_of_the_code() -> None:
-    assert f"larger than {BATCH} rollouts or {BATCH_BYTES >> 20} MiB" in PAGE
+    assert f"larger than {BATCH_ROLLOUTS} rollouts or {BATCH_BYTES >> 20} MiB" in PAGE
     assert f"{ACKNOWLEDGE_RECORDS} records or {ACKNOWLEDGE_SECONDS:g} seconds at a time" in PAGE
-    patience = inspect.signature(Client.__init__).parameters["patience"].default
-    assert f"After `patience` seconds ({patience:g})" in PAGE
+    patience = inspect.signature(Client.__init__).parameters["retry_seconds"].default
+    assert f"After `retry_seconds` seconds ({patience:g})" in PAGE
 
 
 @pytest.mark.parametrize("example", re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
@@ -70,8 +72,15 @@ def test_its_examples_use_what_there_is(example: str) -> None:
     }
     imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
     assert used or imported
+    names: dict[str, Any] = {"group": CompletedGroup, "one": Mismatch}
     for node in imported:
         module = import_module(node.module or "")
         assert all(hasattr(module, alias.name) for alias in node.names), node.module
+        names |= {alias.name: getattr(module, alias.name) for alias in node.names}
     for name, keywords in used.items():
         assert keywords <= set(calls(Client)[name]), name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+            assert {one.arg for one in node.keywords} <= set(inspect.signature(names[node.func.id]).parameters)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("group", "one"):
+            assert hasattr(names[node.value.id], node.attr), node.attr

@@ -1,6 +1,7 @@
 """The client when things go wrong: busy services, restarts, broken lines, hostile answers, and the end of patience."""
 
 import asyncio
+import dataclasses
 import json
 import math
 import time
@@ -10,13 +11,15 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from client_rollouts import BROKEN, member, record
+from sample_records import BROKEN, member, record
 
-from prorl_gym.api.server import listen
+from prorl_gym.api.service_process import open_listener
 from prorl_gym.client import BusyError, Client, ServiceError
-from prorl_gym.client.batches import bodies
-from prorl_gym.client.streams import lines
-from prorl_gym.client.transport import Again, Patience
+from prorl_gym.client.async_client import encode_batches
+from prorl_gym.client.record_stream import split_lines
+from prorl_gym.client.transport import RetryableError, RetryBudget
+from prorl_gym.client.wire_models import RolloutSummary
+from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
 from prorl_gym.errors import ConfigError, GoneError, NotFoundError, TaskError
 from prorl_gym.records import RolloutRequest
 
@@ -31,7 +34,7 @@ async def service(handler: Handler, port: int = 0) -> AsyncIterator[str]:
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.01)
     await runner.setup()
-    with listen("127.0.0.1", port) as listener:
+    with open_listener("127.0.0.1", port) as listener:
         await web.SockSite(runner, listener).start()
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -63,7 +66,7 @@ async def test_what_the_service_asks_to_wait_is_waited() -> None:
             return await fails_with(429, **{"Retry-After": "1"})(request)
         return web.json_response({"released": 3})
 
-    async with service(handler) as url, Client(url, token=TOKEN, pause=0.001) as client:
+    async with service(handler) as url, Client(url, token=TOKEN, retry_delay=0.001) as client:
         assert await client.acknowledge("run", 7) == 3
     assert calls[1] - calls[0] >= 0.99
 
@@ -71,7 +74,7 @@ async def test_what_the_service_asks_to_wait_is_waited() -> None:
 async def test_no_wait_is_longer_than_the_patience() -> None:
     began = time.monotonic()
     async with service(fails_with(429, **{"Retry-After": "86400"})) as url:
-        async with Client(url, token=TOKEN, patience=0.1) as client:
+        async with Client(url, token=TOKEN, retry_seconds=0.1) as client:
             with pytest.raises(BusyError, match=r"No\.\nWait\."):
                 await client.status()
     assert time.monotonic() - began < 5
@@ -84,9 +87,9 @@ async def test_pauses_grow_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
         slept.append(seconds)
 
     monkeypatch.setattr("prorl_gym.client.transport.asyncio.sleep", sleep)
-    patience = Patience(1000.0, 0.1)
+    patience = RetryBudget(1000.0, 0.1)
     for _ in range(12):
-        await patience.rest(Again(ServiceError("gone")))
+        await patience.sleep_before_retry(RetryableError(ServiceError("gone")))
     assert all(0.05 * 2**n <= pause <= 0.1 * 2**n for n, pause in enumerate(slept[:5]))
     assert all(2.5 <= pause <= 5 for pause in slept[6:])
     assert len(set(slept)) == 12
@@ -111,7 +114,7 @@ async def test_what_will_not_help_is_not_repeated(status: int) -> None:
 async def test_a_released_record_is_gone() -> None:
     async with service(fails_with(410)) as url, Client(url, token=TOKEN) as client:
         with pytest.raises(GoneError):
-            await client.look("a")
+            await client.poll_result("a")
 
 
 # --- restarts -------------------------------------------------------------------------------------------------------
@@ -130,7 +133,7 @@ async def test_a_result_is_waited_for_over_a_restart() -> None:
 
     async with service(before) as url:
         port = int(url.rpartition(":")[2])
-        client = Client(url, token=TOKEN, pause=0.01, patience=30)
+        client = Client(url, token=TOKEN, retry_delay=0.01, retry_seconds=30)
         waiting = asyncio.create_task(client.result("a"))
         await asyncio.wait_for(asked.wait(), 10)
     async with service(after, port):
@@ -145,7 +148,7 @@ async def test_a_stream_that_ends_is_taken_up_again_until_patience_ends() -> Non
         asked.append(int(request.query["cursor"]))
         return web.Response(body=line(len(asked)) if len(asked) < 4 else b"")
 
-    async with service(handler) as url, Client(url, token=TOKEN, pause=0.001, patience=0.05) as client:
+    async with service(handler) as url, Client(url, token=TOKEN, retry_delay=0.001, retry_seconds=0.05) as client:
         seen: list[int] = []
         with pytest.raises(ServiceError, match="has ended the stream"):
             async for one in client.stream():
@@ -175,7 +178,7 @@ def test_what_is_no_address_is_said_at_once(url: str) -> None:
 
 
 async def test_a_host_that_cannot_be_is_an_error_of_ours() -> None:
-    async with Client("http://a b:80", token=TOKEN, patience=0) as client:
+    async with Client("http://a b:80", token=TOKEN, retry_seconds=0) as client:
         with pytest.raises(ServiceError):
             await client.status()
 
@@ -183,7 +186,7 @@ async def test_a_host_that_cannot_be_is_an_error_of_ours() -> None:
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a?b", "ä", "x" * 129, "-a"])
 async def test_no_id_becomes_another_address(name: str) -> None:
     async with Client("http://127.0.0.1:1", token=TOKEN) as client:
-        for call in (client.look(name), client.request(name), client.page(name), client.groups(name)):
+        for call in (client.poll_result(name), client.request(name), client.page(name), client.groups(name)):
             with pytest.raises(NotFoundError, match="is no id"):
                 await call
 
@@ -215,15 +218,41 @@ async def test_a_newer_record_asks_for_an_upgrade_and_later_fields_do_not() -> N
             )
         return web.Response(body=json.dumps({"cursor": 2, "rollout": {**newer, "schema_version": 99}}).encode() + b"\n")
 
-    async with service(handler) as url, Client(url, token=TOKEN, pause=0.001) as client:
+    async with service(handler) as url, Client(url, token=TOKEN, retry_delay=0.001) as client:
         stream = client.stream()
         assert (await anext(stream)).rollout.rollout_id == "r1"
         with pytest.raises(ServiceError, match=r"newer than 1(.|\n)*Upgrade prorl-gym here"):
             await anext(stream)
 
 
+async def test_later_fields_of_other_answers_are_ignored() -> None:
+    demand = {
+        "groups": 4,
+        "later": 1,
+        "redundant": {"run": "kill", "later": 1},
+        "early_stop": {"audit": 0.5, "later": 1},
+    }
+    groups = {"run_id": "run", "demand": demand, "states": {"open": 2, "a later state": 1}, "later": 1}
+    summary = dict.fromkeys((field.name for field in dataclasses.fields(RolloutSummary)), None)
+    summary |= {"cursor": 7, "group_size": 1, "replica": 0, "turns": 0, "sampled_tokens": 0, "later": 1}
+    summary |= dict.fromkeys(("rollout_id", "run_id", "environment", "status", "detail"), "")
+    summary |= dict.fromkeys(("accepted_at", "finished_at"), 0.0) | dict.fromkeys(
+        ("evaluation", "masked", "released"), False
+    )
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        answers = {"demand": demand, "groups": groups, "rollouts": {"rollouts": [summary], "before": None}}
+        return web.json_response(answers[request.path.rpartition("/")[2]])
+
+    async with service(handler) as url, Client(url, token=TOKEN) as client:
+        wanted = Demand(groups=4, redundant=RedundantHandling(run="kill"), early_stop=EarlyStop(audit=0.5))
+        assert await client.demand("run") == (await client.groups("run")).demand == wanted
+        assert (await client.groups("run")).states == {"open": 2, "a later state": 1}
+        assert [one.cursor for one in await client.rollouts()] == [7]
+
+
 async def test_an_endless_line_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prorl_gym.client.streams.ANSWER_LIMIT", 1 << 20)
+    monkeypatch.setattr("prorl_gym.client.record_stream.MAX_RESPONSE_BYTES", 1 << 20)
 
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -252,7 +281,7 @@ class Chunks:
 async def test_lines_are_the_same_however_they_were_cut(size: int) -> None:
     text = b"one\n\ntwo\nthree three\n\nlost"
     content: Any = Chunks(*(text[place : place + size] for place in range(0, len(text), size)))
-    assert [one async for one in lines(content)] == [b"one", b"", b"two", b"three three", b""]
+    assert [one async for one in split_lines(content)] == [b"one", b"", b"two", b"three three", b""]
 
 
 # --- batches --------------------------------------------------------------------------------------------------------
@@ -264,16 +293,16 @@ def ask(name: str, **task: Any) -> RolloutRequest:
 
 def test_batches_are_bounded_in_number_and_in_bytes() -> None:
     requests = [ask(f"r{n}", text="x" * 1000) for n in range(10)]
-    assert [len(json.loads(body)) for body in bodies(requests, count=4)] == [4, 4, 2]
-    by_size = list(bodies(requests, size=5000))
+    assert [len(json.loads(body)) for body in encode_batches(requests, max_rollouts=4)] == [4, 4, 2]
+    by_size = list(encode_batches(requests, max_bytes=5000))
     assert all(len(body) <= 5000 + 20 for body in by_size)
     assert [one["rollout_id"] for body in by_size for one in json.loads(body)] == [f"r{n}" for n in range(10)]
-    assert [len(json.loads(body)) for body in bodies(requests, size=10)] == [1] * 10
-    assert list(bodies([])) == []
+    assert [len(json.loads(body)) for body in encode_batches(requests, max_bytes=10)] == [1] * 10
+    assert list(encode_batches([])) == []
 
 
 def test_every_text_that_python_has_can_be_sent() -> None:
-    (body,) = bodies([ask("a", text="half a pair: \ud800, and \U0001f600")])
+    (body,) = encode_batches([ask("a", text="half a pair: \ud800, and \U0001f600")])
     assert RolloutRequest.model_validate(json.loads(body)[0]).task["text"] == "half a pair: \ud800, and \U0001f600"
 
 
@@ -282,11 +311,13 @@ def test_what_is_not_json_is_named_before_it_is_sent(value: Any) -> None:
     if isinstance(value, dict):
         value = [value, math.nan]
     with pytest.raises(TaskError, match="rollout a: its task is not JSON"):
-        list(bodies([ask("a", value=value)]))
+        list(encode_batches([ask("a", value=value)]))
 
 
 async def test_each_batch_is_repeated_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prorl_gym.client.asynchronous.bodies", lambda requests: bodies(requests, count=2))
+    monkeypatch.setattr(
+        "prorl_gym.client.async_client.encode_batches", lambda requests: encode_batches(requests, max_rollouts=2)
+    )
     got: list[list[str]] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -296,7 +327,7 @@ async def test_each_batch_is_repeated_for_itself(monkeypatch: pytest.MonkeyPatch
             return await fails_with(503)(request)
         return web.json_response({"accepted": [{"rollout_id": name, "duplicate": False} for name in names]})
 
-    async with service(handler) as url, Client(url, token=TOKEN, pause=0.001) as client:
+    async with service(handler) as url, Client(url, token=TOKEN, retry_delay=0.001) as client:
         accepted = await client.submit([ask(name) for name in "abc"])
     assert [one.rollout_id for one in accepted] == ["a", "b", "c"]
     assert got == [["a", "b"], ["c"], ["c"]]
@@ -347,8 +378,8 @@ async def test_a_wait_that_was_cut_off_loses_nothing() -> None:
         await response.write(line(2))
         return response
 
-    async with service(handler) as url, Client(url, token=TOKEN, patience=0) as client:
-        for stream in (client.stream("run"), client.groups_of("run")):
+    async with service(handler) as url, Client(url, token=TOKEN, retry_seconds=0) as client:
+        for stream in (client.stream("run"), client.stream_groups("run")):
             more.clear()
             asked.clear()
             assert (await anext(stream)).cursor == 1
@@ -368,7 +399,7 @@ async def test_a_stream_that_raised_may_be_asked_again() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         return web.Response(body=line(1)) if well else await fails_with(503)(request)
 
-    async with service(handler) as url, Client(url, token=TOKEN, patience=0) as client:
+    async with service(handler) as url, Client(url, token=TOKEN, retry_seconds=0) as client:
         stream = client.stream("run", follow=False)
         with pytest.raises(BusyError):
             await anext(stream)
@@ -385,8 +416,8 @@ async def test_a_group_is_not_lost_when_its_demand_cannot_be_asked_for() -> None
             return web.Response(text=json.dumps({"cursor": 1, "rollout": lost}) + "\n")
         return await fails_with(404 if well else 503)(request)
 
-    async with service(handler) as url, Client(url, token=TOKEN, patience=0) as client:
-        stream = client.groups_of("run", follow=False)
+    async with service(handler) as url, Client(url, token=TOKEN, retry_seconds=0) as client:
+        stream = client.stream_groups("run", follow=False)
         with pytest.raises(BusyError):
             await anext(stream)
         well = True

@@ -1,20 +1,16 @@
 """A trainer's loop against the real routes over fakes: demands, groups, acknowledgement, weights, lists."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from prorl_gym.client import Client, Group, GroupsDroppedError
-from prorl_gym.demand import Demand, Redundant
-from prorl_gym.errors import ConflictError, GoneError, NotFoundError
-from prorl_gym.records import RolloutRequest
-
-sys.path.insert(0, str(Path(__file__).parent / "cli"))
 from loopback_service import TOKEN, served
+
+from prorl_gym.client import Client, CompletedGroup, GroupsDroppedError, ServiceError
+from prorl_gym.demand import Demand, RedundantHandling
+from prorl_gym.errors import CancelReason, ConflictError, FailureKind, GoneError, NotFoundError, TaskError
+from prorl_gym.records import RolloutRequest
 
 
 @pytest.fixture
@@ -38,8 +34,8 @@ def group(name: str, *rewards: float, **task: Any) -> list[RolloutRequest]:
     ]
 
 
-async def next_groups(client: Client, count: int, **options: Any) -> list[Group]:
-    stream = client.groups_of("run", **options)
+async def next_groups(client: Client, count: int, **options: Any) -> list[CompletedGroup]:
+    stream = client.stream_groups("run", **options)
     found = [await anext(stream) for _ in range(count)]
     await stream.aclose()
     return found
@@ -57,11 +53,11 @@ async def test_groups_are_read_used_and_acknowledged(client: Client) -> None:
     later = await client.set_demand("run", Demand(groups=1, after=second.cursor))
     assert (later.satisfied, later.ready) == (False, 0)
     await client.submit(group("c", 0.5, 0.0))
-    (third,) = await next_groups(client, 1, cursor=second.resume, used=second.cursor)
+    (third,) = await next_groups(client, 1, cursor=second.resume_cursor, used_cursor=second.cursor)
     assert [one.rollout_id for one in third.rollouts] == ["c0", "c1"]
-    assert await client.acknowledge("run", third.resume) == 6
+    assert await client.acknowledge("run", third.resume_cursor) == 6
     with pytest.raises(GoneError):
-        await client.look("a0")
+        await client.poll_result("a0")
     assert [one.rollout_id async for one in _records(client)] == []
     listed = await client.rollouts("run", limit=4)
     assert len(listed) == 4
@@ -69,6 +65,25 @@ async def test_groups_are_read_used_and_acknowledged(client: Client) -> None:
     assert all(one.released for one in listed)
     older = await client.rollouts("run", before=listed[-1].cursor)
     assert len(older) == 2
+
+
+async def test_records_are_acknowledged_by_id_in_any_order(client: Client) -> None:
+    await client.submit([*group("a", 1.0, 0.0), *group("hung", 1.0, run="hang")])
+    for name in ("a0", "a1"):
+        await client.result(name)
+    assert await client.acknowledge_rollouts(["a1", "hung0"]) == 1
+    with pytest.raises(GoneError):
+        await client.poll_result("a1")
+    listed = await client.unacknowledged("run")
+    assert {(one.rollout_id, one.run_id, one.finished) for one in listed.rollouts} == {
+        ("a0", "run", True),
+        ("hung0", "run", False),
+    }
+    assert (await client.unacknowledged("other")).rollouts == ()
+    stream = client.stream("run", listed.cursor)
+    assert await client.cancel(["hung0"], reason=CancelReason.DISCONNECTED) == ["hung0"]
+    assert (await anext(stream)).rollout.outcome.reason is CancelReason.DISCONNECTED
+    await stream.aclose()
 
 
 async def _records(client: Client) -> AsyncIterator[Any]:
@@ -80,7 +95,7 @@ async def test_reading_groups_acknowledges_those_that_are_over(client: Client) -
     await client.submit([*group("a", 1.0, 0.0), *group("b", 0.0, 1.0)])
     for rollout_id in ("a0", "a1", "b0", "b1"):
         await client.result(rollout_id, timeout=20)
-    assert len([one async for one in client.groups_of("run", follow=False, acknowledge=True)]) == 2
+    assert len([one async for one in client.stream_groups("run", follow=False, acknowledge=True)]) == 2
     assert (await client.status()).ledger.released == 4
 
 
@@ -144,9 +159,9 @@ async def test_groups_that_the_demand_cancelled_are_reported_instead_of_waited_f
     """A trainer that submits two steps ahead of its demand."""
     await client.hold()
     await client.submit([*group("a", 1.0, 0.0), *group("b", 0.0, 1.0, run="hang"), *group("c", 0.0, 1.0, run="hang")])
-    await client.set_demand("run", Demand(groups=1, redundant=Redundant(run="kill")))
+    await client.set_demand("run", Demand(groups=1, redundant=RedundantHandling(run="kill")))
     await client.release()
-    stream = client.groups_of("run")
+    stream = client.stream_groups("run")
     first = await asyncio.wait_for(anext(stream), 20)
     found = {first.group_id}
     with pytest.raises(GroupsDroppedError) as caught:
@@ -165,11 +180,20 @@ async def test_groups_that_were_parked_before_the_demand_cancelled_them_are_repo
     await client.hold()
     half_done = [group("b", 0.0, 1.0)[0], group("b", 0.0, 1.0, run="hang")[1]]
     await client.submit([*group("a", 1.0, 0.0), *half_done, *group("c", 0.0, 1.0, run="hang")])
-    await client.set_demand("run", Demand(groups=1, redundant=Redundant(run="park", park_seconds=0.3)))
+    await client.set_demand("run", Demand(groups=1, redundant=RedundantHandling(run="park", park_seconds=0.3)))
     await client.release()
-    stream = client.groups_of("run")
+    stream = client.stream_groups("run")
     assert (await asyncio.wait_for(anext(stream), 20)).group_id == "a"
     with pytest.raises(GroupsDroppedError) as caught:
         await asyncio.wait_for(anext(stream), 20)
     assert set(caught.value.group_ids) == {"b", "c"}
     await stream.aclose()
+
+
+async def test_refusal_of_a_request_names_its_kind(client: Client) -> None:
+    with pytest.raises(TaskError, match="strange") as caught:
+        await client.submit(RolloutRequest(rollout_id="a", environment="strange", task={}))
+    assert caught.value.kind is FailureKind.UNKNOWN_ENVIRONMENT
+    with pytest.raises(ServiceError) as refused:
+        await client.submit(RolloutRequest(rollout_id="a", group_size=10**6, environment="scripted", task={}))
+    assert refused.value.status == 422

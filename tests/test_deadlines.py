@@ -1,11 +1,13 @@
 """Deadlines that stand still."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from virtual_time import virtually
 
-from prorl_gym.deadlines import Deadline, current_deadline, uncharged
+from prorl_gym.deadlines import Deadline, current_deadline, hold_uncharged, paused_deadline
 
 
 async def forever() -> None:
@@ -19,17 +21,17 @@ async def test_a_block_over_its_time_is_ended():
         async with deadline:
             await forever()
     assert deadline.expired()
-    assert deadline.held == 0
+    assert deadline.paused_seconds == 0
 
 
 @virtually
 async def test_held_time_is_given_back():
     deadline = Deadline(0.05)
     async with deadline:
-        with uncharged():
+        with paused_deadline():
             await asyncio.sleep(0.1)
     assert not deadline.expired()
-    assert 0.1 <= deadline.held < 5
+    assert 0.1 <= deadline.paused_seconds < 5
 
 
 @virtually
@@ -37,7 +39,7 @@ async def test_the_rest_of_the_time_runs_on_after_a_hold():
     deadline = Deadline(0.02)
     with pytest.raises(TimeoutError):
         async with deadline:
-            with uncharged():
+            with paused_deadline():
                 await asyncio.sleep(0.05)
             await forever()
     assert deadline.expired()
@@ -46,32 +48,49 @@ async def test_the_rest_of_the_time_runs_on_after_a_hold():
 @virtually
 async def test_a_hold_in_a_task_of_the_block_counts():
     async def wait() -> None:
-        with uncharged():
+        with paused_deadline():
             await asyncio.sleep(0.1)
 
     async with Deadline(0.05) as deadline:
         await asyncio.create_task(wait())
-    assert deadline.held >= 0.1
+    assert deadline.paused_seconds >= 0.1
+
+
+@virtually
+@pytest.mark.parametrize("permit_type", [asyncio.Lock, partial(asyncio.Semaphore, 1)])
+async def test_the_wait_for_a_permit_is_free_and_the_work_under_it_is_not(
+    permit_type: Callable[[], asyncio.Lock | asyncio.Semaphore],
+):
+    permit = permit_type()
+    await permit.acquire()
+    asyncio.get_running_loop().call_later(0.1, permit.release)
+    deadline = Deadline(0.05)
+    with pytest.raises(TimeoutError):
+        async with deadline, hold_uncharged(permit):
+            assert 0.1 <= deadline.paused_seconds
+            await forever()
+    assert deadline.expired()
+    assert not permit.locked()
 
 
 @virtually
 async def test_it_goes_on_when_the_last_of_several_lets_go():
     async with Deadline(0.03) as deadline:
-        deadline.hold()
-        deadline.hold()
-        deadline.release()
+        deadline.pause()
+        deadline.pause()
+        deadline.resume()
         await asyncio.sleep(0.06)
-        deadline.release()
+        deadline.resume()
     assert not deadline.expired()
 
 
 @virtually
 async def test_what_is_let_go_after_the_end_does_nothing():
     async with Deadline(1.0) as deadline:
-        deadline.hold()
-    held = deadline.held
-    deadline.release()
-    assert deadline.held == held
+        deadline.pause()
+    held = deadline.paused_seconds
+    deadline.resume()
+    assert deadline.paused_seconds == held
 
 
 @virtually
@@ -82,7 +101,7 @@ async def test_a_hold_after_the_time_was_up_changes_nothing():
             try:
                 await forever()
             finally:
-                with uncharged():
+                with paused_deadline():
                     pass
     assert deadline.expired()
 
@@ -90,7 +109,7 @@ async def test_a_hold_after_the_time_was_up_changes_nothing():
 @virtually
 async def test_outside_of_any_deadline_nothing_happens():
     assert current_deadline() is None
-    with uncharged():
+    with paused_deadline():
         assert current_deadline() is None
 
 
@@ -98,32 +117,32 @@ async def test_outside_of_any_deadline_nothing_happens():
 async def test_lost_time_is_refunded():
     async with Deadline(0.1) as deadline:
         await asyncio.sleep(0.02)
-        before = deadline.spent
+        before = deadline.charged_seconds
         await asyncio.sleep(0.06)
         deadline.refund(before)
-        assert deadline.spent < before + 0.02
+        assert deadline.charged_seconds < before + 0.02
         await asyncio.sleep(0.05)  # without the refund it would be over by now
     assert not deadline.expired()
-    assert deadline.held >= 0.06
+    assert deadline.paused_seconds >= 0.06
 
 
 @virtually
 async def test_time_is_refunded_once_where_several_lost_it():
     async with Deadline(60.0) as deadline:
-        before = deadline.spent
+        before = deadline.charged_seconds
         await asyncio.sleep(0.02)
         deadline.refund(before)
         deadline.refund(before)
-    assert 0 <= deadline.spent < 0.02
-    assert deadline.held < 0.04
+    assert 0 <= deadline.charged_seconds < 0.02
+    assert deadline.paused_seconds < 0.04
 
 
 @virtually
 async def test_held_time_is_not_refunded_again():
     async with Deadline(60.0) as deadline:
-        before = deadline.spent
-        with uncharged():
+        before = deadline.charged_seconds
+        with paused_deadline():
             await asyncio.sleep(0.05)
             deadline.refund(before)
-        assert deadline.spent < 0.05
-    assert 0.05 <= deadline.held < 0.1
+        assert deadline.charged_seconds < 0.05
+    assert 0.05 <= deadline.paused_seconds < 0.1

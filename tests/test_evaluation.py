@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_records import record
 
 from prorl_gym.errors import CancelReason, FailureKind, Limit
 from prorl_gym.records import Outcome, Rollout, Score
-from prorl_gym.trainers.evaluation import Evaluation, figures, pass_at_k, wilson
+from prorl_gym.trainers.evaluation import Evaluation, pass_at_k, summarize, wilson_interval
 
 
 @given(st.data())
@@ -42,66 +43,56 @@ def test_what_is_not_defined_is_refused(samples: int, solved: int, k: int) -> No
 
 @given(st.floats(0, 1), st.integers(1, 10_000))
 def test_the_interval_holds_the_value_and_shrinks(mean: float, count: int) -> None:
-    low, high = wilson(mean, count)
+    low, high = wilson_interval(mean, count)
     assert 0.0 <= low <= mean <= high <= 1.0
     assert high - low > 0.0
-    more = wilson(mean, 4 * count)
+    more = wilson_interval(mean, 4 * count)
     assert more[1] - more[0] <= high - low + 1e-12
 
 
 def test_the_interval_is_wilsons() -> None:
-    assert wilson(0.5, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)  # as published tables have it
-    assert wilson(1.0, 10) == pytest.approx((0.72247, 1.0), abs=1e-5)
+    assert wilson_interval(0.5, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)  # as published tables have it
+    assert wilson_interval(1.0, 10) == pytest.approx((0.72247, 1.0), abs=1e-5)
 
 
 def rollout(reward: float | None, **outcome: Any) -> Rollout:
-    return Rollout(
-        rollout_id="r",
-        run_id="e",
-        group_id=None,
-        group_size=1,
-        replica=0,
-        environment="math",
-        outcome=Outcome(**(outcome or {"status": "completed"})),
-        score=None if reward is None else Score(reward=reward),
-        accepted_at=0,
-        finished_at=1,
-    )
+    score = None if reward is None else Score(reward=reward)
+    return record("r", Outcome(**(outcome or {"status": "completed"})), score=score)
 
 
 def test_infrastructure_failures_are_left_out_and_counted() -> None:
     found = Evaluation()
     for reward in (1.0, 0.0, 0.0, 0.9):
-        found.add("a", rollout(reward))
-    found.add("a", rollout(None, status="failed", kind=FailureKind.SANDBOX_LOST))
-    found.add("b", rollout(1.0, status="truncated", limit=Limit.TURNS))
-    found.add("b", rollout(0.0, status="failed", kind=FailureKind.SANDBOX_LIMIT))
-    found.add("b", rollout(None, status="cancelled", reason=CancelReason.CLIENT))
+        found.add_sample("a", rollout(reward))
+    found.add_sample("a", rollout(None, status="failed", kind=FailureKind.SANDBOX_LOST))
+    found.add_sample("b", rollout(1.0, status="truncated", limit=Limit.TURNS))
+    found.add_sample("b", rollout(0.0, status="failed", kind=FailureKind.SANDBOX_LIMIT))
+    found.add_sample("b", rollout(None, status="cancelled", reason=CancelReason.CLIENT))
     assert found.samples == 6
     assert found.excluded == {"failed(sandbox_lost)": 1, "cancelled(client)": 1}
-    assert found.first.keys() == found.excluded.keys()
+    assert found.first_messages.keys() == found.excluded.keys()
     one, four = found.pass_at(1), found.pass_at(4)
     assert one is not None and (one.value, one.rows) == (pytest.approx((0.25 + 0.5) / 2), 2)
     assert four is not None and (four.value, four.rows) == (1.0, 1)
     assert found.pass_at(5) is None
     assert found.mean_reward == pytest.approx(2.9 / 6)
-    assert json.loads(json.dumps(figures(found, [1, 4, 5])))["by_row"]["b"] == {
+    assert json.loads(json.dumps(summarize(found, [1, 4, 5])))["by_row"]["b"] == {
         "samples": 2,
         "solved": 1,
         "excluded": 1,
     }
 
 
-def test_the_threshold_says_what_solved_means() -> None:
+def test_the_threshold_defines_what_solved_means() -> None:
     found = Evaluation(threshold=0.5)
     for reward in (0.5, 0.4):
-        found.add("a", rollout(reward))
+        found.add_sample("a", rollout(reward))
     one = found.pass_at(1)
     assert one is not None and one.value == 0.5
 
 
 def test_nothing_measured_is_no_figure() -> None:
     found = Evaluation()
-    found.add("a", rollout(None, status="failed", kind=FailureKind.ENGINE_TIMEOUT))
+    found.add_sample("a", rollout(None, status="failed", kind=FailureKind.ENGINE_TIMEOUT))
     assert (found.pass_at(1), found.mean_reward) == (None, None)
-    assert figures(found, [1])["pass_at"] == {}
+    assert summarize(found, [1])["pass_at"] == {}

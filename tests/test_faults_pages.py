@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-KITS = TESTS.parent / "prorl_gym" / "sandbox" / "conformance"
+KITS = TESTS.parent / "prorl_gym" / "testing" / "sandbox" / "conformance"
 """Checks that each backend's tests run."""
 PAGES = {name: (TESTS.parent / "docs" / name).read_text("utf-8") for name in ("published-faults.md", "own-faults.md")}
 ROW = re.compile(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)

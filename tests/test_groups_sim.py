@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-from _groups_ours import Ours
+from _groups_ours import ServiceScheme
 from _groups_peers import BatchFull, DropStale, Reuse, WaitForAll
-from _groups_sim import Batch, Result, Workers, group_of, simulate
+from _groups_sim import ActiveGroup, Result, Workers, new_group, simulate
 from _groups_workload import TOOL_SHARE, Draw, Population, Setting, Task, Tasks
-from groups import furthest
+from groups import interval_bound
 
 SMALL = Setting("small", batch=4, size=4, steps=4, init=8, run=16, eval=8)
 
@@ -35,30 +35,30 @@ def pair(first: float, second: float) -> tuple[Draw, Draw]:
 ONE = Setting("one", batch=1, size=2, steps=1, init=8, run=4, eval=8)
 
 
-class Alone:
+class SingleGroup:
     """Begins one group."""
 
     def __init__(self, workers: Workers, task: Task) -> None:
-        self.group = group_of(task)
+        self.group = new_group(task)
         self._workers = workers
 
-    def want(self, version: int) -> None:
+    def on_step_start(self, version: int) -> None:
         for job in self.group.jobs:
-            self._workers.begin(job)
+            self._workers.enqueue(job)
 
-    def training(self) -> None: ...
+    def on_training(self) -> None: ...
 
-    def entered(self, job: object) -> None: ...
+    def on_stage_entered(self, job: object) -> None: ...
 
-    def finished(self, job: object) -> None: ...
+    def on_reward(self, job: object) -> None: ...
 
-    def take(self) -> list[Batch] | None:
+    def pop_batch(self) -> list[ActiveGroup] | None:
         return [self.group] if self.group.complete else None
 
 
 def test_worker_seconds_are_all_slots_while_the_trainer_waits():
     workers = Workers(ONE)
-    result = simulate(workers, Alone(workers, Task(0, pair(10.0, 30.0))), 0.0)
+    result = simulate(workers, SingleGroup(workers, Task(0, pair(10.0, 30.0))), 0.0)
     assert result.seconds == 33.0
     assert result.worker_seconds == 4 * 33.0
     assert result.busy == 40.0
@@ -67,15 +67,15 @@ def test_worker_seconds_are_all_slots_while_the_trainer_waits():
 
 def test_rollouts_wait_for_slots_in_their_order():
     workers = Workers(replace(ONE, run=1))
-    assert simulate(workers, Alone(workers, Task(0, pair(10.0, 30.0))), 0.0).seconds == 43.0
+    assert simulate(workers, SingleGroup(workers, Task(0, pair(10.0, 30.0))), 0.0).seconds == 43.0
 
 
 def test_a_parked_agent_holds_no_slot_and_goes_on_where_it_was():
     workers = Workers(replace(ONE, run=2))
-    alone = Alone(workers, Task(0, pair(20.0, 30.0)))
+    alone = SingleGroup(workers, Task(0, pair(20.0, 30.0)))
     parked = alone.group.jobs[0]
-    workers.at(3.0, lambda: workers.park(parked))  # at 8 it stands still, having worked for 7
-    workers.at(50.0, lambda: workers.unpark(parked))
+    workers.call_at(3.0, lambda: workers.park(parked))  # at 8 it stands still, having worked for 7
+    workers.call_at(50.0, lambda: workers.unpark(parked))
     result = simulate(workers, alone, 0.0)
     assert result.seconds == 50.0 + 13.0 + 2.0
     assert (result.busy, result.most_parked, workers.parked) == (50.0, 1, 0)
@@ -96,7 +96,7 @@ def test_a_round_is_waited_for_and_its_surplus_is_lost():
         ("replayed", 1.0 + 93.0 + 7.0 * TOOL_SHARE + 2.0),
     ],
 )
-def test_what_is_cut_costs_what_its_reuse_says(reuse: Reuse, second: float):
+def test_what_is_cut_costs_what_its_reuse_implies(reuse: Reuse, second: float):
     workers = Workers(replace(ONE, steps=2))
     scheme = BatchFull(workers, Given(pair(5.0, 5.0), pair(100.0, 100.0)), 2.0, reuse)
     assert simulate(workers, scheme, 0.0).waits == pytest.approx([8.0, second])
@@ -114,7 +114,7 @@ def test_groups_that_become_too_old_are_dropped():
 def test_ours_delivers_whole_fresh_groups_and_returns_every_slot(train: float):
     def made() -> tuple[Workers, Result]:
         workers = Workers(SMALL)
-        return workers, simulate(workers, Ours(workers, Tasks(SMALL, 1)), train)
+        return workers, simulate(workers, ServiceScheme(workers, Tasks(SMALL, 1)), train)
 
     (workers, result), (_, again) = made(), made()
     assert result == again
@@ -128,11 +128,11 @@ def test_ours_delivers_whole_fresh_groups_and_returns_every_slot(train: float):
 
 def test_no_scheme_beats_the_work_there_is():
     workers = Workers(SMALL)
-    result = simulate(workers, Ours(workers, Tasks(SMALL, 1)), 0.0)
+    result = simulate(workers, ServiceScheme(workers, Tasks(SMALL, 1)), 0.0)
     assert result.busy >= sum(member.run for task in result.delivered for member in task.members) - 1e-6
 
 
-def test_groups_are_the_same_whoever_asks():
+def test_groups_depend_on_the_seed_alone():
     assert Tasks(SMALL, 3)[7] == Tasks(SMALL, 3)[7] != Tasks(SMALL, 4)[7]
     share = len(Population(SMALL, 500).informative) / 500
     assert 0.15 < share < 0.5
@@ -141,4 +141,4 @@ def test_groups_are_the_same_whoever_asks():
 def test_equivalence_is_the_far_end_of_the_interval():
     spread = [0.0, 2.0] * 50
     half = 1.6448536269514722 * math.sqrt(2 * (100 / 99) / 100)
-    assert furthest(spread, [value + 0.5 for value in spread]) == pytest.approx(0.5 + half)
+    assert interval_bound(spread, [value + 0.5 for value in spread]) == pytest.approx(0.5 + half)

@@ -16,20 +16,19 @@ from prorl_gym import logs
 def lines() -> Iterator[Any]:
     root = logging.getLogger()
     handlers, level, stream = root.handlers[:], root.level, io.StringIO()
-    logs.configure("info", "json", stream)
+    logs.configure_logging("info", "json", stream)
     yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
     root.handlers[:] = handlers
     root.setLevel(level)
-    logs._secrets.clear()  # type: ignore[attr-defined]
 
 
 async def test_identity_follows_tasks_and_ends_with_its_block(lines: Any) -> None:
     async def work(name: str) -> None:
-        with logs.bind(stage=name):
+        with logs.log_context(stage=name):
             await asyncio.sleep(0)
             logging.getLogger("somebody").info("at work")
 
-    with logs.bind(rollout_id="r1", group_id=None, attempt=0):
+    with logs.log_context(rollout_id="r1", group_id=None, attempt=0):
         await asyncio.gather(work("init"), work("run"))
     logging.info("alone")
     first, second, third = lines()
@@ -98,11 +97,11 @@ def test_a_huge_message_is_shortened(lines: Any) -> None:
 
 def test_plain_form_for_people() -> None:
     record = logging.LogRecord("x", logging.WARNING, "", 0, "engine %s is down", ("a",), None)
-    with logs.bind(rollout_id="r1"):
+    with logs.log_context(rollout_id="r1"):
         assert logs.PlainFormatter().format(record).endswith("warning engine a is down [rollout_id=r1]")
 
 
-def test_what_somebody_else_wrote_forges_no_plain_line_and_drives_no_terminal() -> None:
+def test_quoted_text_forges_no_plain_line_and_drives_no_terminal() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logs.PlainFormatter())

@@ -1,7 +1,9 @@
-"""The README's own words, run: what a newcomer copies must work as it stands."""
+"""What a newcomer copies from the README and the first pages must work as it stands, and their links lead somewhere."""
 
+import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,17 +11,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {
+    name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/get-started.md", "docs/gym.md")
+}
+"""The README, and the pages that a newcomer is sent to."""
 
 
-def block(language: str, containing: str) -> str:
+def block(page: str, language: str, containing: str) -> str:
     """The first fenced block of a language that contains some text."""
-    for found in re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL):
+    for found in re.findall(rf"```{language}\n(.*?)```", PAGES[page], re.DOTALL):
         if containing in found:
             return found
-    raise AssertionError(f"README has no {language} block with {containing!r}")
+    raise AssertionError(f"{page} has no {language} block with {containing!r}")
 
 
 @contextmanager
@@ -51,14 +58,14 @@ def test_the_service_and_the_python_example(tmp_path: Path, monkeypatch: pytest.
     env = dict(os.environ)
     with running(["engine", "oracle", "--port", "0", "--model", "my-model"], r"(http://[\d.:]+/v1)", env) as engine:
         config = tmp_path / "service.yaml"
-        written = block("yaml", "engines:")
+        written = block("docs/get-started.md", "yaml", "engines:")
         config.write_text(
             written.replace("http://127.0.0.1:8000/v1", engine).replace("/path/to/its/tokenizer", "small"), "utf-8"
         )
         serve = ["serve", "--config", str(config), "--port", "0"]
         with running(serve, r"serving on (http://[\d.:]+)", env) as address:
             ran = subprocess.run(
-                [sys.executable, "-c", block("python", "from prorl_gym import Client")],
+                [sys.executable, "-c", block("README.md", "python", "from prorl_gym import")],
                 env={**env, "PRORL_GYM_URL": address},
                 cwd=ROOT,
                 capture_output=True,
@@ -72,12 +79,44 @@ def test_the_service_and_the_python_example(tmp_path: Path, monkeypatch: pytest.
     assert all(re.fullmatch(r"\w+ 1\.0 \d+ \d+", line) for line in lines), lines[:3]
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(([\w./-]+)\)", README))))
-def test_links_lead_somewhere(path: str) -> None:
-    assert (ROOT / path).exists()
+def test_the_readme_writes_the_configuration_that_the_first_steps_show() -> None:
+    echo = block("README.md", "bash", "serve --config").splitlines()[2]
+    assert shlex.split(echo)[2:] == [">", "service.yaml"]
+    written = block("docs/get-started.md", "yaml", "engines:").replace("/path/to/its/tokenizer", "small")
+    assert yaml.safe_load(shlex.split(echo)[1]) == yaml.safe_load(written)
 
 
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"^prorl-gym ([a-z-]+)", README, re.MULTILINE))))
+def test_the_readme_is_a_front_page() -> None:
+    assert len(README) <= 9000
+    program = block("README.md", "python", "from prorl_gym import")
+    assert len([line for line in program.splitlines() if line]) <= 12
+
+
+LINKS = sorted(
+    {(page, path) for page, text in PAGES.items() for path in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text)}
+)
+
+
+@pytest.mark.parametrize(("page", "path"), LINKS)
+def test_links_lead_somewhere(page: str, path: str) -> None:
+    assert ((ROOT / page).parent / path).exists()
+
+
+def test_each_promise_names_a_test_that_exists() -> None:
+    promises = README.partition("## What it promises")[2].partition("##")[0]
+    rows = re.findall(r"^\| \*\*(.+?)\*\* \|.*\[`(test_\w+)`\]\((tests/[\w/.]+)\) \|$", promises, re.MULTILINE)
+    assert len(rows) == 5
+    for promise, test, file in rows:
+        nodes = ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+        assert test in {getattr(node, "name", None) for node in nodes}, promise
+
+
+COMMANDS = sorted(
+    {found for text in PAGES.values() for found in re.findall(r"^prorl-gym ([a-z-]+)", text, re.MULTILINE)}
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_commands_exist(command: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "prorl_gym", command, "--help"], capture_output=True, text=True, timeout=60, check=False

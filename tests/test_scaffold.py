@@ -1,5 +1,6 @@
-"""``prorl-gym init``: what it makes works as it stands; what it refuses is said with the fix."""
+"""``prorl-gym init``: the project works unchanged; an error names the fix."""
 
+import ast
 import json
 import os
 import re
@@ -14,10 +15,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from prorl_gym.cli.init import class_name, scaffold_environment
 from prorl_gym.cli.main import app
 from prorl_gym.environments import registry
-from prorl_gym.environments.gym_rows import read_rows
-from prorl_gym.environments.scaffold.write import class_name, write_environment
+from prorl_gym.environments.row_format import read_rows
 from prorl_gym.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
@@ -37,14 +38,33 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def on_path(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The project as if it were installed."""
-    entry = EntryPoint("toy_maze", "toy_maze.environment:ToyMazeEnvironment", registry.GROUP)
-    monkeypatch.setattr(registry, "_plugins", lambda: {"toy_maze": entry})
+    entry = EntryPoint("toy_maze", "toy_maze.environment:ToyMazeEnvironment", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "installed_plugins", lambda: {"toy_maze": entry})
     monkeypatch.syspath_prepend(str(project))
     monkeypatch.syspath_prepend(str(project / "tests"))
     yield project
     registry.get.cache_clear()
     for module in [name for name in sys.modules if name.split(".")[0] in ("toy_maze", "test_toy_maze")]:
         del sys.modules[module]
+
+
+def test_the_environment_is_one_short_file(project: Path) -> None:
+    """One file of at most 40 lines that imports at most four names of ours."""
+    source = (project / "toy_maze" / "environment.py").read_text("utf-8")
+    assert len(source.splitlines()) <= 40
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom | ast.Import)]
+    ours = [node for node in imports if isinstance(node, ast.ImportFrom) and str(node.module).startswith("prorl_gym")]
+    assert sum(len(node.names) for node in ours) <= 4
+    assert [name.name for node in imports if node not in ours for name in node.names] == ["re"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_its_rows_are_validated(on_path: Path) -> None:
+    rows = "toy_maze/gym_root/environments/toy_maze/data/example.jsonl"
+    result = CliRunner().invoke(app, ["validate", "toy_maze", str(on_path / rows)])
+    assert result.exit_code == 0, result.output
+    assert "All 5 rows are good" in result.output
 
 
 @pytest.mark.slow
@@ -57,7 +77,7 @@ def test_its_tests_pass(on_path: Path) -> None:
 
 
 def test_its_tests_fail_when_the_grader_is_generous(on_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks can fail: a grader that likes everything is found out by two of them."""
+    """The checks can fail: two of them notice a grader that accepts everything."""
     tests: Any = import_module("test_toy_maze")
     from prorl_gym.records import Score
 
@@ -96,7 +116,7 @@ def test_it_is_clean(project: Path) -> None:
 def test_gym_accepts_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nemo_gym.environment.validation import validate_environment
 
-    from prorl_gym.cli.root import gym_root
+    from prorl_gym.cli.installation import gym_root
 
     root = project / "toy_maze" / "gym_root"
     monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", f"{gym_root()}{os.pathsep}{root}")
@@ -121,7 +141,7 @@ def test_gym_accepts_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_bad_names_are_refused(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        write_environment(name, tmp_path / "new")
+        scaffold_environment(name, tmp_path / "new")
     assert not list(tmp_path.iterdir())
 
 
@@ -129,14 +149,14 @@ def test_an_existing_directory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine").write_text("x")
     with pytest.raises(ConfigError, match=r"exists already\.\nGive another place with --directory"):
-        write_environment("toy_maze", tmp_path / "taken")
+        scaffold_environment("toy_maze", tmp_path / "taken")
     assert [path.name for path in tmp_path.rglob("*")] == ["taken", "mine"]
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="cannot be written"):
-        write_environment("toy_maze", tmp_path / "file" / "new")
+        scaffold_environment("toy_maze", tmp_path / "file" / "new")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +173,14 @@ def blocks() -> list[tuple[str, str]]:
 
 
 def test_the_page_is_short() -> None:
-    assert len(PAGE.read_text("utf-8").splitlines()) <= 100
+    assert len(PAGE.read_text("utf-8").splitlines()) <= 120
+
+
+def test_the_page_shows_the_file_that_init_writes(tmp_path: Path) -> None:
+    scaffold_environment("pattern_env", tmp_path / "project")
+    written = (tmp_path / "project" / "pattern_env" / "environment.py").read_text("utf-8")
+    shown = [text for language, text in blocks() if language == "python"]
+    assert shown[0] == f"# pattern_env/environment.py\n{written}"
 
 
 @pytest.mark.slow
@@ -161,7 +188,7 @@ def test_the_page_is_short() -> None:
 def test_the_page_works_as_it_is_written(tmp_path: Path) -> None:
     """Every block: shell lines are run, Python is written to the file that its first line names.
 
-    Only ``pip`` is told not to ask the network, and where to install to.
+    Only ``pip`` gets options: to stay off the network, and where to install.
     """
     site = tmp_path / "site"
     pip = f"{sys.executable} -m pip install -q --no-deps --no-build-isolation --disable-pip-version-check"

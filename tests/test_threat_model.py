@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl_gym.sandbox import conformance
+from prorl_gym.testing.sandbox import conformance
 
 TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"
@@ -17,12 +17,19 @@ NAMED = re.compile(r"`(test_\w+)?(?:::(test_\w+))?`")
 def there() -> dict[str, set[str]]:
     """Functions of each test file, by its name without the ending. Files of one name are taken together."""
     found: dict[str, set[str]] = {}
-    for file in TESTS.rglob("test_*.py"):
+    shared: dict[str, set[str]] = {}
+    for file in TESTS.rglob("*.py"):
         functions = found.setdefault(file.stem, set())
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 functions.add(node.name)
-    return found
+            elif isinstance(node, ast.ImportFrom) and node.module and node.names[0].name == "*":
+                shared.setdefault(file.stem, set()).add(node.module)
+    return {
+        name: functions.union(*(found[module] for module in shared.get(name, ())))
+        for name, functions in found.items()
+        if name.startswith("test_")
+    }
 
 
 def rows(page: str, last: str) -> list[tuple[str, str]]:

@@ -4,17 +4,16 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from prorl_gym.cli import bench
-from prorl_gym.inference import transcript
-from prorl_gym.inference.trajectory import DRIFT
+from prorl_gym.cli import bench, main
+from prorl_gym.inference.tokens import transcript
+from prorl_gym.inference.tokens.token_stream import DRIFT
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import _token_rollout
 from _token_drift import count_drift
-from _token_models import models, source
+from _token_models import load_models, tokenizer_directory
 
 TEXT = Path(__file__).parents[1].joinpath("LICENSE").read_text()
 WORDS = TEXT.split()
@@ -24,7 +23,7 @@ WORDS = TEXT.split()
 def known():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PRORL_GYM_QWEN", raising=False)
-        return {model.name: model for model in models()}
+        return {model.name: model for model in load_models()}
 
 
 def test_the_small_tokenizer_stands_in_for_the_real_one(known):
@@ -44,8 +43,8 @@ def test_a_stream_that_rewrites_is_counted(known, monkeypatch):
     """A copy whose export leaves out one sampled id."""
 
     class Forgetful(transcript.Transcript):
-        def export(self):
-            (segment,) = super().export()
+        def export_segments(self):
+            (segment,) = super().export_segments()
             place = segment.generations[0].start
             cut = {key: getattr(segment, key) for key in ("token_ids", "mask", "logprobs", "policy_versions")}
             return [segment.model_copy(update={key: [*v[:place], *v[place + 1 :]] for key, v in cut.items()})]
@@ -62,7 +61,7 @@ def test_a_rollout_has_the_length_that_its_figure_is_for(known, name, monkeypatc
     cost = _token_rollout.rollout(known[name], TEXT, seed=1)
     assert len(cost.turns) == 8
     assert 0.9 * 8 * 640 <= cost.tokens <= 1.1 * 8 * 640
-    assert cost.whole == sum(cost.turns) + cost.export
+    assert cost.total == sum(cost.turns) + cost.export
     assert all(seconds > 0 for seconds in cost.turns)
     assert DRIFT.checked == checked + 1
     again = _token_rollout.rendered_again(known[name], TEXT, 1, [1, 7])
@@ -72,9 +71,7 @@ def test_a_rollout_has_the_length_that_its_figure_is_for(known, name, monkeypatc
 def test_the_command_names_the_tokenizer(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setenv("PRORL_GYM_QWEN", "elsewhere")
-    monkeypatch.setattr(bench, "run_bench", lambda name, scripts: seen.append((name, source())) or {})
-    app = typer.Typer()
-    bench.register(app)
-    result = CliRunner().invoke(app, ["tokens", "--json", "--tokenizer", str(tmp_path)])
+    monkeypatch.setattr(bench, "run_bench", lambda name, scripts: seen.append((name, tokenizer_directory())) or {})
+    result = CliRunner().invoke(main.app, ["bench", "tokens", "--json", "--tokenizer", str(tmp_path)])
     assert result.exit_code == 0
     assert seen == [("tokens", tmp_path)]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from sample_records import record
 
 from prorl_gym._bootstrap import register
 from prorl_gym.config import ConfigModel, load_config
@@ -38,7 +40,7 @@ from prorl_gym.records import (
     Score,
     Segment,
 )
-from prorl_gym.settings import SERVICE_DEFAULTS, RolloutSettings, resolve
+from prorl_gym.settings import SERVICE_DEFAULTS, RolloutSettings, resolve_settings
 
 # --- errors ---------------------------------------------------------------------------------------------------------
 
@@ -78,19 +80,7 @@ def request(**fields: Any) -> RolloutRequest:
     return RolloutRequest.model_validate({"environment": "math", "task": {}, **fields})
 
 
-def rollout(**fields: Any) -> Rollout:
-    base = {
-        "rollout_id": "r",
-        "run_id": "default",
-        "group_id": None,
-        "group_size": 1,
-        "replica": 0,
-        "environment": "math",
-        "outcome": Outcome(status="completed"),
-        "accepted_at": 0.0,
-        "finished_at": 1.0,
-    }
-    return Rollout.model_validate(base | fields)
+rollout = partial(record, "r", reward=None)
 
 
 def segment(**fields: Any) -> Segment:
@@ -214,7 +204,7 @@ def test_fields_of_a_later_release_are_ignored_where_clients_read_and_refused_wh
         "score": {"reward": 1.0, **news},
         "segments": [segment | sampling | news],
         "messages": [message | news],
-        "settings": resolve().model_dump(mode="json") | news,
+        "settings": resolve_settings().model_dump(mode="json") | news,
         "stages": {"run": {"seconds": 1.0, **news}},
         "retries": [{"attempt": 0, "kind": "internal", "stage": "run", "message": "", **news}],
     }
@@ -247,14 +237,16 @@ levels = st.builds(
 @given(chosen=st.lists(levels, max_size=4))
 @settings(max_examples=100, derandomize=True)
 def test_the_strongest_level_that_sets_a_field_wins(chosen: list[RolloutSettings]) -> None:
-    resolved = resolve(*chosen)
+    resolved = resolve_settings(*chosen)
     for name in ("temperature", "max_turns", "stop_token_ids", "seed", "run_seconds"):
         values = [getattr(level, name) for level in (*chosen, SERVICE_DEFAULTS)]
         assert getattr(resolved, name) == next((value for value in values if value is not None), None)
 
 
 def test_zero_and_empty_are_values_not_gaps() -> None:
-    resolved = resolve(RolloutSettings(temperature=0.0, stop_token_ids=()), RolloutSettings(stop_token_ids=(7,)))
+    resolved = resolve_settings(
+        RolloutSettings(temperature=0.0, stop_token_ids=()), RolloutSettings(stop_token_ids=(7,))
+    )
     assert (resolved.temperature, resolved.stop_token_ids) == (0.0, ())
 
 

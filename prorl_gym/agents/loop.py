@@ -1,4 +1,4 @@
-"""The agent loop: ask the policy, run the tools it calls, tell it what they said, until it finishes.
+"""The agent loop: sample a turn, run the tools it calls, append their results, until the policy finishes.
 
 Everything the model can get wrong is an observation; nothing the model writes raises. Limits (turns, tokens, time)
 come from the policy or from outside and pass through; ``artifacts`` is filled while the agent works, so that a kill at
@@ -7,8 +7,8 @@ any moment leaves what there is.
 
 from collections.abc import Mapping, Sequence
 
-from prorl_gym.agents.arguments import BadArguments, read_arguments, signature
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, Observation, Policy, Tool
+from prorl_gym.agents.tool_arguments import BadArguments, parse_arguments, tool_signature
 from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached
 from prorl_gym.records import Message, ToolCall
 
@@ -20,7 +20,7 @@ async def run_agent(messages: Sequence[Message], tools: Sequence[Tool], policy: 
     end (a limit, a kill) the answer is the text of the last turn.
 
     A turn that was cut by its length limit ends the rollout as truncated: half a call cannot be run, and a model
-    that is asked to go on after a cut learns to rely on it.
+    that may continue after a cut learns to rely on it.
 
     Args:
         messages: the first prompt.
@@ -35,10 +35,10 @@ async def run_agent(messages: Sequence[Message], tools: Sequence[Tool], policy: 
     """
     by_name = {tool.spec.name: tool for tool in tools}
     artifacts.messages.extend(messages)
-    turn = await policy.start(messages, [tool.spec for tool in tools])
+    turn = await policy.start_conversation(messages, [tool.spec for tool in tools])
     while True:
-        _note_turn(turn, artifacts)
-        if not turn.tool_calls and not turn.malformed:
+        _record_turn(turn, artifacts)
+        if not turn.tool_calls and not turn.parse_errors:
             return
         observations: list[Message] = []
         for call in turn.tool_calls:
@@ -48,28 +48,28 @@ async def run_agent(messages: Sequence[Message], tools: Sequence[Tool], policy: 
                 return
             observations.append(_tool_message(call, observation))
             artifacts.messages.append(observations[-1])
-        # There is no call that a complaint could answer, hence the user's role.
-        complaints = [Message(role="user", content=complaint) for complaint in turn.malformed]
+        # A complaint answers no call, so it has the user's role.
+        complaints = [Message(role="user", content=complaint) for complaint in turn.parse_errors]
         artifacts.messages.extend(complaints)
         turn = await policy.respond([*observations, *complaints])
 
 
-def without_thoughts(text: str) -> str:
-    """Return what a message hands in: thoughts are no part of it."""
+def strip_thinking(text: str) -> str:
+    """Return the text of an answer without its thoughts."""
     return text.rpartition("</think>")[2]
 
 
-def _note_turn(turn: AssistantTurn, artifacts: Artifacts) -> None:
+def _record_turn(turn: AssistantTurn, artifacts: Artifacts) -> None:
     # A call that could not be read is text: trainers look for it there. One that the length limit cut is neither.
-    text = turn.written if turn.malformed and turn.written and turn.finish_reason != "length" else turn.text
+    text = turn.raw_text if turn.parse_errors and turn.raw_text and turn.finish_reason != "length" else turn.text
     artifacts.messages.append(Message(role="assistant", content=text, tool_calls=turn.tool_calls))
-    artifacts.answer = without_thoughts(turn.text)
+    artifacts.answer = strip_thinking(turn.text)
     if turn.finish_reason == "length":
         raise LimitReached(Limit.TOKENS)
     if turn.finish_reason == "abort":
         raise EngineError(
             FailureKind.ENGINE_UNREACHABLE,
-            "The engine aborted a turn that nobody cancelled.",
+            "The engine aborted a turn that was not cancelled.",
             "Look for a restart or a weight update in the engine's log.",
         )
 
@@ -77,10 +77,10 @@ def _note_turn(turn: AssistantTurn, artifacts: Artifacts) -> None:
 async def _run_call(call: ToolCall, tools: Mapping[str, Tool]) -> Observation:
     tool = tools.get(call.name)
     if tool is None:
-        known = ", ".join(signature(known.spec) for known in tools.values()) or "none"
+        known = ", ".join(tool_signature(known.spec) for known in tools.values()) or "none"
         return Observation(f"There is no tool '{call.name[:40]}'. Tools: {known}.")
     try:
-        arguments = read_arguments(tool.spec, call.arguments)
+        arguments = parse_arguments(tool.spec, call.arguments)
     except BadArguments as complaint:
         return Observation(str(complaint))
     return await tool(arguments)

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from prorl_gym.records import Message, ToolCall
+from prorl_gym.inference.protocol import AssistantTurn
+from prorl_gym.records import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a tool answered."""
+    """The result of a tool."""
 
     text: str
     """Shown to the model."""
@@ -43,7 +44,7 @@ class Tool(Protocol):
 
     @property
     def spec(self) -> ToolSpec:
-        """How the model sees it."""
+        """Name, description and arguments, as in the prompt."""
         ...
 
     async def __call__(self, arguments: Mapping[str, Any]) -> Observation:
@@ -55,24 +56,10 @@ class Tool(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class AssistantTurn:
-    """One answer of the policy, parsed. The tokens are kept by the policy; this is what the loop acts upon."""
-
-    text: str
-    """Decoded text without the tool-call blocks and without the terminator."""
-    tool_calls: tuple[ToolCall, ...] = ()
-    malformed: tuple[str, ...] = ()
-    """One complaint per call block that could not be parsed, worded for the model."""
-    finish_reason: Literal["stop", "length", "abort"] = "stop"
-    written: str = ""
-    """The text as sampled, where a call in it could not be parsed: ``text`` is without it."""
-
-
 class Policy(Protocol):
-    """The model, as the loop sees it: messages in, parsed turns out; every token is recorded behind it."""
+    """The model behind the agent loop: messages in, parsed turns out; an implementation records every token."""
 
-    async def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AssistantTurn:
+    async def start_conversation(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AssistantTurn:
         """Render and send the first prompt.
 
         Raises:
@@ -82,13 +69,13 @@ class Policy(Protocol):
         ...
 
     async def respond(self, messages: Sequence[Message]) -> AssistantTurn:
-        """Append new messages (tool results, a user turn) and sample the next turn. Raises as ``start``."""
+        """Append new messages (tool results, a user turn) and sample. Raises as ``start_conversation``."""
         ...
 
 
 @dataclass(slots=True)
 class Artifacts:
-    """What the agent left behind for grading."""
+    """What the agent leaves for grading."""
 
     answer: str | None = None
     """The argument of ``finish``, or the last assistant text when the agent simply stopped."""

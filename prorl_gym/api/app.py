@@ -1,38 +1,37 @@
-"""The HTTP side of a service: its routes put together, with the token, the bounds and the observers around them."""
+"""The HTTP side of a service: its routes put together, with the token and the bounds around them."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from prorl_gym import __version__
-from prorl_gym.api import openapi
-from prorl_gym.api.answers import install
-from prorl_gym.api.auth import BearerAuth
-from prorl_gym.api.fleet import Fleet
-from prorl_gym.api.guard import SameSite
-from prorl_gym.api.history import History
-from prorl_gym.api.metrics import Metrics
-from prorl_gym.api.policies import Policies
-from prorl_gym.api.routes import dispatch, observe, pages, policy, rollouts, runs, stream
-from prorl_gym.api.schema import (
-    AckBody,
-    CancelBody,
-    EngineBody,
-    PauseBody,
-    PolicyBody,
-    ResumeBody,
-    StreamLine,
-    Submission,
-)
-from prorl_gym.api.serving import Decode, Limits, Serving
-from prorl_gym.api.tally import Tally
+from prorl_gym.api.app_context import AppContext, TokenDecoder
+from prorl_gym.api.http import openapi
+from prorl_gym.api.http.error_responses import install_error_handlers
+from prorl_gym.api.http.middleware import BearerAuth, BodyLimit, CrossSiteGuard
+from prorl_gym.api.policy_control import EngineRegistry
+from prorl_gym.api.routes import pages, policy, rollouts, runs
+from prorl_gym.api.routes import service as service_routes
+from prorl_gym.client.wire_models import Body, DeliveredRecord, RolloutSubmission
 from prorl_gym.demand import Demand
-from prorl_gym.inference.lifecycle import PolicyLifecycle
-from prorl_gym.inference.pool import EnginePool
+from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.inference.weights.weight_updater import WeightUpdater
 from prorl_gym.rollout.service import RolloutService
 
-_NAMED = (Submission, CancelBody, AckBody, PolicyBody, PauseBody, ResumeBody, EngineBody, Demand, StreamLine)
-"""Models that routes name by reference."""
+_EMBEDDED_PATHS = frozenset(
+    {
+        "/v1/rollouts",
+        "/v1/rollouts/{rollout_id}",
+        "/v1/cancel",
+        "/v1/stream",
+        "/v1/ack",
+        "/v1/unacknowledged",
+    }
+)
+
+_EMBEDDED_BODY_BYTES = 512 << 20
+"""A row of 64 MiB, with each byte written as an escape sequence."""
 
 
 def create_app(
@@ -40,70 +39,60 @@ def create_app(
     token: str,
     *,
     pools: Sequence[EnginePool] = (),
-    lifecycles: Mapping[str, PolicyLifecycle] | None = None,
-    fleets: Mapping[str, Fleet] | None = None,
-    sandboxes: Callable[[], int | None] = lambda: None,
-    decode: Decode | None = None,
+    weight_updaters: Mapping[str, WeightUpdater] | None = None,
+    registries: Mapping[str, EngineRegistry] | None = None,
+    count_sandboxes: Callable[[], int | None] = lambda: None,
+    decode: TokenDecoder | None = None,
     max_body_bytes: int = 64 << 20,
     max_pending: int = 100_000,
 ) -> FastAPI:
     """Return the routes over a service that the caller starts and stops.
 
-    See ``make_serving`` and ``Serving.load``.
+    See ``AppContext.create`` and ``AppContext.attach_pools``.
     """
-    serving = make_serving(service, sandboxes=sandboxes, limits=Limits(max_body_bytes, max_pending))
-    serving.load(pools, lifecycles or {}, fleets or {}, decode)
-    return app_of(serving, token)
+    context = AppContext.create(service, count_sandboxes=count_sandboxes, max_pending=max_pending)
+    context.attach_pools(pools, weight_updaters or {}, registries or {}, decode)
+    return app_from_context(context, token, max_body_bytes)
 
 
-def app_of(serving: Serving, token: str) -> FastAPI:
+def app_from_context(context: AppContext, token: str, max_body_bytes: int = 64 << 20) -> FastAPI:
     """Return the routes.
 
     Args:
-        serving: what they stand on; the service itself is started and stopped by somebody else.
-        token: bearer token that every route but health and the pages without data asks for.
+        context: what the routes share. The caller starts and stops the service.
+        token: bearer token, required by every route but health and the pages without data.
+        max_body_bytes: of one request.
     """
     app = FastAPI(
         title="prorl-gym",
         version=__version__,
         description=openapi.DESCRIPTION,
         openapi_tags=openapi.TAGS,
-        openapi_url=None,  # ``openapi.install`` answers it
+        openapi_url=None,  # ``install_openapi`` answers it
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         separate_input_output_schemas=False,
     )
-    app.state.serving = serving
-    install(app)
+    install_error_handlers(app)
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(BearerAuth, token=token)
-    app.add_middleware(SameSite)
-    for subject in (rollouts, stream, runs, policy, dispatch, observe, pages):
-        subject.add(app.router, serving)
-    openapi.install(app, _NAMED)
+    app.add_middleware(CrossSiteGuard)
+    for subject in (rollouts, runs, policy, service_routes, pages):
+        subject.add_routes(app.router, context)
+    openapi.install_openapi(app, (RolloutSubmission, Demand, DeliveredRecord, *Body.__subclasses__()))
     return app
 
 
-def make_serving(
-    service: RolloutService,
-    *,
-    sandboxes: Callable[[], int | None] = lambda: None,
-    limits: Limits | None = None,
-    history_seconds: float = 5.0,
-) -> Serving:
-    """Put together what the routes stand on, and let it watch the service. ``Serving.load`` adds what loads slowly.
+def create_embedded_app(service: RolloutService) -> FastAPI:
+    """Return the routes to submit, read, acknowledge and cancel, for a server that embeds the service.
 
-    Args:
-        service: what they talk to.
-        sandboxes: tells how many are alive; ``None``: nobody knows.
-        limits: see there.
-        history_seconds: between two samples; nothing is sampled before ``Serving.history`` is entered.
+    They ask for no token, accept any number of pending rollouts, and show no task.
     """
-    tally = Tally()
-    pools: list[EnginePool] = []
-    metrics = Metrics(service, tally, pools, sandboxes)
-    history = History(service, tally, pools, seconds=history_seconds)
-    history.lag.observers.append(metrics.lagged)
-    service.observe(tally.note)
-    service.observe(metrics.note)
-    return Serving(service, limits or Limits(), tally, metrics, history, Policies(), pools, sandboxes)
+    routes = APIRouter()
+    rollouts.add_routes(routes, AppContext.create(service, max_pending=sys.maxsize))
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    install_error_handlers(app)
+    app.add_middleware(BodyLimit, max_bytes=_EMBEDDED_BODY_BYTES)
+    app.router.routes += [route for route in routes.routes if getattr(route, "path", "") in _EMBEDDED_PATHS]
+    return app

@@ -15,25 +15,21 @@ from prorl_gym.errors import ConfigError
 _SCRIPTS = Path(__file__).parents[2] / "bench"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-
-    @app.command()
-    def bench(  # pyright: ignore[reportUnusedFunction]
-        name: Annotated[str, typer.Argument(help="Which bench, for example: shell, service.")],
-        as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-        tokenizer: Annotated[
-            Path | None, typer.Option(help="Of bench tokens: a directory with Qwen's tokenizer and templates.")
-        ] = None,
-    ) -> None:
-        """Measure the figures of one bench on this machine."""
-        if tokenizer is not None:
-            os.environ["PRORL_GYM_QWEN"] = str(tokenizer)
-        report = run_bench(name, _SCRIPTS)
-        if as_json:
-            print(json.dumps(report, indent=2))
-        else:
-            _show(report)
+def bench(
+    name: Annotated[str, typer.Argument(help="Name of the bench, for example shell or service.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="For bench tokens: directory with Qwen's tokenizer and templates.")
+    ] = None,
+) -> None:
+    """Measure the figures of one bench on this machine."""
+    if tokenizer is not None:
+        os.environ["PRORL_GYM_QWEN"] = str(tokenizer)
+    report = run_bench(name, _SCRIPTS)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        _show(report)
 
 
 def run_bench(name: str, scripts: Path) -> Mapping[str, Any]:
@@ -72,15 +68,15 @@ def _show(report: Mapping[str, Any]) -> None:
 
     table = Table("figure", "value", "target", "runs", "beside", title=f"bench {report['bench']}")
     for row in cast(list[dict[str, Any]], report["figures"]):
-        met = _met(row)
+        met = _meets_target(row)
         style = {True: "green", False: "red", None: ""}[met]
-        beside = "\n".join(f"{peer['name']}: {_number(peer['value'])}" for peer in row["peers"])
+        peers = "\n".join(f"{peer['name']}: {_number(peer['value'])}" for peer in row["peers"])
         name = f"{row['backend']}: {row['name']}" if row["backend"] else row["name"]
-        runs = _spread(row["runs"])
+        runs = _format_runs(row["runs"])
         value = (
             f"[{style}]{_number(row['value'])} {row['unit']}[/]" if style else f"{_number(row['value'])} {row['unit']}"
         )
-        table.add_row(name, value, _target(row), runs, beside)
+        table.add_row(name, value, _target(row), runs, peers)
     console = Console()
     console.print(table)
     if report["ratios"] is None:
@@ -91,7 +87,7 @@ def _show(report: Mapping[str, Any]) -> None:
     console.print(f"{report['cores']} cores, load average {report['load_average']:.1f}; {versions}", highlight=False)
 
 
-def _met(row: Mapping[str, Any]) -> bool | None:
+def _meets_target(row: Mapping[str, Any]) -> bool | None:
     if row["target"] is None:
         return None
     return row["value"] <= row["target"] if row["better"] == "lower" else row["value"] >= row["target"]
@@ -103,7 +99,7 @@ def _target(row: Mapping[str, Any]) -> str:
     return f"{'<=' if row['better'] == 'lower' else '>='} {_number(row['target'])}"
 
 
-def _spread(runs: Sequence[float]) -> str:
+def _format_runs(runs: Sequence[float]) -> str:
     """Return all of a few runs, and the range of many."""
     if len(runs) <= 5:
         return " ".join(map(_number, runs))

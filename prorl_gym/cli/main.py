@@ -1,24 +1,101 @@
-"""The ``prorl-gym`` command: one small module per command, collected here.
+"""The ``prorl-gym`` command: all commands in the order of its help, with one example each.
 
-Every module has ``register(app)`` and imports what is heavy inside its commands, so that ``prorl-gym root`` answers
-at once.
+The modules of the commands import what is heavy inside their functions, so that ``prorl-gym root`` answers at once.
 """
 
 import sys
-from importlib import import_module
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from prorl_gym import __version__
-from prorl_gym.cli.examples import show_in_help
+from prorl_gym.cli.bench import bench
+from prorl_gym.cli.demo import demo
+from prorl_gym.cli.images import images
+from prorl_gym.cli.init import init
+from prorl_gym.cli.installation import doctor, root, venvs
+from prorl_gym.cli.prepare import import_tasks, prepare
+from prorl_gym.cli.serve import engine, gc, serve
+from prorl_gym.cli.service_client.control import ack, demand, engines, hold, policy, release
+from prorl_gym.cli.service_client.evaluate import evaluate
+from prorl_gym.cli.service_client.replay import replay
+from prorl_gym.cli.service_client.show import dashboard, export, show, show_html
+from prorl_gym.cli.service_client.submit import cancel, submit
+from prorl_gym.cli.service_client.watch import watch
+from prorl_gym.cli.validate import validate
 from prorl_gym.errors import ProrlError
 
+if TYPE_CHECKING:
+    from typer.models import CommandInfo
+
 _COMMANDS = (
-    *("serve", "submit", "watch", "show", "export", "replay", "demand", "policy", "hold", "dashboard", "gc"),
-    *("engine", "validate", "prepare", "doctor_command", "images", "bench", "root", "venvs", "show_html", "demo"),
-    *("init", "import_tasks", "evaluate"),
+    *(serve, submit, cancel, watch, show, export, replay, demand, ack, hold, release, dashboard, gc, validate, prepare),
+    *(doctor, bench, root, venvs, show_html, demo, init, import_tasks, evaluate),
 )
+_GROUPS = {"policy": policy, "engines": engines, "engine": engine, "images": images}
+
+EXAMPLES: Mapping[str, str] = {
+    "serve": "--config service.yaml",
+    "submit": "rows.jsonl --run step-7 --group-size 8 --wait",
+    "cancel": "--run step-7",
+    "watch": "--run step-7",
+    "show": "7f3a --html rollout.html",
+    "export": "--run step-7 --format sft --min-reward 1 --out chats.jsonl",
+    "replay": "7f3a --loose",
+    "demand": "step-7 --groups 32 --spare 2",
+    "ack": "step-7 1041",
+    "hold": "",
+    "release": "",
+    "dashboard": "--open",
+    "gc": "--config service.yaml --dry-run",
+    "policy status": "",
+    "policy pause": "--mode drain",
+    "policy resume": "",
+    "policy update": "12",
+    "engines list": "",
+    "engines add": "http://10.0.0.7:8000/v1",
+    "engines remove": "policy-1",
+    "engine oracle": "--port 8100 --solve-rate 0.5",
+    "validate": "math rows.jsonl --runs 3",
+    "prepare": "swe data.parquet --output rows.jsonl",
+    "doctor": "--json",
+    "evaluate": "math rows.jsonl --samples 8 --k 1,4 --temperature 0.6",
+    "init": "my_env",
+    "import-tasks": "tasks --output rows.jsonl --image-map python:3.13-slim=prorl-python --run built --keep /app",
+    "images build": "prorl-python",
+    "images pull": "docker://python:3.12-slim",
+    "images import": "rootfs.tar --name mine",
+    "images sync": "rows.jsonl --dry-run",
+    "images list": "--json",
+    "images prune": "mine",
+    "bench": "service --json",
+    "root": "",
+    "venvs": "venvs",
+    "show-html": "results.jsonl",
+    "demo": "--repeats 4 --output outputs",
+}
+"""Arguments of each command, by its name."""
+
+
+def iter_commands() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield every command by its whole name, with the function behind it."""
+    for name, command in _iter_registered(app):
+        if command.callback is not None:
+            yield name, command.callback
+
+
+def example_line(name: str) -> str:
+    """Return the example of a command as one types it."""
+    return f"prorl-gym {name} {EXAMPLES[name]}".rstrip()
+
+
+def _iter_registered(app: typer.Typer, prefix: str = "") -> "Iterator[tuple[str, CommandInfo]]":
+    for command in app.registered_commands:
+        yield prefix + (command.name or getattr(command.callback, "__name__", "").replace("_", "-")), command
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            yield from _iter_registered(group.typer_instance, f"{prefix}{group.name} ")
 
 
 class _CommandLine(typer.Typer):
@@ -40,8 +117,8 @@ app = _CommandLine(
 )
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"prorl-gym {__version__}")
         raise typer.Exit
 
@@ -56,5 +133,9 @@ def _options(  # pyright: ignore[reportUnusedFunction]
 
 
 for _command in _COMMANDS:
-    import_module(f"prorl_gym.cli.{_command}").register(app)
-show_in_help(app)
+    app.command()(_command)
+for _name, _group in _GROUPS.items():
+    app.add_typer(_group, name=_name)
+for _name, _info in _iter_registered(app):
+    if _name in EXAMPLES:
+        _info.epilog = f"Example: {example_line(_name)}"

@@ -1,11 +1,11 @@
-"""``prorl-gym prepare NAME``: make rows out of public data sets, or out of a project on a package index."""
+"""``prorl-gym prepare`` and ``import-tasks``: rows of public data sets, source distributions and task directories."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,14 +13,11 @@ from prorl_gym.cli.validate import BackendName
 from prorl_gym.errors import ConfigError
 
 if TYPE_CHECKING:
-    from prorl_gym.environments.prepare.writer import RowsFile
+    from prorl_gym.environments.prepare.pipeline import RowWriter
     from prorl_gym.environments.protocol import Environment
-    from prorl_gym.environments.swe.sdist.make import Outcome
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("prepare")(prepare)
+    from prorl_gym.environments.swe.sdist.row_maker import ProjectReport
+    from prorl_gym.environments.taskdir.layouts import ImportedTask
+_TASKDIR_AGENT = "prorl_taskdir_agent"
 
 
 def prepare(
@@ -28,52 +25,51 @@ def prepare(
     inputs: Annotated[list[Path] | None, typer.Argument(help="Files of a data set: .jsonl, .json or .parquet.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="File of rows to write.")] = Path("rows.jsonl"),
     form: Annotated[
-        str, typer.Option("--format", help="Format of the inputs; by default seen from the fields.")
+        str, typer.Option("--format", help="Format of the inputs; detected from the fields by default.")
     ] = "auto",
-    limit: Annotated[int, typer.Option(min=0, help="Rows to write at most; 0: all.")] = 0,
-    agent: Annotated[str, typer.Option(help="Name of the NeMo Gym agent instance, for rows in its form.")] = "",
+    limit: Annotated[int, typer.Option(min=0, help="Most rows to write; 0: all.")] = 0,
+    agent: Annotated[str, typer.Option(help="Name of the NeMo Gym agent instance that the rows name.")] = "",
     gym: Annotated[bool, typer.Option("--gym/--bare", help="Rows in NeMo Gym's flat form, or bare.")] = True,
     force: Annotated[bool, typer.Option(help="Replace the output when it exists.")] = False,
     from_sdist: Annotated[
         list[str] | None, typer.Option(help="swe: make rows from this source distribution, NAME==VERSION. Repeatable.")
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="swe, from a distribution: rows to make of each.")] = 1,
-    seed: Annotated[int, typer.Option(help="swe, from a distribution: decides which faults are seeded.")] = 0,
+    rows: Annotated[int, typer.Option(min=1, help="swe, from a distribution: rows to make from each.")] = 1,
+    seed: Annotated[int, typer.Option(help="swe, from a distribution: selects which faults are seeded.")] = 0,
     max_failing: Annotated[
-        int, typer.Option(min=1, help="swe, from a distribution: tests that a fault may break.")
+        int, typer.Option(min=1, help="swe, from a distribution: most tests that a fault may break.")
     ] = 20,
     needs: Annotated[
-        list[str] | None, typer.Option("--with", help="swe, from a distribution: what its tests import. Repeatable.")
+        list[str] | None,
+        typer.Option("--with", help="swe, from a distribution: package that its tests import. Repeatable."),
     ] = None,
     index: Annotated[str, typer.Option(help="Package index; by default the one pip is configured for.")] = "",
     backend: Annotated[BackendName, typer.Option(help="Sandbox backend for the tests of distributions.")] = "auto",
     allow_unsafe_local: Annotated[bool, typer.Option(help="Permit the backend without isolation.")] = False,
 ) -> None:
-    """Make rows of an environment out of a public data set, or SWE rows out of source distributions."""
+    """Make rows of an environment from a public data set, or SWE rows from source distributions."""
     from prorl_gym.environments import registry
-    from prorl_gym.environments.prepare.writer import RowsFile
+    from prorl_gym.environments.prepare.pipeline import RowWriter
 
     if bool(inputs) == bool(from_sdist):
         raise ConfigError("Nothing to prepare, or two things.", "Give files of a data set, or --from-sdist.")
     if from_sdist and name != "swe":
         raise ConfigError(f"Rows of '{name}' cannot be made from source distributions.", "Use `prepare swe`.")
     environment = registry.get(name)
-    with RowsFile(output, force=force) as file:
+    with RowWriter(output, force=force) as file:
         if from_sdist:
-            wanted = _Distributions(
-                from_sdist, needs or (), index, rows, seed, max_failing, backend, allow_unsafe_local
-            )
-            made = _from_sdists(wanted)
+            wanted = _SdistOptions(from_sdist, needs or (), index, rows, seed, max_failing, backend, allow_unsafe_local)
+            made = _rows_from_sdists(wanted)
         else:
-            made = _from_files(environment, inputs or (), form, limit)
-        count = asyncio.run(_write(file, environment, made, (agent or f"prorl_{name}_agent") if gym else ""))
+            made = _rows_from_files(environment, inputs or (), form, limit)
+        count = asyncio.run(_write_rows(file, environment, made, (agent or f"prorl_{name}_agent") if gym else ""))
         if not count:
-            raise ConfigError("No row was made, so no file is written.", "The reasons stand above.")
-    typer.echo(f"{_rows(count)} {'is' if count == 1 else 'are'} in {output}.")
+            raise ConfigError("No row was made, so no file is written.", "The reasons are printed above.")
+    typer.echo(f"{_row_count_text(count)} {'is' if count == 1 else 'are'} in {output}.")
 
 
 @dataclass(frozen=True, slots=True)
-class _Distributions:
+class _SdistOptions:
     names: Sequence[str]
     needs: Sequence[str]
     index: str
@@ -84,11 +80,11 @@ class _Distributions:
     allow_unsafe_local: bool
 
 
-async def _write(
-    file: "RowsFile", environment: "Environment[Any]", made: AsyncIterator[Mapping[str, Any]], agent: str
+async def _write_rows(
+    file: "RowWriter", environment: "Environment[Any]", made: AsyncIterator[Mapping[str, Any]], agent: str
 ) -> int:
-    """Write rows as they come, in NeMo Gym's form when an agent is named; return how many."""
-    from prorl_gym.environments.gym_rows import to_gym_row
+    """Write rows as they are made, in NeMo Gym's form if an agent is named; return their number."""
+    from prorl_gym.environments.row_format import to_gym_row
 
     count = 0
     async for row in made:
@@ -97,47 +93,48 @@ async def _write(
     return count
 
 
-async def _from_files(
+async def _rows_from_files(
     environment: "Environment[Any]", inputs: Sequence[Path], form: str, limit: int
 ) -> AsyncIterator[Mapping[str, Any]]:
     from prorl_gym.environments import prepare as converters
-    from prorl_gym.environments.prepare.pipeline import Report, convert
-    from prorl_gym.environments.prepare.readers import read
+    from prorl_gym.environments.prepare.pipeline import ConversionReport, convert_rows, read_dataset
 
-    report = Report()
-    placed = chain.from_iterable(map(read, inputs))
-    for row in islice(convert(placed, converters.choose(environment.name, form), environment, report), limit or None):
+    report = ConversionReport()
+    placed = chain.from_iterable(map(read_dataset, inputs))
+    for row in islice(
+        convert_rows(placed, converters.select_converters(environment.name, form), environment, report), limit or None
+    ):
         yield row
-    typer.echo(f"{_rows(report.read)} read, {report.written} written, {report.skipped.total()} left out.")
-    if report.unsolved:
-        typer.echo(f"  {report.unsolved} of these without a solution: `prorl-gym validate` cannot prove them.")
+    typer.echo(f"{_row_count_text(report.read)} read, {report.written} written, {report.skipped.total()} left out.")
+    if report.unproven:
+        typer.echo(f"  {report.unproven} of these without a solution: `prorl-gym validate` cannot prove them.")
     for reason, count in sorted(report.skipped.items()):
-        typer.echo(f"  {count} left out: {reason} (the first: {report.first[reason]})")
+        typer.echo(f"  {count} left out: {reason} (the first: {report.first_examples[reason]})")
 
 
-def _rows(count: int) -> str:
+def _row_count_text(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
 
 
-async def _from_sdists(wanted: _Distributions) -> AsyncIterator[Mapping[str, Any]]:
-    """Make rows of each distribution; one that cannot be used is named and left out."""
-    from prorl_gym.environments.swe.sdist.make import Wish, open_project
-    from prorl_gym.rollout.leases import SandboxLeases
-    from prorl_gym.sandbox.choose import open_backend
+async def _rows_from_sdists(wanted: _SdistOptions) -> AsyncIterator[Mapping[str, Any]]:
+    """Make rows of each distribution; report and skip one that cannot be used."""
+    from prorl_gym.environments.swe.sdist.row_maker import RowOptions, open_project
+    from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
+    from prorl_gym.sandbox.backend_selection import open_backend
     from prorl_gym.sandbox.config import SandboxConfig
 
-    wish = Wish(wanted.rows, wanted.seed, wanted.max_failing)
+    row_options = RowOptions(wanted.rows, wanted.seed, wanted.max_failing)
     config = SandboxConfig(backend=wanted.backend, allow_unsafe_local=wanted.allow_unsafe_local)
     backend = await open_backend(config)
     try:
         for name in wanted.names:
             leases = SandboxLeases(backend)
             try:
-                cache = config.ipython_cache().with_name("sdists")
-                project = await open_project(name, wanted.needs, cache, wanted.index, leases, wish)
-                async for row in project.rows():
+                cache = config.ipython_cache_dir().with_name("sdists")
+                project = await open_project(name, wanted.needs, cache, wanted.index, leases, row_options)
+                async for row in project.make_rows():
                     yield row
-                _tell(name, project.outcome)
+                _print_outcome(name, project.outcome)
             except ConfigError as error:
                 typer.echo(f"{name} is left out: {error}", err=True)
             finally:
@@ -146,7 +143,7 @@ async def _from_sdists(wanted: _Distributions) -> AsyncIterator[Mapping[str, Any
         await backend.close()
 
 
-def _tell(name: str, outcome: "Outcome") -> None:
+def _print_outcome(name: str, outcome: "ProjectReport") -> None:
     typer.echo(f"{name}: {outcome.tests} tests pass twice; {outcome.rejected.total()} mutants were not used.")
     for reason, count in sorted(outcome.rejected.items()):
         typer.echo(f"  {count} not used: {reason}")
@@ -161,3 +158,97 @@ def _tell(name: str, outcome: "Outcome") -> None:
             typer.echo(f"    {len(plan.unknown)} of them are made when the tests run: no body can be changed.")
     if outcome.flaky:
         typer.echo(f"  flaky, left out: {', '.join(outcome.flaky)}")
+
+
+def import_tasks(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Tasks, or directories of tasks.")],
+    output: Annotated[Path, typer.Option(help="JSONL file of rows to write.")],
+    image_map: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FROM=IMAGE", help="Image in place of a Dockerfile's FROM; '*' for all others."),
+    ] = None,
+    dockerfile_run: Annotated[
+        Literal["refuse", "setup", "built"],
+        typer.Option(
+            "--run", help="RUN is refused, run before each rollout without network, or part of the mapped image."
+        ),
+    ] = "refuse",
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="Directory to grade: only these are copied to the clean sandbox that runs the tests."),
+    ] = None,
+    test_command: Annotated[
+        str, typer.Option(help="Command instead of each task's script; exit code 0: reward 1.")
+    ] = "",
+    force: Annotated[bool, typer.Option(help="Replace the output when it exists.")] = False,
+) -> None:
+    """Turn task directories into rows of the environment `taskdir`, for `validate` and `submit`.
+
+    Exit code 1: some tasks could not be imported. Standard error names the reasons; the other tasks are written.
+    """
+    from prorl_gym.cli.service_client.service_connection import printable
+    from prorl_gym.config import load_config
+    from prorl_gym.environments.prepare.pipeline import RowWriter
+    from prorl_gym.environments.taskdir.container import ImportOptions
+    from prorl_gym.environments.taskdir.layouts import read_task
+
+    given: dict[str, Any] = {
+        "image_map": _parse_image_map(image_map or []),
+        "run": dockerfile_run,
+        "keep": tuple(keep or ()),
+    }
+    options = load_config(ImportOptions, {**given, "test_command": test_command}, "import-tasks")
+    tasks = [task for directory in directories for task in _find_tasks(directory)]
+    count = 0
+    with RowWriter(output, force=force) as file:
+        for task in tasks:
+            try:
+                imported = read_task(task, options)
+            except ConfigError as error:
+                typer.echo(printable(f"{task.name}: {error}"), err=True)
+                continue
+            file.write(_gym_row(imported))
+            count += 1
+            for note in imported.notes:
+                typer.echo(printable(f"{task.name}: {note}"), err=True)
+        if not count:
+            typer.echo("no task was imported")
+            raise typer.Exit(1)  # leaves the output as it was
+    typer.echo(f"{count} of {len(tasks)} tasks are in {output}")
+    if count < len(tasks):
+        raise typer.Exit(1)
+
+
+def _gym_row(imported: "ImportedTask") -> dict[str, Any]:
+    from prorl_gym.environments.row_format import to_gym_row
+    from prorl_gym.environments.taskdir.environment import TaskDirEnvironment
+
+    task = imported.row.model_dump(mode="json", exclude_defaults=True) | _explicit_setup(imported)
+    row = asyncio.run(to_gym_row(TaskDirEnvironment(), task, _TASKDIR_AGENT))
+    return row | {"prorl": {"settings": imported.settings.model_dump(mode="json", exclude_none=True)}}
+
+
+def _explicit_setup(imported: "ImportedTask") -> dict[str, Any]:
+    """Return the setup steps with their defaults, one of which distinguishes files from commands."""
+    return {"setup": [step.model_dump(mode="json") for step in imported.row.setup]}
+
+
+def _find_tasks(directory: Path) -> list[Path]:
+    from prorl_gym.environments.taskdir.layouts import is_task
+
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: is no directory.", "Give a task, or a directory of tasks.")
+    if is_task(directory):
+        return [directory]
+    found = sorted(entry for entry in directory.iterdir() if is_task(entry))
+    if not found:
+        raise ConfigError(f"{directory}: holds no tasks.", "A task has a task.toml or a task.yaml.")
+    return found
+
+
+def _parse_image_map(entries: list[str]) -> dict[str, str]:
+    pairs = [entry.rpartition("=") for entry in entries]
+    for entry, (image, _, mapped) in zip(entries, pairs, strict=True):
+        if not image or not mapped:
+            raise ConfigError(f"--image-map {entry!r} is no pair.", "Write FROM=IMAGE, for example ubuntu:24.04=host.")
+    return {image: mapped for image, _, mapped in pairs}

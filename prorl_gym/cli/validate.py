@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from prorl_gym.errors import ConfigError, RolloutError
+from prorl_gym.errors import RolloutError
 
 if TYPE_CHECKING:
-    from prorl_gym.environments.gym_rows import DiskRow
     from prorl_gym.environments.protocol import Environment
+    from prorl_gym.environments.row_format import DiskRow
     from prorl_gym.records import Message
     from prorl_gym.sandbox.config import SandboxConfig
     from prorl_gym.sandbox.protocol import SandboxBackend
@@ -21,14 +21,9 @@ if TYPE_CHECKING:
 BackendName = Literal["auto", "apptainer", "userns", "local"]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("validate")(validate)
-
-
 @dataclass(frozen=True, slots=True)
 class RowReport:
-    """What was found out about one row."""
+    """Result of one row: the rewards of each kind of trajectory."""
 
     name: str
     gold: tuple[float, ...] = ()
@@ -43,29 +38,22 @@ class RowReport:
 def validate(
     name: Annotated[str, typer.Argument(help="Name of the environment, for example math.")],
     file: Annotated[Path, typer.Argument(help="JSONL file of rows, in NeMo Gym's flat form or bare.")],
-    runs: Annotated[int, typer.Option(min=1, help="How often each trajectory is played.")] = 3,
+    runs: Annotated[int, typer.Option(min=1, help="Number of times to play each trajectory.")] = 3,
     backend: Annotated[BackendName, typer.Option(help="Sandbox backend.")] = "auto",
-    image: Annotated[str, typer.Option(help="Image of rows that name none; as sandbox.image.")] = "",
+    image: Annotated[str, typer.Option(help="Image for rows that name none; as sandbox.image.")] = "",
     allow_unsafe_local: Annotated[bool, typer.Option(help="Permit the backend without isolation.")] = False,
 ) -> None:
     """Play each row's gold, empty and wrong trajectories in real sandboxes: 1.0, 0.0 and 0.0, every time.
 
     Tests that a row of swe names in fail_to_pass must also fail without the repair.
     """
-    from prorl_gym.environments import registry
-    from prorl_gym.environments.gym_rows import read_rows
-
-    registry.get(name)  # a slip in the name would otherwise look like rows for another environment
-    rows = read_rows(file)
-    for row in rows:
-        if row.environment not in (None, name):
-            raise ConfigError(f"{row.where}: this row is for environment '{row.environment}'.", f"Not for '{name}'.")
+    from prorl_gym.cli.request_file import read_rows_of
     from prorl_gym.sandbox.config import SandboxConfig
     from prorl_gym.sandbox.images.config import ImagesConfig
 
     config = SandboxConfig(backend=backend, allow_unsafe_local=allow_unsafe_local, images=ImagesConfig())
     config = config.model_copy(update={"image": image}) if image else config
-    reports = asyncio.run(_validate(name, rows, runs, config))
+    reports = asyncio.run(_validate(name, read_rows_of(name, file), runs, config))
     _show(reports)
     bad = [report for report in reports if report.problem]
     if bad:
@@ -77,51 +65,50 @@ def validate(
 
 async def _validate(name: str, rows: "list[DiskRow]", runs: int, config: "SandboxConfig") -> list[RowReport]:
     from prorl_gym.environments import registry
-    from prorl_gym.sandbox.choose import open_backend
+    from prorl_gym.sandbox.backend_selection import open_backend
 
     environment = registry.get(name)
     backend = await open_backend(config)
     try:
-        return [await check_row(environment, row.name, row.task, backend, runs) for row in rows]
+        return [await validate_row(environment, row.name, row.task, backend, runs) for row in rows]
     finally:
         await backend.close()
 
 
-async def check_row(
+async def validate_row(
     environment: "Environment[Any]", name: str, row: Mapping[str, Any], backend: "SandboxBackend", runs: int
 ) -> RowReport:
-    """Play gold, nothing at all and a wrong answer, ``runs`` times each; report what is wrong with the row."""
-    from prorl_gym.environments.play import check, play
-    from prorl_gym.environments.script import wrong_steps
-    from prorl_gym.rollout.leases import SandboxLeases
+    """Play gold, an empty and a wrong answer, ``runs`` times each; report what is wrong with the row."""
+    from prorl_gym.environments.playback import find_row_problem, play_script, wrong_steps
+    from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 
     started = time.monotonic()
     gold: list[float] = []
     empty: list[float] = []
     wrong: list[float] = []
     prompts: list[tuple[Message, ...]] = []
-    why = ""
+    reason = ""
     turns = 0
     try:
-        steps = environment.gold(row)
+        steps = environment.gold_steps(row)
         for run in range(runs):
             plays = ((steps, gold), ((), empty), (wrong_steps(environment, row, run), wrong))
             for script, rewards in plays:
                 leases = SandboxLeases(backend)
                 try:
-                    played = await play(environment, row, script, leases)
+                    played = await play_script(environment, row, script, leases)
                 finally:
                     await leases.close()
                 rewards.append(played.score.reward)
                 if rewards is gold:
-                    why = str(played.score.detail.get("why", "")) or why
+                    reason = str(played.score.detail.get("why", "")) or reason
                 prompts.append(played.episode.messages)
                 turns = max(turns, played.turns)
-        problem = _problem(gold, empty, wrong, why, same_prompt=prompts.count(prompts[0]) == len(prompts))
+        problem = _find_problem(gold, empty, wrong, reason, same_prompt=prompts.count(prompts[0]) == len(prompts))
         if not problem:
             leases = SandboxLeases(backend)
             try:
-                problem = await check(environment, row, leases)
+                problem = await find_row_problem(environment, row, leases)
             finally:
                 await leases.close()
     except RolloutError as error:
@@ -130,11 +117,11 @@ async def check_row(
     return RowReport(name, tuple(gold), tuple(empty), tuple(wrong), turns, seconds, problem)
 
 
-def _problem(gold: list[float], empty: list[float], wrong: list[float], why: str, *, same_prompt: bool) -> str:
+def _find_problem(gold: list[float], empty: list[float], wrong: list[float], reason: str, *, same_prompt: bool) -> str:
     if len(set(gold)) > 1 or len(set(empty)) > 1:
         return "the reward differs between runs"
     if gold[0] != 1.0:
-        return "the gold trajectory does not score 1.0" + (f" ({why})" if why else "")
+        return "the gold trajectory does not score 1.0" + (f" ({reason})" if reason else "")
     if empty[0] != 0.0:
         return "an empty answer does not score 0.0"
     if any(wrong):
@@ -148,9 +135,9 @@ def _show(reports: list[RowReport]) -> None:
 
     table = Table("row", "gold", "empty", "wrong", "turns", "seconds", "verdict")
     for report in reports:
-        verdict = f"[red]{_plain(report.problem)}[/red]" if report.problem else "[green]good[/green]"
+        verdict = f"[red]{_escape(report.problem)}[/red]" if report.problem else "[green]good[/green]"
         table.add_row(
-            _plain(report.name),
+            _escape(report.name),
             _rewards(report.gold),
             _rewards(report.empty),
             _rewards(report.wrong),
@@ -165,8 +152,8 @@ def _rewards(rewards: tuple[float, ...]) -> str:
     return " ".join(f"{reward:g}" for reward in rewards) or "-"
 
 
-def _plain(text: str) -> str:
-    """Rows name themselves: no mark-up of theirs reaches the terminal."""
+def _escape(text: str) -> str:
+    """Return a row's text without mark-up or control characters: rows are not trusted."""
     from rich.markup import escape
 
     return escape("".join(character for character in text if character.isprintable()))

@@ -1,110 +1,90 @@
-"""Clients of the rollout service: ``Client`` for asyncio, ``SyncClient`` for everybody else.
+"""Clients of the rollout service: ``Client`` for asyncio, ``SyncClient`` without it.
 
 They need only pydantic and aiohttp, so that they run inside a trainer's own environment. Every call may be repeated
 without harm (ids are idempotent, streams resume at a cursor), and the clients do so, for a bounded time, when a
 connection breaks or the service is busy.
 
-A name is loaded on first use: the service shares the wire models, and needs no client.
+A name is loaded on first use: the service shares the wire models and needs no client.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prorl_gym.client.answers import (
+    from prorl_gym.client.async_client import Client
+    from prorl_gym.client.group_stream import CompletedGroup, GroupsDroppedError, GroupStream
+    from prorl_gym.client.record_stream import DamagedRecord, RecordStream
+    from prorl_gym.client.service_credentials import DEFAULT_URL, default_state_dir, read_token, token_source
+    from prorl_gym.client.sync_client import SyncClient
+    from prorl_gym.client.transport import LONG_POLL_SECONDS, BusyError, ServiceError
+    from prorl_gym.client.wire_models import (
+        AcceptedRollout,
         Capacity,
-        Damaged,
-        Delivered,
+        DeliveredRecord,
         EarlyStopReport,
-        EngineAdded,
+        EngineRegistration,
         EngineStatus,
-        Group,
         GroupsStatus,
         LedgerStatus,
-        Listed,
         PauseMode,
         PolicyStatus,
+        PolicyUpdateResponse,
         PoolStatus,
         ReadyGroup,
-        Status,
-        Submission,
-        Updated,
+        RolloutSummary,
+        ServiceStatus,
+        Unacknowledged,
+        UnacknowledgedRollout,
     )
-    from prorl_gym.client.asynchronous import Client
-    from prorl_gym.client.groups import GroupsDroppedError, GroupStream
-    from prorl_gym.client.streams import RecordStream
-    from prorl_gym.client.synchronous import SyncClient
-    from prorl_gym.client.token import DEFAULT_URL, default_state, read_token, token_place
-    from prorl_gym.client.transport import LONG_POLL, BusyError, ServiceError
 
-_PUBLIC = {
-    "Capacity": "answers",
-    "Damaged": "answers",
-    "Delivered": "answers",
-    "EarlyStopReport": "answers",
-    "EngineAdded": "answers",
-    "EngineStatus": "answers",
-    "Group": "answers",
-    "GroupsStatus": "answers",
-    "LedgerStatus": "answers",
-    "Listed": "answers",
-    "PauseMode": "answers",
-    "PolicyStatus": "answers",
-    "PoolStatus": "answers",
-    "ReadyGroup": "answers",
-    "Status": "answers",
-    "Submission": "answers",
-    "Updated": "answers",
-    "Client": "asynchronous",
-    "GroupsDroppedError": "groups",
-    "GroupStream": "groups",
-    "RecordStream": "streams",
-    "SyncClient": "synchronous",
-    "DEFAULT_URL": "token",
-    "default_state": "token",
-    "read_token": "token",
-    "token_place": "token",
-    "LONG_POLL": "transport",
-    "BusyError": "transport",
-    "ServiceError": "transport",
+_NAMES_BY_MODULE = {
+    "async_client": ("Client",),
+    "group_stream": ("CompletedGroup", "GroupsDroppedError", "GroupStream"),
+    "record_stream": ("DamagedRecord", "RecordStream"),
+    "service_credentials": ("DEFAULT_URL", "default_state_dir", "read_token", "token_source"),
+    "sync_client": ("SyncClient",),
+    "transport": ("LONG_POLL_SECONDS", "BusyError", "ServiceError"),
 }
-"""Public names, each with its module."""
+"""Public names that are not wire models, by module."""
 
 __all__ = [
     "DEFAULT_URL",
-    "LONG_POLL",
+    "LONG_POLL_SECONDS",
+    "AcceptedRollout",
     "BusyError",
     "Capacity",
     "Client",
-    "Damaged",
-    "Delivered",
+    "CompletedGroup",
+    "DamagedRecord",
+    "DeliveredRecord",
     "EarlyStopReport",
-    "EngineAdded",
+    "EngineRegistration",
     "EngineStatus",
-    "Group",
     "GroupStream",
     "GroupsDroppedError",
     "GroupsStatus",
     "LedgerStatus",
-    "Listed",
     "PauseMode",
     "PolicyStatus",
+    "PolicyUpdateResponse",
     "PoolStatus",
     "ReadyGroup",
     "RecordStream",
+    "RolloutSummary",
     "ServiceError",
-    "Status",
-    "Submission",
+    "ServiceStatus",
     "SyncClient",
-    "Updated",
-    "default_state",
+    "Unacknowledged",
+    "UnacknowledgedRollout",
+    "default_state_dir",
     "read_token",
-    "token_place",
+    "token_source",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name on first use."""
-    if name in _PUBLIC:
-        return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    if name in __all__:
+        module = next((module for module, names in _NAMES_BY_MODULE.items() if name in names), "wire_models")
+        return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,12 +1,11 @@
-"""One HTTP conversation with the service: bounded answers, errors as the package's own types, patient repetition.
+"""HTTP calls of the service: bounded answers, errors as the package's own types, retries.
 
-Every route may be called again without harm (ids are idempotent, streams resume at a cursor), so a broken connection,
-a service that starts again and one that is busy are met in the same way: wait, and call again, for a bounded time.
+Every route may be called again without harm (ids are idempotent, streams resume at a cursor). So a broken connection, a
+restarting service and a busy one are handled alike: wait, and call again, for a bounded time.
 """
 
 import asyncio
 import json
-import random
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,24 +14,26 @@ from typing import TypeVar
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
-from prorl_gym.errors import ConflictError, GoneError, NotFoundError, ProrlError
+from prorl_gym.backoff import backoff_delay
+from prorl_gym.errors import ConflictError, FailureKind, GoneError, NotFoundError, ProrlError, TaskError
+from prorl_gym.http_body import read_body
 
-LONG_POLL = 30.0
+LONG_POLL_SECONDS = 30.0
 """Seconds that one request for a result waits at the service."""
 
-ANSWER_LIMIT = 256 << 20
+MAX_RESPONSE_BYTES = 256 << 20
 """Bytes of one answer or one line of a stream."""
 
-_SILENCE = 60.0
+_IDLE_SECONDS = 60.0
 """Seconds without a byte after which a connection counts as broken. The service writes to streams more often."""
 
-_CONNECT = 10.0
+_CONNECT_SECONDS = 10.0
 """Seconds for a connection to be made."""
 
-_SLOWEST = 5.0
-"""Longest pause in seconds before another call, unless the service asks for more."""
+_MAX_DELAY_SECONDS = 5.0
+"""Longest pause in seconds before a retry, unless the service requests a longer one."""
 
-_WORTH_ANOTHER = frozenset({408, 429, 502, 503, 504})
+_RETRYABLE_STATUSES = frozenset({408, 429, 502, 503, 504})
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -40,46 +41,49 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 class ServiceError(ProrlError):
     """The service refused, or could not be reached."""
 
+    status: int | None = None
+    """HTTP status of a refusal; ``None`` otherwise."""
+
 
 class BusyError(ServiceError):
-    """The service asked to be called again later, for longer than this client is patient."""
+    """The service was busy for longer than the call is retried."""
 
 
-class Again(Exception):
-    """Worth another call.
+class RetryableError(Exception):
+    """A call that may be retried.
 
     Args:
-        error: what to raise when patience ends.
-        after: seconds that the service asks to wait.
+        error: what to raise when the time for retries is over.
+        retry_after: seconds that the service asks to wait.
     """
 
-    def __init__(self, error: ServiceError, after: float = 0.0) -> None:
+    def __init__(self, error: ServiceError, retry_after: float = 0.0) -> None:
         super().__init__(str(error))
         self.error = error
-        self.after = after
+        self.retry_after = retry_after
 
 
 @dataclass(slots=True)
-class Patience:
-    """How long one call is repeated: exponential pauses with jitter, within a bounded time.
+class RetryBudget:
+    """The retries of one call: exponential pauses with jitter, within a bounded time.
 
     Each pause is drawn from the upper half of ``pause * 2**n``, so that clients which a restart cut off at the same
-    moment do not all come back at the same moment.
+    moment do not all return at the same moment.
     """
 
     seconds: float
-    """Of one outage; 0: never again."""
-    pause: float
+    """Of one outage; 0: no retry."""
+    first_delay: float
     """Before the second call."""
     _since: float | None = None
     _calls: int = 0
 
-    def progress(self) -> None:
-        """What is being waited for has moved on: a later outage has the whole time again."""
+    def reset(self) -> None:
+        """Start anew after a success: a later outage has the whole time again."""
         self._since = None
         self._calls = 0
 
-    async def rest(self, again: Again) -> None:
+    async def sleep_before_retry(self, retryable: RetryableError) -> None:
         """Wait before the next call.
 
         Raises:
@@ -89,11 +93,11 @@ class Patience:
         self._since = now if self._since is None else self._since
         left = self._since + self.seconds - now
         if left <= 0:
-            raise again.error from None
-        backoff = min(_SLOWEST, self.pause * 2.0 ** min(self._calls, 30)) * random.uniform(0.5, 1.0)
+            raise retryable.error from None
+        backoff = backoff_delay(self._calls, first=self.first_delay, longest=_MAX_DELAY_SECONDS, jitter=0.5)
         self._calls += 1
-        # The last call comes when time is over, also where the service asked for more: it may be free by then.
-        await asyncio.sleep(min(left, max(backoff, again.after)))
+        # The last call is made at the deadline, even if the service requested a longer wait.
+        await asyncio.sleep(min(left, max(backoff, retryable.retry_after)))
 
 
 class Transport:
@@ -102,17 +106,17 @@ class Transport:
     Args:
         url: address of the service.
         token: bearer token.
-        token_from: where the token was found, for messages.
-        patience: seconds for which one call is repeated.
-        pause: seconds before the second call.
+        token_source: where the token was found, for messages.
+        retry_seconds: seconds for which one call is repeated.
+        retry_delay: seconds before the second call.
     """
 
-    def __init__(self, url: str, token: str, token_from: str, patience: float, pause: float) -> None:
+    def __init__(self, url: str, token: str, token_source: str, retry_seconds: float, retry_delay: float) -> None:
         self.url = url
         self._token = token
-        self._token_from = token_from
-        self._patience = patience
-        self._pause = pause
+        self._token_source = token_source
+        self._retry_seconds = retry_seconds
+        self._retry_delay = retry_delay
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -120,15 +124,15 @@ class Transport:
         if self._session is not None:
             await self._session.close()
 
-    def patience(self) -> Patience:
-        """Return the patience of one call."""
-        return Patience(self._patience, self._pause)
+    def new_retry_budget(self) -> RetryBudget:
+        """Return the retries of one call."""
+        return RetryBudget(self._retry_seconds, self._retry_delay)
 
     async def call(
         self,
         method: str,
         path: str,
-        answer: type[ModelT],
+        model: type[ModelT],
         *,
         body: bytes | None = None,
         query: Mapping[str, str] | None = None,
@@ -139,62 +143,64 @@ class Transport:
             NotFoundError, GoneError, ConflictError: 404, 410, 409.
             ServiceError: refused, not reached, or not a service of ours.
         """
-        text = await self.text(method, path, body=body, query=query)
-        return self.read(answer, text)
+        text = await self.call_raw(method, path, body=body, query=query)
+        return self.parse(model, text)
 
-    async def text(
+    async def call_raw(
         self, method: str, path: str, *, body: bytes | None = None, query: Mapping[str, str] | None = None
     ) -> bytes:
         """Send a request as ``call`` does; return the body of the answer as it is."""
-        patience = self.patience()
+        budget = self.new_retry_budget()
         while True:
             try:
-                async with self.open(method, path, body=body, query=query) as response:
-                    return await _bounded(response.content)
-            except Again as again:
-                await patience.rest(again)
+                async with self.send(method, path, body=body, query=query) as response:
+                    return await _read_bounded(response)
+            except RetryableError as again:
+                await budget.sleep_before_retry(again)
 
     @asynccontextmanager
-    async def open(
+    async def send(
         self, method: str, path: str, *, body: bytes | None = None, query: Mapping[str, str] | None = None
     ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
         """Send a request once; give the answer if it is a 200.
 
         Raises:
-            Again: also for connections that break inside the block; ``Patience.rest`` takes it.
+            RetryableError: the status allows a retry, or the connection breaks inside the block.
         """
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
-            session = self._opened()
-            # A redirect is nobody's answer here, and would carry the token along.
+            session = self._open_session()
+            # No route redirects, and a redirect would carry the token along.
             async with session.request(
                 method, self.url + path, data=body, params=query, headers=headers, allow_redirects=False
             ) as response:
                 if response.status != 200:
-                    raise await self._refusal(response)
+                    raise await self._error_of(response)
                 yield response
         except aiohttp.InvalidURL:
             raise ServiceError(f"{self.url[:200]}: is no address of a service.", "Give http://HOST:PORT.") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Again(self._unreachable(error)) from None
+            raise RetryableError(self._unreachable(error)) from None
 
-    def read(self, answer: type[ModelT], text: bytes) -> ModelT:
+    def parse(self, model: type[ModelT], text: bytes) -> ModelT:
         """Read JSON from the service, parsed once.
 
         Raises:
             ServiceError: it has another form.
         """
         try:
-            return answer.model_validate_json(text)
+            return model.model_validate_json(text)
         except ValidationError as error:
-            raise ServiceError(f"{self.url}: {_mismatch(error)}", _advice(error)) from None
+            raise ServiceError(f"{self.url}: {_describe_mismatch(error)}", _suggest_fix(error)) from None
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 headers={"Authorization": f"Bearer {self._token}"},
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT, sock_read=_SILENCE + LONG_POLL),
-                connector=aiohttp.TCPConnector(limit=0),  # thousands of results may be waited for at once
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=_CONNECT_SECONDS, sock_read=_IDLE_SECONDS + LONG_POLL_SECONDS
+                ),
+                connector=aiohttp.TCPConnector(limit=0),  # thousands of calls may wait for results at once
             )
         return self._session
 
@@ -202,25 +208,30 @@ class Transport:
         reason = str(error) or type(error).__name__
         return ServiceError(
             f"{self.url}: the service cannot be reached ({reason}).",
-            "Start it (prorl-gym serve --config FILE), or say where it is: pass --url or set PRORL_GYM_URL.",
+            "Start it (prorl-gym serve --config FILE), or give its address: pass --url or set PRORL_GYM_URL.",
         )
 
-    async def _refusal(self, response: aiohttp.ClientResponse) -> Exception:
-        """Return what the service complains about, as an exception."""
-        what, fix = f"{response.url.path}: the service answered {response.status}.", ""
+    async def _error_of(self, response: aiohttp.ClientResponse) -> Exception:
+        """Return an error of the service as an exception."""
+        what, fix, kind = f"{response.url.path}: the service answered {response.status}.", "", None
         try:
-            error = json.loads(await _bounded(response.content))["error"]
-            what, fix = str(error["what"])[:2000], str(error["fix"])[:2000]
+            error = json.loads(await _read_bounded(response))["error"]
+            what, fix, kind = str(error["what"])[:2000], str(error["fix"])[:2000], error.get("kind")
         except (ValueError, KeyError, TypeError, RecursionError):
             fix = "Is that address a prorl-gym service?"
         if response.status == 401:
             return ServiceError(
-                f"{self.url}: the service refuses the token from {self._token_from}.",
-                "Set PRORL_GYM_TOKEN_FILE to the file that it named when it began to serve ('token' in its 'state').",
+                f"{self.url}: the service refuses the token from {self._token_source}.",
+                "Set PRORL_GYM_TOKEN_FILE to the file that it named when it started ('token' in its 'state').",
             )
-        if response.status in _WORTH_ANOTHER:
-            return Again(BusyError(what, fix), _retry_after(response))
-        return {404: NotFoundError, 409: ConflictError, 410: GoneError}.get(response.status, ServiceError)(what, fix)
+        if response.status in _RETRYABLE_STATUSES:
+            return RetryableError(BusyError(what, fix), _retry_after(response))
+        if response.status == 422 and kind in set(FailureKind):
+            return TaskError(FailureKind(kind), what, fix)
+        error = {404: NotFoundError, 409: ConflictError, 410: GoneError}.get(response.status, ServiceError)(what, fix)
+        if isinstance(error, ServiceError):
+            error.status = response.status
+        return error
 
 
 def _retry_after(response: aiohttp.ClientResponse) -> float:
@@ -228,17 +239,15 @@ def _retry_after(response: aiohttp.ClientResponse) -> float:
     return float(wait) if wait.isascii() and wait.isdigit() and len(wait) < 9 else 0.0
 
 
-async def _bounded(content: aiohttp.StreamReader) -> bytes:
-    whole = bytearray()
-    async for chunk in content.iter_any():
-        whole += chunk
-        if len(whole) > ANSWER_LIMIT:
-            raise ServiceError(f"The service's answer is larger than {ANSWER_LIMIT >> 20} MiB.")
-    return bytes(whole)
+async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    body = await read_body(response, MAX_RESPONSE_BYTES)
+    if body is None:
+        raise ServiceError(f"The service's answer is larger than {MAX_RESPONSE_BYTES >> 20} MiB.")
+    return body
 
 
-def _mismatch(error: ValidationError) -> str:
-    """Say what is wrong, quoting nothing of it: an answer may be a page of somebody else's."""
+def _describe_mismatch(error: ValidationError) -> str:
+    """Describe what is wrong without quoting it: the response may be a page of another server."""
     first = error.errors(include_input=False, include_url=False)[0]
     if first["type"] == "json_invalid" or not first["loc"]:
         return "does not answer in JSON."
@@ -246,6 +255,6 @@ def _mismatch(error: ValidationError) -> str:
     return f"its answer cannot be read ({place}: {first['msg'].removeprefix('Value error, ')[:300]})."
 
 
-def _advice(error: ValidationError) -> str:
+def _suggest_fix(error: ValidationError) -> str:
     newer = any("is newer than" in one["msg"] for one in error.errors(include_input=False, include_url=False))
     return "Upgrade prorl-gym here." if newer else "Is that address a prorl-gym service?"

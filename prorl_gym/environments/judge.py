@@ -1,11 +1,10 @@
-"""A judge: a model that says whether an answer means what the gold answer means, where rules cannot tell.
+"""A judge: a model that decides whether an answer is equivalent to the gold answer, where rules cannot.
 
-What is judged was written by a policy that is rewarded for a yes. So the answer is data between two marks that nobody
-can foresee, control tokens in it are text, and the verdict counts only when it is exactly the JSON object that was
-asked for, with that mark in it. Anything else is asked once more. Then the reference answer is put in place of the
-answer: where that gets a verdict, the answer is what derails the judge, and it is wrong. Were it the judge's failure, a
-policy that cannot win could have its attempts made again for free. Where that gets none, the judge is at fault: no
-reward, not a zero.
+The answer was written by a policy that is rewarded for a yes. So it is data between two unpredictable marks, control
+tokens in it are text, and the verdict counts only when it is exactly the requested JSON object with that mark in it.
+Anything else is tried once more. Then the reference answer takes the answer's place: if that gets a verdict, the answer
+derailed the judge and is wrong. Counting this as the judge's failure would let a policy that cannot win repeat its
+attempts for free. If the reference gets no verdict either, the judge is at fault: no reward, not a zero.
 """
 
 import re
@@ -16,18 +15,18 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from prorl_gym.errors import EngineError, GraderError, LimitReached
-from prorl_gym.inference.chat import Codec
 from prorl_gym.inference.protocol import Conversation, GenerationRequest, GenerationResult
+from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.records import Message
 
-MAX_QUESTION = 8000
+_MAX_QUESTION = 8000
 MAX_ANSWER = 2000
-"""Longest texts that a judge is shown, in characters. A question is cut in its middle; longer answers are refused."""
+"""Longest texts for a judge, in characters. A question is cut in its middle; longer answers count as wrong."""
 
 MAX_TOKENS = 1024
 """Of one verdict, thoughts included."""
 
-_TRIES = 2
+_MAX_ATTEMPTS = 2
 
 _SYSTEM = (
     "You compare answers to questions from science and engineering. You are given a question, the reference answer, "
@@ -40,32 +39,32 @@ _SYSTEM = (
 
 
 class Judge(Protocol):
-    """Decides where rules cannot."""
+    """Decides equivalence of answers where rules cannot."""
 
-    async def verdict(self, question: str, gold: str, answer: str) -> bool:
-        """Whether ``answer`` may stand for ``gold`` as an answer to ``question``. One that derails the judge may not.
+    async def is_equivalent(self, question: str, gold: str, answer: str) -> bool:
+        """Whether ``answer`` is equivalent to ``gold`` as an answer to ``question``. One that derails the judge is not.
 
         Raises:
-            GraderError: there is no verdict: the engine failed, or did not say one in the form that was asked for, not
-                even on ``gold`` itself.
+            GraderError: there is no verdict: the engine failed, or gave none in the requested form, not even on
+                ``gold`` itself.
         """
         ...
 
 
 class Sampler(Protocol):
-    """What a judge needs of an ``EnginePool``."""
+    """The part of ``EnginePool`` that a judge uses."""
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Sample a continuation. See ``EnginePool``."""
         ...
 
-    def forget(self, session_id: str) -> None:
-        """The session is over. See ``EnginePool``."""
+    def forget_session(self, session_id: str) -> None:
+        """End the session. See ``EnginePool``."""
         ...
 
 
 class _Verdict(BaseModel):
-    """What the model has to say, and nothing beside it."""
+    """The whole answer of the model."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -73,8 +72,8 @@ class _Verdict(BaseModel):
     verdict: Literal["equivalent", "different"]
 
 
-class _NoVerdict(GraderError):
-    """What was asked came to nothing, and the answer may be why."""
+class _NoVerdictError(GraderError):
+    """No verdict, perhaps because of the answer."""
 
 
 class EngineJudge:
@@ -85,43 +84,43 @@ class EngineJudge:
         codec: tokenizer and chat template of that model.
     """
 
-    def __init__(self, pool: Sampler, codec: Codec) -> None:
+    def __init__(self, pool: Sampler, codec: ChatCodec) -> None:
         self._pool = pool
         self._codec = codec
 
-    async def verdict(self, question: str, gold: str, answer: str) -> bool:
-        """See ``Judge.verdict``."""
+    async def is_equivalent(self, question: str, gold: str, answer: str) -> bool:
+        """See ``Judge.is_equivalent``."""
         if not answer.strip() or len(answer) > MAX_ANSWER:
             return False
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             try:
-                return await self._try(question, gold, answer)
-            except _NoVerdict:
+                return await self._judge_once(question, gold, answer)
+            except _NoVerdictError:
                 continue
-        await self._try(question, gold, gold)
-        return False  # it can judge this question: the answer keeps it from doing so
+        await self._judge_once(question, gold, gold)
+        return False  # the judge can judge this question, so the answer derailed it
 
-    async def _try(self, question: str, gold: str, answer: str) -> bool:
-        mark = secrets.token_hex(8)  # new for every try: no answer can have seen it
-        result = await self._ask(prompt(question, gold, answer, mark))
-        said = self._codec.said(result.token_ids) if result.said is None else result.said.text
-        found = read_verdict(said, mark) if result.finish_reason == "stop" else None
+    async def _judge_once(self, question: str, gold: str, answer: str) -> bool:
+        mark = secrets.token_hex(8)  # new for every try, so that no answer can contain it
+        result = await self._generate(_judge_prompt(question, gold, answer, mark))
+        said = self._codec.decode_turn(result.token_ids) if result.text_turn is None else result.text_turn.text
+        found = parse_verdict(said, mark) if result.finish_reason == "stop" else None
         if found is not None:
             return found
-        complaint = "was cut off" if result.finish_reason != "stop" else "is not in the form that was asked for"
-        raise _NoVerdict(
-            f"The judge gave no verdict, not even on the reference answer: what it said {complaint}.",
+        complaint = "was cut off" if result.finish_reason != "stop" else "is not in the requested form"
+        raise _NoVerdictError(
+            f"The judge gave no verdict, not even on the reference answer: its output {complaint}.",
             "Serve a model that follows instructions as 'judge', or drop 'judge' from the rows.",
         )
 
-    async def _ask(self, messages: tuple[Message, ...]) -> GenerationResult:
+    async def _generate(self, messages: tuple[Message, ...]) -> GenerationResult:
         codec, session = self._codec, f"judge-{uuid4().hex}"
         try:
             return await self._pool.generate(
                 GenerationRequest(
                     request_id=uuid4().hex,
                     session_id=session,
-                    prompt_ids=codec.first_prompt(messages, ()),
+                    prompt_ids=codec.encode_prompt(messages, ()),
                     max_tokens=MAX_TOKENS,
                     temperature=0.0,
                     top_p=1.0,
@@ -131,39 +130,39 @@ class EngineJudge:
                 )
             )
         except EngineError as error:
-            raise GraderError(f"The judge could not be asked: {error.what}", error.fix) from error
+            raise GraderError(f"The judge failed: {error.what}", error.fix) from error
         except LimitReached:
-            raise _NoVerdict(
-                "The judge could not be asked: the question does not fit its context.",
+            raise _NoVerdictError(
+                "The judge failed: the question does not fit its context.",
                 "Serve the judge with a longer context.",
             ) from None
         finally:
-            self._pool.forget(session)
+            self._pool.forget_session(session)
 
 
-def prompt(question: str, gold: str, answer: str, mark: str) -> tuple[Message, ...]:
-    """Return what the judge is asked.
+def _judge_prompt(question: str, gold: str, answer: str, mark: str) -> tuple[Message, ...]:
+    """Return the judge's prompt.
 
     Args:
         question: of the row.
         gold: the reference answer.
         answer: what the policy wrote.
-        mark: unforeseeable; encloses the answer and has to come back with the verdict.
+        mark: unpredictable; encloses the answer and must be repeated in the verdict.
     """
-    asked = "\n\n".join(
+    prompt = "\n\n".join(
         (
-            f"Question:\n{_defused(_cut(question))}",
-            f"Reference answer:\n{_defused(gold)}",
-            f"Candidate answer, between the marks:\nBEGIN {mark}\n{_defused(answer)}\nEND {mark}",
+            f"Question:\n{_escape_control_tokens(_truncate_question(question))}",
+            f"Reference answer:\n{_escape_control_tokens(gold)}",
+            f"Candidate answer, between the marks:\nBEGIN {mark}\n{_escape_control_tokens(answer)}\nEND {mark}",
             "Reply with exactly one JSON object and nothing else: "
             f'{{"mark": "{mark}", "verdict": "equivalent"}} or {{"mark": "{mark}", "verdict": "different"}}.',
         )
     )
-    return Message(role="system", content=_SYSTEM), Message(role="user", content=asked)
+    return Message(role="system", content=_SYSTEM), Message(role="user", content=prompt)
 
 
-def read_verdict(said: str, mark: str) -> bool | None:
-    """Return the verdict in what the judge said, thoughts aside; ``None`` when it is not exactly as asked for."""
+def parse_verdict(said: str, mark: str) -> bool | None:
+    """Return the verdict in the judge's output, thoughts aside; ``None`` when it is not in the requested form."""
     said = said.rpartition("</think>")[2].strip()
     try:
         found = _Verdict.model_validate_json(said)
@@ -175,13 +174,13 @@ def read_verdict(said: str, mark: str) -> bool | None:
 _CONTROL = re.compile(r"<(?=[|/!A-Za-z_｜])|\[(?=/?INST\])")  # noqa: RUF001 - some models' marks are fullwidth
 
 
-def _defused(text: str) -> str:
-    """Part what spells a control token. Engines that take ids get it as text anyway; others read messages."""
+def _escape_control_tokens(text: str) -> str:
+    """Break up spellings of control tokens, for engines that take messages; ids encode them as text anyway."""
     return _CONTROL.sub(lambda match: f"{match[0]} ", text)
 
 
-def _cut(question: str) -> str:
-    if len(question) <= MAX_QUESTION:
+def _truncate_question(question: str) -> str:
+    if len(question) <= _MAX_QUESTION:
         return question
-    half = MAX_QUESTION // 2
+    half = _MAX_QUESTION // 2
     return f"{question[:half]}\n[...]\n{question[-half:]}"

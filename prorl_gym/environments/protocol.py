@@ -1,8 +1,8 @@
-"""What an environment is: three async methods, a row format, and gold answers that prove it.
+"""The protocol of environments: three async methods, a row format, and gold answers that prove the rows.
 
-``init`` prepares, ``run`` lets the agent work, ``evaluate`` grades. Sandboxes come from ``Leases``, lazily: a math
-rollout that calls no tool starts none, and grading asks for a clean one. Answers and hidden tests stay in the task
-object on our side; they never enter the agent's sandbox or its prompt.
+``init`` prepares, ``run`` runs the agent, ``evaluate`` grades. Sandboxes come from ``Leases``, lazily: a math rollout
+that calls no tool starts none, and grading uses a clean one. Answers and hidden tests stay in the task object on the
+service's side; they never enter the agent's sandbox or its prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,25 +17,25 @@ from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
 
 TaskT = TypeVar("TaskT")
-KeptT = TypeVar("KeptT")
+ResourceT = TypeVar("ResourceT")
 
 
 class Leases(Protocol):
     """Lends what a rollout needs. All sandboxes are closed when it ends, however it ends."""
 
-    async def agent(self, spec: SandboxSpec) -> Sandbox:
+    async def get_agent_sandbox(self, spec: SandboxSpec) -> Sandbox:
         """Return the agent's sandbox for this spec, started at the first call. Untrusted from then on."""
         ...
 
-    async def clean(self, spec: SandboxSpec) -> Sandbox:
+    async def start_clean_sandbox(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox that the agent has never touched. The caller may close it early."""
         ...
 
-    def judge(self) -> Judge | None:
-        """Return the judge that graders may ask, or ``None`` when the service has none."""
+    def get_judge(self) -> Judge | None:
+        """Return the service's judge, or ``None``."""
         ...
 
-    async def keep(self, resource: AbstractAsyncContextManager[KeptT]) -> KeptT:
+    async def enter_context(self, resource: AbstractAsyncContextManager[ResourceT]) -> ResourceT:
         """Enter something else that lives as long as the rollout, for example the session of a tool.
 
         It is left when the rollout ends, however it ends, and by another task than the one that entered it.
@@ -45,7 +45,7 @@ class Leases(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What ``init`` made: the first prompt and the tools.
+    """Result of ``init``: the first prompt and the tools.
 
     The prompt must be token-identical for every replica of a group: no paths, dates, ports or random ids in it.
     """
@@ -62,7 +62,7 @@ class RunContext:
     leases: Leases
     settings: ResolvedSettings
     artifacts: Artifacts
-    """Filled while the agent works, so that a kill at any moment leaves what there is."""
+    """Filled while the agent works, so that a kill at any moment loses nothing before it."""
 
 
 class Environment(Protocol[TaskT]):
@@ -78,7 +78,7 @@ class Environment(Protocol[TaskT]):
         """Sampling and limits of this family; a request's own win."""
         ...
 
-    def parse(self, row: Mapping[str, Any]) -> TaskT:
+    def parse_row(self, row: Mapping[str, Any]) -> TaskT:
         """Read a dataset row.
 
         Raises:
@@ -102,17 +102,17 @@ class Environment(Protocol[TaskT]):
         """
         ...
 
-    def gold(self, row: Mapping[str, Any]) -> Sequence["GoldStep"]:
+    def gold_steps(self, row: Mapping[str, Any]) -> Sequence["ScriptedStep"]:
         """Return the turns that solve this row: ``prorl-gym validate`` and the oracle engine play them."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class GoldStep:
+class ScriptedStep:
     """One turn of a gold trajectory.
 
-    ``text`` and ``arguments`` may contain ``{observation}``: it is replaced with the text of the last tool result, so
-    that the gold answer really depends on what the tool said.
+    ``{observation}`` in ``text`` and ``arguments`` is replaced with the text of the last tool result, so that the gold
+    answer really depends on it.
     """
 
     text: str = ""

@@ -1,7 +1,7 @@
 """Finding environments by name: the built-in ones, and those of other packages.
 
 Another package registers a class or a factory without arguments in the entry-point group ``prorl_gym.environments``.
-Nothing is imported before it is asked for.
+An environment is imported at its first ``get``.
 """
 
 from difflib import get_close_matches
@@ -13,9 +13,9 @@ from typing import Any
 from prorl_gym.environments.protocol import Environment
 from prorl_gym.errors import FailureKind, TaskError
 
-GROUP = "prorl_gym.environments"
+ENTRY_POINT_GROUP = "prorl_gym.environments"
 
-# Known without installed metadata, and not to be replaced by another package under the same name.
+# Known without installed metadata; another package cannot replace one of these.
 _BUILT_IN = {
     "code": "prorl_gym.environments.code.environment:CodeEnvironment",
     "math": "prorl_gym.environments.math.environment:MathEnvironment",
@@ -27,25 +27,25 @@ _BUILT_IN = {
 
 def names() -> list[str]:
     """Return the names of all environments, sorted."""
-    return sorted({*_BUILT_IN, *_plugins()})
+    return sorted({*_BUILT_IN, *installed_plugins()})
 
 
 @cache
 def get(name: str) -> Environment[Any]:
-    """Return the environment of this name; one object serves everybody.
+    """Return the environment of this name; one object serves all rollouts.
 
     Raises:
-        TaskError: ``UNKNOWN_ENVIRONMENT``, naming the nearest known one, or what keeps a plug-in from loading.
+        TaskError: ``UNKNOWN_ENVIRONMENT``, naming the nearest known one, or why a plug-in cannot be loaded.
     """
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
         return getattr(import_module(module), attribute)()
-    plugin = _plugins().get(name)
+    plugin = installed_plugins().get(name)
     if plugin is None:
         raise TaskError(FailureKind.UNKNOWN_ENVIRONMENT, f"There is no environment '{name[:80]}'.", _hint(name))
     try:
         return plugin.load()()
-    except Exception as error:  # foreign code: whatever it raises, the user has to hear where it comes from
+    except Exception as error:  # foreign code may raise anything: name the plug-in
         raise TaskError(
             FailureKind.UNKNOWN_ENVIRONMENT,
             f"Environment '{name}' ({plugin.value}) cannot be loaded: {type(error).__name__}: {error}.",
@@ -54,8 +54,9 @@ def get(name: str) -> Environment[Any]:
 
 
 @cache  # reading the metadata of every installed package takes tens of milliseconds of the service's loop
-def _plugins() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+def installed_plugins() -> dict[str, EntryPoint]:
+    """Return the environments of other packages, by name."""
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
 
 
 def _hint(name: str) -> str:

@@ -1,6 +1,6 @@
 """What runs inside a grader's worker process: read a request, call one function, write its answer.
 
-Started by ``prorl_gym.environments.worker`` with one socket; nothing else is inherited. Each message is a 4-byte
+Started by ``prorl_gym.environments.worker_pool`` with one socket; nothing else is inherited. Each message is a 4-byte
 big-endian length and that many bytes of JSON. The process bounds itself in memory and, per request, in CPU time, so
 that it ends even when the service that started it is gone.
 """
@@ -34,7 +34,7 @@ def main(descriptor: int, target: str, memory: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         function = _load(target)
-    except Exception as error:  # whatever it is, the service has to hear of it: this worker cannot work
+    except Exception as error:  # reported whatever it is: this worker cannot work
         _send(connection, {"failed": f"{type(error).__name__}: {error}"})
         return
     _send(connection, {"ready": True})
@@ -42,7 +42,7 @@ def main(descriptor: int, target: str, memory: int) -> None:
         request = _receive(connection)
         if request is None:
             return
-        # SIGPROF ends the process when the CPU time is used up: its own clock, so that a busy machine does not count.
+        # SIGPROF ends the process when its CPU time is used up; a busy machine does not shorten that.
         signal.setitimer(signal.ITIMER_PROF, request["cpu_seconds"])
         try:
             answer = {"result": function(request["body"])}
@@ -63,14 +63,14 @@ def _send(connection: socket.socket, message: Any) -> None:
 
 
 def _receive(connection: socket.socket) -> Any:
-    header = _exactly(connection, LENGTH.size)
+    header = _receive_exactly(connection, LENGTH.size)
     if header is None:
         return None
-    body = _exactly(connection, LENGTH.unpack(header)[0])
+    body = _receive_exactly(connection, LENGTH.unpack(header)[0])
     return None if body is None else json.loads(body)
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes | None:
+def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
     data = bytearray()
     while len(data) < count:
         chunk = connection.recv(count - len(data))

@@ -1,4 +1,4 @@
-"""NeMo Gym's provider contract, which comes without type stubs: the one place of this room that imports it."""
+"""NeMo Gym's provider contract, which comes without type stubs: the only module of this package that imports it."""
 
 from nemo_gym.sandbox.providers.base import (
     SandboxCreateError,

@@ -1,28 +1,35 @@
 """Configuration of a pool of engines, and building one from it."""
 
 import os
-from collections.abc import Callable, Collection
+import ssl
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypedDict
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from prorl_gym.config import ConfigModel
 from prorl_gym.errors import ConfigError
-from prorl_gym.inference.admission import AdmissionOptions
-from prorl_gym.inference.balance import PolicyName, make_policy
-from prorl_gym.inference.behaviour import BehaviourRule, LogprobKind
-from prorl_gym.inference.engines import Common, Encode, EngineKind, Particular, engine_maker
-from prorl_gym.inference.failover import Failover
-from prorl_gym.inference.http import trusting
-from prorl_gym.inference.http_engine import HttpEngine
-from prorl_gym.inference.pool import EnginePool, PoolOptions
+from prorl_gym.inference.balance import BalancePolicyName, make_balance_policy
+from prorl_gym.inference.balance.admission import AdmissionOptions
+from prorl_gym.inference.balance.engine_pool import EnginePool, PoolOptions
+from prorl_gym.inference.balance.health_monitor import FailoverOptions
+from prorl_gym.inference.engines.chat_prefix import ChatPrefixEngine, ChatPrefixOptions
+from prorl_gym.inference.engines.http_engine import HttpEngine
+from prorl_gym.inference.engines.http_exchange import tls_context
+from prorl_gym.inference.engines.logprob_rule import LogprobKind, LogprobRule
+from prorl_gym.inference.engines.openai import OpenAIEngine, OpenAIOptions
+from prorl_gym.inference.engines.sglang import SglangEngine, SglangOptions
+from prorl_gym.inference.engines.vllm import VllmEngine, VllmOptions
+from prorl_gym.inference.tokens.transcript import ThinkingMode
 from prorl_gym.inference.toolcalls.formats import ToolFormat
-from prorl_gym.inference.transcript import Thinking
 from prorl_gym.logs import register_secret
 
 Seconds = Annotated[float, Field(gt=0)]
+
+Encode = Callable[[str], Sequence[int]]
+"""Text to ids of our tokenizer, no control tokens in it (``Tokenizer.encode_untrusted``)."""
 
 
 class InferenceConfig(ConfigModel):
@@ -30,10 +37,10 @@ class InferenceConfig(ConfigModel):
 
     engines: Annotated[list[str], Field(min_length=1)]
     """Base URLs of the servers, for example ``http://127.0.0.1:8000/v1``."""
-    engine: EngineKind = "vllm"
-    """What they are: ``vllm``; ``sglang``; ``chat_prefix`` (NeMo-RL's server); ``openai`` (text: never to train on)."""
+    engine: Literal["vllm", "sglang", "chat_prefix", "openai"] = "vllm"
+    """Kind of server: ``vllm``; ``sglang``; ``chat_prefix`` (NeMo-RL's); ``openai`` (text only: not for training)."""
     model: str
-    """The name that the servers serve it under (``--served-model-name``)."""
+    """Name under which the servers serve the model (``--served-model-name``)."""
     tokenizer: str
     """``small`` (ships with prorl-gym: for the demo), directory with ``tokenizer.json``, or hub ``owner/name``."""
     chat_template: Path | None = None
@@ -41,49 +48,52 @@ class InferenceConfig(ConfigModel):
     template_options: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Passed to the template by name, for example ``enable_thinking: false``."""
     tool_format: ToolFormat = "auto"
-    """How the model writes tool calls. ``auto``: as the template does; ``declared``: as the tokenizer declares it."""
-    thinking: Thinking = "keep"
-    """At a new user turn: ``keep`` old thoughts, or do as the ``template`` does (then in a segment of its own)."""
+    """Format of the model's tool calls. ``auto``: the template's; ``declared``: the one the tokenizer declares."""
+    thinking: ThinkingMode = "keep"
+    """Old thoughts at a new user turn: ``keep`` them, or follow the ``template`` (which begins a new segment)."""
     max_model_len: Annotated[int, Field(gt=0)] | None = None
-    """Context in tokens; asked from the servers when it is left out."""
+    """Context in tokens; by default the servers report it."""
     vocab_size: Annotated[int, Field(gt=0)] | None = None
-    """Ids at or above it are refused; the tokenizer's by default. Padded models can sample beyond the tokenizer's."""
+    """Ids at or above it are refused; the tokenizer's size by default, which padded models can exceed."""
     logprob_kind: LogprobKind | None = None
-    """``raw``: before temperature, top-p and top-k; ``processed``: after. By default ``raw`` for ``vllm`` alone."""
+    """``raw``: before temperature, top-p and top-k; ``processed``: after. ``raw`` by default for ``vllm`` only."""
     require_processed: bool = False
-    """Refuse training calls whose raw log-probs are not those of the distribution that is sampled from."""
+    """Refuse training calls whose raw log-probs differ from those of the distribution that is sampled from."""
     routed_experts: bool = False
-    """Keep which experts each token met, where ``vllm`` and ``sglang`` return them."""
+    """Record the experts each token was routed to, where ``vllm`` and ``sglang`` return them."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the servers' key. The key itself is never written down."""
+    """Environment variable that holds the servers' API key. The key itself is never stored."""
     ca_file: Path | None = None
     """Certificates (PEM) to trust for https, instead of the system's."""
     connect_seconds: Seconds = 10.0
+    """Timeout of opening a connection."""
     request_seconds: Seconds = 900.0
-    """Longest time one call may take, waiting in the engine's queue included."""
+    """Longest duration of a call, including its wait in the engine's queue."""
     attempts: Annotated[int, Field(ge=1, le=16)] = 3
-    """Engines that one call is tried on."""
+    """Most engines on which one call is tried."""
     wait_seconds: Annotated[float, Field(ge=0)] = 30.0
-    """Longest wait for an engine to recover when none is well."""
-    balance: Literal[PolicyName, "pass_through"] = "cost"
+    """Longest wait for an engine to recover when none is healthy."""
+    balance: Literal[BalancePolicyName, "pass_through"] = "cost"
     """Which engine serves a call (docs/balancing.md). ``pass_through``: the one address is an external router's."""
     admission: Literal["auto", "fixed"] = "auto"
-    """How many rollouts talk to engines at once: what fits their caches, as they tell; or ``live_rollouts``."""
+    """Rollouts admitted to engines at a time. ``auto``: as many as fit the caches; ``fixed``: ``live_rollouts``."""
     live_rollouts: Annotated[int, Field(gt=0)] | None = None
-    """The most, where it is ``fixed`` or no engine shows how large its cache is; all that are in RUN by default."""
+    """Most rollouts admitted if ``fixed``, or if no engine reports its cache size; by default all in RUN."""
     scrape_seconds: Seconds = 5.0
-    """Between two looks at the engines' metrics."""
+    """Seconds between two reads of the engines' metrics."""
     salt_cache: bool = True
-    """Give each policy version prefix caches of its own, on engines that know ``cache_salt`` (all but ``openai``)."""
+    """Separate the prefix caches of policy versions, on engines that support ``cache_salt`` (all but ``openai``)."""
     max_connections: Annotated[int, Field(gt=0)] = 1024
-    """Of each engine."""
+    """Most connections to each engine."""
     priority_scheduling: bool = False
-    """They run vLLM's ``--scheduling-policy priority``, SGLang's ``--enable-priority-scheduling``: evaluation first."""
+    """Set if the engines run vLLM's ``--scheduling-policy priority`` or SGLang's ``--enable-priority-scheduling``:
+    evaluation calls then come first.
+    """
 
     @field_validator("engines")
     @classmethod
     def _urls(cls, urls: list[str]) -> list[str]:
-        normal = [normal_url(url) for url in urls]
+        normal = [normalize_url(url) for url in urls]
         if len(set(normal)) != len(normal):
             raise ValueError("an engine is named twice")
         return normal
@@ -95,7 +105,7 @@ class InferenceConfig(ConfigModel):
         return self
 
 
-def normal_url(url: str) -> str:
+def normalize_url(url: str) -> str:
     """Return a base URL without a final slash and with a path (``/v1`` by default).
 
     Raises:
@@ -119,7 +129,7 @@ def build_pool(
     encode: Encode | None = None,
     control_ids: Collection[int] = (),
 ) -> EnginePool:
-    """Make a pool. Nothing is connected yet; ``EnginePool.check`` asks the engines.
+    """Make a pool. Nothing is connected yet; ``EnginePool.check_health`` asks the engines.
 
     Args:
         name: of the pool (``policy``, ``judge``).
@@ -130,28 +140,31 @@ def build_pool(
         control_ids: control tokens of the tokenizer: a turn may end with any of them.
 
     Raises:
-        ConfigError: the variable named by ``api_key_env`` is not set, ``ca_file`` is none, ``encode`` is missing.
+        ConfigError: the variable named by ``api_key_env`` is not set, ``ca_file`` holds no certificates, or
+            ``encode`` is missing.
     """
     pool = EnginePool(
         name,
-        policy=make_policy("round_robin" if config.balance == "pass_through" else config.balance),
-        failover=Failover(attempts=config.attempts, wait_seconds=config.wait_seconds),
+        balance_policy=make_balance_policy("round_robin" if config.balance == "pass_through" else config.balance),
+        failover=FailoverOptions(max_attempts=config.attempts, recovery_seconds=config.wait_seconds),
         max_model_len=config.max_model_len,
         version=version,
         options=PoolOptions(
-            scrape_seconds=config.scrape_seconds,
-            salted=config.salt_cache and config.engine != "openai",
-            router=config.balance == "pass_through",
-            admission=AdmissionOptions(live=config.live_rollouts, follow=config.admission == "auto"),
+            scrape_interval_seconds=config.scrape_seconds,
+            salt_cache=config.salt_cache and config.engine != "openai",
+            is_router=config.balance == "pass_through",
+            admission=AdmissionOptions(
+                max_live_rollouts=config.live_rollouts, follow_capacity=config.admission == "auto"
+            ),
         ),
     )
-    make = maker(name, config, vocab_size=vocab_size, encode=encode, control_ids=control_ids)
+    make = pool_engine_factory(name, config, vocab_size=vocab_size, encode=encode, control_ids=control_ids)
     for index, url in enumerate(config.engines):
-        pool.add(make(f"{name}-{index}", url))
+        pool.add_engine(make(f"{name}-{index}", url))
     return pool
 
 
-def maker(
+def pool_engine_factory(
     pool: str,
     config: InferenceConfig,
     *,
@@ -159,32 +172,65 @@ def maker(
     encode: Encode | None = None,
     control_ids: Collection[int] = (),
 ) -> Callable[[str, str], HttpEngine]:
-    """Return what makes an engine of such a pool out of a name and a base URL; for arguments and errors see there.
+    """Return a function that makes an engine of such a pool of a name and a base URL.
 
-    Args:
-        pool: its name.
-        config: see ``build_pool``.
-        vocab_size: see ``build_pool``.
-        encode: see ``build_pool``.
-        control_ids: see ``build_pool``.
+    Arguments and errors are those of ``build_pool``. To add a kind of engine, add a case and its name to
+    ``InferenceConfig.engine``.
     """
-    return engine_maker(
-        config.engine,
-        Common(
-            model=config.model,
-            vocab_size=config.vocab_size or vocab_size,
-            control_ids=frozenset(control_ids),
-            connect_seconds=config.connect_seconds,
-            request_seconds=config.request_seconds,
-            max_connections=config.max_connections,
-            api_key=_api_key(config.api_key_env),
-            tls=None if config.ca_file is None else trusting(config.ca_file),
-            rule=BehaviourRule(pool, require_processed=config.require_processed),
-        ),
-        Particular(
-            config.logprob_kind, config.priority_scheduling, config.routed_experts, config.template_options, encode
-        ),
+    common = _CommonOptions(
+        model=config.model,
+        vocab_size=config.vocab_size or vocab_size,
+        control_ids=frozenset(control_ids),
+        connect_seconds=config.connect_seconds,
+        request_seconds=config.request_seconds,
+        max_connections=config.max_connections,
+        api_key=_api_key(config.api_key_env),
+        tls=None if config.ca_file is None else tls_context(config.ca_file),
+        logprob_rule=LogprobRule(pool, require_processed_logprobs=config.require_processed),
     )
+    match config.engine:
+        case "vllm":
+            vllm = VllmOptions(
+                **common,
+                logprob_kind=config.logprob_kind or "raw",
+                priority_scheduling=config.priority_scheduling,
+                record_routed_experts=config.routed_experts,
+            )
+            return lambda name, url: VllmEngine(name, url, vllm)
+        case "sglang":
+            sglang = SglangOptions(
+                **common,
+                logprob_kind=config.logprob_kind or "processed",
+                priority_scheduling=config.priority_scheduling,
+                record_routed_experts=config.routed_experts,
+            )
+            return lambda name, url: SglangEngine(name, url, sglang)
+        case "chat_prefix":
+            chat = ChatPrefixOptions(
+                **common,
+                logprob_kind=config.logprob_kind or "processed",
+                template_options=config.template_options,
+            )
+            return lambda name, url: ChatPrefixEngine(name, url, chat)
+        case "openai":
+            if encode is None:
+                raise ConfigError("engine: openai is for pools with a tokenizer.", "Set another 'engine'.")
+            text = OpenAIOptions(**common, encode=encode)
+            return lambda name, url: OpenAIEngine(name, url, text)
+
+
+class _CommonOptions(TypedDict):
+    """The options that every kind of engine has (``HttpEngineOptions``)."""
+
+    model: str
+    vocab_size: int
+    control_ids: frozenset[int]
+    connect_seconds: float
+    request_seconds: float
+    max_connections: int
+    api_key: str | None
+    tls: ssl.SSLContext | None
+    logprob_rule: LogprobRule
 
 
 def _api_key(variable: str | None) -> str | None:
@@ -196,5 +242,5 @@ def _api_key(variable: str | None) -> str | None:
     if not key.isascii() or not key.isprintable() or " " in key:
         reason = "holds blanks or characters that a header cannot carry, perhaps a newline at its end"
         raise ConfigError(f"environment variable {variable} (api_key_env) {reason}.", "Export the key alone.")
-    register_secret(key)  # here, so that no server that calls engines can forget it
+    register_secret(key)  # here, so that every server that calls engines redacts it
     return key

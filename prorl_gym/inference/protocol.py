@@ -1,10 +1,10 @@
-"""What an inference engine is: token ids in, token ids and log-probs out. Nothing here knows of sandboxes."""
+"""Protocols of inference engines: token ids in, token ids and log-probs out. Nothing here depends on sandboxes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from prorl_gym.records import Message, ToolCall
+from prorl_gym.records import EngineLoad, Message, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Conversation:
     """Everything so far; assistant messages as they were parsed."""
     tools: Sequence[Mapping[str, Any]]
     """Function schemas, as in the first prompt."""
-    last_generation: tuple[int, int] | None = None
+    last_turn_span: tuple[int, int] | None = None
     """Where in the prompt ids the last sampled turn lies; ``None`` before there is one."""
 
 
@@ -37,22 +37,36 @@ class GenerationRequest:
     seed: int | None = None
     cache_salt: str | None = None
     priority: int = 0
-    """Higher is served first by whoever can: evaluation > training."""
+    """Higher is served first by engines that can: evaluation > training."""
     group_id: str = ""
-    """Rollouts of one group share their first prompt; empty: it is shared with nobody."""
+    """Rollouts of one group share their first prompt; empty: it is not shared."""
     conversation: Conversation | None = None
     """The same prompt as messages. Engines that take token ids ignore it."""
-    prompt_json: bytes | None = None
-    """``prompt_ids`` as JSON text without blanks and brackets (``5,6,7``), from a caller that appends to it: it spares
-    writing them all in every turn. See ``prompt_text``."""
+    prompt_ids_json: bytes | None = None
+    """``prompt_ids`` as JSON text without blanks and brackets (``5,6,7``), from a caller that appends to it: it saves
+    writing them all in every turn. See ``encode_prompt_ids``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A turn of an engine that answers in text: what it said, already taken apart by the engine."""
+class TextTurn:
+    """A turn of an engine that answers in text, already parsed by the engine."""
 
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantTurn:
+    """One parsed answer of the policy, on which an agent acts. The session that sampled it records the tokens."""
+
+    text: str
+    """Decoded text without the tool-call blocks and without the terminator."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    parse_errors: tuple[str, ...] = ()
+    """One message for the model per call block that could not be parsed."""
+    finish_reason: Literal["stop", "length", "abort"] = "stop"
+    raw_text: str = ""
+    """The text as sampled, where a call in it could not be parsed; ``text`` lacks that call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,45 +86,23 @@ class GenerationResult:
     cached_tokens: int | None = None
     routed_experts: Any = None
     """JSON that the engine gave with the tokens (which experts of a mixture each one met); passed through."""
-    paused: bool = False
-    """Set by a pool: the abort is its own pause's, and says nothing against the engine."""
-    versions_told: bool = False
-    """The engine itself told which weights sampled which token; otherwise it is the version at the call's start."""
-    said: Said | None = None
+    aborted_by_pause: bool = False
+    """Set by a pool: its own pause caused the abort, which is no fault of the engine."""
+    versions_reported: bool = False
+    """The engine reported which weights sampled which token; otherwise it is the version at the call's start."""
+    text_turn: TextTurn | None = None
     """Set by engines that answer in text. The token ids are then a local encoding of it and never carry loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """A look at an engine."""
+    """The health of an engine at one moment."""
 
     ok: bool
     detail: str = ""
     max_model_len: int | None = None
-    unlisted: str = ""
-    """It answers and its list of models lacks ours: what the list says. Only a call shows whether it serves it."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """What an engine's metrics say at one moment. Tokens are counted in KV-cache slots."""
-
-    running: int
-    """Calls being decoded or prefilled."""
-    waiting: int
-    """Calls in the engine's own queue."""
-    kv_usage: float
-    """Share of the KV cache that running calls hold, 0 to 1."""
-    kv_capacity: int | None = None
-    """Tokens that fit into the KV cache, when the engine tells."""
-    preemptions: int = 0
-    """Calls that were thrown out of the cache and computed again, since the engine started."""
-    prefix_queries: int = 0
-    """Prompt tokens looked up in the prefix cache, since the engine started."""
-    prefix_hits: int = 0
-    """Of these, the ones found."""
-    generated: int = 0
-    """Tokens sampled, since the engine started; 0 where it does not tell."""
+    unlisted_model: str = ""
+    """The contents of its list of models where that lacks ours. Only a call shows whether it serves the model."""
 
 
 class Engine(Protocol):
@@ -122,12 +114,12 @@ class Engine(Protocol):
         ...
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Sample a continuation. Cancelling the await tells the engine to stop.
+        """Sample a continuation. Cancelling the await stops the engine.
 
         Raises:
             EngineError: ``ENGINE_UNREACHABLE``, ``ENGINE_TIMEOUT``, ``ENGINE_OVERLOADED``, ``ENGINE_REFUSED`` or
                 ``ENGINE_CONTRACT``.
-            LimitReached: ``TOKENS``, when the engine says that the prompt does not fit its context.
+            LimitReached: ``TOKENS``, when the prompt does not fit the engine's context.
         """
         ...
 
@@ -139,10 +131,10 @@ class Engine(Protocol):
         ...
 
     async def health(self) -> EngineHealth:
-        """Ask the engine whether it is well. Never raises."""
+        """Return the engine's health. Never raises."""
         ...
 
-    async def sample_some(self, seconds: float) -> float:
+    async def sample_trial(self, seconds: float) -> float:
         """Sample a few tokens for a short prompt of its own; return the seconds that each of them took.
 
         A server whose other routes answer need not sample: this is what shows it.
@@ -159,15 +151,15 @@ class Engine(Protocol):
         """Release connections. Idempotent."""
         ...
 
-    async def load(self) -> EngineLoad | None:
+    async def read_load(self) -> EngineLoad | None:
         """Read the engine's metrics; ``None`` when it shows none. Never raises."""
         ...
 
-    async def probe(self, token_ids: Sequence[int]) -> list[float]:
+    async def probe_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-prob of each id but the first, given those before it: a fingerprint of the weights.
 
         Raises:
-            EngineError: as ``generate``; ``ENGINE_REFUSED`` where the engine has no way to tell.
+            EngineError: as ``generate``; ``ENGINE_REFUSED`` where the engine cannot return them.
         """
         ...
 
@@ -181,15 +173,15 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """How a call that a balancing policy had placed went."""
+class CallOutcome:
+    """The outcome of a call that a balancing policy had placed."""
 
-    sampled: int = 0
+    sampled_tokens: int = 0
     """Tokens that came back."""
-    cached: int | None = None
-    """Prompt tokens that the engine found in its cache, when it tells."""
+    cached_tokens: int | None = None
+    """Prompt tokens that the engine found in its cache, where it reports it."""
     failed: bool = False
-    """The engine is to blame: its rollout should look for another one."""
+    """The engine is to blame: the rollout should get another one."""
 
 
 class BalancePolicy(Protocol):
@@ -202,18 +194,18 @@ class BalancePolicy(Protocol):
         """Pick one of ``healthy`` (never empty) and reserve a place on it."""
         ...
 
-    def release(self, request: GenerationRequest, engine: str, served: Served) -> None:
+    def release(self, request: GenerationRequest, engine: str, outcome: CallOutcome) -> None:
         """Return the place. Called exactly once per ``choose``."""
         ...
 
-    def forget(self, session_id: str) -> None:
-        """The rollout is over. Unknown ones are ignored."""
+    def forget_session(self, session_id: str) -> None:
+        """Forget a rollout that is over. Unknown ones are ignored."""
         ...
 
-    def drop(self, engine: str) -> None:
-        """The engine was removed, or lost its cache: what is believed to lie in it is gone. Places stay reserved."""
+    def invalidate_cache(self, engine: str) -> None:
+        """Forget what an engine had cached: it was removed, or lost its cache. Places stay reserved."""
         ...
 
-    def observe(self, engine: str, load: EngineLoad) -> None:
-        """The engine's own figures have come in."""
+    def observe_load(self, engine: str, load: EngineLoad) -> None:
+        """Use an engine's new metrics."""
         ...

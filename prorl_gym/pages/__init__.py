@@ -1,5 +1,6 @@
-"""Self-contained HTML pages for people: each one file, without a build step and without anything from elsewhere.
+"""Self-contained HTML pages: each is one file, without a build step or external resources.
 
-What they show was written by models and their tools. It travels as JSON that cannot end its element, the page's own
-program puts it in as text and never as markup, and a policy of hashes keeps every other program from running.
+Their content was written by models and their tools. It is embedded as JSON that cannot end its element, the page's own
+script inserts it as text and never as markup, and a Content-Security-Policy with script hashes keeps every other
+script from running.
 """

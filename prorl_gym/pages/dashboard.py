@@ -1,15 +1,16 @@
-"""The dashboard: one page that holds no data and asks the service that it came from.
+"""The dashboard: one page without data, which it fetches from the service that served it.
 
-It reads ``/v1/status``, ``/v1/history``, ``/v1/rollouts``, ``/v1/runs/{run}/groups`` and, for a rollout that is chosen,
-``/v1/rollouts/{id}/page``, in the forms of ``prorl_gym.api.schema``; fields that are missing are left out of the page.
+It reads ``/v1/status``, ``/v1/history``, ``/v1/rollouts``, ``/v1/runs/{run}/groups`` and, for a selected rollout,
+``/v1/rollouts/{id}/page``, in the forms of ``prorl_gym.client.wire_models``; fields that are missing are left out
+of the page.
 """
 
 from functools import cache
 
-from prorl_gym.pages import rollout
-from prorl_gym.pages.document import document, load_design
+from prorl_gym.pages import rollout_page
+from prorl_gym.pages.html_page import load_assets, render_page
 
-DESIGN = load_design(
+DASHBOARD_ASSETS = load_assets(
     ("base.css", "dashboard.css"),
     (
         *("dom.js", "stages.js", "api.js", "charts.js", "panels.js", "groups.js", "rows.js", "newest.js"),
@@ -20,6 +21,6 @@ DESIGN = load_design(
 
 
 @cache
-def page() -> str:
-    """Return the page. The token is asked for, or taken from the address's fragment (``#token=``)."""
-    return document(DESIGN, "prorl-gym", inner=[rollout.DESIGN], connects=True)
+def render_dashboard() -> str:
+    """Return the page. It prompts for the token, or takes it from the address's fragment (``#token=``)."""
+    return render_page(DASHBOARD_ASSETS, "prorl-gym", framed=[rollout_page.ROLLOUT_ASSETS], may_connect=True)

@@ -1,1 +1,6 @@
-"""The rollout service: a durable ledger, three stage pools, and a facade."""
+"""The rollout service, from an accepted request to its terminal record.
+
+In the service's process. ``service`` is the facade, ``intake`` the way in; ``ledger`` is durable, ``scheduling``
+runs attempts, ``groups`` decides which rollouts are still needed. docs/architecture.md shows the path of a rollout,
+docs/scheduling.md every place where it can wait.
+"""

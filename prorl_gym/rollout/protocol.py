@@ -1,22 +1,26 @@
-"""What the service is made of: a ledger that forgets nothing, and runners that do the work.
+"""Protocols of the service: the ledger, the runner, and where a runner gets its policies.
 
-Ledger and groups talk only to runners, with serialisable requests and events, so that a runner may be in this
-process or on another node.
+Runners are used by serialisable requests and events only, so that one may be in this process or on another node.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from pydantic import Field
-
+from prorl_gym.agents.protocol import Policy
+from prorl_gym.client.wire_models import AcceptedRollout, Capacity, LedgerStatus, RolloutSummary, Unacknowledged
 from prorl_gym.demand import Demand
-from prorl_gym.errors import CancelReason, Cause, Evidence, blame
-from prorl_gym.records import Record, Retry, Rollout, RolloutRequest
+from prorl_gym.errors import CancelReason, Evidence, RolloutError, blame
+from prorl_gym.records import Record, Retry, Rollout, RolloutRequest, Segment
+from prorl_gym.settings import ResolvedSettings
 
 Stage = Literal["queue", "init", "run", "eval"]
 
-PAGE_SIZE = 4 << 20
+AttemptState = Literal["queued", "handing", "running", "waiting", "ending"]
+"""``queued``: in the dispatch queue, or held back from it; ``handing``: being handed to the runner; ``running``: the
+runner has it; ``waiting``: for the pause before the next attempt; ``ending``: its record is being written."""
+
+PAGE_CHARS = 4 << 20
 """Characters of records after which a page of a stream ends."""
 
 
@@ -29,23 +33,23 @@ class Job(Record):
     """Unix seconds at which the ledger accepted the rollout (not this attempt)."""
     retries: tuple[Retry, ...] = ()
     """Earlier attempts and why they failed; they travel into the terminal record."""
-    unreadable: str = ""
+    unreadable_reason: str = ""
     """Why the stored request cannot be read (damage, or a release that knew other fields). Then ``request`` is a
-    stand-in without the task: enough for a record, and nothing to run."""
+    placeholder without the task: enough for a record, and nothing to run."""
 
     @property
-    def losses(self) -> int:
+    def unexplained_losses(self) -> int:
         """Earlier attempts that lost a sandbox while their own payload ran, with nothing to show why."""
         return sum(retry.evidence is Evidence.SANDBOX_LOST_UNEXPLAINED for retry in self.retries)
 
     @property
-    def alone(self) -> bool:
+    def must_run_alone(self) -> bool:
         """Whether no other rollout may run a payload beside this attempt, so that a loss can only be its own doing."""
-        return any(retry.evidence is not None and blame(retry.evidence).alone for retry in self.retries)
+        return any(retry.evidence is not None and blame(retry.evidence).retry_alone for retry in self.retries)
 
 
 class StageEntered(Record):
-    """A rollout moved on."""
+    """An attempt entered a stage."""
 
     type: Literal["stage"] = "stage"
     rollout_id: str
@@ -55,42 +59,56 @@ class StageEntered(Record):
 
 
 class Finished(Record):
-    """An attempt ended; the record says how. Exactly one per accepted job."""
+    """An attempt ended, with this record. Exactly one per accepted job."""
 
     type: Literal["finished"] = "finished"
     rollout: Rollout
 
 
-class Parked(Record):
-    """An agent stopped before its next model call and gave its slot away, or goes on again."""
+class ParkingChanged(Record):
+    """An agent stopped before its next model call and freed its slot, or goes on again."""
 
     type: Literal["parked"] = "parked"
     rollout_id: str
     attempt: int
-    parked: bool
+    is_parked: bool
     at: float
 
 
-RunnerEvent = Annotated[StageEntered | Parked | Finished, Field(discriminator="type")]
+AttemptMoved = StageEntered | ParkingChanged
+RunnerEvent = AttemptMoved | Finished
 
 
-class Capacity(Record):
-    """How much a runner can take."""
+@dataclass(slots=True, eq=False)
+class AttemptPosition:
+    """Where an attempt is.
 
-    queued: int
-    init: int
-    run: int
-    eval: int
-    parked: int = 0
-    """Agents that wait to be needed again; they hold no slot."""
-    free: int
-    """Jobs it would accept right now."""
+    The service has one for each pending rollout, which the dispatcher, the attempt settler and the groups share. The
+    runner has one for each attempt in hand, and reports its moves as events.
+    """
+
+    attempt: int = 0
+    """Number of the attempt that began last: no other one ends the rollout."""
+    state: AttemptState = "queued"
+    stage: Stage = "queue"
+    """The last one that was entered."""
+    since: float = 0.0
+    """Unix seconds at which it was entered."""
+    is_parked: bool = False
+    stage_before: Stage = "queue"
+    seconds_before: float = 0.0
+    """How long it was in the stage before."""
+
+    def enter_stage(self, stage: Stage, at: float) -> None:
+        """Move to a stage, entered at this time (Unix seconds)."""
+        self.stage_before, self.seconds_before = self.stage, at - self.since
+        self.stage, self.since, self.is_parked = stage, at, False
 
 
 class Runner(Protocol):
-    """Does rollouts. One event loop; all methods may be called concurrently on it."""
+    """Executes attempts. On one event loop; all methods may be called concurrently on it."""
 
-    def must_offer(self, environment: str) -> None:
+    def require_environment(self, environment: str) -> None:
         """Check that jobs of this environment can be done here.
 
         Raises:
@@ -99,15 +117,15 @@ class Runner(Protocol):
         ...
 
     async def accept(self, job: Job) -> None:
-        """Take a job. Waits while the queue is full: the ledger, not the runner, is where work is kept.
+        """Start a job. Waits for a job slot: work is kept in the ledger, not in the runner.
 
         Raises:
             ShuttingDownError: it is draining.
         """
         ...
 
-    def events(self) -> AsyncIterator[StageEntered | Parked | Finished]:
-        """Everything that happens, in order; ends after ``drain`` or ``close``. One reader."""
+    def events(self) -> AsyncIterator[RunnerEvent]:
+        """Yield everything that happens, in order; ends after ``drain`` or ``close``. One reader."""
         ...
 
     async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> None:
@@ -118,10 +136,10 @@ class Runner(Protocol):
         ...
 
     async def park(self, rollout_ids: Sequence[str]) -> None:
-        """Let these agents stop before their next model call, without their slot and without being charged for it.
+        """Park these agents before their next model call, without their slot and with their deadline stopped.
 
-        They keep sandbox and tokens. One that is not in RUN is not parked (``Parked`` tells which were). Parked ones
-        are cancelled as any other. Unknown and finished ids are ignored.
+        They keep sandbox and tokens. One that is not in RUN is not parked (``ParkingChanged`` names those that were).
+        Parked ones are cancelled as any other. Unknown and finished ids are ignored.
         """
         ...
 
@@ -142,15 +160,55 @@ class Runner(Protocol):
         ...
 
 
-class Accepted(Record):
-    """Answer of the ledger to one request."""
+class PolicySession(Protocol):
+    """The policy of one attempt, with the tokens behind it."""
 
-    rollout_id: str
-    duplicate: bool
-    """The same body was accepted before; nothing was added."""
+    @property
+    def policy(self) -> Policy:
+        """What the agent loop talks to."""
+        ...
+
+    async def failure_at_deadline(self) -> RolloutError | None:
+        """Return the error of engines that kept the policy from answering before RUN's deadline, if they did."""
+        ...
+
+    async def wait_for_room(self) -> None:
+        """Wait until the engines have room for another agent: without it, it would hold its slot for nothing.
+
+        Evaluation does not wait: it goes before what waits already.
+        """
+        ...
+
+    def release_engine_slot(self) -> None:
+        """Free its place on the engines until the next call: the agent is parked. No call is in flight."""
+        ...
+
+    def mark_cancelled(self) -> None:
+        """The rollout is cancelled: shorten the wait for the last tokens of the call in flight."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel the engine call in flight, keep what it sampled, end the session. Idempotent."""
+        ...
+
+    def segments(self) -> list[Segment]:
+        """Return every token so far, complete after ``close``. Also after a failure or a cancel."""
+        ...
 
 
-class Pending(NamedTuple):
+class PolicySource(Protocol):
+    """Makes sessions."""
+
+    def open_session(self, job: Job, settings: ResolvedSettings) -> PolicySession:
+        """Return a fresh session for this attempt; nothing is sent yet.
+
+        Raises:
+            RolloutError: the request names an engine that it may not use.
+        """
+        ...
+
+
+class RecoveredRollout(NamedTuple):
     """What the service keeps in memory of a rollout without a terminal record: the body stays in the ledger."""
 
     rollout_id: str
@@ -165,8 +223,8 @@ class Pending(NamedTuple):
     """Attempts that ended in an infrastructure failure."""
     restarts: int = 0
     """Attempts that were lost with the service."""
-    cancel: CancelReason | None = None
-    """It was asked to be cancelled."""
+    cancel_reason: CancelReason | None = None
+    """Why it was cancelled, if it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,98 +235,54 @@ class Delivery:
     """Rises with every record that is written; a reader that has seen it resumes after it."""
     record: str
     """The record as the JSON text that is stored: a stream hands it on as it is, and one that this release cannot
-    read does not stop it. ``prorl_gym.rollout.encoding.decode_rollout`` reads it."""
-    damaged: str = ""
-    """What is wrong with the stored record, if the file is damaged there. Then ``record`` is a stand-in: it says who
-    the rollout was, and ``failed(internal)``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """What is kept of a finished rollout beside its record: enough to judge its group, and to list it."""
-
-    cursor: int
-    rollout_id: str
-    run_id: str
-    group_id: str | None
-    group_size: int
-    replica: int
-    environment: str
-    evaluation: bool
-    stands_in_for: str | None
-    status: str
-    """Of ``Outcome``."""
-    detail: str
-    """The outcome's kind, limit or reason; empty for a completed one."""
-    cause: Cause | None
-    reward: float | None
-    masked: bool
-    oldest_version: int | None
-    turns: int
-    sampled_tokens: int
-    accepted_at: float
-    finished_at: float
-    released: bool
-    """Its record was acknowledged, or it expired: it is not kept any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerUsage:
-    """What a ledger holds."""
-
-    bytes: int
-    """On the disk, 0 for one in memory."""
-    pending: int
-    kept: int
-    """Finished, with their record."""
-    released: int
-    """Finished, of which only the ``Member`` is left."""
-    full: bool
-    """The disk budget is used up: nothing more is accepted until records are acknowledged or expire."""
+    read does not stop it. ``prorl_gym.rollout.ledger.encoding.decode_rollout`` reads it."""
+    damage: str = ""
+    """What is wrong with the stored record, if the file is damaged there. Then ``record`` is a placeholder: the
+    identity of the rollout, and ``failed(internal)``."""
 
 
 class Ledger(Protocol):
-    """Durable memory. When ``accept`` returns, a SIGKILL cannot lose the rollout."""
+    """Durable memory. When ``add_rollouts`` returns, a SIGKILL cannot lose the rollout."""
 
-    async def accept(self, requests: Sequence[RolloutRequest]) -> list[Accepted]:
+    async def add_rollouts(self, requests: Sequence[RolloutRequest]) -> list[AcceptedRollout]:
         """Write a batch in one commit, all or nothing.
 
         Raises:
             ConflictError: an id exists with another body (nothing of the batch was written).
-            LedgerFullError: the disk budget is used up by records that nobody has acknowledged.
+            LedgerFullError: the disk budget is used up by records that were not acknowledged.
         """
         ...
 
-    async def accept_and_begin(self, requests: Sequence[RolloutRequest]) -> tuple[list[Accepted], list[Job]]:
-        """As ``accept``; the first attempt at all that is new begins in the same commit. Returns these, too.
+    async def add_and_begin(self, requests: Sequence[RolloutRequest]) -> tuple[list[AcceptedRollout], list[Job]]:
+        """As ``add_rollouts``; the first attempt at all that is new begins in the same commit. Returns these, too.
 
         Raises:
-            ConflictError, LedgerFullError: as ``accept``.
+            ConflictError, LedgerFullError: as ``add_rollouts``.
         """
         ...
 
-    async def pending(self) -> list[Job]:
+    async def pending_jobs(self) -> list[Job]:
         """Every accepted rollout without a terminal record, oldest first, with the attempt to make next."""
         ...
 
-    async def recover(self) -> list[Pending]:
+    async def recover(self) -> list[RecoveredRollout]:
         """Close the attempts that a killed service left open, as ``SERVICE_RESTARTED``; list what is pending, by age.
 
         Called once, before anything else is begun.
         """
         ...
 
-    async def jobs(self, rollout_ids: Sequence[str]) -> list[Job]:
+    async def next_jobs(self, rollout_ids: Sequence[str]) -> list[Job]:
         """Return the next attempt of these, in this order; finished and unknown ids are left out.
 
-        A row that cannot be read does not keep the others: its job says so (``Job.unreadable``).
+        A row that cannot be read does not keep the others: see ``Job.unreadable_reason``.
         """
         ...
 
-    async def begin(self, rollout_id: str) -> Job:
+    async def begin_attempt(self, rollout_id: str) -> Job:
         """Begin the next attempt and return it, once it is remembered: a restart uses a fresh number.
 
-        An attempt that is open is closed as lost. What cannot be read (``Job.unreadable``) does not begin.
+        An attempt that is open is closed as lost. What cannot be read (``Job.unreadable_reason``) does not begin.
 
         Raises:
             ConflictError: the rollout is finished.
@@ -276,7 +290,7 @@ class Ledger(Protocol):
         """
         ...
 
-    async def withdraw(self, rollout_ids: Sequence[str]) -> None:
+    async def withdraw_attempts(self, rollout_ids: Sequence[str]) -> None:
         """Forget the attempts of these that began and have not ended: a stop cut them off. Their numbers stay used."""
         ...
 
@@ -289,7 +303,7 @@ class Ledger(Protocol):
 
         Raises:
             ConflictError: the attempt is over (it failed, or a later one has begun): its end ends nothing.
-            CancelledRolloutError: its cancel is remembered; only a record that says so may be written.
+            CancelledRolloutError: it was cancelled; only a cancelled record may be written.
             NotFoundError: never accepted.
         """
         ...
@@ -308,14 +322,14 @@ class Ledger(Protocol):
         """Return what was accepted under these ids, finished ones too; unknown and unreadable ones are left out."""
         ...
 
-    async def finished(self, run_id: str | None, after: int, limit: int) -> list[Delivery]:
+    async def read_records(self, run_id: str | None, after: int, limit: int) -> list[Delivery]:
         """Return terminal records of a run (``None``: of all) past the cursor ``after``, in order.
 
-        Up to ``limit``, and no more once they are ``PAGE_SIZE`` together: readers may be slow, and hold them.
+        Up to ``limit``, and no more once they are ``PAGE_CHARS`` together: readers may be slow, and hold them.
         """
         ...
 
-    async def members(
+    async def summaries(
         self,
         run_id: str | None = None,
         *,
@@ -323,7 +337,7 @@ class Ledger(Protocol):
         after: int = 0,
         limit: int = 1000,
         newest_first: bool = False,
-    ) -> list[Member]:
+    ) -> list[RolloutSummary]:
         """Return finished rollouts without their records, by cursor; also those whose record is not kept any more.
 
         Args:
@@ -343,28 +357,40 @@ class Ledger(Protocol):
         """
         ...
 
+    async def acknowledge_rollouts(self, rollout_ids: Sequence[str]) -> int:
+        """Release the records of these rollouts, as ``acknowledge`` does; unknown and unfinished ids are ignored.
+
+        Returns:
+            How many records this released.
+        """
+        ...
+
+    async def unacknowledged(self, run_id: str | None) -> Unacknowledged:
+        """Return the rollouts of a run (``None``: of all) without a record or with one that is kept, oldest first."""
+        ...
+
     async def set_demand(self, run_id: str, demand: Demand | None) -> None:
-        """Remember what a trainer wants of a run, ``None``: everything again."""
+        """Store the demand of a run; ``None`` deletes it."""
         ...
 
     async def demands(self) -> Mapping[str, Demand]:
         """Return what is remembered, by run."""
         ...
 
-    async def set_version(self, pool: str, version: int) -> None:
+    async def set_policy_version(self, pool: str, version: int) -> None:
         """Remember which policy version the engines of a pool serve: they outlive the service."""
         ...
 
-    async def versions(self) -> Mapping[str, int]:
+    async def policy_versions(self) -> Mapping[str, int]:
         """Return what is remembered, by pool."""
         ...
 
-    async def usage(self) -> LedgerUsage:
+    async def usage(self) -> LedgerStatus:
         """Report what it holds."""
         ...
 
-    async def collect(self) -> int:
-        """Forget what may be forgotten by now: expired records, and old traces of released ones.
+    async def collect_garbage(self) -> int:
+        """Forget what may be forgotten by now: expired records, and old tombstones of released ones.
 
         Returns:
             How many records this released.
@@ -374,10 +400,10 @@ class Ledger(Protocol):
     async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> list[str]:
         """Remember that these are cancelled: a restart does not run them, and none of them gets another record.
 
-        The first reason stands.
+        The first reason is kept.
 
         Returns:
-            Those without a terminal record, in the order asked for; finished and unknown ids are left out.
+            Those without a terminal record, in the given order; finished and unknown ids are left out.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Configuration of the sandbox room."""
+"""Configuration of sandboxes: the section ``sandbox`` of the service's configuration."""
 
 import os
 from dataclasses import asdict, replace
@@ -9,7 +9,7 @@ from pydantic import Field
 
 from prorl_gym.config import ConfigModel
 from prorl_gym.sandbox.images.config import ImagesConfig, default_cache
-from prorl_gym.sandbox.protocol import DEFAULT_IMAGE, HOST_USR, SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.protocol import DEFAULT_IMAGE, HOST_IMAGE, SandboxLimits, SandboxSpec
 
 _DEFAULT = SandboxLimits()
 
@@ -20,7 +20,7 @@ class LimitsConfig(ConfigModel):
     """Bounds of one sandbox; see ``SandboxLimits``. Sizes in bytes, times in seconds."""
 
     memory: Count = _DEFAULT.memory
-    """Memory of each process: what it has touched, not what it has reserved."""
+    """Memory of each process: touched, not reserved."""
     total_memory: Count = _DEFAULT.total_memory
     """Memory of the whole sandbox."""
     processes: Count = _DEFAULT.processes
@@ -32,73 +32,73 @@ class LimitsConfig(ConfigModel):
     root_size: Count = _DEFAULT.root_size
     """Bytes that may be written to the whole root file system."""
     root_on: Literal["memory", "disk"] = _DEFAULT.root_on
-    """Where they are kept. ``disk``: below ``scratch``, on a local disk; for what is larger than memory."""
+    """Where written files are kept. ``disk``: below ``scratch``, on a local disk; for more than fits in memory."""
     shm_size: Count = _DEFAULT.shm_size
-    """Size of /dev/shm, in which memory files are, too."""
+    """Size of /dev/shm, including memory files."""
     cpu_seconds: Count = _DEFAULT.cpu_seconds
     """CPU time of each process."""
     output: Count = _DEFAULT.output
     """Bytes of output that one command returns."""
 
     def to_limits(self) -> SandboxLimits:
-        """Return the record that backends take."""
+        """Return the same bounds in the form that backends use."""
         return SandboxLimits(**self.model_dump())
 
 
 class SandboxConfig(ConfigModel):
-    """Which sandboxes there are and where they keep their things."""
+    """Backend, image, directories and bounds of sandboxes."""
 
     backend: Literal["auto", "apptainer", "userns", "bwrap", "apptainer-plain", "local"] = "auto"
-    """``auto``: the first that really starts a sandbox here: Apptainer when it is installed and ``image`` is set, user
-    namespaces, then what is weaker (see docs/sandboxes.md): bubblewrap, plain Apptainer."""
+    """``auto``: the first that starts a sandbox here: Apptainer when it is installed and ``image`` is set, user
+    namespaces, then the weaker ones (see docs/sandboxes.md): bubblewrap, plain Apptainer."""
     allow_unsafe_local: bool = False
     """Allow the ``local`` backend, which isolates nothing."""
-    image: str = HOST_USR
-    """Image of sandboxes whose environment asks for none: ``host``, or the path of an unpacked image directory; with
+    image: str = HOST_IMAGE
+    """Image of sandboxes whose environment names none: ``host``, or the path of an unpacked image directory; with
     ``images`` also a SIF file, ``docker://...``, or a name in the store."""
     scratch: Path | None = None
     """Directory of the sandboxes' small files, on a local disk; /var/tmp/prorl-gym-<uid> by default."""
     uid: Annotated[int, Field(gt=0, lt=2**32 - 1)] = 61099
-    """Unprivileged uid (and gid) that sandboxes get when the service runs as root. Images must be owned by it."""
+    """Unprivileged uid (and gid) of sandboxes when the service runs as root. It must own the images."""
     apptainer: Path | None = None
     """The Apptainer or Singularity program; searched in PATH by default."""
     bwrap: Path | None = None
     """The bubblewrap program; searched in PATH by default."""
     images: ImagesConfig | None = None
-    """The image store of this node: SIF files, ``docker://...`` and names it knows. Without it: directories only."""
+    """The image store of this node, for SIF files, ``docker://...`` and names in it. Without it: directories only."""
     cache: Path | None = None
-    """Directory of what every sandbox may read: IPython, for the python tool in images that lack it. The sandboxes' uid
-    must be able to enter it. Below /var/cache/prorl-gym for root and below ~/.cache/prorl-gym otherwise."""
+    """Directory that every sandbox may read, with IPython for the python tool in images that lack it. The sandboxes'
+    uid must be able to enter it. By default below /var/cache/prorl-gym for root, else below ~/.cache/prorl-gym."""
     python_tool: Literal["session", "kernel"] = "session"
-    """What runs python cells where the environment does not say: ``session``, a worker that needs nothing but the
-    image's python3, or ``kernel``, the ipykernel that the image brings."""
+    """What runs python cells unless the environment chooses: ``session``, a worker that needs only the image's
+    python3, or ``kernel``, the image's own ipykernel."""
     cgroup: Literal["auto", "off"] | Path = "auto"
-    """A cgroup v2 directory that may be divided up among the sandboxes. ``auto``: the service's own or one above it, if
-    it was delegated to the service; without one, bounds are those that need none (docs/sandbox-limits.md)."""
+    """A cgroup v2 directory in which sandboxes get cgroups of their own. ``auto``: the service's own or one above it,
+    if it was delegated to the service; without one, the bounds are those that need none (docs/sandbox-limits.md)."""
     start_seconds: Annotated[float, Field(gt=0)] = 60.0
     """Longest time a sandbox may take to start."""
     limits: LimitsConfig = LimitsConfig()
     """Bounds of sandboxes whose environment sets none."""
     warm: Annotated[int, Field(ge=0)] = 0
-    """Most sandboxes to hold ready per image and spec; 0: each is started when it is asked for."""
+    """Most warm sandboxes per image and spec; 0: each is started when it is needed."""
     warm_memory: Count = 1 << 30
-    """Most bytes for all of them together, each reckoned at 16 MB."""
+    """Most bytes for all warm sandboxes together, each counted as 16 MB."""
     warm_shell: bool = True
     """Start the shell of a warm sandbox beforehand, where its image has one."""
 
-    def ipython_cache(self) -> Path:
+    def ipython_cache_dir(self) -> Path:
         """Return the directory of the copies of IPython."""
         if self.cache is not None:
             return self.cache / "ipython"
         shared = default_cache() / "ipython"
-        if shared.exists() and not os.access(shared, os.W_OK):  # another user's, for other interpreters than ours
+        if shared.exists() and not os.access(shared, os.W_OK):  # another user's, for other interpreters
             return Path.home() / ".cache" / "prorl-gym" / "ipython"
         return shared
 
-    def complete(self, spec: SandboxSpec) -> SandboxSpec:
-        """Return ``spec`` with what it leaves open filled in from here: image, python tool, each bound by itself."""
-        ours, asked = self.limits.to_limits(), asdict(spec.limits)
-        chosen = {name: value for name, value in asked.items() if value != getattr(_DEFAULT, name)}
+    def apply_defaults(self, spec: SandboxSpec) -> SandboxSpec:
+        """Return ``spec`` with these defaults for what it leaves open: image, python tool, each bound separately."""
+        defaults, wanted = self.limits.to_limits(), asdict(spec.limits)
+        chosen = {name: value for name, value in wanted.items() if value != getattr(_DEFAULT, name)}
         image = self.image if spec.image == DEFAULT_IMAGE else spec.image
         tool = spec.python_tool or self.python_tool
-        return replace(spec, image=image, python_tool=tool, limits=replace(ours, **chosen))
+        return replace(spec, image=image, python_tool=tool, limits=replace(defaults, **chosen))

@@ -1,4 +1,4 @@
-"""What a sandbox is. Nothing here or below ``prorl_gym.sandbox`` knows about rollouts.
+"""Protocols of sandboxes and their backends. Nothing below ``prorl_gym.sandbox`` depends on rollouts.
 
 Cancelling an ``await`` on any method that runs something kills what it started (the whole process tree) before the
 cancellation propagates. Every method raises ``SandboxError(SANDBOX_LOST)`` once the sandbox is gone.
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from prorl_gym.errors import Evidence
-from prorl_gym.sandbox.breach import Breach
+from prorl_gym.sandbox.limit_breach import Breach
 
 DEFAULT_IMAGE = ""
-"""Stands for the image that the service's configuration names (``sandbox.image``)."""
-HOST_USR = "host"
+"""The image that the service's configuration names (``sandbox.image``)."""
+HOST_IMAGE = "host"
 """Image name of the host-``/usr`` mode: the host's own programs, nothing else of the host."""
 
 
@@ -32,17 +32,17 @@ class SandboxLimits:
     root_size: int = 2 << 30
     """Bytes that may be written to the whole root file system."""
     root_on: Literal["memory", "disk"] = "memory"
-    """Where they are kept: in a sized tmpfs, or on the scratch directory's disk, for what is larger than memory."""
+    """Where they are kept: in a sized tmpfs, or on the disk of the scratch directory, for more than fits in memory."""
     shm_size: int = 64 << 20
-    """``/dev/shm`` and memory files; System V shared memory has as much once more."""
+    """``/dev/shm`` and memory files; System V shared memory has the same bound, separately."""
     cpu_seconds: int = 3600
     """CPU time of each process."""
     output: int = 64 << 10
-    """Bytes of output returned by one command: head and tail are kept, a marker says what was left out."""
+    """Bytes of output returned by one command: head and tail are kept, with a marker between them."""
 
     @property
-    def root_files(self) -> int:
-        """Files that may be made in the root, directories among them: each takes an inode, which is no byte of it."""
+    def root_inodes(self) -> int:
+        """Files and directories that may be made in the root: each takes an inode, which counts as no byte."""
         return self.root_size // 4096 + 4096
 
 
@@ -56,7 +56,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """Which sandbox is wanted. Equal specs may be served from one warm pool."""
+    """What a sandbox is started from. Equal specs may be served from one warm pool."""
 
     image: str = DEFAULT_IMAGE
     """``host``, or the path of an image directory; with an image store also a SIF's path, ``docker://...``, a name."""
@@ -65,7 +65,7 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     mounts: tuple[Mount, ...] = ()
     limits: SandboxLimits = SandboxLimits()
-    """Bounds that are left at their defaults are the service's (``sandbox.limits``)."""
+    """A bound that is left at its default is replaced by the service's (``sandbox.limits``)."""
     network: Literal["none"] = "none"
     egress: tuple[str, ...] = ()
     """What may be reached through a proxy of the service: ``host`` (ports 80 and 443) or ``host:port``. A private,
@@ -88,15 +88,15 @@ class ExecResult:
     """Output beyond the limit was left out (head and tail are kept)."""
     seconds: float = 0.0
     breach: Breach | None = None
-    """The limit it ran into, as far as that can be told; see ``breach``."""
-    sigkill: Evidence | None = None
-    """What is known about who ended a part of it by SIGKILL, if anything did: nothing in the sandbox sent one, and no
-    limit explains it. ``None``: the payload may have."""
+    """The limit it ran into, as far as that is known; see ``limit_breach``."""
+    sigkill_evidence: Evidence | None = None
+    """Evidence about a SIGKILL that ended a part of it, if nothing in the sandbox sent one and no limit explains it.
+    ``None``: there was none, or the payload may have sent it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShellResult:
-    """Result of one command in the persistent shell, or a look at one that is still running."""
+    """Result of one command in the persistent shell, or the output so far of one that is still running."""
 
     output: str
     """Terminal output, decoded with replacement, ``\\r\\n`` folded to ``\\n``, cut to the limit with a marker."""
@@ -108,9 +108,9 @@ class ShellResult:
     restarted: bool = False
     """The shell died or was tampered with and was started again in the last known directory and environment."""
     breach: Breach | None = None
-    """The limit it ran into, as far as that can be told."""
+    """The limit it ran into, as far as that is known."""
     state_kept: bool = False
-    """With ``restarted``: these are as the old shell left them; otherwise as they were before this command."""
+    """With ``restarted``: directory and environment are as the old shell left them, not as before this command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class CellResult:
     """Result of one cell of the python session."""
 
     output: str
-    """What was printed, then the value's repr or the traceback; cut to the limit with a marker."""
+    """Printed output, then the value's repr or the traceback; cut to the limit with a marker."""
     ok: bool
     """Whether the cell ran without raising."""
     images: tuple[bytes, ...] = ()
@@ -127,7 +127,7 @@ class CellResult:
     restarted: bool = False
     """The session died (segfault, ``os._exit``, out of memory) and was started again, empty."""
     breach: Breach | None = None
-    """The limit it ran into, as far as that can be told."""
+    """The limit it ran into, as far as that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +143,18 @@ class FileEntry:
 class Shell(Protocol):
     """One persistent bash on a pty. Directory, variables, functions and jobs survive between commands."""
 
-    async def run(self, command: str, *, timeout: float) -> ShellResult:
+    async def run_command(self, command: str, *, timeout: float) -> ShellResult:
         """Run a command to its end, or until ``timeout``; then SIGINT, then SIGKILL of its process tree."""
         ...
 
-    async def start(self, command: str, *, wait: float) -> ShellResult:
+    async def start_command(self, command: str, *, wait: float) -> ShellResult:
         """Start a command and return after at most ``wait`` seconds, leaving it running when it is not done."""
         ...
 
-    async def send(self, text: str, *, wait: float) -> ShellResult:
-        """Type ``text`` (no newline is added) into the running command, then look for up to ``wait`` seconds.
+    async def send_input(self, text: str, *, wait: float) -> ShellResult:
+        """Type ``text`` (no newline is added) into the running command, then collect output for up to ``wait`` seconds.
 
-        An empty text only looks. A text that is the name of a key (``C-c``, ``^C``, ``ctrl+c``, with any letter) is
+        An empty text types nothing. A text that is the name of a key (``C-c``, ``^C``, ``ctrl+c``, with any letter) is
         sent as the control character.
         """
         ...
@@ -163,7 +163,7 @@ class Shell(Protocol):
         """End the shell with everything that it started, and start one with its last directory and exported variables.
 
         Returns:
-            What was printed and not seen yet; ``exit_code`` is 0.
+            Output that was not returned yet; ``exit_code`` is 0.
         """
         ...
 
@@ -175,7 +175,7 @@ class Shell(Protocol):
 class PythonSession(Protocol):
     """One persistent Python interpreter in its own killable process."""
 
-    async def run(self, code: str, *, timeout: float) -> CellResult:
+    async def run_cell(self, code: str, *, timeout: float) -> CellResult:
         """Run a cell; at the timeout it is interrupted, then the process is killed and started again."""
         ...
 
@@ -194,7 +194,7 @@ class Sandbox(Protocol):
 
     @property
     def spec(self) -> SandboxSpec:
-        """What it was started from."""
+        """The spec it was started from."""
         ...
 
     async def exec(
@@ -220,11 +220,11 @@ class Sandbox(Protocol):
         ...
 
     async def shell(self) -> Shell:
-        """Return the sandbox's persistent shell, started at the first call."""
+        """Return the sandbox's persistent shell; the first call starts it."""
         ...
 
     async def python(self) -> PythonSession:
-        """Return the sandbox's python session, started at the first call."""
+        """Return the sandbox's python session; the first call starts it."""
         ...
 
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
@@ -253,13 +253,13 @@ class Sandbox(Protocol):
         """List a directory, sorted by name."""
         ...
 
-    async def alive(self) -> bool:
-        """Whether the sandbox still answers: asked before anybody blames a command."""
+    async def is_alive(self) -> bool:
+        """Whether the sandbox still answers. Checked before a failure is blamed on a command."""
         ...
 
     @property
-    def gone(self) -> bool:
-        """Whether it is known to be closed or dead, without asking it: takes no time."""
+    def is_gone(self) -> bool:
+        """Whether it is known to be closed or dead. Sends it nothing, so takes no time."""
         ...
 
     async def close(self) -> None:
@@ -268,22 +268,22 @@ class Sandbox(Protocol):
 
 
 @runtime_checkable
-class KnowsItsLoss(Protocol):
-    """A sandbox that tells why it is gone."""
+class HasLossEvidence(Protocol):
+    """A sandbox that can report why it is gone."""
 
-    async def loss(self) -> Evidence | None:
-        """Return what is known about why it is gone; ``None`` when it lives, or was closed by this side."""
+    async def loss_evidence(self) -> Evidence | None:
+        """Return the evidence about its loss; ``None``: it lives, or was closed by this side."""
         ...
 
 
-async def loss_of(sandbox: Sandbox) -> Evidence | None:
-    """Return what is known about why a sandbox is gone; ``None`` when it lives, was closed, or does not tell."""
-    return await sandbox.loss() if isinstance(sandbox, KnowsItsLoss) else None
+async def loss_evidence_of(sandbox: Sandbox) -> Evidence | None:
+    """Return the evidence about a sandbox's loss; ``None``: it lives, was closed, or cannot report any."""
+    return await sandbox.loss_evidence() if isinstance(sandbox, HasLossEvidence) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """Whether a backend works here, found by really starting a sandbox."""
+class ProbeResult:
+    """Whether a backend works here, found by starting a sandbox."""
 
     backend: str
     ok: bool
@@ -291,37 +291,37 @@ class Probe:
     """Version or, when it does not work, the cause."""
     fix: str = ""
     misconfigured: bool = False
-    """It would work here, but not as it is configured (image, limits): no reason for a backend that promises less."""
+    """It would work here, but not as configured (image, limits): no reason to fall back to a weaker backend."""
 
 
 @runtime_checkable
-class CountsSandboxes(Protocol):
-    """A backend that tells how many sandboxes it has."""
+class SandboxCounter(Protocol):
+    """A backend that counts its sandboxes."""
 
     @property
-    def live(self) -> int:
-        """How many there are, warm ones that wait for work included."""
+    def sandbox_count(self) -> int:
+        """Number of sandboxes, including warm ones that wait for work."""
         ...
 
 
-def live_in(backend: object) -> int | None:
-    """Return how many sandboxes a backend has; ``None``: it does not tell."""
-    return backend.live if isinstance(backend, CountsSandboxes) else None
+def sandbox_count_of(backend: object) -> int | None:
+    """Return the number of a backend's sandboxes; ``None``: it does not count them."""
+    return backend.sandbox_count if isinstance(backend, SandboxCounter) else None
 
 
 class SandboxBackend(Protocol):
-    """A way of making sandboxes."""
+    """Starts sandboxes of one kind."""
 
     @property
     def name(self) -> str:
         """``userns``, ``apptainer``, ``local``, ..."""
         ...
 
-    async def probe(self) -> Probe:
+    async def probe(self) -> ProbeResult:
         """Start a sandbox, run ``true``, stop it. The answer is cached."""
         ...
 
-    async def start(self, spec: SandboxSpec) -> Sandbox:
+    async def start_sandbox(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox. Cancelling it leaves nothing behind.
 
         Raises:

@@ -1,6 +1,6 @@
 """The system calls that Python does not offer on every supported version: one thin, typed wrapper over libc.
 
-Every function raises ``OSError`` with the call's name and arguments. Nothing here knows what a sandbox is.
+Every function raises ``OSError`` with the call's name and arguments. Nothing here depends on sandboxes.
 """
 
 import ctypes
@@ -61,6 +61,9 @@ _NR_OPEN_TREE = 428
 _NR_MOVE_MOUNT = 429
 _NR_MOUNT_SETATTR = 442
 _NR_CLONE3 = 435
+_NR_OPENAT2 = 437
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_IN_ROOT = 0x10
 _CLONE_INTO_CGROUP = 1 << 33
 _NR_SECCOMP = {"x86_64": 317, "aarch64": 277, "riscv64": 277}
 _SECCOMP_SET_MODE_FILTER = 1
@@ -70,9 +73,9 @@ _NR_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s3
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
-_held = ctypes.PyDLL(None, use_errno=True)
+_libc_with_gil = ctypes.PyDLL(None, use_errno=True)
 """libc, called without letting go of the interpreter's lock: for calls that return twice."""
-_held.syscall.restype = ctypes.c_long
+_libc_with_gil.syscall.restype = ctypes.c_long
 
 
 def _checked(result: int, name: str, *arguments: object) -> int:
@@ -98,15 +101,15 @@ class _CloneArguments(ctypes.Structure):
     )
 
 
-def fork_into(cgroup: int) -> int:
+def fork_into_cgroup(cgroup: int) -> int:
     """Fork, as ``os.fork`` does, with the child born in a cgroup, given by a descriptor of its directory.
 
     Moving a process costs up to 30 ms, this nothing (Linux 5.7). The process must have one thread. The child must not
-    use what libc knows of its thread id (``raise``), which is the parent's; its own children know theirs.
+    call ``raise``: libc still holds the parent's thread id. Its own children are not affected.
     """
     arguments = _CloneArguments(flags=_CLONE_INTO_CGROUP, exit_signal=signal.SIGCHLD, cgroup=cgroup)
     ctypes.pythonapi.PyOS_BeforeFork()
-    pid = _held.syscall(_NR_CLONE3, ctypes.byref(arguments), ctypes.c_size_t(ctypes.sizeof(arguments)))
+    pid = _libc_with_gil.syscall(_NR_CLONE3, ctypes.byref(arguments), ctypes.c_size_t(ctypes.sizeof(arguments)))
     if pid == 0:
         ctypes.pythonapi.PyOS_AfterFork_Child()
     else:
@@ -120,7 +123,7 @@ def unshare(flags: int) -> None:
 
 
 def setns(descriptor: int, flags: int) -> None:
-    """Enter the namespace behind a descriptor; ``flags`` says which kind it must be."""
+    """Enter the namespace behind a descriptor, which must be of the kind in ``flags``."""
     _checked(_libc.setns(descriptor, flags), "setns", hex(flags))
 
 
@@ -159,6 +162,23 @@ def attach_mount(descriptor: int, target: str) -> None:
         ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
     )
     _checked(result, "move_mount", target)
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def open_directory_in_root(root: int, path: str) -> int:
+    """Open a directory below ``root`` (a descriptor), resolved as if ``root`` were ``/`` (Linux 5.6)."""
+    how = _OpenHow(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    name = ctypes.c_char_p(os.fsencode(path) or b".")
+    size = ctypes.c_size_t(ctypes.sizeof(how))
+    return _checked(_libc.syscall(_NR_OPENAT2, root, name, ctypes.byref(how), size), "openat2", path)
+
+
+def sync_file_system(descriptor: int) -> None:
+    """Write everything of the file system behind a descriptor to its disk."""
+    _checked(_libc.syncfs(descriptor), "syncfs", descriptor)
 
 
 class _MountAttributes(ctypes.Structure):
@@ -207,7 +227,7 @@ def _prctl(name: str, option: int, *arguments: int) -> int:
 
 
 def set_parent_death_signal(number: int) -> None:
-    """Ask for this signal when the thread that forked us ends. Any later change of credentials clears it."""
+    """Request this signal for when the thread that forked us ends. Any later change of credentials clears it."""
     _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, number)
 
 
@@ -217,7 +237,7 @@ def set_child_subreaper() -> None:
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Say whether others of the same uid may trace this process and read its ``/proc`` files."""
+    """Set whether other processes of the same uid may trace this one and read its ``/proc`` files."""
     _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, int(dumpable))
 
 
@@ -229,7 +249,7 @@ def set_command_line(text: str) -> None:
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     start, end = int(fields[45]), int(fields[46])
-    if start:  # 0: a kernel that does not tell
+    if start:  # 0: not reported by this kernel
         shown = os.fsencode(text)[: end - start - 1]
         ctypes.memset(start, 0, end - start)
         ctypes.memmove(start, shown, len(shown))
@@ -261,7 +281,7 @@ def keep_capabilities(kept: Iterable[int]) -> None:
     for capability in range(64):
         present = _libc.prctl(_PR_CAPBSET_READ, ctypes.c_ulong(capability), 0, 0, 0)
         if present < 0:
-            break  # beyond the last one that this kernel knows
+            break  # beyond the last one of this kernel
         if present and capability not in kept:
             _prctl("PR_CAPBSET_DROP", _PR_CAPBSET_DROP, capability)
     mask = sum(1 << capability for capability in kept)
@@ -274,13 +294,13 @@ class _FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def filter_calls(program: bytes) -> None:
+def install_seccomp_filter(program: bytes) -> None:
     """Install a seccomp filter (``struct sock_filter`` one after the other). A kernel built without any is let be."""
     if _install_filter(program, 0) == -1 and ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL):
         _checked(-1, "seccomp")
 
 
-def filter_and_listen(program: bytes) -> int | None:
+def install_seccomp_listener(program: bytes) -> int | None:
     """Install a seccomp filter; return a descriptor that hears of what it asks about, close-on-exec.
 
     ``None``: nothing was installed, since this kernel or a container around us does not let us listen.
@@ -311,7 +331,7 @@ def leave_session_keyring() -> None:
         _checked(-1, "keyctl", "KEYCTL_JOIN_SESSION_KEYRING")
 
 
-def raise_loopback() -> None:
+def bring_up_loopback() -> None:
     """Set the loopback interface of the current network namespace up."""
     get_flags, set_flags, up = 0x8913, 0x8914, 0x1
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:

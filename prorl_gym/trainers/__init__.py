@@ -1,1 +1,4 @@
-"""Records in the shapes that trainers read. Imports only pydantic: usable inside a trainer's environment."""
+"""Records in the shapes that trainers read.
+
+Imports pydantic, and numpy on first use: usable inside a trainer's environment.
+"""

@@ -17,7 +17,7 @@ Z_95 = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
-class PassAt:
+class PassAtK:
     """pass@k over rows."""
 
     k: int
@@ -25,8 +25,8 @@ class PassAt:
     low: float
     high: float
     """Bounds of 95 %: Wilson's interval over the rows. A row's estimate lies in [0, 1], so that its variance is at most
-    that of a coin: the interval is rather too wide than too narrow. It says how far another set of rows of the same
-    kind could lie, not how far another run would."""
+    that of a coin: the interval is too wide rather than too narrow. It covers the choice of rows of the same kind,
+    not the variation between runs."""
     rows: int
     """Rows with at least k samples that have a reward; the others are not counted."""
 
@@ -36,10 +36,10 @@ class RowResult:
     """What became of one row's samples."""
 
     rewards: list[float] = field(default_factory=list[float])
-    lost: int = 0
+    excluded: int = 0
     """Samples without a reward."""
 
-    def solved(self, threshold: float) -> int:
+    def count_solved(self, threshold: float) -> int:
         """Return how many samples reach a reward."""
         return sum(reward >= threshold for reward in self.rewards)
 
@@ -55,22 +55,22 @@ class Evaluation:
     threshold: float = 1.0
     rows: dict[str, RowResult] = field(default_factory=dict[str, RowResult])
     excluded: Counter[str] = field(default_factory=Counter[str])
-    """Samples without a reward, by what happened to them: these say nothing about the policy."""
-    first: dict[str, str] = field(default_factory=dict[str, str])
+    """Samples without a reward, by outcome: they are no measurement of the policy."""
+    first_messages: dict[str, str] = field(default_factory=dict[str, str])
     """For each of these, the message of the first such sample; it may quote engines and models."""
     turns: int = 0
     tokens: int = 0
 
-    def add(self, row: str, rollout: Rollout) -> None:
+    def add_sample(self, row: str, rollout: Rollout) -> None:
         """Count a sample of a row."""
         result = self.rows.setdefault(row, RowResult())
         if rollout.reward is None:
-            result.lost += 1
+            result.excluded += 1
             outcome = rollout.outcome
             detail = outcome.kind or outcome.reason
             how = f"{outcome.status}({detail.value})" if detail else outcome.status
             self.excluded[how] += 1
-            self.first.setdefault(how, outcome.message)
+            self.first_messages.setdefault(how, outcome.message)
             return
         result.rewards.append(rollout.reward)
         self.turns += rollout.turns
@@ -86,18 +86,18 @@ class Evaluation:
         """Mean over all samples with a reward; ``None`` when there are none."""
         return math.fsum(r for row in self.rows.values() for r in row.rewards) / self.samples if self.samples else None
 
-    def pass_at(self, k: int) -> PassAt | None:
+    def pass_at(self, k: int) -> PassAtK | None:
         """Return pass@k; ``None`` when no row has k samples with a reward."""
         estimates = [
-            pass_at_k(len(row.rewards), row.solved(self.threshold), k)
+            pass_at_k(len(row.rewards), row.count_solved(self.threshold), k)
             for row in self.rows.values()
             if len(row.rewards) >= k
         ]
         if not estimates:
             return None
         value = math.fsum(estimates) / len(estimates)
-        low, high = wilson(value, len(estimates))
-        return PassAt(k, value, low, high, len(estimates))
+        low, high = wilson_interval(value, len(estimates))
+        return PassAtK(k, value, low, high, len(estimates))
 
 
 def pass_at_k(samples: int, solved: int, k: int) -> float:
@@ -116,7 +116,7 @@ def pass_at_k(samples: int, solved: int, k: int) -> float:
     return 1.0 - math.comb(samples - solved, k) / math.comb(samples, k)
 
 
-def wilson(mean: float, count: int, z: float = Z_95) -> tuple[float, float]:
+def wilson_interval(mean: float, count: int, z: float = Z_95) -> tuple[float, float]:
     """Return Wilson's score interval of a mean of values in [0, 1].
 
     Args:
@@ -130,28 +130,32 @@ def wilson(mean: float, count: int, z: float = Z_95) -> tuple[float, float]:
     return max(0.0, min(mean, (centre - spread) / scale)), min(1.0, max(mean, (centre + spread) / scale))
 
 
-def figures(evaluation: Evaluation, ks: Sequence[int]) -> dict[str, object]:
+def summarize(evaluation: Evaluation, ks: Sequence[int]) -> dict[str, object]:
     """Return the figures as JSON takes them."""
     found = [evaluation.pass_at(k) for k in ks]
     return {
         "pass_at": {
             str(one.k): {"value": one.value, "low": one.low, "high": one.high, "rows": one.rows}
-            for one in _present(found)
+            for one in _drop_none(found)
         },
         "rows": len(evaluation.rows),
         "samples": evaluation.samples,
         "excluded": dict(evaluation.excluded),
-        "first_excluded": dict(evaluation.first),
+        "first_excluded": dict(evaluation.first_messages),
         "mean_reward": evaluation.mean_reward,
         "threshold": evaluation.threshold,
         "mean_turns": evaluation.turns / evaluation.samples if evaluation.samples else None,
         "mean_tokens": evaluation.tokens / evaluation.samples if evaluation.samples else None,
         "by_row": {
-            name: {"samples": len(row.rewards), "solved": row.solved(evaluation.threshold), "excluded": row.lost}
+            name: {
+                "samples": len(row.rewards),
+                "solved": row.count_solved(evaluation.threshold),
+                "excluded": row.excluded,
+            }
             for name, row in evaluation.rows.items()
         },
     }
 
 
-def _present(found: Iterable[PassAt | None]) -> list[PassAt]:
+def _drop_none(found: Iterable[PassAtK | None]) -> list[PassAtK]:
     return [one for one in found if one is not None]

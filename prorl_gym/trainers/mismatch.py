@@ -30,12 +30,12 @@ class Mismatch:
     """Differences over the tokens of one policy version, ``d`` being the trainer's log-prob minus the served one."""
 
     tokens: int
-    largest: float
+    max_abs_diff: float
     """Largest ``|d|`` in nats; NaN when one of the log-probs is NaN."""
     kl: float
     """Mean of ``exp(d) - d - 1``: an estimate, never negative, of the KL divergence of the served policy from the
     trainer's (Schulman, "Approximating KL divergence")."""
-    factor: float
+    mult_prob_error: float
     """Mean of ``exp(|d|)``: by which factor probabilities differ; 1 when they are equal."""
 
 
@@ -80,25 +80,26 @@ def mismatch_by_version(
     return found
 
 
-def require_match(found: Mapping[int, Mismatch], bound: float) -> None:
+def require_match(mismatches: Mapping[int, Mismatch], max_abs_diff: float) -> None:
     """Refuse a batch whose log-probs do not match.
 
     Args:
-        found: see ``mismatch_by_version``.
-        bound: largest difference that numerics explain, in nats.
+        mismatches: see ``mismatch_by_version``.
+        max_abs_diff: largest difference that numerics explain, in nats.
 
     Raises:
         MismatchError: tokens that no policy sampled carry loss, or a difference is above the bound or NaN.
     """
-    if (foreign := found.get(NOT_SAMPLED)) is not None:
+    if (foreign := mismatches.get(NOT_SAMPLED)) is not None:
         raise MismatchError(
             f"mismatch: {foreign.tokens} tokens that carry loss were not sampled (version {NOT_SAMPLED}).",
             "Train on the tokens whose mask is 1 in the record, at the same positions.",
         )
-    for version, one in found.items():
-        if not one.largest <= bound:
+    for version, one in mismatches.items():
+        if not one.max_abs_diff <= max_abs_diff:
             raise MismatchError(
-                f"mismatch: log-probs of version {version} differ by up to {one.largest:.3g} nats from the served ones "
-                f"(bound {bound:g}, mean KL {one.kl:.3g}, {one.tokens} tokens).",
+                f"mismatch: log-probs of version {version} differ by up to {one.max_abs_diff:.3g} nats from the "
+                f"served ones "
+                f"(bound {max_abs_diff:g}, mean KL {one.kl:.3g}, {one.tokens} tokens).",
                 "Compute them with the weights of that version, on the record's own token ids.",
             )

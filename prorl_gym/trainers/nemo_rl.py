@@ -1,14 +1,14 @@
 """NeMo-RL's own acceptance rules for a rollout row, so that a violation is found here and not in the trainer.
 
 NeMo-RL turns a row into one strictly prefix-growing token sequence and aborts the whole batch when it cannot. These
-functions state the same rules (read in ``nemo_rl/environments/nemo_gym.py``) and say which row broke which.
+functions apply the same rules (source: ``nemo_rl/environments/nemo_gym.py``) and name the row and rule of a violation.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_TRIPLE = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+_TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 
 class TrainerContractError(ValueError):
@@ -66,12 +66,12 @@ def first_prompt(result: Mapping[str, Any]) -> list[int]:
 
 def _check_item(item: Mapping[str, Any], where: str, seen: list[int]) -> int:
     """Check one output item; extend ``seen`` by its tokens. Returns 1 when it is trainable."""
-    present = [key for key in _TRIPLE if item.get(key) is not None]
+    present = [key for key in _TOKEN_FIELDS if item.get(key) is not None]
     if not present:
         return 0
-    missing = sorted(set(_TRIPLE) - set(present))
+    missing = sorted(set(_TOKEN_FIELDS) - set(present))
     _require(not missing, where, f"token fields come all three or not at all; {', '.join(missing)} missing")
-    prompt, sampled, logprobs = (list(item[key]) for key in _TRIPLE)
+    prompt, sampled, logprobs = (list(item[key]) for key in _TOKEN_FIELDS)
     _require(len(sampled) == len(logprobs), where, f"{len(sampled)} sampled tokens but {len(logprobs)} log-probs")
     _require(all(map(_is_token, [*prompt, *sampled])), where, "a token id is not a non-negative integer")
     _require(all(map(_is_finite, logprobs)), where, "a log-prob is not a finite number")

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from prorl_gym.client import Group
+from prorl_gym.client import CompletedGroup
 from prorl_gym.errors import FailureKind
 from prorl_gym.records import Rollout, Segment
 
@@ -18,11 +18,11 @@ class LearnError(Exception):
     """Learning cannot be trusted, or did not happen; the message names the reason."""
 
 
-class Trained(Protocol):
+class TrainedRow(Protocol):
     """A row of a batch: where it comes from. What the learner made of it is not read."""
 
     @property
-    def group(self) -> Group:
+    def group(self) -> CompletedGroup:
         """The group of its rollout."""
         ...
 
@@ -37,7 +37,7 @@ class Trained(Protocol):
         ...
 
 
-def check_records(groups: Sequence[Group]) -> None:
+def check_records(groups: Sequence[CompletedGroup]) -> None:
     """Look for drift: tokens that are not one history, as the engine saw it, from the prompt that a group shares.
 
     Raises:
@@ -56,7 +56,7 @@ def check_records(groups: Sequence[Group]) -> None:
 
 
 def check_gradient(
-    rows: Sequence[Trained], logprobs: torch.Tensor, gradient: torch.Tensor | None, clip_low: float, clip_high: float
+    rows: Sequence[TrainedRow], logprobs: torch.Tensor, gradient: torch.Tensor | None, clip_low: float, clip_high: float
 ) -> None:
     """Compare the gradient of the loss with respect to the log-probs with DAPO's, derived from the records by hand.
 

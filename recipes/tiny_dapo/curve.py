@@ -27,7 +27,7 @@ def draw(report: Mapping[str, Any], file: Path) -> None:
             top.plot(*zip(*report[name], strict=True), mark, label=f"held out, {name}")
     top.set(ylabel="solved", ylim=(0, 1), title=f"tiny_dapo, seed {report['seed']}: {report['rollouts']} rollouts")
     top.legend(loc="best")
-    bottom.semilogy(updates, [max(step["mismatch"]["largest"], 1e-9) for step in report["steps"]], color="tab:red")
+    bottom.semilogy(updates, [max(step["mismatch"]["max_abs_diff"], 1e-9) for step in report["steps"]], color="tab:red")
     bottom.axhline(1e-4, linestyle=":", color="black")
     bottom.set(xlabel="update", ylabel="largest\nmismatch, nats")
     for axes in (top, bottom):

@@ -16,7 +16,7 @@ import torch
 from aiohttp import web
 from model import CONTEXT, Decoder
 from sampler import Call, Sampler
-from tasks import Language
+from tasks import TurnEncoder
 from tokenizers import Tokenizer
 
 MODEL = "tiny"
@@ -131,7 +131,7 @@ def _completion(request_id: str, prompt: list[int], call: Call, scores: list[flo
 
 async def serve(tokenizer: Path) -> None:
     """Serve on a free port until SIGTERM or SIGINT."""
-    language = Language(Tokenizer.from_file(str(tokenizer / "tokenizer.json")))
+    language = TurnEncoder(Tokenizer.from_file(str(tokenizer / "tokenizer.json")))
     engine = Engine(Sampler(Decoder(language.vocab_size).double()), language.vocab_size, language.end)
     runner = web.AppRunner(engine.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from audit import LearnError
 from tasks import Question
 
-from prorl_gym.client import Client, Listed
+from prorl_gym.client import Client, RolloutSummary
 from prorl_gym.errors import Cause
 from prorl_gym.records import RolloutRequest
 from prorl_gym.settings import RolloutSettings
@@ -72,8 +72,8 @@ async def account_of(client: Client, run: str, submitted: Sequence[str]) -> Acco
     return Account(len(submitted), missing + broken, ends + Counter({"no record": missing}))
 
 
-async def _ended(client: Client, run: str) -> dict[str, Listed]:
-    found: dict[str, Listed] = {}
+async def _ended(client: Client, run: str) -> dict[str, RolloutSummary]:
+    found: dict[str, RolloutSummary] = {}
     before = 0
     while page := await client.rollouts(run, limit=1000, before=before):
         found |= {one.rollout_id: one for one in page}

@@ -31,7 +31,7 @@ from evaluate import Account, account_of, accuracy
 from model import CONTEXT
 from tasks import HELD_OUT, held_out, write_tokenizer
 from train import MAX_MISMATCH, RUN, Learner, mismatch_of
-from warmup import TURN_TOKENS, TURNS, Warm, WarmupError, warm_up
+from warmup import TURN_TOKENS, TURNS, WarmPolicy, WarmupError, warm_up
 
 from prorl_gym.client import Client, read_token
 from prorl_gym.errors import ProrlError
@@ -149,11 +149,11 @@ def service_config(engine: str, tokenizer: Path, state: Path) -> dict[str, objec
         "settings": {"max_turns": TURNS, "max_turn_tokens": TURN_TOKENS, "max_tokens": CONTEXT - 12},
         "state": str(state),
         "http": {"port": 0, "stop_seconds": 5.0},
-        "log": {"form": "plain"},
+        "log": {"format": "plain"},
     }
 
 
-async def learn(client: Client, engine: str, warm: Warm, goal: Goal, report: Report) -> None:
+async def learn(client: Client, engine: str, warm: WarmPolicy, goal: Goal, report: Report) -> None:
     """Evaluate, learn, evaluate again, and judge.
 
     Raises:
@@ -174,10 +174,10 @@ async def learn(client: Client, engine: str, warm: Warm, goal: Goal, report: Rep
     async for step in steps:
         update += 1
         report.steps.append(asdict(step))
-        report.mismatch = max(report.mismatch, step.mismatch.largest)
+        report.mismatch = max(report.mismatch, step.mismatch.max_abs_diff)
         say(
             f"update {update}: reward {step.reward:.2f} of {step.groups} groups, staleness {step.staleness:.1f}, "
-            f"clipped {step.clipped:.1%}, mismatch {step.mismatch.largest:.1e}, "
+            f"clipped {step.clipped:.1%}, mismatch {step.mismatch.max_abs_diff:.1e}, "
             f"{step.seconds:.1f} s ({step.waited:.1f} s waiting)"
         )
         if update % goal.probe_every == 0 and update < goal.updates:

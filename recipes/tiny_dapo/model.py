@@ -23,7 +23,7 @@ class Cache:
         self._keys = torch.zeros(LAYERS, slots, HEADS, CONTEXT + 1, HEAD, dtype=kind)
         self._values = torch.zeros_like(self._keys)
 
-    def extend(self, layer: int, place: "Place", keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, place: "CachePositions", keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write the keys and values of new tokens; return those of the sequences up to them."""
         for held, new in ((self._keys, keys), (self._values, values)):
             # Indices around a slice: the batch and the positions come first, the heads behind them.
@@ -31,7 +31,7 @@ class Cache:
         return self._keys[layer, place.slots, :, : place.seen], self._values[layer, place.slots, :, : place.seen]
 
 
-class Place:
+class CachePositions:
     """Where the tokens of a batch go in a cache.
 
     Args:
@@ -64,7 +64,7 @@ class Block(nn.Module):
         self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
         self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, place: Place | None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, place: CachePositions | None) -> Tensor:
         """Return the residual stream after this block."""
         split = (part.unflatten(-1, (HEADS, HEAD)).transpose(1, 2) for part in self.qkv(self.norm_in(x)).chunk(3, -1))
         q, k, v = split
@@ -103,7 +103,7 @@ class Decoder(nn.Module):
         self.register_buffer("cos", angles.cos().repeat(1, 2), persistent=False)
         self.register_buffer("sin", angles.sin().repeat(1, 2), persistent=False)
 
-    def forward(self, ids: Tensor, place: Place | None = None) -> Tensor:
+    def forward(self, ids: Tensor, place: CachePositions | None = None) -> Tensor:
         """Return logits ``[batch, length, vocabulary]``.
 
         Args:

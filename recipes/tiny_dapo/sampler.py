@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import torch
-from model import Cache, Decoder, Place, padded, token_logprobs
+from model import Cache, CachePositions, Decoder, padded, token_logprobs
 
 SLOTS = 48
 
@@ -153,7 +153,7 @@ class Sampler:
         ids = padded(fresh)
         starts = torch.tensor([len(slot.ids) for slot in calls.values()])
         slots = torch.tensor([slot.index for slot in calls.values()])
-        logits = self._model(ids, Place(self._cache, slots, starts, ids.shape[1]))
+        logits = self._model(ids, CachePositions(self._cache, slots, starts, ids.shape[1]))
         last = logits[torch.arange(len(calls)), torch.tensor([len(part) - 1 for part in fresh])]
         logprobs = last.log_softmax(-1)
         for (call, slot), row in zip(calls.items(), logprobs, strict=True):

@@ -94,7 +94,7 @@ def _any_questions(rng: random.Random) -> Iterator[Question]:
         yield Question(a, rng.choice("+-"), b, rng.choice("+-"), c)
 
 
-class Language:
+class TurnEncoder:
     """Turns of the conversation as token ids, exactly as the chat template renders them.
 
     Args:
@@ -130,13 +130,13 @@ class Language:
         """Return a turn that hands in an answer."""
         return self.encode(f"{BOX}{value}{BOX_END}<|end|>")
 
-    def called(self, turn: list[int]) -> int | None:
+    def tool_answer(self, turn: list[int]) -> int | None:
         """Return what the python tool would answer to a sampled turn; ``None``: it is no call of one sum."""
         found = _SUM.fullmatch(self.decode(turn))
         return None if found is None else calculate(int(found[1]), found[2], int(found[3]))
 
 
-def trace(language: Language, question: Question, rng: random.Random) -> tuple[list[int], list[int]]:
+def trace(language: TurnEncoder, question: Question, rng: random.Random) -> tuple[list[int], list[int]]:
     """Return ids and mask of a warm-up trace.
 
     Most traces stop after one call and hand in its result, so the greedy policy is wrong; some of them are right, so
@@ -188,7 +188,7 @@ def train_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def write_tokenizer(directory: Path) -> Language:
+def write_tokenizer(directory: Path) -> TurnEncoder:
     """Write what the service loads as ``inference.tokenizer``, and return the same language."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer()
@@ -202,4 +202,4 @@ def write_tokenizer(directory: Path) -> Language:
         "chat_template": CHAT_TEMPLATE,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
-    return Language(tokenizer)
+    return TurnEncoder(tokenizer)

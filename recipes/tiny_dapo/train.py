@@ -21,7 +21,7 @@ from audit import LearnError, check_gradient, check_moved, check_records
 from model import Decoder, padded, token_logprobs
 from tasks import questions
 
-from prorl_gym.client import Client, Group, GroupsDroppedError, GroupStream
+from prorl_gym.client import Client, CompletedGroup, GroupsDroppedError, GroupStream
 from prorl_gym.demand import Demand
 from prorl_gym.records import Rollout, RolloutRequest, Segment
 from prorl_gym.settings import RolloutSettings
@@ -45,7 +45,7 @@ STALL_SECONDS = 180.0
 class Sample:
     """A trajectory to learn from."""
 
-    group: Group
+    group: CompletedGroup
     rollout: Rollout
     segment: Segment
     advantage: float
@@ -76,7 +76,7 @@ class Step:
     seconds: float
 
 
-def samples_of(group: Group) -> list[Sample]:
+def samples_of(group: CompletedGroup) -> list[Sample]:
     """Return the rollouts of a group with their advantages, normalised over the group."""
     rollouts = [rollout for rollout in group.rollouts if not rollout.masked]
     rewards = torch.tensor([rollout.reward for rollout in rollouts])
@@ -145,7 +145,7 @@ class Learner:
 
     async def learn(self, updates: int) -> AsyncIterator[Step]:
         """Make updates, and yield each. Raises ``LearnError`` or ``MismatchError`` when a check fails."""
-        async with aclosing(self.client.groups_of(RUN, self._resume, used=self._used)) as stream:
+        async with aclosing(self.client.stream_groups(RUN, self._resume, used_cursor=self._used)) as stream:
             for _ in range(updates):
                 started = monotonic()
                 taken, informative = await self._gather(stream)
@@ -158,7 +158,7 @@ class Learner:
                 yield Step(
                     reward=fmean(reward for group in taken for reward in group.rewards),
                     groups=len(taken),
-                    mismatch=max(found.values(), key=lambda one: one.largest),
+                    mismatch=max(found.values(), key=lambda one: one.max_abs_diff),
                     staleness=age,
                     clipped=clipped,
                     waited=waited,
@@ -181,9 +181,9 @@ class Learner:
         await self.client.update_policy(self._version, reference=reference)
         await self.client.resume()
 
-    async def _gather(self, stream: GroupStream) -> tuple[list[Group], list[Group]]:
+    async def _gather(self, stream: GroupStream) -> tuple[list[CompletedGroup], list[CompletedGroup]]:
         """Return the groups taken, and those of them that teach something."""
-        taken, informative = list[Group](), list[Group]()
+        taken, informative = list[CompletedGroup](), list[CompletedGroup]()
         await self._top_up()
         while len(informative) < GROUPS:
             if self._under_way < GROUPS:
@@ -196,7 +196,7 @@ class Learner:
                 continue
             except TimeoutError:
                 raise LearnError(f"rollouts: no group became complete within {STALL_SECONDS:g} s") from None
-            self._resume, self._used = group.resume, group.cursor
+            self._resume, self._used = group.resume_cursor, group.cursor
             self._under_way -= 1
             taken.append(group)
             if not group.stale and len(set(group.rewards)) > 1:
@@ -227,7 +227,7 @@ class Learner:
         self.submitted += [request.rollout_id for request in requests]
         self._under_way += missing
 
-    def learn_from(self, groups: Sequence[Group]) -> tuple[dict[int, Mismatch], float]:
+    def learn_from(self, groups: Sequence[CompletedGroup]) -> tuple[dict[int, Mismatch], float]:
         """Check a batch and take one pass over it; return its mismatch and the share of tokens that was clipped."""
         check_records(groups)
         self.batch = pack([sample for group in groups for sample in samples_of(group)])

@@ -13,7 +13,7 @@ from itertools import islice
 import torch
 from model import Decoder, padded, token_logprobs
 from sampler import Call, Sampler
-from tasks import Language, Question, questions, trace
+from tasks import Question, TurnEncoder, questions, trace
 
 BATCH, STEPS, FURTHER, RISE = 64, 220, 60, 40
 SAMPLED_AT_LEAST, GREEDY_AT_MOST = 0.18, 0.05
@@ -25,7 +25,7 @@ class WarmupError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Warm:
+class WarmPolicy:
     """A policy to start from."""
 
     model: Decoder
@@ -70,7 +70,7 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     return x.T if matrix.shape[0] > matrix.shape[1] else x
 
 
-def warm_up(language: Language, seed: int) -> Warm:
+def warm_up(language: TurnEncoder, seed: int) -> WarmPolicy:
     """Train a fresh decoder until it passes the gate.
 
     Raises:
@@ -106,14 +106,14 @@ def warm_up(language: Language, seed: int) -> Warm:
         print(f"warm-up: {steps} steps, loss {loss.item():.4f}, sampled {sampled:.3f}, greedy {greedy:.3f}", flush=True)
         if sampled >= SAMPLED_AT_LEAST and greedy <= GREEDY_AT_MOST:
             # In float32, batches of another shape differ by up to 6e-5 nats at a rare token: too near to the bound.
-            return Warm(model.double(), sampled, greedy, steps)
+            return WarmPolicy(model.double(), sampled, greedy, steps)
     raise WarmupError(
         f"warm-up gate: sampled {sampled:.3f} (at least {SAMPLED_AT_LEAST}), greedy {greedy:.3f} "
         f"(at most {GREEDY_AT_MOST}) after {steps} steps"
     )
 
 
-def accuracy(model: Decoder, language: Language, asked: list[Question], temperature: float) -> float:
+def accuracy(model: Decoder, language: TurnEncoder, asked: list[Question], temperature: float) -> float:
     """Return the share of questions solved, with the tool computed here: quick, and good enough for the gate."""
     sampler = Sampler(model)
     histories = {question: language.prompt(question) for question in asked}
@@ -134,7 +134,7 @@ def accuracy(model: Decoder, language: Language, asked: list[Question], temperat
         histories = {}
         for question, call in calls.items():
             turn_ids = call.result.result().sampled
-            value = language.called(turn_ids)
+            value = language.tool_answer(turn_ids)
             right += turn_ids == language.final(question.answer)
             if value is not None:
                 histories[question] = [*call.ids, *language.result(value)]

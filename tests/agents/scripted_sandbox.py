@@ -27,7 +27,7 @@ class ScriptedSandbox:
         self.leases += 1
         return self
 
-    async def alive(self) -> bool:
+    async def is_alive(self) -> bool:
         return self._alive
 
     async def shell(self) -> "ScriptedSandbox":
@@ -36,16 +36,16 @@ class ScriptedSandbox:
     async def python(self) -> "ScriptedSandbox":
         return self
 
-    async def start(self, command: str, *, wait: float) -> ShellResult:
+    async def start_command(self, command: str, *, wait: float) -> ShellResult:
         return self._answer("start", command, wait)
 
-    async def send(self, text: str, *, wait: float) -> ShellResult:
+    async def send_input(self, text: str, *, wait: float) -> ShellResult:
         return self._answer("send", text, wait)
 
     async def restart(self) -> ShellResult:
         return self._answer("restart")
 
-    async def run(self, code: str, *, timeout: float) -> CellResult:
+    async def run_cell(self, code: str, *, timeout: float) -> CellResult:
         return self._answer("run", code, timeout)
 
     def _answer(self, *asked: Any) -> Any:

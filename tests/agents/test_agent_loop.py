@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from prorl_gym.agents.fake import ScriptedPolicy
 from prorl_gym.agents.loop import run_agent
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, Observation, ToolSpec
+from prorl_gym.agents.scripted_policy import ScriptedPolicy
 from prorl_gym.agents.tools import FinishTool
-from prorl_gym.environments.protocol import GoldStep
+from prorl_gym.environments.protocol import ScriptedStep
 from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached, SandboxError
 from prorl_gym.records import Message, ToolCall
 
@@ -49,7 +49,7 @@ def calls(*made: ToolCall, **more: Any) -> AssistantTurn:
     return AssistantTurn("", made, **more)
 
 
-async def play(*script: AssistantTurn | GoldStep, tool: Echo | None = None, max_turns: int | None = None):
+async def play(*script: AssistantTurn | ScriptedStep, tool: Echo | None = None, max_turns: int | None = None):
     policy, artifacts, echo = ScriptedPolicy(script, max_turns), Artifacts(), tool or Echo()
     error: BaseException | None = None
     try:
@@ -61,7 +61,7 @@ async def play(*script: AssistantTurn | GoldStep, tool: Echo | None = None, max_
 
 async def test_turn_without_calls_is_the_answer():
     policy, artifacts, _, error = await play(AssistantTurn("four"))
-    assert (artifacts.answer, error, policy.turns) == ("four", None, 1)
+    assert (artifacts.answer, error, policy.turn_count) == ("four", None, 1)
     assert [message.role for message in artifacts.messages] == ["system", "user", "assistant"]
 
 
@@ -89,13 +89,13 @@ async def test_calls_of_one_turn_run_in_order_and_are_answered_together():
     policy, _, echo, _ = await play(calls(*made), AssistantTurn("done"))
     assert echo.heard == ["a", "b", "c"]
     assert [message.tool_call_id for message in policy.received[2:]] == ["a", "b", "c"]
-    assert policy.turns == 2
+    assert policy.turn_count == 2
 
 
 async def test_finish_ends_at_once():
     turn = calls(call("finish", '{"answer": "4"}'), call("echo", '{"text": "after"}'))
     policy, artifacts, echo, _ = await play(turn, AssistantTurn("never"))
-    assert (artifacts.answer, policy.turns, echo.heard) == ("4", 1, [])
+    assert (artifacts.answer, policy.turn_count, echo.heard) == ("4", 1, [])
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ async def test_finish_ends_at_once():
         (call("finish", '{"answer": 4}'), "'answer' must be of type string"),
     ],
 )
-async def test_bad_call_is_an_observation_that_says_what_is_expected(made: ToolCall, expected: str):
+async def test_bad_call_is_an_observation_with_what_is_expected(made: ToolCall, expected: str):
     policy, artifacts, echo, error = await play(calls(made), AssistantTurn("four"))
     said = policy.received[-1]
     assert said.role == "tool"
@@ -129,7 +129,7 @@ async def test_bad_call_is_an_observation_that_says_what_is_expected(made: ToolC
 
 
 async def test_unreadable_call_is_answered_as_user_beside_the_good_ones():
-    turn = calls(call("echo", '{"text": "hi"}'), malformed=("The second call is not JSON.",))
+    turn = calls(call("echo", '{"text": "hi"}'), parse_errors=("The second call is not JSON.",))
     policy, artifacts, _, _ = await play(turn, AssistantTurn("four"))
     assert [(message.role, message.content) for message in policy.received[2:]] == [
         ("tool", "you said hi"),
@@ -139,14 +139,14 @@ async def test_unreadable_call_is_answered_as_user_beside_the_good_ones():
 
 
 async def test_only_an_unreadable_call_does_not_end_the_rollout():
-    policy, artifacts, _, _ = await play(AssistantTurn("try", malformed=("Not JSON.",)), AssistantTurn("four"))
-    assert (policy.turns, artifacts.answer) == (2, "four")
+    policy, artifacts, _, _ = await play(AssistantTurn("try", parse_errors=("Not JSON.",)), AssistantTurn("four"))
+    assert (policy.turn_count, artifacts.answer) == (2, "four")
 
 
 async def test_an_unreadable_call_stays_in_the_text_of_its_turn_and_is_no_answer():
     """Trainers look for it there: NeMo-RL's ``invalid_tool_call_advantage`` goes by the text of a row's items."""
     sampled = '"four" <tool_call>{"name": "echo", broken'
-    _, artifacts, _, _ = await play(AssistantTurn("four", malformed=("?",), written=sampled), max_turns=1)
+    _, artifacts, _, _ = await play(AssistantTurn("four", parse_errors=("?",), raw_text=sampled), max_turns=1)
     assert artifacts.messages[-2].content == sampled
     assert artifacts.answer == "four"
 
@@ -188,9 +188,9 @@ async def test_lost_sandbox_passes_through():
 
 async def test_step_uses_the_last_observation():
     steps = [
-        GoldStep(tool="echo", arguments={"text": "hi"}),
-        GoldStep("It said {observation}.", "echo", {"text": "<{observation}>"}),
-        GoldStep("\\boxed{{observation}}"),
+        ScriptedStep(tool="echo", arguments={"text": "hi"}),
+        ScriptedStep("It said {observation}.", "echo", {"text": "<{observation}>"}),
+        ScriptedStep("\\boxed{{observation}}"),
     ]
     _, artifacts, echo, _ = await play(*steps)
     assert echo.heard == ["hi", "<you said hi>"]

@@ -35,7 +35,7 @@ async def test_command_reports_output_directory_and_exit_code():
     assert said.answer is None
 
 
-async def test_restart_and_stop_are_told():
+async def test_restart_and_stop_are_reported():
     tool, _ = bash(done("", 1, restarted=True, timed_out=True))
     said = await tool({"command": "exit 1"})
     assert "started again" in said.text
@@ -78,7 +78,7 @@ async def test_key_with_nothing_running_is_not_run(spelling: str, typed: dict[st
     assert sandbox.leases == 0
 
 
-async def test_silent_command_is_told_apart():
+async def test_silent_command_is_reported_as_such():
     tool, _ = bash(done("", None), done("tick\n", None))
     assert "still running. It has printed nothing since the last look." in (await tool({"command": "sleep 100"})).text
     assert "printed nothing" not in (await tool({"command": ""})).text

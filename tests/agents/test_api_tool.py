@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError
 
-from prorl_gym.agents.arguments import BadArguments, read_arguments
-from prorl_gym.agents.tools.api import Api, ApiConfig, ApiOutage, ApiRefused, ApiTool, schema_of
-from prorl_gym.agents.tools.secret import Secret
-from prorl_gym.agents.tools.text import shortened, visible
+from prorl_gym.agents.tool_arguments import BadArguments, parse_arguments
+from prorl_gym.agents.tools.api import ApiClient, ApiConfig, ApiOutage, ApiRefused, ApiTool, schema_of
+from prorl_gym.agents.tools.observation_text import printable_text, shorten
+from prorl_gym.agents.tools.tool_secret import Secret
 from prorl_gym.config import load_config
 from prorl_gym.errors import Cause, ConfigError, FailureKind, SandboxError
 from prorl_gym.logs import JsonFormatter
@@ -81,15 +81,15 @@ async def server() -> AsyncIterator[Server]:
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEATHER_KEY", KEY)
-    monkeypatch.setattr("prorl_gym.agents.tools.api_http._AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("prorl_gym.agents.tools.api_client.RETRY_SECONDS", 0.0)
 
 
-async def forecast(arguments: Weather, api: Api) -> str:
+async def forecast(arguments: Weather, api: ApiClient) -> str:
     return (await api.get("/forecast", {"city": arguments.city, "unit": arguments.unit})).text()
 
 
 def tool(
-    server: Server, answer: Callable[[Weather, Api], Awaitable[str]] = forecast, **config: Any
+    server: Server, answer: Callable[[Weather, ApiClient], Awaitable[str]] = forecast, **config: Any
 ) -> ApiTool[Weather]:
     config = {"url": f"{server.url}/v1", "secret": "WEATHER_KEY", **config}
     return ApiTool("weather", "Tell the weather.", Weather, answer, ApiConfig(**config))
@@ -99,7 +99,7 @@ async def said(tool: ApiTool[Weather], **arguments: Any) -> str:
     return (await tool({"city": "Bonn", **arguments})).text
 
 
-async def test_it_asks_with_the_key_and_tells_the_answer(server: Server) -> None:
+async def test_it_sends_the_key_and_returns_the_answer(server: Server) -> None:
     server.say("sunny")
     assert await said(tool(server)) == "sunny"
     assert server.seen[0].path_qs == "/v1/forecast?city=Bonn&unit=C"
@@ -107,7 +107,7 @@ async def test_it_asks_with_the_key_and_tells_the_answer(server: Server) -> None
 
 
 async def test_the_key_may_stand_in_the_query_and_json_be_sent(server: Server) -> None:
-    async def posts(arguments: Weather, api: Api) -> str:
+    async def posts(arguments: Weather, api: ApiClient) -> str:
         return str((await api.post("search", {"q": arguments.city})).json()["n"])
 
     server.say('{"n": 3}')
@@ -126,17 +126,19 @@ async def test_an_echoed_key_is_hidden(server: Server, status: int) -> None:
     for text in echoes(KEY):
         server.answers.clear()
         server.say(text, status)
-        told = await said(tool(server))
-        assert not any(part in told for part in (KEY, KEY[:12], base64.b64encode(KEY.encode()).decode()[4:20])), told
-        assert KEY.encode().hex() not in told
+        observation = await said(tool(server))
+        assert not any(
+            part in observation for part in (KEY, KEY[:12], base64.b64encode(KEY.encode()).decode()[4:20])
+        ), observation
+        assert KEY.encode().hex() not in observation
         line = JsonFormatter().format(logging.LogRecord("x", logging.INFO, "", 0, f"it said {text}", (), None))
         assert KEY[:12] not in line
 
 
 async def test_a_key_at_the_cut_is_hidden_too(server: Server) -> None:
     server.say("x" * 85 + KEY + "y" * 400)
-    told = await said(tool(server, characters=130))
-    assert not any(KEY[:length] in told for length in range(4, len(KEY)))
+    observation = await said(tool(server, characters=130))
+    assert not any(KEY[:length] in observation for length in range(4, len(KEY)))
 
 
 @settings(max_examples=40)
@@ -150,7 +152,7 @@ def test_every_spelling_of_any_key_is_hidden(key: str) -> None:
     os.environ["ANY_KEY"] = key
     try:
         for text in (key, quote(key, safe=""), json.dumps(key), key.encode().hex()):
-            assert "[hidden]" in Secret("ANY_KEY").hide(f"<{text}>")
+            assert "[hidden]" in Secret("ANY_KEY").redact(f"<{text}>")
     finally:
         os.environ.pop("ANY_KEY") if before is None else os.environ.update(ANY_KEY=before)
 
@@ -172,8 +174,10 @@ async def test_a_refused_key_is_no_fault_of_the_agent(server: Server) -> None:
 @pytest.mark.parametrize(("status", "times"), [(404, 1), (422, 1), (429, 2), (500, 2), (503, 2), (302, 2)])
 async def test_errors_are_observations(server: Server, status: int, times: int) -> None:
     server.say("no such city", status, headers={"Location": "http://127.0.0.1:1/"})
-    told = await said(tool(server))
-    assert ("no such city" in told and "refused" in told) if times == 1 else "not available" in told
+    observation = await said(tool(server))
+    assert (
+        ("no such city" in observation and "refused" in observation) if times == 1 else "not available" in observation
+    )
     assert len(server.seen) == times
 
 
@@ -195,10 +199,10 @@ async def test_an_outage_may_fail_the_attempt(server: Server) -> None:
         await said(tool(server, outage="fail"))
 
 
-async def test_nobody_listens() -> None:
+async def test_connection_is_refused() -> None:
     gone = ApiConfig(url=f"http://127.0.0.1:{unused_port()}", attempts=1)
-    told = (await ApiTool("weather", "", Weather, forecast, gone)({"city": "x"})).text
-    assert "not available: it cannot be reached" in told
+    observation = (await ApiTool("weather", "", Weather, forecast, gone)({"city": "x"})).text
+    assert "not available: it cannot be reached" in observation
 
 
 async def test_a_slow_answer_ends_at_the_deadline(server: Server) -> None:
@@ -228,24 +232,24 @@ async def test_an_endless_answer_is_left(server: Server) -> None:
 
 async def test_a_compressed_answer_is_not_unpacked(server: Server) -> None:
     server.say("\x1f\x8b bomb", headers={"Content-Encoding": "gzip"})
-    assert "not asked for" in await said(tool(server))
+    assert "not requested" in await said(tool(server))
 
 
 async def test_long_and_odd_answers_are_tamed(server: Server) -> None:
     server.say("\x1b[31mred\x00" + "a" * 5000)
-    told = await said(tool(server, characters=1000))
-    assert told.startswith("\ufffd[31mred\ufffd")
-    assert "characters left out" in told and len(told) < 1100
+    observation = await said(tool(server, characters=1000))
+    assert observation.startswith("\ufffd[31mred\ufffd")
+    assert "characters left out" in observation and len(observation) < 1100
 
 
 @pytest.mark.parametrize("path", ["//evil.example/x", "/../admin", "../../admin", "/%2e%2e/admin", "?x#y"])
 async def test_a_path_cannot_leave_the_base(server: Server, path: str) -> None:
-    async def anywhere(arguments: Weather, api: Api) -> str:
+    async def anywhere(arguments: Weather, api: ApiClient) -> str:
         return (await api.get(path)).text()
 
     server.say("inside")
-    told = await said(tool(server, anywhere))
-    assert "leads elsewhere" in told or all(seen.path.startswith("/v1/") for seen in server.seen)
+    observation = await said(tool(server, anywhere))
+    assert "leads elsewhere" in observation or all(seen.path.startswith("/v1/") for seen in server.seen)
     assert all("/admin" not in seen.path for seen in server.seen)
 
 
@@ -262,14 +266,16 @@ async def test_a_name_that_leads_inside_is_refused(server: Server) -> None:
     ("arguments", "complaint"),
     [({"city": "x" * 30}, "'city'"), ({"city": 5}, "'city'"), ({}, "'city'"), ({"city": "x", "unit": "K"}, "'unit'")],
 )
-async def test_bad_arguments_are_told_and_not_sent(server: Server, arguments: dict[str, Any], complaint: str) -> None:
-    told = (await tool(server)(arguments)).text
-    assert "not accepted" in told and complaint in told
+async def test_bad_arguments_are_reported_and_not_sent(
+    server: Server, arguments: dict[str, Any], complaint: str
+) -> None:
+    observation = (await tool(server)(arguments)).text
+    assert "not accepted" in observation and complaint in observation
     assert server.seen == []
 
 
 async def test_a_defect_of_the_function_is_no_observation(server: Server) -> None:
-    async def broken(arguments: Weather, api: Api) -> str:
+    async def broken(arguments: Weather, api: ApiClient) -> str:
         return (await api.get("/x")).json()["missing"]
 
     server.say("{}")
@@ -277,8 +283,8 @@ async def test_a_defect_of_the_function_is_no_observation(server: Server) -> Non
         await said(tool(server, broken))
 
 
-async def test_what_the_function_raises_for_the_model_is_told(server: Server) -> None:
-    async def picky(arguments: Weather, api: Api) -> str:
+async def test_error_that_the_function_raises_for_the_model_is_shown(server: Server) -> None:
+    async def picky(arguments: Weather, api: ApiClient) -> str:
         raise (ApiRefused if arguments.unit == "C" else ApiOutage)("no such place")
 
     assert "refused: no such place" in await said(tool(server, picky))
@@ -299,9 +305,9 @@ def test_the_schema_is_what_the_model_sees() -> None:
 
 def test_the_loop_reads_such_a_schema() -> None:
     spec = ApiTool("weather", "", Weather, forecast, ApiConfig(url="https://a.example")).spec
-    assert read_arguments(spec, '{"city": "x", "title": null}') == {"city": "x", "title": None}
+    assert parse_arguments(spec, '{"city": "x", "title": null}') == {"city": "x", "title": None}
     with pytest.raises(BadArguments, match="'city' is missing"):
-        read_arguments(spec, "{}")
+        parse_arguments(spec, "{}")
 
 
 @pytest.mark.parametrize(
@@ -317,7 +323,7 @@ def test_the_loop_reads_such_a_schema() -> None:
         ({"url": "https://a.example", "secrt": "KEY"}, "Did you mean 'secret'"),
     ],
 )
-def test_a_bad_configuration_is_told(config: dict[str, Any], message: str) -> None:
+def test_a_bad_configuration_is_reported(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(ApiConfig, config)
     with pytest.raises(ValidationError):
@@ -326,7 +332,7 @@ def test_a_bad_configuration_is_told(config: dict[str, Any], message: str) -> No
 
 @given(st.text(max_size=300), st.integers(min_value=1, max_value=100))
 def test_texts_are_bounded_and_writable(text: str, characters: int) -> None:
-    told = shortened(visible(text), characters)
-    told.encode()
-    assert len(told) <= max(characters, 0) + 60
-    assert all(letter in "\n\t" or letter.isprintable() or ord(letter) >= 0x80 for letter in told)
+    bounded = shorten(printable_text(text), characters)
+    bounded.encode()
+    assert len(bounded) <= max(characters, 0) + 60
+    assert all(letter in "\n\t" or letter.isprintable() or ord(letter) >= 0x80 for letter in bounded)

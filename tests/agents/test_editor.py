@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl_gym.agents.arguments import BadArguments, read_arguments
+from prorl_gym.agents.tool_arguments import BadArguments, parse_arguments
 from prorl_gym.agents.tools import EditorTool, ThinkTool
 from prorl_gym.agents.tools import editor as editor_module
-from prorl_gym.agents.tools.text_edits import EditRefused, insert_after, numbered, replace_once, split_lines
+from prorl_gym.agents.tools.text_edits import EditRefused, insert_after, number_lines, replace_once, split_lines
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.protocol import ExecResult, FileEntry, SandboxSpec
 
@@ -28,7 +28,7 @@ class FileSandbox:
     async def lease(self) -> "FileSandbox":
         return self
 
-    async def alive(self) -> bool:
+    async def is_alive(self) -> bool:
         return False
 
     async def read_file(self, path: str, *, limit: int = 16 << 20) -> bytes:
@@ -85,7 +85,7 @@ async def test_range_that_does_not_fit_is_said(wanted: list[Any]):
     assert (await call("view", "a", view_range=wanted)).startswith("view_range ")
 
 
-async def test_view_lists_two_levels_and_counts_hidden_ones(monkeypatch: pytest.MonkeyPatch):
+async def test_view_lists_two_levels_and_counts_hidden_ones():
     call, sandbox = opened(a=b"", src__x=b"", src__deep__y=b"")
     assert await call("view", ".") == "/testbed:\n  a\n  src/\n  src/deep/\n  src/x"
     sandbox.files["/testbed/.git/HEAD"] = sandbox.files["/testbed/src/.env"] = b""
@@ -95,12 +95,13 @@ async def test_view_lists_two_levels_and_counts_hidden_ones(monkeypatch: pytest.
     )
     del sandbox.files["/testbed/.git/HEAD"], sandbox.files["/testbed/src/.env"]
     assert "is for files" in await call("view", ".", view_range=[1, 2])
-    monkeypatch.setattr(editor_module, "_MAX_ENTRIES", 2)
     assert await call("view", "") == "path is empty or holds a NUL character."
-    assert (await call("view", "/testbed")).endswith("  src/\n[There are more. View a directory below, or use bash.]")
+    sandbox.files |= {f"/testbed/b{number:03}": b"" for number in range(300)}
+    lines = (await call("view", "/testbed")).splitlines()
+    assert lines[-2:] == ["  b198", "[There are more. View a directory below, or use bash.]"]
 
 
-async def test_long_file_is_cut_at_a_line_and_says_so():
+async def test_long_file_is_cut_at_a_line_and_marked_as_cut():
     call, _ = opened(a=b"0123456789\n" * 5000, b=b"x" * 50_000)
     said = await call("view", "a")
     assert len(said) < 17_000
@@ -115,9 +116,9 @@ async def test_only_lines_that_can_be_shown_are_numbered(monkeypatch: pytest.Mon
 
     def counted(lines: list[str], first: int) -> str:
         asked.append(len(lines))
-        return numbered(lines, first)
+        return number_lines(lines, first)
 
-    monkeypatch.setattr(editor_module, "numbered", counted)
+    monkeypatch.setattr(editor_module, "number_lines", counted)
     call, _ = opened(a=b"\n" * (1 << 20))
     for range_ in (None, [5, -1], [1 << 20, -1]):
         said = await call("view", "a", view_range=range_)
@@ -206,7 +207,7 @@ async def test_what_cannot_be_read_or_written_is_an_observation():
 
 
 async def test_undo_forgets_the_oldest_beyond_its_memory(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(editor_module, "MAX_HISTORY", 10)
+    monkeypatch.setattr(editor_module, "MAX_HISTORY_BYTES", 10)
     call, sandbox = opened(a=b"12345678")
     await call("str_replace", "a", old_str="1", new_str="x")
     await call("str_replace", "a", old_str="2", new_str="y")
@@ -225,8 +226,8 @@ async def test_lost_sandbox_is_no_observation():
 def test_unknown_command_is_refused_by_the_schema():
     spec = EditorTool(None).spec  # type: ignore[arg-type]
     with pytest.raises(BadArguments, match="must be one of 'view', 'create'"):
-        read_arguments(spec, '{"command": "delete", "path": "a"}')
-    assert read_arguments(spec, '{"command": "view", "path": "a", "view_range": [1, 2]}')
+        parse_arguments(spec, '{"command": "delete", "path": "a"}')
+    assert parse_arguments(spec, '{"command": "view", "path": "a", "view_range": [1, 2]}')
 
 
 async def test_think_changes_nothing():

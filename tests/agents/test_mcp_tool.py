@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import unused_port
 
-from prorl_gym.agents.arguments import BadArguments, read_arguments
-from prorl_gym.agents.tools.mcp import McpConfig, McpServer, McpTool
-from prorl_gym.agents.tools.mcp_specs import digest
+from prorl_gym.agents.tool_arguments import BadArguments, parse_arguments
+from prorl_gym.agents.tools.mcp import McpConfig, McpServer, McpTool, specs_digest
 from prorl_gym.config import load_config
 from prorl_gym.errors import Cause, ConfigError, FailureKind, SandboxError
-from prorl_gym.rollout.fake import EmptyBackend
-from prorl_gym.rollout.leases import SandboxLeases
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
 
 pytestmark = pytest.mark.mcp
 
@@ -43,7 +42,7 @@ async def kept(config: McpConfig) -> AsyncIterator[dict[str, McpTool]]:
     """As a rollout has it: entered in one task, called in another, left in a third."""
     leases = SandboxLeases(EmptyBackend())
     try:
-        tools = await asyncio.create_task(leases.keep(McpServer(config)))
+        tools = await asyncio.create_task(leases.enter_context(McpServer(config)))
         yield {tool.spec.name: tool for tool in tools}
     finally:
         await leases.close()
@@ -76,13 +75,13 @@ async def test_calls_and_their_answers() -> None:
 
 async def test_the_server_gets_the_variables_that_are_named_and_no_others() -> None:
     async with kept(config(env={"MINE": "1"})) as tools:
-        told = await say(tools, "environment")
-    assert '"MINE": "1"' in told and '"PATH"' in told
-    assert "of-the-service" not in told and TOKEN not in told and os.environ.get("HOME", "?") != "/"
-    assert f'"HOME": "{os.environ.get("HOME")}"' not in told
+        variables = await say(tools, "environment")
+    assert '"MINE": "1"' in variables and '"PATH"' in variables
+    assert "of-the-service" not in variables and TOKEN not in variables and os.environ.get("HOME", "?") != "/"
+    assert f'"HOME": "{os.environ.get("HOME")}"' not in variables
 
 
-async def test_a_server_that_dies_is_started_again_and_the_model_is_told() -> None:
+async def test_a_server_that_dies_is_started_again_and_the_model_sees_it() -> None:
     async with kept(config()) as tools:
         assert "broke off during this call" in await say(tools, "die")
         again = await say(tools, "hello")
@@ -97,7 +96,7 @@ async def test_a_call_without_end_is_stopped() -> None:
         assert (await say(tools, "hello")).endswith("say:hello")
 
 
-async def test_an_answer_that_is_none_is_told() -> None:
+async def test_an_invalid_answer_is_reported() -> None:
     async with kept(config()) as tools:
         assert "broke off during this call" in await say(tools, "nonsense")
 
@@ -154,9 +153,9 @@ def children() -> list[int]:
     ],
 )
 async def test_a_server_that_is_not_what_it_should_be(mode: str, more: dict[str, Any], said: str) -> None:
-    told = await refusal(config(mode, **more))
-    assert said in told or (mode == "array" and "not an object" in told)
-    assert told.count("\n") == 1 and TOKEN not in told
+    message = await refusal(config(mode, **more))
+    assert said in message or (mode == "array" and "not an object" in message)
+    assert message.count("\n") == 1 and TOKEN not in message
 
 
 async def test_odd_schemas_are_made_readable() -> None:
@@ -167,15 +166,15 @@ async def test_odd_schemas_are_made_readable() -> None:
         "properties": {"text": {"type": ["string", "null"], "description": "a\ufffd[31mb"}, "any": {}, "torn": {}},
         "required": ["text"],
     }
-    assert read_arguments(spec, '{"text": null, "any": 5}') == {"text": None, "any": 5}
+    assert parse_arguments(spec, '{"text": null, "any": 5}') == {"text": None, "any": 5}
     with pytest.raises(BadArguments, match="'text' must be of type string or null"):
-        read_arguments(spec, '{"text": 5}')
+        parse_arguments(spec, '{"text": 5}')
 
 
 async def test_descriptions_are_bounded_and_pinned_by_their_digest() -> None:
     async with kept(config("long")) as tools:
         assert len(tools["say"].spec.description) < 1100
-        found = digest([tools["say"].spec])
+        found = specs_digest([tools["say"].spec])
     async with kept(config("long", digest=found)) as tools:
         assert list(tools) == ["say"]
     assert f"expected was {found}" in await refusal(config("other", digest=found))
@@ -208,7 +207,7 @@ async def test_nothing_is_opened_after_the_end() -> None:
         ({"tools": ["a"], "comand": ["x"]}, "Did you mean 'command'"),
     ],
 )
-def test_a_bad_configuration_is_told(given: dict[str, Any], message: str) -> None:
+def test_a_bad_configuration_is_reported(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(McpConfig, given)
 

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prorl_gym.agents.policy import ModelPolicy
+from prorl_gym.agents.model_policy import ModelPolicy
 from prorl_gym.agents.protocol import AssistantTurn
 from prorl_gym.agents.tools import FinishTool
-from prorl_gym.inference.session import AssistantText
 from prorl_gym.records import Message, ToolCall
 
 
@@ -15,23 +14,23 @@ from prorl_gym.records import Message, ToolCall
 class Session:
     """Answers and remembers."""
 
-    answer: AssistantText
+    answer: AssistantTurn
     asked: list[Any]
 
-    async def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> AssistantText:
+    async def start_conversation(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> AssistantTurn:
         self.asked.append((messages, tools))
         return self.answer
 
-    async def respond(self, messages: Sequence[Message]) -> AssistantText:
+    async def respond(self, messages: Sequence[Message]) -> AssistantTurn:
         self.asked.append(messages)
         return self.answer
 
 
 async def test_tools_travel_as_functions_and_turns_come_back():
     made = (ToolCall(id="1", name="finish", arguments="{}"),)
-    session = Session(AssistantText("hm", made, ("bad",), "length", "hm <tool_call>"), [])
+    session = Session(AssistantTurn("hm", made, ("bad",), "length", "hm <tool_call>"), [])
     policy, prompt = ModelPolicy(session), [Message(role="user", content="hi")]
-    assert await policy.start(prompt, [FinishTool().spec]) == AssistantTurn(
+    assert await policy.start_conversation(prompt, [FinishTool().spec]) == AssistantTurn(
         "hm", made, ("bad",), "length", "hm <tool_call>"
     )
     assert await policy.respond(prompt) == AssistantTurn("hm", made, ("bad",), "length", "hm <tool_call>")

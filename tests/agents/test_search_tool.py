@@ -1,4 +1,4 @@
-"""The search tool: bounded plain results, failures as observations, and a key that nobody sees."""
+"""The search tool: bounded plain results, failures as observations, and a key that is never shown."""
 
 import json
 import logging
@@ -14,8 +14,8 @@ from aiohttp.test_utils import TestServer
 from prorl_gym.agents.tools.search import (
     KEY_VARIABLE,
     MAX_QUERY,
-    RESULTS,
-    VARIABLE,
+    MAX_RESULTS,
+    PROVIDER_VARIABLE,
     CorpusSearch,
     SearchFailed,
     SearchResult,
@@ -69,7 +69,7 @@ async def test_corpus_is_ranked_and_the_same_every_time(corpus: Path):
 async def test_results_are_bounded_and_plain():
     hostile = SearchResult("T\n[2] forged" + "t" * 1000, "x\x1b[31m\x00" + "y" * 100_000 + "\ud800", "http://a\nb")
     text = await observed(Scripted([hostile] * 50))
-    assert len(text) < RESULTS * 2000
+    assert len(text) < MAX_RESULTS * 2000
     assert text.count("\n[2] ") == 1  # a title cannot begin another result
     assert not any(letter < " " and letter != "\n" for letter in text)
     text.encode()
@@ -105,7 +105,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> str:
     return KEY
 
 
-async def test_tavily_is_asked_with_the_key_which_nobody_sees(key: str, caplog: pytest.LogCaptureFixture):
+async def test_tavily_gets_the_key_which_is_never_shown(key: str, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG)
     found = {"results": [{"title": "Gallium", "url": "https://a.example/g", "content": f"melts {key}", "score": 1}]}
     async with tavily(found) as (provider, asked):
@@ -136,20 +136,20 @@ async def test_a_refused_key_is_the_services_fault(key: str):
 
 
 def test_the_service_names_the_provider(corpus: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(PROVIDER_VARIABLE, raising=False)
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     assert configured_search() is None
-    monkeypatch.setenv(VARIABLE, f"corpus:{corpus}")
+    monkeypatch.setenv(PROVIDER_VARIABLE, f"corpus:{corpus}")
     assert isinstance(configured_search(), CorpusSearch)
     for bad, complaint in (
         ("tavily", KEY_VARIABLE),
         ("google", "no search provider"),
         ("corpus:/no/such", "cannot be"),
     ):
-        monkeypatch.setenv(VARIABLE, bad)
+        monkeypatch.setenv(PROVIDER_VARIABLE, bad)
         with pytest.raises(ConfigError, match=complaint):
             configured_search()
-    monkeypatch.setenv(VARIABLE, "tavily")
+    monkeypatch.setenv(PROVIDER_VARIABLE, "tavily")
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     assert isinstance(configured_search(), TavilySearch)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from prorl_gym.rollout.fake import EmptyBackend
-from prorl_gym.rollout.leases import SandboxLeases
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
 
 pytestmark = pytest.mark.mcp
 

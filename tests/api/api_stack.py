@@ -12,14 +12,20 @@ from typing import Any
 import aiohttp
 
 from prorl_gym.api.app import create_app
-from prorl_gym.api.auth import has_bearer
-from prorl_gym.api.connections import HttpServer
-from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
-from prorl_gym.rollout.memory_ledger import MemoryLedger
+from prorl_gym.api.http.connection_limits import ConnectionLimits, Connections
+from prorl_gym.api.http.http_server import HttpServer
+from prorl_gym.api.http.middleware import has_bearer_token
 from prorl_gym.rollout.protocol import Ledger
-from prorl_gym.rollout.retry import RetryConfig
-from prorl_gym.rollout.runner import InProcessRunner
+from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
+from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
+from prorl_gym.testing.rollout.fake_rollout import (
+    EmptyBackend,
+    FakePolicySource,
+    ScriptedEnvironment,
+    environment_lookup,
+)
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 TOKEN = "test-token-of-no-worth"
 
@@ -39,25 +45,27 @@ class Served:
 @asynccontextmanager
 async def running(ledger: Ledger | None = None) -> AsyncGenerator[RolloutService]:
     """A service that does what the rows of its rollouts say."""
-    runner = InProcessRunner(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
+    runner = InProcessRunner(environment_lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
     service = RolloutService(ledger or MemoryLedger(), runner, RetryConfig(pause_seconds=0.001))
     await service.start()
     yield service
-    service.refuse()
+    service.begin_shutdown()
     await service.stop(drain=False)
 
 
 @asynccontextmanager
-async def serving(ledger: Ledger | None = None, **options: Any) -> AsyncGenerator[Served]:
+async def serving(
+    ledger: Ledger | None = None, *, limits: ConnectionLimits | None = None, **options: Any
+) -> AsyncGenerator[Served]:
     """The same over a socket; options are those of ``create_app``."""
     async with running(ledger) as service:
         app = create_app(service, TOKEN, **options)
-        server = HttpServer(app, partial(has_bearer, token=TOKEN.encode()))
+        server = HttpServer(app, partial(has_bearer_token, token=TOKEN.encode()), Connections(limits))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             task = asyncio.create_task(server.serve(sockets=[listener]))
             async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
                 yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", service, http)
-            service.refuse()
+            service.begin_shutdown()
             server.should_exit = True
             await asyncio.wait_for(task, 10)
 

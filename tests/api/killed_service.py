@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
-from prorl_gym.environments.gym_rows import read_rows
+from prorl_gym.environments.row_format import read_rows
 from prorl_gym.records import RolloutRequest
 
 ROOT = Path(__file__).parents[2]
@@ -58,8 +59,8 @@ def announcement(child: "subprocess.Popen[str]", pattern: str) -> re.Match[str]:
             return found
 
 
-def configure(ground: Path, engine: str) -> list[str]:
-    """Write a configuration of a service on this ground; return the command that serves by it."""
+def configure(ground: Path, engine: str, **http: Any) -> list[str]:
+    """Write a configuration of a service on this ground, with more settings of ``http``; return the command for it."""
     config = ground / "service.json"
     config.write_text(
         json.dumps(
@@ -68,7 +69,7 @@ def configure(ground: Path, engine: str) -> list[str]:
                 "sandbox": {"backend": "userns", "scratch": str(ground / "scratch")},
                 "state": str(ground / "state"),
                 "retry": {"restarts": 100},  # more often than any test kills it
-                "http": {"port": 0},
+                "http": {"port": 0, **http},
             }
         )
     )
@@ -137,7 +138,7 @@ def who_sees(ground: Path) -> list[int]:
 
 
 def gone(ground: Path, seconds: float) -> bool:
-    """Wait until nobody sees the ground."""
+    """Wait until no process uses the ground."""
     deadline = time.monotonic() + seconds
     while who_sees(ground):
         if time.monotonic() > deadline:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from prorl_gym.api.allowed import AllowedUrls, UrlPattern
-from prorl_gym.inference.config import normal_url
+from prorl_gym.api.config import AllowedUrls, UrlPattern
+from prorl_gym.inference.config import normalize_url
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from prorl_gym.inference.config import normal_url
     ],
 )
 def test_a_pattern_fits(pattern: str, url: str) -> None:
-    assert UrlPattern.parse(pattern).fits(normal_url(url))
+    assert UrlPattern.parse(pattern).matches(normalize_url(url))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_pattern_fits(pattern: str, url: str) -> None:
     ],
 )
 def test_a_pattern_swallows_no_separator(pattern: str, url: str) -> None:
-    assert not UrlPattern.parse(pattern).fits(normal_url(url))
+    assert not UrlPattern.parse(pattern).matches(normalize_url(url))
 
 
 @pytest.mark.parametrize("pattern", ["*", "http://*/v1", "http://*.*:8000/v1", "http://a/*", "ftp://a", "http://u@a.*"])

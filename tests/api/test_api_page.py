@@ -25,6 +25,7 @@ def test_the_committed_page_is_current(script: Any) -> None:
     assert f"`schema_version`, now {SCHEMA_VERSION}." in script.page()
 
 
-def test_the_readme_lists_the_routes_that_there_are(script: Any) -> None:
-    assert script.readme() == script.README.read_text(encoding="utf-8"), "run: python scripts/api_page.py"
-    assert "| `POST /v1/rollouts` |" in script.readme()
+def test_the_page_lists_the_routes_that_there_are(script: Any) -> None:
+    rows = script.table(script.document()).splitlines()
+    assert "| `POST /v1/rollouts` |" in script.page()
+    assert set(rows) <= set(script.PAGE.read_text(encoding="utf-8").splitlines()), "run: python scripts/api_page.py"

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ import aiohttp
 import pytest
 from api_stack import TOKEN, Served, ask, serving
 
-from prorl_gym.api.auth import load_or_make_token
 from prorl_gym.api.config import ServiceConfig
-from prorl_gym.api.opening import open_service
+from prorl_gym.api.startup import load_or_create_token, open_service
+from prorl_gym.client.wire_models import AcceptedRollout
 from prorl_gym.errors import ConfigError
-from prorl_gym.rollout.ledger_file import LedgerFullError
+from prorl_gym.records import RolloutRequest
+from prorl_gym.rollout.ledger.ledger_config import LedgerFullError
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ async def test_cancel(served: Served) -> None:
     assert await served.ask("POST", "/v1/cancel", {"runs": ["default"]}) == (200, {"cancelled": ["b"]})
 
 
-async def test_groups_and_runs_together_mean_groups_of_these_runs(served: Served) -> None:
+async def test_groups_and_runs_together_mean_stream_groups_these_runs(served: Served) -> None:
     rows = [
         ask(f"{run}-{group}", run="hang") | {"run_id": run, "group_id": group} for run in ("x", "y") for group in "gh"
     ]
@@ -70,7 +72,7 @@ async def test_stream_resumes_at_a_cursor(served: Served) -> None:
 
 
 async def test_a_silent_stream_beats(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prorl_gym.api.routes.stream.HEARTBEAT", 0.01)
+    monkeypatch.setattr("prorl_gym.api.routes.rollouts.HEARTBEAT_SECONDS", 0.01)
     async with served.http.get(served.url + "/v1/stream") as response:
         assert await response.content.readline() == b"\n"
         await served.ask("POST", "/v1/rollouts", ask("a"))
@@ -94,19 +96,19 @@ async def test_the_name_of_the_scheme_has_no_case(served: Served) -> None:
             assert response.status == 200
 
 
-async def test_whoever_asks_whether_it_is_ready_costs_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_readiness_checks_cost_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole status counts all that is pending, which strangers must not be able to ask for."""
     monkeypatch.delattr("prorl_gym.rollout.service.RolloutService.status")
     async with aiohttp.ClientSession() as stranger, stranger.get(served.url + "/readyz") as response:
         assert response.status == 200
 
 
-async def test_health_needs_no_token_and_tells_nothing(served: Served) -> None:
+async def test_health_needs_no_token_and_shows_no_data(served: Served) -> None:
     async with aiohttp.ClientSession() as stranger:
         for path, expected in (("/livez", {"live": True}), ("/readyz", {"ready": True})):
             async with stranger.get(served.url + path) as response:
                 assert (response.status, await response.json()) == (200, expected)
-        served.service.refuse()
+        served.service.begin_shutdown()
         async with stranger.get(served.url + "/readyz") as response:
             assert (response.status, await response.json()) == (503, {"ready": False})
 
@@ -170,12 +172,12 @@ BAD = [
 async def test_bad_requests(served: Served, method: str, path: str, body: Any, status: int, what: str) -> None:
     answered, answer = await served.ask(method, path, body)
     assert answered == status
-    assert set(answer["error"]) == {"what", "fix"}
+    assert set(answer["error"]) - {"kind"} == {"what", "fix"}
     assert what in answer["error"]["what"]
     assert "Traceback" not in json.dumps(answer)
 
 
-async def test_a_demand_without_measure_is_kept_and_told(served: Served) -> None:
+async def test_a_demand_without_measure_is_kept_and_returned(served: Served) -> None:
     demand = {"groups": HUGE, "after": HUGE, "version": HUGE, "max_staleness": HUGE}
     status, _ = await served.ask("PUT", "/v1/runs/r/demand", demand)
     assert status in (200, 422)
@@ -198,24 +200,26 @@ async def test_another_body_for_an_id_is_a_conflict(served: Served) -> None:
     )
 
 
-async def test_a_full_service_says_when_to_come_again(served: Served) -> None:
+async def test_a_full_service_answers_when_to_retry(served: Served) -> None:
     await served.ask("POST", "/v1/rollouts", [ask(f"r{i}", run="hang") for i in range(5)])
     async with served.http.post(served.url + "/v1/rollouts", data=json.dumps(ask("more"))) as response:
         assert (response.status, response.headers["Retry-After"]) == (429, "5")
         assert (await response.json())["error"]["what"] == "5 rollouts are pending already."
 
 
-async def test_a_full_ledger_says_when_to_come_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def full(_: Any) -> None:
+class FullLedger(MemoryLedger):
+    async def add_rollouts(self, requests: Sequence[RolloutRequest]) -> list[AcceptedRollout]:
         raise LedgerFullError("The disk budget is used up.", "Acknowledge records.")
 
-    monkeypatch.setattr(served.service._ledger, "accept", full)
-    async with served.http.post(served.url + "/v1/rollouts", data=json.dumps(ask("a"))) as response:
-        assert (response.status, response.headers["Retry-After"]) == (429, "30")
-        assert (await response.json())["error"]["fix"] == "Acknowledge records."
+
+async def test_a_full_ledger_answers_when_to_retry() -> None:
+    async with serving(FullLedger()) as served:
+        async with served.http.post(served.url + "/v1/rollouts", data=json.dumps(ask("a"))) as response:
+            assert (response.status, response.headers["Retry-After"]) == (429, "30")
+            assert (await response.json())["error"]["fix"] == "Acknowledge records."
 
 
-async def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent(served: Served) -> None:
+async def test_a_body_with_too_large_a_length_is_refused_before_it_is_sent(served: Served) -> None:
     host, port = served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     head = ("POST /v1/rollouts HTTP/1.1", "Host: x", f"Authorization: Bearer {TOKEN}", "Content-Length: 999999999999")
@@ -225,7 +229,7 @@ async def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent(ser
 
 
 async def test_a_stopping_service_refuses(served: Served) -> None:
-    served.service.refuse()
+    served.service.begin_shutdown()
     status, answer = await served.ask("POST", "/v1/rollouts", ask("a"))
     assert (status, answer["error"]["what"]) == (503, "The service takes no more work.")
 
@@ -241,35 +245,35 @@ async def test_a_defect_shows_no_traceback(served: Served, monkeypatch: pytest.M
 
 def test_token_is_made_once_and_private(tmp_path: Path) -> None:
     path = tmp_path / "state" / "token"
-    token = load_or_make_token(path)
+    token = load_or_create_token(path)
     assert len(token) >= 40
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert load_or_make_token(path) == token
+    assert load_or_create_token(path) == token
 
 
 def test_token_that_others_may_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "token"
-    load_or_make_token(path)
+    load_or_create_token(path)
     os.chmod(path, 0o644)
     with pytest.raises(ConfigError) as caught:
-        load_or_make_token(path)
+        load_or_create_token(path)
     assert str(caught.value) == (f"{path}: other users may read the token.\nchmod 600 {path}, and make a new token.")
 
 
 def test_token_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "token"
-    load_or_make_token(path)
+    load_or_create_token(path)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(ConfigError, match="belongs to another user"):
-        load_or_make_token(path)
+        load_or_create_token(path)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o703])
 def test_state_that_every_user_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
     with pytest.raises(ConfigError) as caught:
-        load_or_make_token(tmp_path / "token")
+        load_or_create_token(tmp_path / "token")
     assert str(caught.value) == (
         f"state: every user may write to {tmp_path}.\n"
         f"chmod go-w {tmp_path}, or set 'state' to a directory of this user's."
@@ -279,7 +283,7 @@ def test_state_that_every_user_may_write_to_is_refused(tmp_path: Path, mode: int
 
 def test_state_that_a_group_may_write_to_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tmp_path.chmod(0o770)
-    load_or_make_token(tmp_path / "token")
+    load_or_create_token(tmp_path / "token")
     assert "may write to it" in caplog.text
 
 
@@ -300,7 +304,7 @@ async def test_a_ledger_where_every_user_may_write_is_refused(tmp_path: Path) ->
 def test_token_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "token").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="cannot be read"):
-        load_or_make_token(tmp_path / "token")
+        load_or_create_token(tmp_path / "token")
     assert not (tmp_path / "elsewhere").exists()
 
 

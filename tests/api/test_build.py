@@ -10,7 +10,7 @@ import pytest
 from prorl_gym.api import build
 from prorl_gym.api.config import ServiceConfig
 from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.fake import EmptyBackend
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
 
 NAMED = "named-" + hashlib.sha256(b"http://127.0.0.1:1/other").hexdigest()[:8]
 """The pool of an address that requests may name: called after the address, not after its place in the list."""
@@ -41,12 +41,12 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 async def test_each_pool_has_its_lifecycle_from_the_start(service: Any):
     built = await service()
     try:
-        assert list(built.lifecycles) == [pool.name for pool in built.pools] == ["policy", NAMED]
-        await built.lifecycles["policy"].pause("drain")
+        assert list(built.weight_updaters) == [pool.name for pool in built.pools] == ["policy", NAMED]
+        await built.weight_updaters["policy"].pause("drain")
         assert [pool.snapshot().paused for pool in built.pools] == [True, False]
     finally:
         await built.close()
-    assert not built.pool.snapshot().paused, "nobody waits for a trainer that is told nothing any more"
+    assert not built.pool.snapshot().paused, "no call waits for a trainer that can no longer resume it"
 
 
 @pytest.mark.parametrize(
@@ -65,23 +65,23 @@ async def test_slots_of_run_are_many_where_admission_follows_the_caches(service:
 async def test_engines_keep_their_version_over_a_restart(service: Any):
     """Engines outlive the service: what they sample after its restart must not be labelled as of the first weights."""
     built = await service()
-    await built.service.policy_version(7, NAMED)
-    await built.service.policy_version(3)
+    await built.service.set_policy_version(7, NAMED)
+    await built.service.set_policy_version(3)
     await built.close()
     again = await service()
     try:
         assert [pool.version for pool in again.pools] == [3, 7]
-        assert again.service.groups("any").version == 3
+        assert again.service.groups_status("any").version == 3
     finally:
         await again.close()
 
 
-async def test_a_stop_does_not_wait_for_a_policy_that_nobody_can_resume(service: Any):
+async def test_a_stop_does_not_wait_for_a_paused_policy(service: Any):
     built = await service()
-    await built.lifecycles["policy"].pause("drain")
+    await built.weight_updaters["policy"].pause("drain")
     row = {"id": "m", "question": "1+1?", "answer": "2"}
     in_hand = asyncio.Event()
-    built.service.watch(lambda event: in_hand.set() if getattr(event, "stage", "") == "init" else None)
+    built.service.add_stage_observer(lambda event: in_hand.set() if getattr(event, "stage", "") == "init" else None)
     await built.service.submit([RolloutRequest(rollout_id="r", environment="math", task=row)])
     await asyncio.wait_for(in_hand.wait(), 10)
     await asyncio.wait_for(built.close(drain=True), 10)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from prorl_gym.api.config import ServiceConfig
-from prorl_gym.api.opening import offered
-from prorl_gym.api.server import listen
+from prorl_gym.api.service_process import open_listener
+from prorl_gym.api.startup import offered_environments
 from prorl_gym.config import load_config
 from prorl_gym.errors import ConfigError, TaskError
 from prorl_gym.inference.config import InferenceConfig
@@ -25,10 +25,10 @@ def complaint(**changes: Any) -> str:
 
 def test_defaults_follow_the_state_directory(tmp_path: Path) -> None:
     config = load_config(ServiceConfig, {**LEAST, "state": str(tmp_path)})
-    assert (config.ledger_file.path, config.token_file) == (tmp_path / "ledger.sqlite", tmp_path / "token")
+    assert (config.ledger_config.path, config.token_file) == (tmp_path / "ledger.sqlite", tmp_path / "token")
     assert (config.http.host, config.inference.engines) == ("127.0.0.1", ["http://127.0.0.1:1/v1"])
     own = load_config(ServiceConfig, {**LEAST, "ledger": {"path": "/data/l.db"}})
-    assert own.ledger_file.path == Path("/data/l.db")
+    assert own.ledger_config.path == Path("/data/l.db")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_defaults_follow_the_state_directory(tmp_path: Path) -> None:
         (
             {"ledger": {}},
             "F: required key 'ledger.path' is missing.\n"
-            "Add it: SQLite file, on a local disk; made at the first start. Its directory must exist.",
+            "Add it: SQLite file, on a local disk; created at the first start. Its directory must exist.",
         ),
         (
             {"inference_urls": ["file:///etc/passwd"]},
@@ -72,12 +72,12 @@ def test_mistakes_are_named(changes: dict[str, Any], message: str) -> None:
 
 def test_unknown_environment_in_the_configuration() -> None:
     with pytest.raises(ConfigError) as caught:
-        offered(["mth"])
+        offered_environments(["mth"])
     assert str(caught.value) == "environments: There is no environment 'mth'.\nDid you mean 'math'?"
 
 
 def test_an_environment_that_is_not_offered() -> None:
-    find = offered(["math"])
+    find = offered_environments(["math"])
     assert find("math").name == "math"
     with pytest.raises(TaskError) as caught:
         find("code")
@@ -86,17 +86,17 @@ def test_an_environment_that_is_not_offered() -> None:
 
 def test_a_service_that_offers_all_names_them() -> None:
     with pytest.raises(TaskError) as caught:
-        offered(())("mtah")
+        offered_environments(())("mtah")
     assert str(caught.value) == (
         "This service does not offer environment 'mtah'.\nIt offers: code, math, stem, swe, taskdir."
     )
 
 
 def test_an_address_that_is_taken() -> None:
-    with listen("127.0.0.1", 0) as first:
+    with open_listener("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         with pytest.raises(ConfigError) as caught:
-            listen("127.0.0.1", port)
+            open_listener("127.0.0.1", port)
     assert str(caught.value) == (
         f"127.0.0.1:{port}: cannot listen there (Address already in use).\nSet http.port to a free one, or 0."
     )
@@ -110,7 +110,7 @@ async def test_answers_do_not_wait_for_acknowledgements() -> None:
         off.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         writer.close()
 
-    with listen("127.0.0.1", 0) as listener:
+    with open_listener("127.0.0.1", 0) as listener:
         async with await asyncio.start_server(accepted, sock=listener):
             _, writer = await asyncio.open_connection(*listener.getsockname())
             assert await off

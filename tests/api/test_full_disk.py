@@ -2,20 +2,18 @@
 
 import asyncio
 import sqlite3
-import threading
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 from api_stack import TOKEN, ask, serving
+from ledger_writer import hanging_disk, open_with_writer
 
 from prorl_gym.client import Client
 from prorl_gym.errors import CancelReason
-from prorl_gym.rollout import ledger_writer
-from prorl_gym.rollout.ledger import SqliteLedger
-from prorl_gym.rollout.ledger_file import DiskFullError, LedgerConfig
-from prorl_gym.rollout.memory_ledger import MemoryLedger
+from prorl_gym.rollout.ledger.ledger_config import DiskFullError, LedgerConfig
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+from prorl_gym.rollout.ledger.writer_thread import WriterLimits
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 
 class Full(MemoryLedger):
@@ -33,20 +31,15 @@ async def test_a_cancel_that_cannot_be_remembered_is_answered_503() -> None:
 
 
 async def test_the_status_and_the_metrics_need_no_disk(tmp_path: Path) -> None:
-    ledger = await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"))
+    ledger, writer = await open_with_writer(LedgerConfig(path=tmp_path / "l.db"))
     async with serving(ledger) as served:
         await served.ask("POST", "/v1/rollouts", [ask("a")])
         await served.service.result("a", 10)
-        release = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        thread = ledger._writer._thread  # pyright: ignore[reportPrivateUsage]
-        hanging = loop.run_in_executor(thread, lambda: asyncio.run_coroutine_threadsafe(release.wait(), loop).result())
-        status, answer = await asyncio.wait_for(served.ask("GET", "/v1/status"), 5)
-        assert (status, answer["ledger"]["kept"]) == (200, 1)
-        async with served.http.get(f"{served.url}/metrics") as response:
-            assert "prorl_ledger_bytes" in await asyncio.wait_for(response.text(), 5)
-        release.set()
-        await hanging
+        async with hanging_disk(writer):
+            status, answer = await asyncio.wait_for(served.ask("GET", "/v1/status"), 5)
+            assert (status, answer["ledger"]["kept"]) == (200, 1)
+            async with served.http.get(f"{served.url}/metrics") as response:
+                assert "prorl_ledger_bytes" in await asyncio.wait_for(response.text(), 5)
 
 
 async def test_a_damaged_record_stops_neither_the_stream_nor_the_client(tmp_path: Path) -> None:
@@ -65,33 +58,17 @@ async def test_a_damaged_record_stops_neither_the_stream_nor_the_client(tmp_path
         stream = client.stream(follow=False)
         assert [one.cursor async for one in stream] == [1, 2, 4, 5, 6]
         assert [(one.cursor, one.rollout_id) for one in stream.damaged] == [(3, broken)]
-        assert len([group async for group in client.groups_of("default", follow=False)]) == 5
+        assert len([group async for group in client.stream_groups("default", follow=False)]) == 5
         assert await client.acknowledge(None, 6) == 6
 
 
-@asynccontextmanager
-async def frozen(ledger: SqliteLedger) -> AsyncGenerator[None]:
-    """Let the disk not answer: the ledger's thread stands still."""
-    thaw = threading.Event()
-    thread = ledger._writer._thread  # pyright: ignore[reportPrivateUsage]
-    standing = asyncio.get_running_loop().run_in_executor(thread, thaw.wait)
-    try:
-        yield
-    finally:
-        thaw.set()
-        await standing
-
-
-async def test_what_a_frozen_disk_cannot_note_is_answered_503_and_not_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledger_writer, "_URGENT_SECONDS", 0.2)
-    ledger = await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"))
+async def test_what_a_frozen_disk_cannot_note_is_answered_503_and_not_done(tmp_path: Path) -> None:
+    ledger, writer = await open_with_writer(LedgerConfig(path=tmp_path / "l.db"), WriterLimits(urgent_seconds=0.2))
     async with serving(ledger) as served:
         await served.ask("POST", "/v1/rollouts", [ask("done"), ask("hanging", run="hang")])
         await served.service.result("done", 10)
         demand = {"groups": 3}
-        async with frozen(ledger):
+        async with hanging_disk(writer):
             for method, route, body in (
                 ("POST", "/v1/cancel", {"rollouts": ["hanging"]}),
                 ("POST", "/v1/ack", {"run": "default", "cursor": 1}),

@@ -39,7 +39,7 @@ RUN = "default"
 
 @dataclass
 class Client:
-    """What a trainer knows: what it was told, over all lives of the service."""
+    """What a trainer knows: every answer that it got, over all lives of the service."""
 
     dice: random.Random
     accepted: dict[str, RolloutRequest] = field(default_factory=dict[str, RolloutRequest])
@@ -112,7 +112,7 @@ def test_a_service_that_is_killed_again_and_again_keeps_every_promise() -> None:
         serve = configure(ground, engine)
         for number in range(ROUNDS):
             with started(serve, SERVING) as (process, address):
-                with SyncClient(address, token=token(ground), patience=0) as service:
+                with SyncClient(address, token=token(ground), retry_seconds=0) as service:
                     client.sent_again(service)
                     if number % 2:  # else it may be killed while it loads
                         announcement(process, LOADED)

@@ -9,8 +9,8 @@ import pytest
 from killed_service import ENGINE, SERVING, below, configure, example_requests, place, started, survivors
 
 from prorl_gym.client import SyncClient, read_token
-from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 
 REPLICAS = 6
 

@@ -16,8 +16,8 @@ import pytest
 
 from prorl_gym.client import SyncClient, read_token
 from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.ledger import SqliteLedger
-from prorl_gym.rollout.ledger_file import LedgerConfig
+from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 
 QUEUED = 100_000
 FLOOR = "import fastapi, pydantic, uvicorn, aiohttp"
@@ -77,7 +77,7 @@ def floor() -> float:
 async def fill(file: Path) -> None:
     ledger = await SqliteLedger.open(LedgerConfig(path=file))
     for start in range(0, QUEUED, 1000):
-        await ledger.accept([ask(f"r{number}") for number in range(start, start + 1000)])
+        await ledger.add_rollouts([ask(f"r{number}") for number in range(start, start + 1000)])
     await ledger.close()
 
 
@@ -88,7 +88,7 @@ def test_a_restart_with_a_long_queue_accepts_for_little_more_than_its_imports(tm
     took: list[float] = []
     for number in range(3):  # the least of three: others use this machine, too
         with serving(config) as (child, address):
-            with SyncClient(address, token=read_token(tmp_path / "token"), patience=0) as client:
+            with SyncClient(address, token=read_token(tmp_path / "token"), retry_seconds=0) as client:
                 assert not client.submit(ask(f"new{number}"))[0].duplicate
                 took.append(processor_seconds(child.pid))
                 assert client.submit(ask("r99999"))[0].duplicate
@@ -112,8 +112,8 @@ def test_what_cannot_be_loaded_ends_the_service_and_is_said(
     command = [sys.executable, "-c", SERVE, "serve", "--config", str(config)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    told = [line for line in done.stderr.splitlines() if not line.startswith("{")]
-    assert told[0] == f"prorl-gym: {said}" and len(told) == 2
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert lines[0] == f"prorl-gym: {said}" and len(lines) == 2
 
 
 def test_a_signal_while_it_loads_ends_it_in_order(tmp_path: Path) -> None:

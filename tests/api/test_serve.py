@@ -20,32 +20,33 @@ SERVE = """
 import asyncio, sys
 from contextlib import AsyncExitStack
 from pathlib import Path
-from prorl_gym.api import server
-from prorl_gym.api.build import Built
+from prorl_gym.api import service_process
+from prorl_gym.api.build import LoadedService
 from prorl_gym.api.config import ServiceConfig
-from prorl_gym.api.opening import Opened
+from prorl_gym.api.startup import AcceptingService
 from prorl_gym.config import load_config
-from prorl_gym.logs import configure
-from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
-from prorl_gym.rollout.ledger import SqliteLedger
-from prorl_gym.rollout.loading import LoadingRunner
-from prorl_gym.rollout.runner import InProcessRunner
-from prorl_gym.rollout.service import RolloutService
+from prorl_gym.logs import configure_logging
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend, FakePolicySource, ScriptedEnvironment
+from prorl_gym.testing.rollout.fake_rollout import environment_lookup
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+from prorl_gym.rollout.intake import LoadingRunner
+from prorl_gym.rollout.scheduling.runner import InProcessRunner
+from prorl_gym.rollout.service import (RolloutService,)
 
 async def open_service(config):
-    ledger = await SqliteLedger.open(config.ledger_file)
+    ledger = await SqliteLedger.open(config.ledger_config)
     service = RolloutService(ledger, LoadingRunner(lambda _: None))
-    await service.accept()
-    return Opened(config, service, ledger, lookup(ScriptedEnvironment()))
+    await service.start_accepting()
+    return AcceptingService(config, service, ledger, environment_lookup(ScriptedEnvironment()))
 
 async def load(opened):
     runner = InProcessRunner(opened.environments, FakePolicySource(), EmptyBackend(), opened.config.runner)
-    await opened.service.begin(runner)
-    return Built(opened.service, EmptyBackend(), None, None, opened.environments, AsyncExitStack())
+    await opened.service.start_dispatching(runner)
+    return LoadedService(opened.service, EmptyBackend(), None, None, opened.environments, AsyncExitStack())
 
-server.open_service, server.load = open_service, load
-configure("info", "json")
-asyncio.run(server.serve(load_config(ServiceConfig, Path(sys.argv[1]))))
+service_process.open_service, service_process.load_service = open_service, load
+configure_logging("info", "json")
+asyncio.run(service_process.serve(load_config(ServiceConfig, Path(sys.argv[1]))))
 print("ended in order")
 """
 
@@ -85,7 +86,7 @@ def start(config: Path) -> Iterator[Any]:
             line = child.stderr.readline()
             assert line, "it ended before it served"
             address = re.search(r"serving on (http://[\d.:]+)", line)
-        process = Process(child, SyncClient(address[1], token=read_token(config.parent / "token"), patience=0))
+        process = Process(child, SyncClient(address[1], token=read_token(config.parent / "token"), retry_seconds=0))
         started.append(process)
         return process
 
@@ -127,7 +128,7 @@ def test_a_second_signal_cuts_off_and_the_next_start_makes_it_again(start: Any) 
     assert "waiting up to 600 s for 1 rollouts in hand; 0 wait for the next start" in line
     assert first.end(signal.SIGINT).strip() == "ended in order"
     second = start()
-    assert second.client.look("a") is None
+    assert second.client.poll_result("a") is None
     assert second.client.cancel(["a"]) == ["a"]
     rollout = second.client.result("a", timeout=10)
     assert (rollout.outcome.status, rollout.retries) == ("cancelled", [])

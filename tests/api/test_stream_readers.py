@@ -1,30 +1,31 @@
-"""Readers of the stream that do not read, or vanish: nobody waits for them, and little is held for them."""
+"""Readers of the stream that do not read, or vanish: they delay no other, and little is held for them."""
 
 import asyncio
 import gc
 import json
 
-import pytest
 from api_stack import TOKEN, Served, ask, serving
 
 from prorl_gym.demand import Demand
 from prorl_gym.records import Rollout, RolloutRequest
 from prorl_gym.rollout.protocol import Delivery
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 COUNT = 10_000
 
 
-class Endless:
+class Endless(MemoryLedger):
     """Hands out records that are not stored anywhere, and counts them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.read = 0
         self.record = json.dumps({"pad": "x" * 20_000})
 
-    async def finished(self, run_id: str | None, after: int, limit: int) -> list[Delivery]:
+    async def read_records(self, run_id: str | None, after: int, limit: int) -> list[Delivery]:
         last = min(after + limit, COUNT)
         self.read = max(self.read, last)
-        return [Delivery(cursor, self.record) for cursor in range(after + 1, last + 1)]
+        return [Delivery(number, self.record) for number in range(after + 1, last + 1)]
 
 
 async def open_stream(served: Served, query: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -35,10 +36,9 @@ async def open_stream(served: Served, query: str = "") -> tuple[asyncio.StreamRe
     return reader, writer
 
 
-async def test_a_reader_that_never_reads_holds_one_page_and_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving() as served:
-        endless = Endless()
-        monkeypatch.setattr(served.service._ledger, "finished", endless.finished)
+async def test_a_reader_that_never_reads_holds_one_page_and_delays_no_other() -> None:
+    endless = Endless()
+    async with serving(endless) as served:
         stalled = [await open_stream(served) for _ in range(3)]
         before = -1
         while endless.read != before:  # it goes on until the sockets' buffers are full, then no more
@@ -102,7 +102,7 @@ async def test_what_is_too_old_is_marked() -> None:
                 return [json.loads(line)["stale"] for line in (await response.read()).splitlines()]
 
         assert await stale() == [False, False]
-        await served.service.policy_version(5)
+        await served.service.set_policy_version(5)
         assert await stale() == [True, True]
         _, groups = await served.ask("GET", "/v1/runs/default/groups")
         assert groups["version"] == 5

@@ -3,24 +3,30 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import uvicorn
 
-from prorl_gym.api.allowed import AllowedUrls
 from prorl_gym.api.app import create_app
-from prorl_gym.api.fleet import Fleet
-from prorl_gym.api.server import listen
-from prorl_gym.inference.fake import FakeEngine, Reply
-from prorl_gym.inference.lifecycle import PolicyLifecycle
-from prorl_gym.inference.pool import EnginePool
-from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
-from prorl_gym.rollout.memory_ledger import MemoryLedger
+from prorl_gym.api.config import AllowedUrls
+from prorl_gym.api.policy_control import EngineRegistry
+from prorl_gym.api.service_process import open_listener
+from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.inference.weights.weight_updater import WeightUpdater
 from prorl_gym.rollout.protocol import Ledger
-from prorl_gym.rollout.retry import RetryConfig
-from prorl_gym.rollout.runner import InProcessRunner
+from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
+from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
+from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
+from prorl_gym.testing.rollout.fake_rollout import (
+    EmptyBackend,
+    FakePolicySource,
+    ScriptedEnvironment,
+    environment_lookup,
+)
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 TOKEN = "test-token-of-no-worth"
 ENGINES = {f"policy-{index}": f"http://10.0.0.{index}:8000/v1" for index in range(2)}
@@ -33,26 +39,31 @@ def _engine(name: str, url: str) -> FakeEngine:
 @asynccontextmanager
 async def served(ledger: Ledger | None = None) -> AsyncIterator[str]:
     """Serve on the running loop; give the address."""
-    runner = InProcessRunner(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
+    runner = InProcessRunner(environment_lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
     service = RolloutService(ledger or MemoryLedger(), runner, RetryConfig(attempts=1, pause_seconds=0.001))
     await service.start()
     async with AsyncExitStack() as owned:
         pool = await owned.enter_async_context(EnginePool("policy"))
         for name, url in ENGINES.items():
-            pool.add(_engine(name, url))
-        lifecycle = PolicyLifecycle(pool, 1000)
-        owned.push_async_callback(lifecycle.close)
-        fleet = Fleet(pool, ENGINES, _engine, AllowedUrls(list(ENGINES.values()), ["http://10.0.0.*:8000/v1"]))
+            pool.add_engine(_engine(name, url))
+        updater = WeightUpdater(pool, 1000)
+        owned.push_async_callback(updater.close)
+        fleet = EngineRegistry(pool, ENGINES, _engine, AllowedUrls(list(ENGINES.values()), ["http://10.0.0.*:8000/v1"]))
         app = create_app(
-            service, TOKEN, pools=[pool], lifecycles={"policy": lifecycle}, fleets={"policy": fleet}, decode=_decode
+            service,
+            TOKEN,
+            pools=[pool],
+            weight_updaters={"policy": updater},
+            registries={"policy": fleet},
+            decode=_decode,
         )
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", access_log=False))
-        with listen("127.0.0.1", 0) as listener:
+        with open_listener("127.0.0.1", 0) as listener:
             task = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 yield f"http://127.0.0.1:{listener.getsockname()[1]}"
             finally:
-                service.refuse()
+                service.begin_shutdown()
                 server.should_exit = True
                 await asyncio.wait_for(task, 10)
                 await service.stop(drain=False)
@@ -65,14 +76,29 @@ def _decode(ids: Any) -> str:
 @contextmanager
 def in_a_thread(ledger: Ledger | None = None) -> Iterator[str]:
     """Serve beside the test; give the address."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="loopback-service")
-    thread.start()
-    serving = served(ledger)
-    try:
-        yield asyncio.run_coroutine_threadsafe(serving.__aenter__(), loop).result(20)
-        asyncio.run_coroutine_threadsafe(serving.__aexit__(None, None, None), loop).result(20)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(20)
-        loop.close()
+    with entered_in_a_thread(served(ledger)) as address:
+        yield address
+
+
+@contextmanager
+def entered_in_a_thread(context: AbstractAsyncContextManager[str]) -> Iterator[str]:
+    """Enter a context on an event loop of another thread, for a test that has none; give what it gives."""
+    entered, end = Future[str](), threading.Event()
+
+    async def hold() -> None:
+        try:
+            async with context as address:
+                entered.set_result(address)
+                await asyncio.to_thread(end.wait)
+        except BaseException as error:  # a skip among them
+            if entered.done():
+                raise
+            entered.set_exception(error)
+
+    with ThreadPoolExecutor(1, "loopback-service") as thread:
+        held = thread.submit(asyncio.run, hold())
+        try:
+            yield entered.result(20)
+        finally:
+            end.set()
+        held.result(20)

@@ -9,8 +9,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from prorl_gym.cli.examples import EXAMPLES, line
-from prorl_gym.cli.main import app
+from prorl_gym.cli.main import EXAMPLES, app, example_line
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "cli_page.py"
 
@@ -26,14 +25,14 @@ COMMANDS = leaves(get_command(app))
 
 
 def test_every_command_has_an_example() -> None:
-    assert set(EXAMPLES) == set(COMMANDS), "prorl_gym/cli/examples.py has one line for each command"
+    assert set(EXAMPLES) == set(COMMANDS), "prorl_gym/cli/main.py has one line for each command"
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_its_help_shows_it(name: str) -> None:
     result = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
-    assert f"Example: {line(name)}" in result.output
+    assert f"Example: {example_line(name)}" in result.output
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))

@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from prorl_gym import __version__
+from prorl_gym.cli.installation import gym_root
 from prorl_gym.cli.main import app
-from prorl_gym.cli.root import gym_root
 
 COMMANDS = (
     *("serve", "submit", "show", "watch", "cancel", "engine", "validate", "doctor", "bench"),
@@ -64,7 +64,7 @@ def test_the_command_line_loads_nothing_heavy():
         "rich",
         "transformers",
         "prorl_gym.sandbox",
-        "prorl_gym.client.groups",
+        "prorl_gym.client.group_stream",
     )
     code = f"import sys, prorl_gym.cli.main; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -12,11 +12,11 @@ import pytest_asyncio
 
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.errors import SandboxError
-from prorl_gym.rollout.leases import SandboxLeases
-from prorl_gym.sandbox.choose import open_backend
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
+from prorl_gym.sandbox.backend_selection import open_backend
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.local import LocalBackend
 from prorl_gym.sandbox.protocol import SandboxBackend
+from prorl_gym.sandbox.service.local_backend import LocalBackend
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

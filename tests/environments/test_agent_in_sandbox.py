@@ -1,34 +1,34 @@
-"""The code environment's loop and tools in a real sandbox: what the model is told, and what it cannot break."""
+"""The code environment's loop and tools in a real sandbox: what the model is shown, and what it cannot break."""
 
 from typing import Any
 
 import pytest
 
-from prorl_gym.agents.fake import ScriptedPolicy
 from prorl_gym.agents.protocol import Artifacts
+from prorl_gym.agents.scripted_policy import ScriptedPolicy
 from prorl_gym.environments.code.environment import CodeEnvironment
-from prorl_gym.environments.protocol import GoldStep, Leases, RunContext
-from prorl_gym.rollout.leases import SandboxLeases
+from prorl_gym.environments.protocol import Leases, RunContext, ScriptedStep
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import SandboxBackend
-from prorl_gym.settings import RolloutSettings, resolve
+from prorl_gym.settings import RolloutSettings, resolve_settings
 
 ROW = {"question": "Print 1.", "tests": {"kind": "stdio", "cases": [{"stdin": "", "stdout": "1"}]}}
 STILL = "[The command is still running."
 
 
-def bash(command: str, **more: Any) -> GoldStep:
-    return GoldStep(tool="bash", arguments={"command": command, **more})
+def bash(command: str, **more: Any) -> ScriptedStep:
+    return ScriptedStep(tool="bash", arguments={"command": command, **more})
 
 
-def python(code: str) -> GoldStep:
-    return GoldStep(tool="python", arguments={"code": code})
+def python(code: str) -> ScriptedStep:
+    return ScriptedStep(tool="python", arguments={"code": code})
 
 
-async def observations(leases: Leases, *steps: GoldStep, seconds: float = 20.0) -> list[str]:
+async def observations(leases: Leases, *steps: ScriptedStep, seconds: float = 20.0) -> list[str]:
     """Play the steps and return what the tools said."""
     environment, artifacts = CodeEnvironment(), Artifacts()
-    settings = resolve(RolloutSettings(action_seconds=seconds))
-    task = environment.parse(ROW)
+    settings = resolve_settings(RolloutSettings(action_seconds=seconds))
+    task = environment.parse_row(ROW)
     episode = await environment.init(task, leases, settings)
     await environment.run(task, episode, RunContext(ScriptedPolicy(steps), leases, settings, artifacts))
     return [message.content for message in artifacts.messages if message.role == "tool"]
@@ -119,10 +119,13 @@ async def test_long_output_is_bounded(leases: Leases):
 
 async def test_grading_never_sees_the_agents_files(leases: Leases):
     environment = CodeEnvironment()
-    task, settings = environment.parse(ROW), resolve(environment.settings)
+    task, settings = environment.parse_row(ROW), resolve_settings(environment.settings)
     episode = await environment.init(task, leases, settings)
     artifacts = Artifacts()
-    steps = bash("echo 'print(1)' > helper.py; cp helper.py /tmp"), GoldStep(tool="finish", arguments={"answer": CHEAT})
+    steps = (
+        bash("echo 'print(1)' > helper.py; cp helper.py /tmp"),
+        ScriptedStep(tool="finish", arguments={"answer": CHEAT}),
+    )
     await environment.run(task, episode, RunContext(ScriptedPolicy(steps), leases, settings, artifacts))
     score = await environment.evaluate(task, artifacts, leases, settings)
     assert (score.reward, score.detail["why"]) == (0.0, "wrong output")

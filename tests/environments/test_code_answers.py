@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from prorl_gym.environments.code.compare import read_result, same_output, same_result
-from prorl_gym.environments.code.solution import MAX_PROGRAM, NoProgramError, find_program
+from prorl_gym.environments.code.environment import MAX_PROGRAM, NoProgramError, find_program
+from prorl_gym.environments.code.grader import outputs_match, parse_result, results_match
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_program_is_found(answer: str, program: str):
         ("#" * (4 * MAX_PROGRAM + 1), "longer"),
     ],
 )
-def test_missing_program_says_why(answer: str, why: str):
+def test_missing_program_reports_why(answer: str, why: str):
     with pytest.raises(NoProgramError, match=why):
         find_program(answer)
 
@@ -72,7 +72,7 @@ def test_hostile_fences_cost_one_pass(line: str):
     ],
 )
 def test_same_output(expected: str, actual: bytes):
-    assert same_output(expected, actual)
+    assert outputs_match(expected, actual)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_same_output(expected: str, actual: bytes):
     ],
 )
 def test_other_output(expected: str, actual: bytes):
-    assert not same_output(expected, actual)
+    assert not outputs_match(expected, actual)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_other_output(expected: str, actual: bytes):
     ],
 )
 def test_same_result(expected: Any, actual: Any):
-    assert same_result(expected, actual)
+    assert results_match(expected, actual)
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_same_result(expected: Any, actual: Any):
     ],
 )
 def test_other_result(expected: Any, actual: Any):
-    assert not same_result(expected, actual)
+    assert not results_match(expected, actual)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"1 2", b"\xff", b"9" * 5000, b"[" * 100_000])
 def test_unreadable_result_is_a_value_error(text: bytes):
     with pytest.raises(ValueError):
-        read_result(text)
+        parse_result(text)

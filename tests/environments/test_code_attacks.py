@@ -7,11 +7,11 @@ from typing import Any
 import code_attacks
 import pytest
 
-from prorl_gym.environments.code import batch, launches
+from prorl_gym.environments.code import batch, program_launch
+from prorl_gym.environments.code.code_row import CodeRow
 from prorl_gym.environments.code.grader import grade
-from prorl_gym.environments.code.rows import CodeRow
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.rollout.leases import SandboxLeases
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import SandboxBackend
 
 DOUBLE = {"kind": "stdio", "cases": [{"stdin": f"{n}\n", "stdout": f"{2 * n}\n"} for n in (4, 21, -7)]}
@@ -34,8 +34,8 @@ SAMPLE = (
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who hang are waited for less long."""
-    monkeypatch.setattr(launches, "WALL_FACTOR", 1.0)
-    monkeypatch.setattr(launches, "WALL_EXTRA", 0.5)
+    monkeypatch.setattr(program_launch, "WALL_FACTOR", 1.0)
+    monkeypatch.setattr(program_launch, "WALL_EXTRA", 0.5)
     monkeypatch.setattr(batch, "START_SECONDS", 3.0)
     monkeypatch.setattr(batch, "BATCH_SECONDS", 1.0)
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from prorl_gym.environments.code import runs
-from prorl_gym.environments.code.batch import Batch, Launch, TestEnd, TestInput
+from prorl_gym.environments.code import batch
+from prorl_gym.environments.code.batch import BatchResult, Launch, ProgramResult, TestInput
+from prorl_gym.environments.code.code_row import CodeRow
 from prorl_gym.environments.code.grader import grade
-from prorl_gym.environments.code.rows import CodeRow
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.errors import GraderError
 from prorl_gym.records import Score
-from prorl_gym.rollout.fake import EmptyBackend
-from prorl_gym.rollout.leases import SandboxLeases
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
 
 SECONDS = 40.0
 HOSTILE = "hostile"
@@ -33,8 +33,8 @@ class Machine:
 
     async def run_batch(
         self, sandbox: Any, launch: Launch, tests: Sequence[TestInput], seconds: float, *, stop_at_crash: bool
-    ) -> Batch:
-        ends: list[TestEnd] = []
+    ) -> BatchResult:
+        ends: list[ProgramResult] = []
         for test in tests:
             left = seconds - sum(end.seconds for end in ends)
             ends.append(self.end(launch, test, min(launch.wall_seconds, left)))
@@ -42,9 +42,9 @@ class Machine:
                 break
         spent = sum(end.seconds for end in ends)
         self.used += spent
-        return Batch(tuple(ends), interrupted=False, seconds=spent)
+        return BatchResult(tuple(ends), interrupted=False, seconds=spent)
 
-    def end(self, launch: Launch, test: TestInput, wall: float) -> TestEnd:
+    def end(self, launch: Launch, test: TestInput, wall: float) -> ProgramResult:
         wanted, output = self.program, launch.content
         if launch.result_pipe:
             _, expected, said = json.loads(test.stdin)["args"]
@@ -53,13 +53,13 @@ class Machine:
             output = json.dumps(said == expected).encode()
         late = wanted > wall
         took = min(wanted, wall)
-        return TestEnd(
+        return ProgramResult(
             exit=0, timed_out=late, truncated=False, seconds=took, cpu=0, clean=True, out=0, err=0, output=output
         )
 
 
 async def mark(machine: Machine, monkeypatch: pytest.MonkeyPatch, program: str, **more: Any) -> Score:
-    monkeypatch.setattr(runs, "run_batch", machine.run_batch)
+    monkeypatch.setattr(batch, "run_batch", machine.run_batch)
     cases = [{"stdin": f"{n}", "stdout": "right"} for n in range(20)]
     row = CodeRow.model_validate(
         {"question": "?", "time_limit": 1.0, "checker": "?", "tests": {"kind": "stdio", "cases": cases}, **more}
@@ -110,7 +110,7 @@ async def test_a_checker_that_breaks_on_one_expected_output_is_found_among_hosti
     monkeypatch: pytest.MonkeyPatch, slow: float
 ):
     class Breaking(Machine):
-        def end(self, launch: Launch, test: TestInput, wall: float) -> TestEnd:
+        def end(self, launch: Launch, test: TestInput, wall: float) -> ProgramResult:
             end = super().end(launch, test, wall)
             broken = launch.result_pipe and json.loads(test.stdin)["args"][0] == "1"
             return end.model_copy(update={"output": b"", "exit": 1}) if broken and not end.timed_out else end

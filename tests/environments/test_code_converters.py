@@ -18,9 +18,9 @@ CODE = CodeEnvironment()
 
 
 def converted(row: dict[str, Any]) -> Any:
-    made = next(converter for converter in prepare.converters("code") if converter.fits(row)).convert(row)
+    made = next(converter for converter in prepare.converters_for("code") if converter.matches(row)).convert(row)
     if not isinstance(made, Skipped):
-        assert CODE.parse(made).id
+        assert CODE.parse_row(made).id
     return made
 
 
@@ -175,9 +175,9 @@ def test_packed_tests_are_never_executed(private: str, why: str):
 
 
 def test_packed_tests_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    from prorl_gym.environments.prepare import code
+    from prorl_gym.environments.prepare import code_converters
 
-    monkeypatch.setattr(code, "MAX_TESTS", 1 << 16)
+    monkeypatch.setattr(code_converters, "MAX_TESTS", 1 << 16)
     assert converted(livecodebench(CASES, packed(b" " * (1 << 20)))) == Skipped("packed tests are too large")
 
 

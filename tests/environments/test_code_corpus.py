@@ -9,39 +9,38 @@ from pathlib import Path
 
 import pytest
 
-from prorl_gym.environments.code.corpus import CodePair, passes
-from prorl_gym.environments.corpus import Confusion, count, read_corpus
-from prorl_gym.rollout.leases import SandboxLeases
+from prorl_gym.environments.grader_corpus import CodeExample, ConfusionCounts, count_confusion, is_rewarded, read_corpus
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import SandboxBackend
 
 FOLDER = Path(__file__).parents[1] / "corpora"
 
 
-def corpus(name: str) -> list[CodePair]:
-    return read_corpus(FOLDER / f"code_{name}.jsonl", CodePair)
+def corpus(name: str) -> list[CodeExample]:
+    return read_corpus(FOLDER / f"code_{name}.jsonl", CodeExample)
 
 
-async def graded(backend: SandboxBackend, pair: CodePair) -> bool:
+async def graded(backend: SandboxBackend, pair: CodeExample) -> bool:
     leases = SandboxLeases(backend)
     try:
-        return await passes(pair, leases)
+        return await is_rewarded(pair, leases)
     finally:
         await leases.close()
 
 
-async def confusion(backend: SandboxBackend, pairs: Sequence[CodePair]) -> Confusion[CodePair]:
+async def confusion(backend: SandboxBackend, pairs: Sequence[CodeExample]) -> ConfusionCounts[CodeExample]:
     if backend.name == "local":
         pytest.skip("needs isolation: no user namespaces here")
     turns = asyncio.Semaphore(3)
 
-    async def one(pair: CodePair) -> bool:
+    async def one(pair: CodeExample) -> bool:
         async with turns:
             return await graded(backend, pair)
 
-    return count(pairs, await asyncio.gather(*map(one, pairs)))
+    return count_confusion(pairs, await asyncio.gather(*map(one, pairs)))
 
 
-def names(pairs: Sequence[CodePair]) -> list[str]:
+def names(pairs: Sequence[CodeExample]) -> list[str]:
     return [f"{pair.id} ({pair.why})" for pair in pairs]
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from prorl_gym.environments.code.code_row import CodeRow
 from prorl_gym.environments.code.grader import grade
-from prorl_gym.environments.code.rows import CodeRow
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.errors import Cause, Evidence, FailureKind, GraderError, SandboxError
 from prorl_gym.records import Score
@@ -185,7 +185,7 @@ def frames(*outputs: bytes, end: bool = True, ready: bool = True) -> bytes:
 
 
 class PlayedSandbox:
-    """A sandbox whose driver says what it was told to say."""
+    """A sandbox whose driver answers as scripted."""
 
     spec = SandboxSpec()
 
@@ -197,7 +197,7 @@ class PlayedSandbox:
         if isinstance(self._said, SandboxError):
             raise self._said
         self.tests = len(json.loads(stdin.split(b"\n")[0])["tests"])
-        return ExecResult(self._exit_code, self._said, b"sh: python3: not found", sigkill=self._sigkill)
+        return ExecResult(self._exit_code, self._said, b"sh: python3: not found", sigkill_evidence=self._sigkill)
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         assert path == "/workspace/solution.py"
@@ -213,7 +213,7 @@ class Shelf:
         self.sandboxes = [PlayedSandbox(text, exit_code, sigkill) for text in said]
         self.handed: list[PlayedSandbox] = []
 
-    async def clean(self, spec: SandboxSpec) -> PlayedSandbox:
+    async def start_clean_sandbox(self, spec: SandboxSpec) -> PlayedSandbox:
         assert all(sandbox.closed for sandbox in self.handed)
         self.handed.append(self.sandboxes.pop(0))
         return self.handed[-1]

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_gym.environments.code.compare import same_output, same_result
-from prorl_gym.environments.code.corpus import CodePair, passes
-from prorl_gym.environments.corpus import read_corpus
-from prorl_gym.rollout.leases import SandboxLeases
+from prorl_gym.environments.code.grader import outputs_match, results_match
+from prorl_gym.environments.grader_corpus import CodeExample, is_rewarded, read_corpus
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import SandboxBackend
 
 FOLDER = Path(__file__).parents[1] / "corpora"
@@ -31,14 +30,14 @@ JSON = st.recursive(
 def test_white_space_at_the_end_does_not_count(lines: list[str], space: str, empty: int, windows: bool) -> None:
     end = "\r\n" if windows else "\n"
     printed = end.join(line + space for line in lines) + end * empty
-    assert same_output("\n".join(lines), printed.encode())
+    assert outputs_match("\n".join(lines), printed.encode())
 
 
 @given(LINES, st.data())
 def test_another_character_does(lines: list[str], data: st.DataObject) -> None:
     wanted = "\n".join(["first", *lines])
     at = data.draw(st.integers(0, len("first") - 1))
-    assert not same_output(wanted, (wanted[:at] + "#" + wanted[at:]).encode())
+    assert not outputs_match(wanted, (wanted[:at] + "#" + wanted[at:]).encode())
 
 
 @given(JSON)
@@ -48,45 +47,47 @@ def test_a_result_is_the_same_as_itself_and_in_whatever_order_its_keys_come(valu
             return {key: turned(part[key]) for key in reversed(part)}
         return [turned(each) for each in part] if isinstance(part, list) else part
 
-    assert same_result(value, turned(value))
-    assert not same_result(value, [value, "more"])
+    assert results_match(value, turned(value))
+    assert not results_match(value, [value, "more"])
 
 
-def remarked(pair: CodePair, dice: random.Random) -> CodePair:
+def remarked(pair: CodeExample, dice: random.Random) -> CodeExample:
     program = "# A remark.\n\n" + pair.program.replace("\n", "\n" + "\n" * dice.randrange(2)) + "\n\n# The end.\n"
     return pair.model_copy(update={"program": program})
 
 
-def reordered(pair: CodePair, dice: random.Random) -> CodePair:
+def reordered(pair: CodeExample, dice: random.Random) -> CodeExample:
     cases = list(pair.tests["cases"])
     dice.shuffle(cases)
     return pair.model_copy(update={"tests": {**pair.tests, "cases": cases}})
 
 
-def repeated(pair: CodePair, dice: random.Random) -> CodePair:
+def repeated(pair: CodeExample, dice: random.Random) -> CodeExample:
     return pair.model_copy(update={"tests": {**pair.tests, "cases": [*pair.tests["cases"], *pair.tests["cases"]]}})
 
 
-def fenced(pair: CodePair, dice: random.Random) -> CodePair:
+def fenced(pair: CodeExample, dice: random.Random) -> CodeExample:
     """With Windows' line ends, as some models write."""
     return pair.model_copy(update={"program": pair.program.replace("\n", "\r\n")})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [remarked, reordered, repeated, fenced])
-async def test_verdicts_stay(backend: SandboxBackend, change: Callable[[CodePair, random.Random], CodePair]) -> None:
+async def test_verdicts_stay(
+    backend: SandboxBackend, change: Callable[[CodeExample, random.Random], CodeExample]
+) -> None:
     if backend.name == "local":
         pytest.skip("needs isolation: no user namespaces here")
-    pairs = [pair for pair in read_corpus(FOLDER / "code_seen.jsonl", CodePair) if not _special(pair)][::9]
+    pairs = [pair for pair in read_corpus(FOLDER / "code_seen.jsonl", CodeExample) if not _special(pair)][::9]
     assert len({pair.correct for pair in pairs}) == 2 and len(pairs) >= 20
     dice = random.Random(7)
     turns = asyncio.Semaphore(3)
 
-    async def verdict(pair: CodePair) -> bool:
+    async def verdict(pair: CodeExample) -> bool:
         leases = SandboxLeases(backend)
         async with turns:
             try:
-                return await passes(change(pair, dice), leases)
+                return await is_rewarded(change(pair, dice), leases)
             finally:
                 await leases.close()
 
@@ -94,7 +95,7 @@ async def test_verdicts_stay(backend: SandboxBackend, change: Callable[[CodePair
     assert [pair.id for pair, found in zip(pairs, verdicts, strict=True) if found is not pair.correct] == []
 
 
-def _special(pair: CodePair) -> bool:
+def _special(pair: CodeExample) -> bool:
     """Programs that look at their own source or the clock, or hold text over several lines: a remark changes these."""
     text = pair.program
     return (

@@ -4,16 +4,16 @@ import time
 
 import pytest
 
-from prorl_gym.environments.differences import difference, without_volatile
+from prorl_gym.environments.playback import mask_volatile, replay_diff
 
 
 def test_equal_texts_have_none():
-    assert difference("a\nb", "a\nb", "turn 1") == []
+    assert replay_diff("a\nb", "a\nb", "turn 1") == []
 
 
 def test_a_difference_is_shown_with_its_surroundings():
     then = "\n".join(map(str, range(100)))
-    assert difference(then, then.replace("50", "fifty"), "turn 1, bash") == [
+    assert replay_diff(then, then.replace("50", "fifty"), "turn 1, bash") == [
         "--- turn 1, bash: recorded\tfrom line 48",
         "+++ turn 1, bash: replayed\tfrom line 48",
         "@@ -1,7 +1,7 @@",
@@ -22,12 +22,12 @@ def test_a_difference_is_shown_with_its_surroundings():
 
 
 def test_a_missing_end_is_a_difference():
-    assert difference("a\n", "a", "x")[3:] == [" a", "-"]
+    assert replay_diff("a\n", "a", "x")[3:] == [" a", "-"]
 
 
 def test_hostile_texts_take_no_time():
     began = time.perf_counter()
-    lines = difference("a\nb\n" * 20_000, "b\na\n" * 20_000, "x")
+    lines = replay_diff("a\nb\n" * 20_000, "b\na\n" * 20_000, "x")
     assert time.perf_counter() - began < 2
     assert len(lines) < 1000
     assert lines[-1] == "... 39801 more lines are not compared"
@@ -47,9 +47,9 @@ def test_hostile_texts_take_no_time():
     ],
 )
 def test_what_means_nothing_is_overlooked(then: str, now: str):
-    assert without_volatile(then) == without_volatile(now)
+    assert mask_volatile(then) == mask_volatile(now)
 
 
 @pytest.mark.parametrize(("then", "now"), [("exit code 1", "exit code 2"), ("42", "43"), ("[1] ok", "[1] no")])
 def test_what_means_something_is_not(then: str, now: str):
-    assert without_volatile(then) != without_volatile(now)
+    assert mask_volatile(then) != mask_volatile(now)

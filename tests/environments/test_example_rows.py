@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from prorl_gym.environments import registry
-from prorl_gym.environments.gym_rows import DiskRow, read_rows, to_gym_row
-from prorl_gym.environments.play import play
-from prorl_gym.environments.protocol import GoldStep, Leases
-from prorl_gym.environments.script import fill_step, gold_steps, task_text, wrong_steps
+from prorl_gym.environments.playback import fill_step, gold_steps, play_script, task_text, wrong_steps
+from prorl_gym.environments.protocol import Leases, ScriptedStep
+from prorl_gym.environments.row_format import DiskRow, read_rows, to_gym_row
 
 FOLDER = Path(__file__).parents[2] / "environments"
 NAMES = ("math", "code", "stem")
@@ -45,14 +44,14 @@ def test_most_gold_trajectories_use_what_a_tool_said(name: str):
 
 @pytest.mark.parametrize("row", ROWS, ids=ids)
 async def test_gold_scores_one(row: DiskRow, leases: Leases):
-    played = await play(registry.get(row.environment), row.task, gold_steps(row.environment, row.task), leases)
+    played = await play_script(registry.get(row.environment), row.task, gold_steps(row.environment, row.task), leases)
     assert played.score.reward == 1.0, played.score.detail
 
 
 @pytest.mark.parametrize("row", ROWS, ids=ids)
 async def test_wrong_trajectory_uses_a_tool_and_scores_zero(row: DiskRow, leases: Leases):
     steps = wrong_steps(row.environment, row.task, seed=1)
-    played = await play(registry.get(row.environment), row.task, steps, leases)
+    played = await play_script(registry.get(row.environment), row.task, steps, leases)
     assert played.score.reward == 0.0
     said = [message.content for message in played.artifacts.messages if message.role == "tool"]
     assert said
@@ -61,13 +60,13 @@ async def test_wrong_trajectory_uses_a_tool_and_scores_zero(row: DiskRow, leases
 
 @pytest.mark.parametrize("row", ROWS, ids=ids)
 async def test_nothing_scores_zero(row: DiskRow, leases: Leases):
-    assert (await play(registry.get(row.environment), row.task, (), leases)).score.reward == 0.0
+    assert (await play_script(registry.get(row.environment), row.task, (), leases)).score.reward == 0.0
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if needs_observation(row)], ids=ids)
 async def test_answer_without_the_observation_scores_zero(row: DiskRow, leases: Leases):
-    last: GoldStep = fill_step(gold_steps(row.environment, row.task)[-1], "")
-    assert (await play(registry.get(row.environment), row.task, [last], leases)).score.reward == 0.0
+    last: ScriptedStep = fill_step(gold_steps(row.environment, row.task)[-1], "")
+    assert (await play_script(registry.get(row.environment), row.task, [last], leases)).score.reward == 0.0
 
 
 @pytest.mark.parametrize("row", ROWS, ids=ids)

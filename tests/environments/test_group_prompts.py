@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from prorl_gym.environments import registry
-from prorl_gym.environments.gym_rows import DiskRow, read_rows
-from prorl_gym.inference.chat import load_codec
-from prorl_gym.rollout.leases import SandboxLeases
+from prorl_gym.environments.row_format import DiskRow, read_rows
+from prorl_gym.inference.tokens.template_check import load_codec
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import SandboxBackend
-from prorl_gym.settings import resolve
+from prorl_gym.settings import resolve_settings
 
 FOLDER = Path(__file__).parents[2] / "environments"
 CODEC = load_codec("small")
@@ -25,8 +25,10 @@ async def first_prompt(row: DiskRow, backend: SandboxBackend) -> list[int]:
     environment = registry.get(row.environment)
     leases = SandboxLeases(backend)
     try:
-        episode = await environment.init(environment.parse(row.task), leases, resolve(environment.settings))
-        return CODEC.first_prompt(episode.messages, [tool.spec.as_function() for tool in episode.tools])
+        episode = await environment.init(
+            environment.parse_row(row.task), leases, resolve_settings(environment.settings)
+        )
+        return CODEC.encode_prompt(episode.messages, [tool.spec.as_function() for tool in episode.tools])
     finally:
         await leases.close()
 

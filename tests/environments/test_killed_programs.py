@@ -17,21 +17,21 @@ from typing import Any
 import pytest
 
 from prorl_gym.agents.protocol import Artifacts
-from prorl_gym.environments.code.compiler import CompileError, compile_cpp
+from prorl_gym.environments.code.code_row import CodeRow
 from prorl_gym.environments.code.environment import CodeEnvironment
-from prorl_gym.environments.code.rows import CodeRow
+from prorl_gym.environments.code.program_launch import CompileError, compile_cpp
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.environments.swe.activate import activate
+from prorl_gym.environments.swe.environment import activate_interpreter
 from prorl_gym.environments.taskdir.environment import TaskDirEnvironment
-from prorl_gym.environments.taskdir.placing import spec_of
-from prorl_gym.environments.taskdir.rows import TaskDirRow
+from prorl_gym.environments.taskdir.task_dir_row import TaskDirRow
+from prorl_gym.environments.taskdir.task_sandbox import sandbox_spec
 from prorl_gym.errors import Cause, FailureKind, RolloutError, SandboxError
 from prorl_gym.records import Score
-from prorl_gym.rollout.leases import SandboxLeases
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.fake import FakeBackend, Script
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import ExecResult, Sandbox, SandboxBackend, SandboxSpec, ShellResult
-from prorl_gym.settings import resolve
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.settings import resolve_settings
+from prorl_gym.testing.sandbox.fake_sandbox import FakeBackend, SandboxScript
 from tests.environments.swe.mini import WRONG, judged, task
 
 ENVIRONMENT = TaskDirEnvironment()
@@ -82,16 +82,16 @@ class Kills:
         self.seen = 0
         """Programs that matched."""
 
-    async def agent(self, spec: SandboxSpec) -> Any:
-        return _Watched(await self._leases.agent(spec), self)
+    async def get_agent_sandbox(self, spec: SandboxSpec) -> Any:
+        return _Watched(await self._leases.get_agent_sandbox(spec), self)
 
-    async def clean(self, spec: SandboxSpec) -> Any:
-        return _Watched(await self._leases.clean(spec), self)
+    async def start_clean_sandbox(self, spec: SandboxSpec) -> Any:
+        return _Watched(await self._leases.start_clean_sandbox(spec), self)
 
-    async def keep(self, resource: Any) -> Any:
-        return await self._leases.keep(resource)
+    async def enter_context(self, resource: Any) -> Any:
+        return await self._leases.enter_context(resource)
 
-    def judge(self) -> None:
+    def get_judge(self) -> None:
         return None
 
     def strikes(self, argv: Sequence[str]) -> bool:
@@ -123,8 +123,8 @@ async def namespaces(backend: SandboxBackend) -> AsyncIterator[NamespaceBackend]
 async def mark(program: str, leases: Leases, **row: Any) -> Score:
     environment, given = CodeEnvironment(), ("0.5", "0.6", "0.7")
     tests = {"kind": "stdio", "cases": [{"stdin": each, "stdout": each} for each in given]}
-    task: CodeRow = environment.parse({"question": "?", "tests": tests, **row})
-    return await environment.evaluate(task, Artifacts(answer=program), leases, resolve(environment.settings))
+    task: CodeRow = environment.parse_row({"question": "?", "tests": tests, **row})
+    return await environment.evaluate(task, Artifacts(answer=program), leases, resolve_settings(environment.settings))
 
 
 async def test_a_program_killed_from_outside_is_not_a_wrong_program(
@@ -143,14 +143,14 @@ async def test_a_program_that_kills_itself_is_wrong(leases: Leases) -> None:
 
 async def test_a_program_that_kills_itself_at_each_test_costs_two_more_sandboxes_at_most(leases: Leases) -> None:
     started = 0
-    clean = leases.clean
+    clean = leases.start_clean_sandbox
 
     async def counted(spec: Any) -> Sandbox:
         nonlocal started
         started += 1
         return await clean(spec)
 
-    leases.clean = counted  # type: ignore[method-assign]
+    leases.start_clean_sandbox = counted  # type: ignore[method-assign]
     score = await mark("import os\nif input() != '0.5': os.kill(os.getpid(), 9)\nprint('0.5')", leases, partial=True)
     assert (score.reward, started) == (pytest.approx(1 / 3), 3)
 
@@ -194,7 +194,7 @@ def taskdir(reward: str, **row: Any) -> TaskDirRow:
         "reward": reward,
     }
     setup = [{"kind": "file", "path": "/app/answer.txt", "data": b64encode(b"42").decode()}]
-    return ENVIRONMENT.parse({"question": "?", "image": "host", "verifier": verifier, "setup": setup, **row})
+    return ENVIRONMENT.parse_row({"question": "?", "image": "host", "verifier": verifier, "setup": setup, **row})
 
 
 @pytest.mark.parametrize(("times", "score"), [(1, 1.0), (2, 0.0)])
@@ -203,8 +203,8 @@ async def test_a_killed_verifier_runs_again(
     leases: Leases, namespaces: NamespaceBackend, reward: str, times: int, score: float
 ) -> None:
     row, kills = taskdir(reward), Kills(leases, "true verifier", times)
-    await ENVIRONMENT.init(row, kills, resolve())
-    assert (await ENVIRONMENT.evaluate(row, Artifacts(), kills, resolve())).reward == score
+    await ENVIRONMENT.init(row, kills, resolve_settings())
+    assert (await ENVIRONMENT.evaluate(row, Artifacts(), kills, resolve_settings())).reward == score
 
 
 async def test_large_processes_that_an_agent_leaves_cost_it_nothing(
@@ -212,28 +212,28 @@ async def test_large_processes_that_an_agent_leaves_cost_it_nothing(
 ) -> None:
     """They are killed before the verifier begins; the kernel takes its time to give back their memory."""
     row = taskdir("exit")
-    await ENVIRONMENT.init(row, leases, resolve())
-    shell = await (await leases.agent(spec_of(row))).shell()
+    await ENVIRONMENT.init(row, leases, resolve_settings())
+    shell = await (await leases.get_agent_sandbox(sandbox_spec(row))).shell()
     large = "import time; held = bytearray(b'1') * (1 << 30); print('held', flush=True); time.sleep(1000)"
     started = f'mkfifo /tmp/p; (setsid python3 -c "{large}" > /tmp/p &); head -n 1 /tmp/p'
-    assert "held" in (await shell.run(started, timeout=60)).output
-    score = await ENVIRONMENT.evaluate(row, Artifacts(), leases, resolve())
+    assert "held" in (await shell.run_command(started, timeout=60)).output
+    score = await ENVIRONMENT.evaluate(row, Artifacts(), leases, resolve_settings())
     assert score.reward == 1.0, score
 
 
 async def test_a_killed_setup_is_not_a_bad_row(leases: Leases, namespaces: NamespaceBackend) -> None:
     row = taskdir("exit", setup=[{"kind": "run", "command": "true setup"}])
     with pytest.raises(SandboxError) as caught:
-        await ENVIRONMENT.init(row, Kills(leases, "true setup", 1), resolve())
+        await ENVIRONMENT.init(row, Kills(leases, "true setup", 1), resolve_settings())
     assert caught.value.kind is FailureKind.SANDBOX_LOST
 
 
 async def test_a_slow_setup_is_not_a_bad_row() -> None:
     row = taskdir("exit", setup=[{"kind": "run", "command": "make"}])
     late = ExecResult(137, b"", b"", timed_out=True)
-    leases = SandboxLeases(FakeBackend(Script(exec=lambda argv, stdin: late)))
+    leases = SandboxLeases(FakeBackend(SandboxScript(on_exec=lambda argv, stdin: late)))
     with pytest.raises(SandboxError) as caught:
-        await ENVIRONMENT.init(row, leases, resolve())
+        await ENVIRONMENT.init(row, leases, resolve_settings())
     assert caught.value.cause is Cause.INFRASTRUCTURE
     await leases.close()
 
@@ -241,9 +241,9 @@ async def test_a_slow_setup_is_not_a_bad_row() -> None:
 @pytest.mark.parametrize("result", [{"timed_out": True}, {"restarted": True}])
 async def test_an_agent_never_begins_without_the_interpreter_of_its_project(result: dict[str, bool]) -> None:
     ended = ShellResult("", 137, "/testbed", **result)
-    leases = SandboxLeases(FakeBackend(Script(shell=lambda command: ended)))
+    leases = SandboxLeases(FakeBackend(SandboxScript(on_shell_input=lambda command: ended)))
     with pytest.raises(SandboxError) as caught:
-        await activate(replace(task(), source="swebench"), await leases.agent(SandboxSpec()))
+        await activate_interpreter(replace(task(), source="swebench"), await leases.get_agent_sandbox(SandboxSpec()))
     assert caught.value.cause is Cause.INFRASTRUCTURE
     await leases.close()
 
@@ -262,7 +262,7 @@ async def test_a_slow_or_killed_compiler_is_neither_the_images_nor_the_programs_
     simplest: ExecResult, kind: FailureKind | None
 ) -> None:
     results = [ExecResult(137, b"", b"", timed_out=True, seconds=60.0), simplest]
-    backend = FakeBackend(Script(exec=lambda argv, stdin: results.pop(0)))
+    backend = FakeBackend(SandboxScript(on_exec=lambda argv, stdin: results.pop(0)))
     leases = SandboxLeases(backend)
     with pytest.raises((RolloutError, CompileError)) as caught:
         await compile_cpp("int main() {}", leases)

@@ -3,18 +3,18 @@
 import pytest
 from math_classes import DIFFERENT, EQUAL
 
-from prorl_gym.environments.math.equality import accepted, equal, is_readable
+from prorl_gym.environments.math.answer_equality import is_accepted, is_equal, is_readable
 
 
 @pytest.mark.parametrize("name", EQUAL)
 def test_right_answers_of_a_class_are_equal(name: str):
-    wrong = [pair for pair in EQUAL[name] if not equal(*pair) or not equal(*reversed(pair))]
+    wrong = [pair for pair in EQUAL[name] if not is_equal(*pair) or not is_equal(*reversed(pair))]
     assert wrong == []
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_wrong_answers_of_a_class_differ(name: str):
-    wrong = [pair for pair in DIFFERENT[name] if accepted(*pair) or accepted(*reversed(pair))]
+    wrong = [pair for pair in DIFFERENT[name] if is_accepted(*pair) or is_accepted(*reversed(pair))]
     assert wrong == []
 
 

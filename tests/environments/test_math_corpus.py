@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from prorl_gym.environments.corpus import Confusion, MathPair, count, final_answer, read_corpus
-from prorl_gym.environments.math.equality import accepted, equal
+from prorl_gym.environments.grader_corpus import (
+    ConfusionCounts,
+    MathExample,
+    count_confusion,
+    extract_answer,
+    read_corpus,
+)
+from prorl_gym.environments.math.answer_equality import is_accepted, is_equal
 from prorl_gym.errors import ConfigError
 
 CORPORA = Path(__file__).parents[1] / "corpora"
@@ -19,36 +25,36 @@ OUTSIDE = ("outside_seen", "outside_unseen")
 
 
 @pytest.fixture(scope="module", params=(*HALVES, *OUTSIDE))
-def half(request: pytest.FixtureRequest) -> list[MathPair]:
-    return read_corpus(CORPORA / f"math_{request.param}.jsonl", MathPair)
+def half(request: pytest.FixtureRequest) -> list[MathExample]:
+    return read_corpus(CORPORA / f"math_{request.param}.jsonl", MathExample)
 
 
-def verdict(pair: MathPair) -> bool:
-    answer = final_answer(pair)
-    return answer is not None and accepted(pair.gold, answer)
+def verdict(pair: MathExample) -> bool:
+    answer = extract_answer(pair)
+    return answer is not None and is_accepted(pair.gold, answer)
 
 
-def ids(pairs: list[MathPair]) -> list[str]:
-    return [f"{pair.id}: {pair.gold} / {final_answer(pair)} ({pair.why})" for pair in pairs]
+def ids(pairs: list[MathExample]) -> list[str]:
+    return [f"{pair.id}: {pair.gold} / {extract_answer(pair)} ({pair.why})" for pair in pairs]
 
 
-def test_verdicts_are_the_labels(half: list[MathPair]):
-    found = count(half, [verdict(pair) for pair in half])
+def test_verdicts_are_the_labels(half: list[MathExample]):
+    found = count_confusion(half, [verdict(pair) for pair in half])
     assert ids(found.false_positives) == []
     assert found.false_negative_rate <= 0.01, ids(found.false_negatives)
 
 
-def test_equality_is_symmetric(half: list[MathPair]):
-    answers = [(pair.gold, answer) for pair in half if (answer := final_answer(pair)) is not None]
-    assert [pair for pair in answers if equal(*pair) != equal(*reversed(pair))] == []
+def test_equality_is_symmetric(half: list[MathExample]):
+    answers = [(pair.gold, answer) for pair in half if (answer := extract_answer(pair)) is not None]
+    assert [pair for pair in answers if is_equal(*pair) != is_equal(*reversed(pair))] == []
 
 
-def test_every_gold_answer_equals_itself(half: list[MathPair]):
+def test_every_gold_answer_equals_itself(half: list[MathExample]):
     no_value = {r"\frac{0}{0}", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"}  # a determinant is to be computed
-    assert [pair.id for pair in half if not accepted(pair.gold, pair.gold) and pair.gold not in no_value] == []
+    assert [pair.id for pair in half if not is_accepted(pair.gold, pair.gold) and pair.gold not in no_value] == []
 
 
-def test_corpus_has_both_signs(half: list[MathPair]):
+def test_corpus_has_both_signs(half: list[MathExample]):
     signs = Counter(pair.correct for pair in half)
     assert len(half) >= 300
     assert min(signs.values()) >= 0.4 * len(half)
@@ -56,20 +62,20 @@ def test_corpus_has_both_signs(half: list[MathPair]):
 
 def test_halves_share_no_pair():
     one, other = (
-        {(pair.gold, final_answer(pair)) for pair in read_corpus(CORPORA / f"math_{half}.jsonl", MathPair)}
+        {(pair.gold, extract_answer(pair)) for pair in read_corpus(CORPORA / f"math_{half}.jsonl", MathExample)}
         for half in HALVES
     )
     # Two people think of some of the same small cases.
     assert len(one & other) <= 0.1 * len(other)
 
 
-def pair(name: str, correct: bool) -> MathPair:
-    return MathPair(id=name, correct=correct, why="", gold="1", response="\\boxed{1}")
+def pair(name: str, correct: bool) -> MathExample:
+    return MathExample(id=name, correct=correct, why="", gold="1", response="\\boxed{1}")
 
 
 def test_confusion_counts_the_signs_apart():
     pairs = [pair("a", True), pair("b", True), pair("c", False), pair("d", False), pair("e", False)]
-    found: Confusion[MathPair] = count(pairs, [True, False, True, False, False])
+    found: ConfusionCounts[MathExample] = count_confusion(pairs, [True, False, True, False, False])
     assert [each.id for each in found.false_positives] == ["c"]
     assert [each.id for each in found.false_negatives] == ["b"]
     assert (found.false_positive_rate, found.false_negative_rate) == (1 / 3, 1 / 2)
@@ -84,10 +90,10 @@ def test_confusion_counts_the_signs_apart():
         ('{"id":"a","gold":"1","response":"1","correct":true,"why":""}\n' * 2, "the id 'a' is taken"),
     ],
 )
-def test_broken_corpus_says_where(tmp_path: Path, lines: str, what: str):
+def test_broken_corpus_reports_where(tmp_path: Path, lines: str, what: str):
     (tmp_path / "corpus.jsonl").write_text(lines)
     with pytest.raises(ConfigError, match=what):
-        read_corpus(tmp_path / "corpus.jsonl", MathPair)
+        read_corpus(tmp_path / "corpus.jsonl", MathExample)
 
 
 @pytest.mark.parametrize(
@@ -101,4 +107,4 @@ def test_broken_corpus_says_where(tmp_path: Path, lines: str, what: str):
     ],
 )
 def test_final_answer_is_what_the_environment_finds(response: str, bare: bool, answer: str | None):
-    assert final_answer(MathPair(id="a", correct=True, why="", gold="1", response=response, bare=bare)) == answer
+    assert extract_answer(MathExample(id="a", correct=True, why="", gold="1", response=response, bare=bare)) == answer

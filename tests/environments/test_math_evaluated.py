@@ -4,8 +4,8 @@ r"""Answers that restate the question (``\gcd(12, 18)`` for 6) and ones that bre
 
 import pytest
 
-from prorl_gym.environments.math.equality import accepted, grade
-from prorl_gym.environments.math.grader import MathGrader
+from prorl_gym.environments.math.answer_equality import grade, is_accepted
+from prorl_gym.environments.math.environment import MathGrader
 
 
 def slow(*values: str) -> object:
@@ -28,7 +28,7 @@ def slow(*values: str) -> object:
     ],
 )
 def test_an_operator_that_no_gold_answer_has_is_refused(gold: str, answer: str):
-    assert not accepted(gold, answer)
+    assert not is_accepted(gold, answer)
     assert grade({"gold": [gold, "0"], "answer": answer, "question": ""}) == {"equal": False, "evaluated": False}
 
 
@@ -62,7 +62,7 @@ def test_a_sum_or_an_integral_is_refused_whatever_the_question_is(answer: str, q
     ],
 )
 def test_arithmetic_and_values_behind_their_operator_are_right(gold: str, answer: str):
-    assert accepted(gold, answer, "How many are there?")
+    assert is_accepted(gold, answer, "How many are there?")
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_arithmetic_and_values_behind_their_operator_are_right(gold: str, answer
     ],
 )
 def test_a_formula_of_the_question_is_refused(gold: str, answer: str, question: str):
-    assert not accepted(gold, answer, question)
-    assert accepted(gold, answer, "")
-    assert accepted(gold, gold, question)
-    assert accepted([gold, answer], answer, question)
+    assert not is_accepted(gold, answer, question)
+    assert is_accepted(gold, answer, "")
+    assert is_accepted(gold, gold, question)
+    assert is_accepted([gold, answer], answer, question)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_a_formula_of_the_question_is_refused(gold: str, answer: str, question: 
     ],
 )
 def test_a_number_of_the_question_may_be_the_answer(gold: str, answer: str, question: str):
-    assert accepted(gold, answer, question)
+    assert is_accepted(gold, answer, question)
 
 
 @pytest.mark.slow
 def test_an_operator_is_right_where_one_of_several_gold_answers_has_one():
-    assert accepted(["6", r"\lcm(2, 3)"], r"\gcd(12, 18)")
+    assert is_accepted(["6", r"\lcm(2, 3)"], r"\gcd(12, 18)")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_an_operator_is_right_where_one_of_several_gold_answers_has_one():
     ],
 )
 def test_an_answer_that_breaks_off_is_wrong(gold: str, answer: str):
-    assert not accepted(gold, answer)
+    assert not is_accepted(gold, answer)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_an_answer_that_breaks_off_is_wrong(gold: str, answer: str):
     ],
 )
 def test_dots_that_mean_what_the_gold_answer_means_are_right(gold: str, answer: str):
-    assert accepted(gold, answer)
+    assert is_accepted(gold, answer)
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,13 @@ def test_dots_that_mean_what_the_gold_answer_means_are_right(gold: str, answer: 
 )
 def test_an_inequality_of_the_question_is_not_solved(gold: str, answer: str):
     question = r"Solve $-x>-1$, then $1 \le |x| \le 2$, then $|x| \le 2$."
-    assert not accepted(gold, answer, question)
-    assert accepted(gold, answer, "Solve the inequality.")
-    assert accepted(answer, answer, question)
+    assert not is_accepted(gold, answer, question)
+    assert is_accepted(gold, answer, "Solve the inequality.")
+    assert is_accepted(answer, answer, question)
 
 
 def test_a_solved_condition_of_the_question_may_be_the_answer():
-    assert accepted(r"(-e, \infty)", "x > -e", "Where is $f$ defined? Does it grow for $x > -e$?")
+    assert is_accepted(r"(-e, \infty)", "x > -e", "Where is $f$ defined? Does it grow for $x > -e$?")
 
 
 class Here:
@@ -154,7 +154,7 @@ class Here:
         return grade(body)
 
 
-async def test_the_detail_says_that_it_was_not_evaluated():
+async def test_the_detail_shows_that_it_was_not_evaluated():
     score = await MathGrader(Here()).score("6", r"\gcd(12, 18)")
     assert (score.reward, score.detail) == (0.0, {"why": "the answer is not evaluated"})
 

@@ -3,10 +3,10 @@
 import pytest
 from math_pairs import DIFFERENT, EQUAL
 
-from prorl_gym.environments.math.boxed import NoAnswerError, last_boxed
-from prorl_gym.environments.math.equality import equal
-from prorl_gym.environments.math.grader import MAX_ANSWER, MathGrader
-from prorl_gym.environments.worker import (
+from prorl_gym.environments.answers.tex import NoAnswerError, last_boxed
+from prorl_gym.environments.math.answer_equality import is_equal
+from prorl_gym.environments.math.environment import MAX_ANSWER, MathGrader
+from prorl_gym.environments.worker_pool import (
     WorkerDiedError,
     WorkerError,
     WorkerFailedError,
@@ -20,21 +20,21 @@ from prorl_gym.errors import Cause, FailureKind, GraderError, TaskError
 
 @pytest.fixture(scope="module")
 def pool():
-    workers = WorkerPool("prorl_gym.environments.math.equality:grade")
+    workers = WorkerPool("prorl_gym.environments.math.answer_equality:grade")
     yield workers
     workers.close()
 
 
 @pytest.mark.parametrize(("gold", "answer"), EQUAL)
 def test_equal(gold: str, answer: str):
-    assert equal(gold, answer)
-    assert equal(answer, gold)
+    assert is_equal(gold, answer)
+    assert is_equal(answer, gold)
 
 
 @pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
 def test_different(gold: str, answer: str):
-    assert not equal(gold, answer)
-    assert not equal(answer, gold)
+    assert not is_equal(gold, answer)
+    assert not is_equal(answer, gold)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_last_box_is_found(text: str, content: str):
         ("\\boxed 42", "no braces"),
     ],
 )
-def test_missing_box_says_why(text: str, why: str):
+def test_missing_box_reports_why(text: str, why: str):
     with pytest.raises(NoAnswerError, match=why):
         last_boxed(text)
 
@@ -93,7 +93,7 @@ HANGS = [
 
 @pytest.mark.parametrize(("gold", "answer"), HANGS)
 async def test_answer_that_hangs_the_grader_is_wrong_and_the_next_gets_a_new_worker(gold: str, answer: str):
-    alone = WorkerPool("prorl_gym.environments.math.equality:grade", size=1)
+    alone = WorkerPool("prorl_gym.environments.math.answer_equality:grade", size=1)
     grader = MathGrader(alone, cpu_seconds=1.0)
     try:
         score = await grader.score(gold, answer)

@@ -11,17 +11,17 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from prorl_gym.environments.corpus import MathPair, final_answer, read_corpus
-from prorl_gym.environments.math.equality import accepted, equal
-from prorl_gym.environments.math.expressions import FOREIGN
+from prorl_gym.environments.grader_corpus import MathExample, extract_answer, read_corpus
+from prorl_gym.environments.math.answer_equality import is_accepted, is_equal
+from prorl_gym.environments.math.expressions import MATH_VERIFY_COMMANDS
 
 CORPUS = Path(__file__).parents[1] / "corpora" / "math_seen.jsonl"
 
 # Sums and integrals cost a library import; the corpus test has them.
 PAIRS = [
     (pair.gold, answer)
-    for pair in read_corpus(CORPUS, MathPair)
-    if (answer := final_answer(pair)) is not None and not FOREIGN.search(pair.gold + answer)
+    for pair in read_corpus(CORPUS, MathExample)
+    if (answer := extract_answer(pair)) is not None and not MATH_VERIFY_COMMANDS.search(pair.gold + answer)
 ]
 
 quick = settings(max_examples=25, deadline=None, derandomize=True)
@@ -71,8 +71,8 @@ def test_spelling_does_not_change_the_verdict(pair: tuple[str, str], names: list
     gold, answer = pair
     for name in names:
         answer = SPELLINGS[name](answer)
-    assert accepted(gold, answer) == accepted(*pair)
-    assert equal(answer, gold) == equal(*pair)
+    assert is_accepted(gold, answer) == is_accepted(*pair)
+    assert is_equal(answer, gold) == is_equal(*pair)
 
 
 @given(st.lists(st.fractions(-50, 50, max_denominator=12), min_size=1, max_size=5, unique=True), st.randoms())
@@ -81,10 +81,10 @@ def test_sets_have_no_order_and_no_duplicates(members: list[Fraction], chance: R
     shuffled = [*members, chance.choice(members)]
     chance.shuffle(shuffled)
     one, other = (rf"\{{{', '.join(map(spelled, items))}\}}" for items in (members, shuffled))
-    assert equal(one, other)
+    assert is_equal(one, other)
     changed = rf"\{{{', '.join(map(spelled, [*members[1:], members[0] + 101]))}\}}"
-    assert not equal(one, changed)
-    assert not equal(one, rf"\{{{', '.join(map(spelled, [*members, Fraction(101)]))}\}}")
+    assert not is_equal(one, changed)
+    assert not is_equal(one, rf"\{{{', '.join(map(spelled, [*members, Fraction(101)]))}\}}")
 
 
 @given(st.lists(st.integers(-50, 50), min_size=2, max_size=5, unique=True), st.randoms())
@@ -92,8 +92,8 @@ def test_sets_have_no_order_and_no_duplicates(members: list[Fraction], chance: R
 def test_answers_have_no_order_and_tuples_have_one(members: list[int], chance: Random):
     shuffled = list(members)
     chance.shuffle(shuffled)
-    assert equal(", ".join(map(str, members)), r" \text{ and } ".join(map(str, shuffled)))
-    assert equal(f"({', '.join(map(str, members))})", f"({','.join(map(str, shuffled))})") == (shuffled == members)
+    assert is_equal(", ".join(map(str, members)), r" \text{ and } ".join(map(str, shuffled)))
+    assert is_equal(f"({', '.join(map(str, members))})", f"({','.join(map(str, shuffled))})") == (shuffled == members)
 
 
 @given(st.fractions(-99, 99, max_denominator=60), st.integers(2, 9), st.fractions(-1, 1, max_denominator=10**6))
@@ -104,9 +104,9 @@ def test_a_number_in_all_its_forms(number: Fraction, factor: int, error: Fractio
     fractions = f"{top}/{bottom}", rf"\frac{{{top}}}{{{bottom}}}", rf"-\frac{{{-top}}}{{{bottom}}}"
     forms = [spelled(number), *fractions, mixed(number)]
     for form in forms:
-        assert equal(spelled(number), form), form
-        assert equal(form, spelled(number)) == equal(spelled(number), form)
-        assert accepted(spelled(number + error), form) == (error == 0)
+        assert is_equal(spelled(number), form), form
+        assert is_equal(form, spelled(number)) == is_equal(spelled(number), form)
+        assert is_accepted(spelled(number + error), form) == (error == 0)
 
 
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=4), st.integers(-3, 3).filter(bool), st.integers(0, 4))
@@ -116,11 +116,11 @@ def test_a_polynomial_in_factors_and_expanded(roots: list[int], leading: int, ch
     for root in roots:
         coefficients = [a - root * b for a, b in zip([*coefficients, 0], [0, *coefficients], strict=True)]
     factors = f"{leading}" + "".join(f"(x-{root})" if root >= 0 else f"(x+{-root})" for root in roots)
-    assert equal(factors, polynomial(coefficients))
+    assert is_equal(factors, polynomial(coefficients))
     other = list(coefficients)
     other[changed % len(other)] += 1
-    assert not equal(factors, polynomial(other))
-    assert equal(f"y={factors}", f"y-({polynomial(coefficients)})=0")
+    assert not is_equal(factors, polynomial(other))
+    assert is_equal(f"y={factors}", f"y-({polynomial(coefficients)})=0")
 
 
 @given(st.integers(-20, 20), st.integers(1, 20), st.booleans(), st.booleans())
@@ -130,13 +130,13 @@ def test_an_interval_in_all_its_forms(low: int, width: int, closed_low: bool, cl
     opening, closing = "[" if closed_low else "(", "]" if closed_high else ")"
     brackets = f"{opening}{low},{high}{closing}"
     signs = " ".join((str(low), r"\le" if closed_low else "<", "x", r"\le" if closed_high else "<", str(high)))
-    assert equal(brackets, signs)
+    assert is_equal(brackets, signs)
     middle = low + Fraction(width, 2)
-    assert equal(brackets, rf"{opening}{low},{middle})\cup[{middle},{high}{closing}")
-    assert not equal(brackets, rf"{opening}{low},{middle})\cup({middle},{high}{closing}")
+    assert is_equal(brackets, rf"{opening}{low},{middle})\cup[{middle},{high}{closing}")
+    assert not is_equal(brackets, rf"{opening}{low},{middle})\cup({middle},{high}{closing}")
     for other in (f"[{low},{high}]", f"[{low},{high})", f"({low},{high}]", f"({low},{high})"):
-        assert equal(brackets, other) == (brackets == other)
-        assert equal(other, signs) == (brackets == other)
+        assert is_equal(brackets, other) == (brackets == other)
+        assert is_equal(other, signs) == (brackets == other)
 
 
 @given(st.integers(1, 9), st.integers(-(10**6), 10**6).filter(bool), st.sampled_from("abs root floor max".split()))
@@ -151,8 +151,8 @@ def test_a_branch_is_seen_wherever_it_begins(slope: int, shift: int, kind: str):
         "floor": (rf"\lfloor {inner} \rfloor", rf"-\lceil -({inner}) \rceil", (inner, rf"\lceil {inner} \rceil - 1")),
         "max": (rf"\max(0, {inner})", rf"\frac{{|{inner}|+{inner}}}{{2}}", (inner, r"0 \cdot x")),
     }[kind]
-    assert equal(formula, same)
-    assert [other for other in others if equal(formula, other)] == []
+    assert is_equal(formula, same)
+    assert [other for other in others if is_equal(formula, other)] == []
 
 
 FORMULAS = [
@@ -166,9 +166,9 @@ FORMULAS = [
 @quick
 def test_another_variable_is_another_answer(formula: str, letter: str):
     renamed = re.sub(r"(?<![a-zA-Z\\])x", letter, formula)
-    assert equal(formula, formula)
-    assert not equal(formula, renamed)
-    assert not equal(renamed, formula)
+    assert is_equal(formula, formula)
+    assert not is_equal(formula, renamed)
+    assert not is_equal(renamed, formula)
 
 
 @given(st.fractions(-3, 3, max_denominator=12), st.sampled_from([1, 2, 3]), st.integers(-5, 5), st.integers(2, 4))
@@ -176,11 +176,11 @@ def test_another_variable_is_another_answer(formula: str, letter: str):
 def test_a_family_starts_anywhere_and_has_one_step(start: Fraction, step: int, turns: int, factor: int):
     family = rf"{spelled(start)}\pi+{step}k\pi, k\in\mathbb{{Z}}"
     shifted = rf"{spelled(start + step * turns)}\pi+{step}n\pi, n\in\mathbb{{Z}}"
-    assert equal(family, shifted)
+    assert is_equal(family, shifted)
     parts = ", ".join(rf"{spelled(start + step * at)}\pi+{step * factor}k\pi" for at in range(factor))
-    assert equal(family, rf"{parts}, k\in\mathbb{{Z}}")
-    assert not equal(family, rf"{spelled(start + Fraction(step, 2))}\pi+{step}k\pi, k\in\mathbb{{Z}}")
-    assert not equal(family, rf"{spelled(start)}\pi+{step * factor}k\pi, k\in\mathbb{{Z}}")
+    assert is_equal(family, rf"{parts}, k\in\mathbb{{Z}}")
+    assert not is_equal(family, rf"{spelled(start + Fraction(step, 2))}\pi+{step}k\pi, k\in\mathbb{{Z}}")
+    assert not is_equal(family, rf"{spelled(start)}\pi+{step * factor}k\pi, k\in\mathbb{{Z}}")
 
 
 @given(st.integers(-20, 20), st.integers(2, 30), st.integers(-4, 4))
@@ -189,9 +189,9 @@ def test_a_residue_class_has_many_names(residue: int, modulus: int, turns: int):
     shifted = residue + turns * modulus
     names = (rf"x \equiv {shifted} \pmod{{{modulus}}}", rf"x = {modulus}k + ({shifted}), k \in \mathbb{{Z}}")
     for name in names:
-        assert equal(rf"x \equiv {residue} \pmod{{{modulus}}}", name)
-        assert not equal(rf"x \equiv {residue + 1} \pmod{{{modulus}}}", name)
-        assert not equal(str(residue), name)
+        assert is_equal(rf"x \equiv {residue} \pmod{{{modulus}}}", name)
+        assert not is_equal(rf"x \equiv {residue + 1} \pmod{{{modulus}}}", name)
+        assert not is_equal(str(residue), name)
 
 
 @given(st.integers(0, 23), st.integers(0, 59))
@@ -199,10 +199,10 @@ def test_a_residue_class_has_many_names(residue: int, modulus: int, turns: int):
 def test_a_time_is_no_ratio_and_no_number(hour: int, minute: int):
     time = f"{hour}:{minute:02}"
     half = "a.m." if hour < 12 else "p.m."
-    assert equal(time, rf"{hour % 12 or 12}:{minute:02} \text{{ {half}}}")
-    assert not equal(time, rf"\frac{{{hour}}}{{{minute or 1}}}")
-    assert not equal(time, f"{hour}.{minute:02}")
-    assert not equal(time, f"{hour}:{(minute + 1) % 60:02}")
+    assert is_equal(time, rf"{hour % 12 or 12}:{minute:02} \text{{ {half}}}")
+    assert not is_equal(time, rf"\frac{{{hour}}}{{{minute or 1}}}")
+    assert not is_equal(time, f"{hour}.{minute:02}")
+    assert not is_equal(time, f"{hour}:{(minute + 1) % 60:02}")
 
 
 @given(st.lists(st.integers(-9, 9).filter(bool), min_size=3, max_size=3), st.integers(2, 9))
@@ -213,10 +213,10 @@ def test_an_inequality_times_a_constant(numbers: list[int], factor: int):
     def spelled_with(scale: int) -> str:
         return f"({a * scale})x+({b * scale})y"
 
-    assert equal(f"{spelled_with(1)}<{c}", f"{spelled_with(factor)}<{c * factor}")
-    assert equal(f"{spelled_with(1)}<{c}", f"{spelled_with(-factor)}>{-c * factor}")
-    assert not equal(f"{spelled_with(1)}<{c}", f"{spelled_with(-factor)}<{-c * factor}")
-    assert not equal(f"{spelled_with(1)}<{c}", f"{spelled_with(factor)}<{c * factor + 1}")
+    assert is_equal(f"{spelled_with(1)}<{c}", f"{spelled_with(factor)}<{c * factor}")
+    assert is_equal(f"{spelled_with(1)}<{c}", f"{spelled_with(-factor)}>{-c * factor}")
+    assert not is_equal(f"{spelled_with(1)}<{c}", f"{spelled_with(-factor)}<{-c * factor}")
+    assert not is_equal(f"{spelled_with(1)}<{c}", f"{spelled_with(factor)}<{c * factor + 1}")
 
 
 TOKENS = [
@@ -230,8 +230,8 @@ TOKENS = [
 @given(*[st.lists(st.sampled_from(TOKENS), max_size=14).map("".join)] * 2)
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_any_text_gets_a_symmetric_verdict(one: str, other: str):
-    assert equal(one, other) is equal(other, one)
-    assert isinstance(accepted(one, other), bool)
+    assert is_equal(one, other) is is_equal(other, one)
+    assert isinstance(is_accepted(one, other), bool)
 
 
 def spelled(number: Fraction) -> str:

@@ -6,14 +6,14 @@ import pytest
 
 from prorl_gym.environments.math.environment import MathEnvironment
 from prorl_gym.environments.prepare import Skipped
-from prorl_gym.environments.prepare.math import CONVERTERS, DeepScaleR, RewardModel
+from prorl_gym.environments.prepare.math_converters import CONVERTERS
 from prorl_gym.errors import TaskError
 
 DEEPSCALER = {"problem": " What is 1+1? ", "answer": "2", "solution": "It is $\\boxed{3}$."}
 
 
 def converted(row: dict[str, Any]) -> Any:
-    found = [converter for converter in CONVERTERS if converter.fits(row)]
+    found = [converter for converter in CONVERTERS if converter.matches(row)]
     assert len(found) == 1
     return found[0].convert(row)
 
@@ -36,7 +36,7 @@ def converted(row: dict[str, Any]) -> Any:
 def test_deepscaler_row_becomes_ours(answer: Any, expected: Any):
     row = converted({**DEEPSCALER, "answer": answer})
     assert (row["question"], row["answer"]) == ("What is 1+1?", expected)
-    task = MathEnvironment().parse(row)
+    task = MathEnvironment().parse_row(row)
     assert task.answer == ((expected,) if isinstance(expected, str) else tuple(expected))
 
 
@@ -63,8 +63,8 @@ def test_answer_may_stand_in_the_solution_only():
         ({"answer": [str(number) for number in range(17)]}, "answer too long"),
     ],
 )
-def test_unusable_row_says_why(change: dict[str, Any], reason: str):
-    assert DeepScaleR().convert({**DEEPSCALER, **change}) == Skipped(reason)
+def test_unusable_row_reports_why(change: dict[str, Any], reason: str):
+    assert CONVERTERS[0].convert({**DEEPSCALER, **change}) == Skipped(reason)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_training_form_becomes_ours(truth: Any, expected: Any):
 def test_training_form_may_be_json_in_text():
     row = converted({"prompt": '[{"role": "user", "content": "1?"}]', "reward_model": '{"ground_truth": "1"}'})
     assert (row["question"], row["answer"]) == ("1?", "1")
-    assert RewardModel().convert({"prompt": "1?", "reward_model": "broken"}) == Skipped("no answer")
-    assert RewardModel().convert({"prompt": [], "reward_model": {"ground_truth": "1"}}) == Skipped("no problem")
+    assert CONVERTERS[1].convert({"prompt": "1?", "reward_model": "broken"}) == Skipped("no answer")
+    assert CONVERTERS[1].convert({"prompt": [], "reward_model": {"ground_truth": "1"}}) == Skipped("no problem")
 
 
 def test_id_is_the_rows_own_or_made_of_the_question():
@@ -100,10 +100,10 @@ def test_id_is_the_rows_own_or_made_of_the_question():
 @pytest.mark.parametrize("answer", ["", [], [""], ["1"] * 17, "1" * 2001, 5, None])
 def test_row_with_an_unusable_answer_is_refused(answer: Any):
     with pytest.raises(TaskError, match="math row a"):
-        MathEnvironment().parse({"id": "a", "question": "1?", "answer": answer})
+        MathEnvironment().parse_row({"id": "a", "question": "1?", "answer": answer})
 
 
 def test_gold_trajectory_boxes_the_first_of_several_answers():
     environment = MathEnvironment()
     row = {"question": "1/2?", "answer": ["\\frac{1}{2}", "0.5"]}
-    assert environment.gold(row)[0].text == "The answer is $\\boxed{\\frac{1}{2}}$."
+    assert environment.gold_steps(row)[0].text == "The answer is $\\boxed{\\frac{1}{2}}$."

@@ -1,4 +1,4 @@
-"""Finding environments, and saying what is wrong with a name or a row."""
+"""Finding environments, and errors about a name or a row."""
 
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -8,8 +8,8 @@ import pytest
 from prorl_gym.environments import registry
 from prorl_gym.environments.code.environment import CodeEnvironment
 from prorl_gym.environments.math.environment import MathEnvironment
-from prorl_gym.environments.protocol import GoldStep
-from prorl_gym.environments.script import fill_step, gold_steps, task_text, wrong_steps
+from prorl_gym.environments.playback import fill_step, gold_steps, task_text, wrong_steps
+from prorl_gym.environments.protocol import ScriptedStep
 from prorl_gym.errors import FailureKind, TaskError
 
 MATH = {"id": "m1", "question": "1+1?", "answer": "2"}
@@ -18,7 +18,7 @@ CODE = {"id": "c1", "question": "Print 1.", "tests": {"kind": "stdio", "cases": 
 
 def complaint(name: str, row: dict[str, Any]) -> str:
     with pytest.raises(TaskError) as caught:
-        registry.get(name).parse(row)
+        registry.get(name).parse_row(row)
     assert caught.value.kind is FailureKind.BAD_ROW
     return str(caught.value)
 
@@ -38,7 +38,7 @@ def test_unknown_name_suggests_the_nearest():
 
 
 def test_unknown_name_without_a_neighbour_lists_them(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(registry, "_plugins", dict)
+    monkeypatch.setattr(registry, "installed_plugins", dict)
     with pytest.raises(TaskError, match=r"Known: code, math\b"):
         registry.get("zzzz")
 
@@ -47,25 +47,27 @@ def test_unknown_names_read_the_packages_metadata_once(monkeypatch: pytest.Monke
     """Reading it takes tens of milliseconds, and a batch of bad rows would stop the service's loop for minutes."""
     reads: list[str] = []
     monkeypatch.setattr(registry, "entry_points", lambda group: reads.append(group) or ())
-    registry._plugins.cache_clear()
+    registry.installed_plugins.cache_clear()
     try:
         for _ in range(3):
             with pytest.raises(TaskError):
                 registry.get("maths")
     finally:
-        registry._plugins.cache_clear()
+        registry.installed_plugins.cache_clear()
     assert len(reads) == 1
 
 
 def test_plugin_is_found(monkeypatch: pytest.MonkeyPatch):
-    entry = EntryPoint("mine", "prorl_gym.environments.math.environment:MathEnvironment", registry.GROUP)
-    monkeypatch.setattr(registry, "_plugins", lambda: {"mine": entry})
+    entry = EntryPoint("mine", "prorl_gym.environments.math.environment:MathEnvironment", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "installed_plugins", lambda: {"mine": entry})
     assert "mine" in registry.names()
     assert isinstance(registry.get("mine"), MathEnvironment)
 
 
 def test_plugin_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(registry, "_plugins", lambda: {"torn": EntryPoint("torn", "no_module:X", registry.GROUP)})
+    monkeypatch.setattr(
+        registry, "installed_plugins", lambda: {"torn": EntryPoint("torn", "no_module:X", registry.ENTRY_POINT_GROUP)}
+    )
     with pytest.raises(TaskError, match=r"Environment 'torn' \(no_module:X\) cannot be loaded: ModuleNotFoundError"):
         registry.get("torn")
 
@@ -95,7 +97,7 @@ def test_plugin_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch):
         ),
     ],
 )
-def test_bad_row_is_told_in_two_lines(name: str, row: dict[str, Any], message: str):
+def test_bad_row_is_reported_in_two_lines(name: str, row: dict[str, Any], message: str):
     assert complaint(name, row) == message
 
 
@@ -121,9 +123,9 @@ def test_bad_value_names_its_key(name: str, row: dict[str, Any], key: str):
 
 
 def test_gold_without_steps_is_the_answer():
-    assert gold_steps("math", MATH) == [GoldStep("The answer is $\\boxed{2}$.")]
+    assert gold_steps("math", MATH) == [ScriptedStep("The answer is $\\boxed{2}$.")]
     assert gold_steps("code", {**CODE, "solution": "print(1)"}) == [
-        GoldStep(tool="finish", arguments={"answer": "print(1)"})
+        ScriptedStep(tool="finish", arguments={"answer": "print(1)"})
     ]
 
 
@@ -140,8 +142,8 @@ def test_generic_wrong_steps_depend_on_the_seed_only(name: str, row: dict[str, A
 
 
 def test_observation_is_filled_in_text_and_arguments():
-    step = GoldStep("\\boxed{{observation}}", "finish", {"answer": "<{observation}>", "times": 2})
-    assert fill_step(step, " 42\n") == GoldStep("\\boxed{42}", "finish", {"answer": "<42>", "times": 2})
+    step = ScriptedStep("\\boxed{{observation}}", "finish", {"answer": "<{observation}>", "times": 2})
+    assert fill_step(step, " 42\n") == ScriptedStep("\\boxed{42}", "finish", {"answer": "<42>", "times": 2})
 
 
 def test_task_text_is_the_question():

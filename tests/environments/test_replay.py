@@ -3,18 +3,17 @@
 from pathlib import Path
 
 import pytest
+from sample_records import record
 
 from prorl_gym.environments import registry
-from prorl_gym.environments.gym_rows import DiskRow, read_rows
-from prorl_gym.environments.play import play
+from prorl_gym.environments.playback import ReplayedAction, gold_steps, play_script, replay
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.environments.replay import Said, replay
-from prorl_gym.environments.script import gold_steps
+from prorl_gym.environments.row_format import DiskRow, read_rows
 from prorl_gym.errors import Limit
 from prorl_gym.records import Message, Outcome, Rollout, ToolCall
-from prorl_gym.rollout.leases import SandboxLeases
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import SandboxBackend
-from prorl_gym.settings import resolve
+from prorl_gym.settings import resolve_settings
 
 FOLDER = Path(__file__).parents[2] / "environments"
 NAMES = ("math", "code", "stem")
@@ -25,30 +24,27 @@ async def played(row: DiskRow, leases: Leases) -> Rollout:
     """Return the record of the row's gold trajectory."""
     assert row.environment is not None
     environment = registry.get(row.environment)
-    found = await play(environment, row.task, gold_steps(environment, row.task), leases)
-    return record(row, found.artifacts.messages, len(found.episode.messages)).model_copy(update={"score": found.score})
+    found = await play_script(environment, row.task, gold_steps(environment, row.task), leases)
+    rollout = record_of(row, found.artifacts.messages, len(found.episode.messages))
+    return rollout.model_copy(update={"score": found.score})
 
 
-def record(row: DiskRow, messages: list[Message], prompt: int, outcome: Outcome | None = None) -> Rollout:
+def record_of(row: DiskRow, messages: list[Message], prompt: int, outcome: Outcome | None = None) -> Rollout:
     assert row.environment is not None
-    return Rollout(
-        rollout_id="r",
-        run_id="default",
-        group_id=None,
-        group_size=1,
-        replica=0,
+    settings = resolve_settings(registry.get(row.environment).settings)
+    return record(
+        "r",
+        outcome,
+        reward=None,
         environment=row.environment,
-        outcome=outcome or Outcome(status="completed"),
         messages=messages,
         prompt_messages=prompt,
-        settings=resolve(registry.get(row.environment).settings),
-        accepted_at=0.0,
-        finished_at=1.0,
+        settings=settings,
     )
 
 
-def differing(said: tuple[Said, ...]) -> list[Said]:
-    return [one for one in said if one.then != one.now]
+def differing(said: tuple[ReplayedAction, ...]) -> list[ReplayedAction]:
+    return [one for one in said if one.recorded != one.replayed]
 
 
 async def again(row: DiskRow, rollout: Rollout, backend: SandboxBackend):
@@ -60,12 +56,14 @@ async def again(row: DiskRow, rollout: Rollout, backend: SandboxBackend):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-async def test_a_gold_trajectory_says_and_scores_the_same(row: DiskRow, leases: Leases, backend: SandboxBackend):
+async def test_a_gold_trajectory_replays_to_the_same_words_and_score(
+    row: DiskRow, leases: Leases, backend: SandboxBackend
+):
     before = await played(row, leases)
     replayed = await again(row, before, backend)
-    assert differing(replayed.said) == []
+    assert differing(replayed.actions) == []
     assert replayed.score.reward == before.reward == 1.0
-    assert len(replayed.said) == 1 + sum(message.role == "tool" for message in before.messages)
+    assert len(replayed.actions) == 1 + sum(message.role == "tool" for message in before.messages)
 
 
 def tampered(rollout: Rollout, place: int, text: str) -> Rollout:
@@ -86,8 +84,8 @@ async def test_a_tampered_answer_is_found(name: str, leases: Leases, backend: Sa
     before = await played(row, leases)
     place = next(place for place, message in enumerate(before.messages) if message.role == "tool")
     replayed = await again(row, tampered(before, place, "something else"), backend)
-    (difference,) = differing(replayed.said)
-    assert (difference.then, difference.now) == ("something else", before.messages[place].content)
+    (difference,) = differing(replayed.actions)
+    assert (difference.recorded, difference.replayed) == ("something else", before.messages[place].content)
     assert (difference.turn, difference.action) == (1, before.messages[place].name)
     assert replayed.score.reward == 1.0
 
@@ -104,7 +102,7 @@ async def test_a_tampered_turn_changes_the_reward(leases: Leases, backend: Sandb
 async def test_another_prompt_is_found(leases: Leases, backend: SandboxBackend):
     before = await played(ROWS[0], leases)
     replayed = await again(ROWS[0], tampered(before, 1, "Another question."), backend)
-    assert [one.turn for one in differing(replayed.said)] == [0]
+    assert [one.turn for one in differing(replayed.actions)] == [0]
 
 
 def call(name: str, arguments: str) -> Message:
@@ -115,8 +113,8 @@ async def test_an_action_that_a_limit_cut_off_needs_no_answer(backend: SandboxBa
     row = with_tools("math")
     prompt = [Message(role="user", content="?")]
     cut = Outcome(status="truncated", limit=Limit.TIME)
-    replayed = await again(row, record(row, [*prompt, call("python", '{"code": "6*7"}')], 1, cut), backend)
-    assert [one.turn for one in replayed.said] == [0]
+    replayed = await again(row, record_of(row, [*prompt, call("python", '{"code": "6*7"}')], 1, cut), backend)
+    assert [one.turn for one in replayed.actions] == [0]
     assert replayed.score.reward == 0.0
 
 
@@ -128,6 +126,6 @@ async def test_a_call_that_could_not_be_read_is_complained_of_again(backend: San
         Message(role="user", content="The call is not JSON."),
         Message(role="assistant", content="Never mind."),
     ]
-    replayed = await again(row, record(row, messages, 1), backend)
-    assert differing(replayed.said)[1:] == []
-    assert [one.now for one in replayed.said[1:]] == ["The call is not JSON."]
+    replayed = await again(row, record_of(row, messages, 1), backend)
+    assert differing(replayed.actions)[1:] == []
+    assert [one.replayed for one in replayed.actions[1:]] == ["The call is not JSON."]

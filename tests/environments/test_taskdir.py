@@ -11,18 +11,17 @@ from typer.testing import CliRunner
 
 from prorl_gym.cli import validate
 from prorl_gym.cli.main import app
-from prorl_gym.cli.rows import read_requests
+from prorl_gym.cli.request_file import read_requests
 from prorl_gym.environments import registry
-from prorl_gym.environments.gym_rows import read_rows
-from prorl_gym.environments.play import Played, play
-from prorl_gym.environments.protocol import GoldStep, Leases
-from prorl_gym.environments.script import gold_steps, wrong_steps
+from prorl_gym.environments.playback import PlayResult, gold_steps, play_script, wrong_steps
+from prorl_gym.environments.protocol import Leases, ScriptedStep
+from prorl_gym.environments.row_format import read_rows
+from prorl_gym.environments.taskdir.container import ImportOptions
 from prorl_gym.environments.taskdir.environment import TaskDirEnvironment
 from prorl_gym.environments.taskdir.layouts import read_task
-from prorl_gym.environments.taskdir.options import ImportOptions
-from prorl_gym.environments.taskdir.rows import TaskDirRow
+from prorl_gym.environments.taskdir.task_dir_row import TaskDirRow
 from prorl_gym.errors import FailureKind, GraderError, TaskError
-from prorl_gym.rollout.leases import SandboxLeases
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import SandboxBackend
 
 ENVIRONMENT = TaskDirEnvironment()
@@ -51,13 +50,13 @@ def harbor(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return row_of(write_task(tmp_path_factory.mktemp("tasks") / "sum", HARBOR))
 
 
-async def played(row: dict[str, Any], commands: Sequence[str], leases: Leases) -> Played:
-    steps = [GoldStep(tool="bash", arguments={"command": command}) for command in commands]
-    return await play(ENVIRONMENT, row, steps, leases)
+async def played(row: dict[str, Any], commands: Sequence[str], leases: Leases) -> PlayResult:
+    steps = [ScriptedStep(tool="bash", arguments={"command": command}) for command in commands]
+    return await play_script(ENVIRONMENT, row, steps, leases)
 
 
 async def test_gold_solves_it_and_nothing_does_not(harbor: dict[str, Any], leases: Leases) -> None:
-    gold = await play(ENVIRONMENT, harbor, gold_steps(ENVIRONMENT, harbor), leases)
+    gold = await play_script(ENVIRONMENT, harbor, gold_steps(ENVIRONMENT, harbor), leases)
     assert (gold.score.reward, gold.turns) == (1.0, 2), gold.artifacts.messages
 
 
@@ -76,10 +75,10 @@ async def test_what_is_taken_along_is_bounded(tmp_path: Path, leases: Leases) ->
 
 @pytest.mark.slow
 async def test_wrong_scores_zero(harbor: dict[str, Any], leases: Leases) -> None:
-    assert (await play(ENVIRONMENT, harbor, wrong_steps(ENVIRONMENT, harbor, 1), leases)).score.reward == 0.0
+    assert (await play_script(ENVIRONMENT, harbor, wrong_steps(ENVIRONMENT, harbor, 1), leases)).score.reward == 0.0
 
 
-async def test_the_starting_state_is_what_the_dockerfile_says(harbor: dict[str, Any], leases: Leases) -> None:
+async def test_the_starting_state_is_that_of_the_dockerfile(harbor: dict[str, Any], leases: Leases) -> None:
     look = 'pwd; tool; echo "$WHERE"; cat made/file; ls data; ls /tests /solution /logs 2>&1'
     said = next(m.content for m in (await played(harbor, [look], leases)).artifacts.messages if m.role == "tool")
     assert said.splitlines()[:5] == ["/app", "hello world from tool", "/app/data", "made", "numbers.txt"]
@@ -235,7 +234,7 @@ async def test_example_tasks_are_solved_by_gold_only(number: int, backend: Sandb
     rewards: dict[str, float] = {}
     for name, steps in scripts.items():
         leases = SandboxLeases(backend)  # of each its own: a rollout's sandbox is no other's
-        rewards[name] = (await play(ENVIRONMENT, row, steps, leases)).score.reward
+        rewards[name] = (await play_script(ENVIRONMENT, row, steps, leases)).score.reward
         await leases.close()
     assert rewards == {"gold": 1.0, "wrong": 0.0, "empty": 0.0}
 

@@ -10,14 +10,13 @@ from task_directories import BENCH, HARBOR, write_task
 from typer.testing import CliRunner
 
 from prorl_gym.cli.main import app
-from prorl_gym.environments.taskdir.dockerfile import Copied, Ran, read_dockerfile
-from prorl_gym.environments.taskdir.layouts import Imported, read_task
-from prorl_gym.environments.taskdir.options import ImportOptions
-from prorl_gym.environments.taskdir.rows import SetupRun, TaskFile
+from prorl_gym.environments.taskdir.container import CopyStep, ImportOptions, read_dockerfile
+from prorl_gym.environments.taskdir.layouts import ImportedTask, read_task
+from prorl_gym.environments.taskdir.task_dir_row import SetupRun, TaskFile
 from prorl_gym.errors import ConfigError
 
 
-def imported(folder: Path, **options: object) -> Imported:
+def imported(folder: Path, **options: object) -> ImportedTask:
     return read_task(folder, ImportOptions.model_validate(options))
 
 
@@ -34,9 +33,9 @@ def test_a_dockerfile_is_read_in_its_order() -> None:
     assert recipe.env == {"GREETING": "hello world", "WHERE": "/app/data"}
     assert recipe.workdir == "/app"
     assert recipe.steps == [
-        Copied(("data/",), "/app/data", into=True),
-        Copied(("tool.sh",), "/usr/local/bin/tool", into=False),
-        Ran("mkdir -p made  && echo made > made/file", "/app"),
+        CopyStep(("data/",), "/app/data", is_directory_target=True),
+        CopyStep(("tool.sh",), "/usr/local/bin/tool", is_directory_target=False),
+        SetupRun(command="mkdir -p made  && echo made > made/file", cwd="/app"),
     ]
     assert recipe.ignored == ["CMD"]
 
@@ -52,7 +51,7 @@ def test_a_dockerfile_is_read_in_its_order() -> None:
 )
 def test_run_of_all_forms(line: str, expected: str) -> None:
     (step,) = read_dockerfile(f"FROM a\n{line}\n", "D").steps
-    assert step == Ran(expected, "/")
+    assert step == SetupRun(command=expected, cwd="/")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +224,7 @@ def test_too_much_is_refused(tmp_path: Path) -> None:
     assert "larger than 32 MiB" in refusal(folder, run="setup")
 
 
-def test_the_command_writes_what_it_can_and_says_what_it_cannot(tmp_path: Path) -> None:
+def test_the_command_writes_what_it_can_and_reports_the_rest(tmp_path: Path) -> None:
     write_task(tmp_path / "tasks" / "good", HARBOR)
     write_task(tmp_path / "tasks" / "torn", HARBOR, tests__test_dot_sh=None)
     rows = tmp_path / "rows.jsonl"
@@ -254,7 +253,7 @@ def test_the_example_rows_are_current(tmp_path: Path) -> None:
 def test_gym_accepts_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     from nemo_gym.environment.validation import validate_environment
 
-    from prorl_gym.cli.root import gym_root
+    from prorl_gym.cli.installation import gym_root
 
     monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", str(gym_root()))
     report = validate_environment(gym_root() / "environments" / "prorl_taskdir" / "manifest.yaml")
@@ -271,7 +270,7 @@ def test_gym_accepts_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ([".", "--image-map", "x"], "is no pair"),
     ],
 )
-def test_bad_arguments_are_told(
+def test_bad_arguments_are_reported(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -6,9 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from prorl_gym.environments.taskdir.end_state import LOGS
-from prorl_gym.environments.taskdir.rows import TaskDirRow
-from prorl_gym.environments.taskdir.verify import verify
+from prorl_gym.environments.taskdir.task_dir_row import TaskDirRow
+from prorl_gym.environments.taskdir.task_sandbox import LOGS, run_verifier
 from prorl_gym.sandbox.protocol import Sandbox
 
 TASK = TaskDirRow.model_validate(
@@ -56,4 +55,4 @@ class Left:
 async def test_a_reward_is_a_number_from_nought_to_one_that_nothing_contradicts(
     logs: dict[str, str], expected: float | None
 ) -> None:
-    assert await verify(cast(Sandbox, Left(logs)), TASK, 1.0) == expected
+    assert await run_verifier(cast(Sandbox, Left(logs)), TASK, 1.0) == expected

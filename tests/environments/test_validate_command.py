@@ -27,7 +27,7 @@ def command(backend: SandboxBackend):
     choice = ["--backend", "local", "--allow-unsafe-local"] if backend.name == "local" else []
     app = typer.Typer()
     app.callback()(lambda: None)
-    validate.register(app)
+    app.command()(validate.validate)
     return lambda *arguments: CliRunner(env={"COLUMNS": "200"}).invoke(app, ["validate", *arguments, *choice])
 
 
@@ -38,11 +38,11 @@ def rows_file(folder: Path, *rows: Mapping[str, Any]) -> str:
 
 
 async def check(environment: Any, row: Mapping[str, Any], backend: SandboxBackend, runs: int = 2) -> str:
-    return (await validate.check_row(environment, "row", row, backend, runs)).problem
+    return (await validate.validate_row(environment, "row", row, backend, runs)).problem
 
 
 async def test_good_row_has_no_problem(backend: SandboxBackend):
-    report = await validate.check_row(registry.get("math"), "row", GOOD, backend, 2)
+    report = await validate.validate_row(registry.get("math"), "row", GOOD, backend, 2)
     assert (report.problem, report.gold, report.empty, report.turns) == ("", (1.0, 1.0), (0.0, 0.0), 1)
     assert report.wrong == (0.0, 0.0)
 
@@ -75,9 +75,9 @@ async def test_each_run_plays_another_wrong_answer(backend: SandboxBackend):
     class Noted(MathEnvironment):
         seeds: ClassVar[list[int]] = []
 
-        def wrong(self, row: Mapping[str, Any], seed: int):
+        def wrong_steps(self, row: Mapping[str, Any], seed: int):
             self.seeds.append(seed)
-            return super().wrong(row, seed)
+            return super().wrong_steps(row, seed)
 
     assert await check(Noted(), GOOD, backend, runs=3) == ""
     assert len(set(Noted.seeds)) == 3
@@ -106,9 +106,9 @@ async def test_changing_prompt_is_found(backend: SandboxBackend):
     class Restless(MathEnvironment):
         count = 0
 
-        def parse(self, row: Mapping[str, Any]):
+        def parse_row(self, row: Mapping[str, Any]):
             self.count += 1
-            return super().parse({**row, "question": f"{row['question']} {self.count}"})
+            return super().parse_row({**row, "question": f"{row['question']} {self.count}"})
 
     assert await check(Restless(), GOOD, backend) == "the prompt differs between runs"
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from prorl_gym.environments.worker import (
+from prorl_gym.deadlines import Deadline
+from prorl_gym.environments.worker_pool import (
     WorkerDiedError,
     WorkerFailedError,
     WorkerPool,
@@ -19,18 +20,11 @@ TARGET = "broken_workers:obey"
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch):
-    """Workers that find this directory's module beside the package."""
-    monkeypatch.setattr("prorl_gym.environments.worker._START", _START)
-    workers = WorkerPool(TARGET, size=2, memory=256 << 20)
+def pool():
+    """Workers that find this directory's module."""
+    workers = WorkerPool(TARGET, size=2, memory=256 << 20, folders=[Path(__file__).parent])
     yield workers
     workers.close()
-
-
-_START = (
-    f"import sys; sys.path.append({str(Path(__file__).parent)!r}); sys.path.append(sys.argv.pop(1)); "
-    "from prorl_gym.environments.worker_main import main; "
-)
 
 
 def gone(pid: int) -> bool:
@@ -68,7 +62,7 @@ async def test_stuck_worker_is_killed(pool: WorkerPool):
     assert gone(first)
 
 
-async def test_crash_is_told_apart(pool: WorkerPool):
+async def test_crash_is_distinguished(pool: WorkerPool):
     with pytest.raises(WorkerDiedError):
         await pool.call("die", cpu_seconds=5)
 
@@ -78,7 +72,7 @@ async def test_memory_is_bounded(pool: WorkerPool):
         await pool.call("eat", cpu_seconds=30)
 
 
-async def test_exception_is_told_and_costs_the_worker(pool: WorkerPool):
+async def test_exception_is_reported_and_costs_the_worker(pool: WorkerPool):
     first = await pool.call("pid", cpu_seconds=5)
     with pytest.raises(WorkerFailedError, match="ValueError: no"):
         await pool.call("raise", cpu_seconds=5)
@@ -101,6 +95,25 @@ async def test_secrets_of_the_service_are_not_inherited(pool: WorkerPool, monkey
 async def test_calls_wait_for_their_turn(pool: WorkerPool):
     pids = await asyncio.gather(*(pool.call("pid", cpu_seconds=5) for _ in range(6)))
     assert len(set(pids)) <= 2
+
+
+async def test_the_wait_for_a_worker_is_charged_to_no_deadline():
+    workers = WorkerPool(TARGET, size=1, memory=256 << 20, folders=[Path(__file__).parent])
+
+    async def hold_the_worker() -> None:
+        with pytest.raises(WorkerStuckError):
+            await workers.call("sleep", cpu_seconds=0.05)
+
+    async def grade() -> Deadline:
+        async with Deadline(60) as deadline:
+            await workers.call("pid", cpu_seconds=5)
+        return deadline
+
+    try:
+        _, deadline = await asyncio.gather(hold_the_worker(), grade())
+        assert deadline.paused_seconds > 0.5
+    finally:
+        workers.close()
 
 
 def test_one_pool_serves_several_loops(pool: WorkerPool):

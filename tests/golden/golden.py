@@ -24,25 +24,30 @@ from prorl_gym.api.config import ServiceConfig
 from prorl_gym.cli.main import app
 from prorl_gym.demand import Demand
 from prorl_gym.environments import registry
-from prorl_gym.environments.gym_rows import read_rows
-from prorl_gym.inference.chat import load_codec
+from prorl_gym.environments.row_format import read_rows
 from prorl_gym.inference.config import InferenceConfig, build_pool
-from prorl_gym.oracle.player import Player
-from prorl_gym.oracle.rows import load_rows
-from prorl_gym.oracle.server import OracleOptions, OracleServer, serving
+from prorl_gym.inference.tokens.template_check import load_codec
+from prorl_gym.oracle.oracle_policy import OraclePolicy
+from prorl_gym.oracle.oracle_server import OracleOptions, OracleServer, serve_oracle
+from prorl_gym.oracle.row_index import load_rows
 from prorl_gym.records import Rollout, RolloutRequest
-from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
-from prorl_gym.rollout.ledger import SqliteLedger
-from prorl_gym.rollout.ledger_file import LedgerConfig
-from prorl_gym.rollout.memory_ledger import MemoryLedger
-from prorl_gym.rollout.model_source import ModelPolicySource
+from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.rollout.protocol import Ledger
-from prorl_gym.rollout.retry import RetryConfig
-from prorl_gym.rollout.runner import InProcessRunner
+from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
+from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
+from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
-from prorl_gym.sandbox.choose import open_backend
+from prorl_gym.sandbox.backend_selection import open_backend
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.settings import RolloutSettings
+from prorl_gym.testing.rollout.fake_rollout import (
+    EmptyBackend,
+    FakePolicySource,
+    ScriptedEnvironment,
+    environment_lookup,
+)
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -63,7 +68,7 @@ def without_prose(value: Any, *, names: bool = False) -> Any:
 
 
 def service(ledger: Ledger | None = None) -> RolloutService:
-    runner = InProcessRunner(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
+    runner = InProcessRunner(environment_lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
     return RolloutService(ledger or MemoryLedger(), runner, RetryConfig(pause_seconds=0.001))
 
 
@@ -156,7 +161,7 @@ def ledger_file() -> str:
                 await working.result(one["rollout_id"], wait=20)
             hanging = {"rollout_id": "pending", "environment": "scripted", "task": {"run": "hang"}}
             await working.submit([RolloutRequest(**hanging)])
-            working.refuse()
+            working.begin_shutdown()
             await working.stop(drain=False)
 
         asyncio.run(work())
@@ -180,8 +185,10 @@ async def records(environment: str) -> list[Any]:
         stack.push_async_callback(backend.close)
         found: list[Any] = []
         for rate in (1.0, 0.0):
-            player = Player(codec, load_rows([path]), solve_rate=rate, seed=1)
-            url = await stack.enter_async_context(serving(OracleServer(codec, player, OracleOptions()), "127.0.0.1", 0))
+            player = OraclePolicy(codec, load_rows([path]), solve_rate=rate, seed=1)
+            url = await stack.enter_async_context(
+                serve_oracle(OracleServer(codec, player, OracleOptions()), "127.0.0.1", 0)
+            )
             config = InferenceConfig(engines=[url], model="oracle", tokenizer="small")
             pool = await stack.enter_async_context(build_pool("policy", config, vocab_size=codec.vocab_size))
             runner = InProcessRunner(registry.get, ModelPolicySource(pool, codec), backend)
@@ -198,7 +205,7 @@ async def records(environment: str) -> list[Any]:
                 await working.submit(asked)
                 found += [await working.result(one.rollout_id, wait=120) for one in asked]
             finally:
-                working.refuse()
+                working.begin_shutdown()
                 await working.stop(drain=False)
     return [shortened(one.model_dump(mode="json"), VARYING | BY_CHANCE.get(environment, set())) for one in found]
 
@@ -226,7 +233,19 @@ DOCUMENTS: dict[str, Callable[[], Any]] = {
 
 
 def text(document: Any) -> str:
-    return json.dumps(document, indent=1, sort_keys=True) + "\n"
+    """Return a document as JSON, with a line for each of its parts and for each part of those."""
+
+    def lines(value: Any, depth: int) -> str:
+        if depth == 0 or not isinstance(value, dict | list) or not value:
+            return json.dumps(value, sort_keys=True)
+        if isinstance(value, list):
+            parts = [lines(one, depth - 1) for one in value]
+        else:
+            parts = [f"{json.dumps(key)}: {lines(value[key], depth - 1)}" for key in sorted(value)]
+        begin, end = "[]" if isinstance(value, list) else "{}"
+        return begin + "\n" + ",\n".join(parts) + "\n" + end
+
+    return lines(document, 2) + "\n"
 
 
 def main(names: list[str]) -> None:

@@ -10,9 +10,9 @@ from golden import DOCUMENTS, ENVIRONMENTS, FOLDER, ROLLOUTS, records, text
 
 from prorl_gym.demand import Demand
 from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.encoding import decode_rollout
-from prorl_gym.rollout.ledger import SqliteLedger
-from prorl_gym.rollout.ledger_file import LedgerConfig
+from prorl_gym.rollout.ledger.encoding import decode_rollout
+from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 
 
 def renamed(document: str) -> str:
@@ -45,10 +45,10 @@ async def test_a_ledger_of_the_last_release_opens(tmp_path: Path) -> None:
     ledger = await SqliteLedger.open(LedgerConfig(path=path, keep_days=1e5))
     try:
         asked = {one["rollout_id"]: RolloutRequest(environment="scripted", **one) for one in ROLLOUTS}
-        assert all(one.duplicate for one in await ledger.accept(list(asked.values())))
+        assert all(one.duplicate for one in await ledger.add_rollouts(list(asked.values())))
         assert await ledger.demands() == {"run": Demand(groups=1)}
-        assert [job.request.rollout_id for job in await ledger.pending()] == ["pending"]
-        read = [decode_rollout(one.record) for one in await ledger.finished(None, 0, 100)]
+        assert [job.request.rollout_id for job in await ledger.pending_jobs()] == ["pending"]
+        read = [decode_rollout(one.record) for one in await ledger.read_records(None, 0, 100)]
     finally:
         await ledger.close()
     rollouts = {one.rollout_id: one for one in read}

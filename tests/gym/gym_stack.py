@@ -2,25 +2,26 @@
 instant.
 
 Each is a process of its own with Gym's own ``run_webserver`` and Gym's own configuration in its environment; only what
-a rollout does is scripted (see ``prorl_gym/rollout/fake.py``). Run as a program this module is one of the servers.
+a rollout does is scripted (``prorl_gym/testing/rollout/fake_rollout.py``). Run as a program this is one of the servers.
 """
 
 import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from prorl_gym.cli.demo.stack import free_ports
 
 HOST = "127.0.0.1"
 ROOT = Path(__file__).parents[2]
@@ -58,7 +59,9 @@ class GymStack:
             "default_host": HOST,
             "dry_run": False,
             "prorl_rollout": {"resources_servers": {"prorl_rollout": at("rollouts", domain="agent", **engines)}},
-            AGENT: {"responses_api_agents": {"prorl_agent": at("agent", resources_server=rollouts, **self.agent)}},
+            AGENT: {
+                "responses_api_agents": {"prorl_rollout_agent": at("agent", resources_server=rollouts, **self.agent)}
+            },
             "relay": {
                 "environment_servers": {
                     "legacy_agent": at("relay", agent_server={"type": "responses_api_agents", "name": AGENT})
@@ -172,22 +175,19 @@ async def post(url: str, rows: Sequence[dict[str, Any]], at_once: int = 0) -> li
         return await asyncio.gather(*map(one, rows))
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 def _serve_rollouts() -> None:
-    import prorl_gym.gym_root.resources_servers.prorl_rollout.hosted as hosted
+    import prorl_gym.gym_root.resources_servers.prorl_rollout.embedded_service as hosted
     from prorl_gym.gym_root.resources_servers.prorl_rollout.app import ProrlRolloutServer
-    from prorl_gym.inference.chat import load_codec
-    from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
-    from prorl_gym.rollout.ledger import SqliteLedger
-    from prorl_gym.rollout.runner import InProcessRunner
+    from prorl_gym.inference.tokens.template_check import load_codec
+    from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+    from prorl_gym.rollout.scheduling.runner import InProcessRunner
     from prorl_gym.rollout.service import RolloutService
+    from prorl_gym.testing.rollout.fake_rollout import (
+        EmptyBackend,
+        FakePolicySource,
+        ScriptedEnvironment,
+        environment_lookup,
+    )
 
     begun = os.open(os.environ["TMPDIR"] + "/begun", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -214,8 +214,8 @@ def _serve_rollouts() -> None:
         backend = EmptyBackend()
         codec = load_codec("small", None, {}, "auto")
         config.state.mkdir(parents=True, exist_ok=True)
-        ledger = await SqliteLedger.open(config.ledger_file)
-        runner = InProcessRunner(lookup(Counted()), FakePolicySource(), backend, config.runner)
+        ledger = await SqliteLedger.open(config.ledger_config)
+        runner = InProcessRunner(environment_lookup(Counted()), FakePolicySource(), backend, config.runner)
         service = RolloutService(ledger, runner)
         await service.start()
         return Built(service, backend, codec)
@@ -228,9 +228,9 @@ def _serve(name: str) -> None:
     if name == "rollouts":
         _serve_rollouts()
     elif name == "agent":
-        from prorl_gym.gym_root.responses_api_agents.prorl_agent.app import ProrlAgent
+        from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.app import ProrlRolloutAgent
 
-        ProrlAgent.run_webserver()
+        ProrlRolloutAgent.run_webserver()
     else:
         from environment_servers.legacy_agent.app import LegacyAgentEnvironmentServer
 

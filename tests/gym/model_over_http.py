@@ -11,10 +11,10 @@ import aiohttp
 import uvicorn
 from served_model import CODEC, model_server
 
-from prorl_gym.environments.protocol import GoldStep
-from prorl_gym.oracle.player import Player
-from prorl_gym.oracle.rows import KnownRow, RowIndex
-from prorl_gym.oracle.server import OracleOptions, OracleServer, serving
+from prorl_gym.environments.protocol import ScriptedStep
+from prorl_gym.oracle.oracle_policy import OraclePolicy
+from prorl_gym.oracle.oracle_server import OracleOptions, OracleServer, serve_oracle
+from prorl_gym.oracle.row_index import KnownRow, RowIndex
 
 TOOL = {"type": "function", "name": "python", "description": "Run.", "parameters": {"type": "object"}, "strict": False}
 QUESTION = "How many primes are there below 100?"
@@ -29,12 +29,12 @@ class Primes:
 
     name = "primes"
 
-    def gold(self, row):
-        steps = [GoldStep(text, "python", {"code": "count()"}) for text in ("I count.", "I count again.")]
-        return [*steps, GoldStep("There are {observation}.")]
+    def gold_steps(self, row):
+        steps = [ScriptedStep(text, "python", {"code": "count()"}) for text in ("I count.", "I count again.")]
+        return [*steps, ScriptedStep("There are {observation}.")]
 
-    def wrong(self, row, seed):
-        return [GoldStep(f"Surely {seed % 7}.")]
+    def wrong_steps(self, row, seed):
+        return [ScriptedStep(f"Surely {seed % 7}.")]
 
 
 ROWS = RowIndex([KnownRow("primes-1", QUESTION, Primes(), {"question": QUESTION})])
@@ -57,8 +57,8 @@ async def oracles(count: int, tokens_per_second: float = 0.0) -> AsyncGenerator[
     async with AsyncExitStack() as stack:
         for _ in range(count):
             life = await stack.enter_async_context(AsyncExitStack())
-            server = OracleServer(CODEC, Player(CODEC, ROWS), OracleOptions(tokens_per_second=tokens_per_second))
-            engines.urls.append(await life.enter_async_context(serving(server, "127.0.0.1", 0)))
+            server = OracleServer(CODEC, OraclePolicy(CODEC, ROWS), OracleOptions(tokens_per_second=tokens_per_second))
+            engines.urls.append(await life.enter_async_context(serve_oracle(server, "127.0.0.1", 0)))
             engines.lives.append(life)
         yield engines
 
@@ -81,7 +81,7 @@ async def listening(urls: Sequence[str], **options: Any) -> AsyncGenerator[str]:
 
 
 @dataclass
-class Told:
+class AgentRollout:
     """What an agent was answered in one rollout."""
 
     items: list[dict[str, Any]] = field(default_factory=list)
@@ -93,23 +93,23 @@ def without_tokens(item: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in item.items() if key not in TOKEN_FIELDS}
 
 
-async def simple_agent(base: str) -> Told:
+async def simple_agent(base: str) -> AgentRollout:
     """Keep the cookie and send items back as they came, as Gym's own simple agent does."""
     async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client:
         return await _responses_agent(client, base, keep=lambda item: item)
 
 
-async def forgetful_agent(base: str) -> Told:
+async def forgetful_agent(base: str) -> AgentRollout:
     """Keep neither the cookie nor the token fields."""
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as client:
         return await _responses_agent(client, base, keep=without_tokens)
 
 
-async def chat_agent(base: str) -> Told:
+async def chat_agent(base: str) -> AgentRollout:
     """Speak through OpenAI's client and keep only texts and calls, as mini-swe-agent does."""
     from openai import AsyncOpenAI
 
-    told, messages = Told(), list(OPENING)
+    rollout, messages = AgentRollout(), list(OPENING)
     function = {key: TOOL[key] for key in ("name", "description", "parameters")}
     # By default it allows five seconds to connect, which two hundred agents in one process may take.
     async with AsyncOpenAI(base_url=f"{base}/v1", api_key="unused", max_retries=0, timeout=60.0) as client:
@@ -118,36 +118,36 @@ async def chat_agent(base: str) -> Told:
                 model="oracle", messages=messages, tools=[{"type": "function", "function": function}], temperature=1.0
             )
             message = completion.choices[0].message
-            told.items.append(message.model_dump())
+            rollout.items.append(message.model_dump())
             kept = message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
             calls = message.tool_calls or []
             messages += [kept, *({"role": "tool", "tool_call_id": call.id, "content": "25"} for call in calls)]
-            told.text = message.content or ""
-    return told
+            rollout.text = message.content or ""
+    return rollout
 
 
-async def _responses_agent(client: aiohttp.ClientSession, base: str, keep: Any) -> Told:
-    told, items = Told(), list(OPENING)
+async def _responses_agent(client: aiohttp.ClientSession, base: str, keep: Any) -> AgentRollout:
+    rollout, items = AgentRollout(), list(OPENING)
     for _ in range(TURNS):
         body = {"input": items, "tools": [TOOL], "temperature": 1.0, "top_p": 1.0}
         async with client.post(f"{base}/v1/responses", json=body) as answer:
             answer.raise_for_status()
             output = (await answer.json())["output"]
-        told.items += output
+        rollout.items += output
         items += [keep(item) for item in output]
         for item in output:
             if item["type"] == "function_call":
                 items.append({"type": "function_call_output", "call_id": item["call_id"], "output": "25"})
             elif item["type"] == "message":
-                told.text = item["content"][0]["text"]
-    return told
+                rollout.text = item["content"][0]["text"]
+    return rollout
 
 
-def trained_on(told: Told) -> int:
+def trained_on(rollout: AgentRollout) -> int:
     """Assert what NeMo-RL asserts of a row; return how many tokens it would train on."""
     seen: list[int] = []
     sampled = 0
-    for item in told.items:
+    for item in rollout.items:
         if not item.get("generation_token_ids"):
             continue
         assert seen == item["prompt_token_ids"][: len(seen)], "Non-contiguous messages found!"

@@ -65,7 +65,7 @@ class ProviderBox:
             await self._sandbox.download(path, file.name)
             return file.read()
 
-    async def alive(self) -> bool:
+    async def is_alive(self) -> bool:
         return await self._sandbox.status() is SandboxStatus.RUNNING
 
     async def close(self) -> None:

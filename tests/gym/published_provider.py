@@ -8,6 +8,8 @@ from pathlib import Path
 
 from nemo_gym.sandbox.providers import registry
 
+from prorl_gym import __version__
+
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
@@ -15,9 +17,9 @@ PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 def published(directory: Path) -> Iterator[None]:
     """Put this distribution's entry points, as an installer would write them, before what is installed."""
     project = tomllib.loads(PYPROJECT.read_text())["project"]
-    metadata = directory / f"prorl_gym-{project['version']}.dist-info"
+    metadata = directory / f"prorl_gym-{__version__}.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: prorl-gym\nVersion: {project['version']}\n")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: prorl-gym\nVersion: {__version__}\n")
     lines = [
         line
         for group, names in project["entry-points"].items()

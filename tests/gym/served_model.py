@@ -9,10 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 import prorl_gym.gym_root.responses_api_models.prorl_model.app as model_app
-from prorl_gym.inference.chat import load_codec
-from prorl_gym.inference.fake import FakeEngine, Reply
-from prorl_gym.inference.pool import EnginePool, Failover
+from prorl_gym.inference.balance.engine_pool import EnginePool, FailoverOptions
 from prorl_gym.inference.protocol import GenerationRequest
+from prorl_gym.inference.tokens.template_check import load_codec
+from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
 
 CODEC = load_codec("small")
 CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "2+2"}}\n</tool_call>'
@@ -51,7 +51,7 @@ def served(
     *replies: Reply | Exception,
     script: Script | None = None,
     engines: int = 1,
-    failover: Failover | None = None,
+    failover: FailoverOptions | None = None,
     **options: Any,
 ) -> Iterator[tuple[TestClient, list[FakeEngine]]]:
     pending = iter(replies)
@@ -60,7 +60,7 @@ def served(
     def build(name: str, config: Any, **rest: Any) -> EnginePool:
         pool = EnginePool(name, failover=failover)
         for fake in fakes:
-            pool.add(fake)
+            pool.add_engine(fake)
         return pool
 
     monkeypatch.setattr(model_app, "build_pool", build)

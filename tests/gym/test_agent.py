@@ -1,4 +1,4 @@
-"""The agent server: what it takes, what it relays, and what it says of each answer."""
+"""The agent server: which rows it accepts, its configuration, and whether an answer was delivered."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,38 +8,43 @@ import pytest
 
 pytestmark = pytest.mark.gym
 
+import orjson  # noqa: E402
 from fastapi.testclient import TestClient  # noqa: E402
 from pydantic import ValidationError  # noqa: E402
 
 from prorl_gym.errors import Limit  # noqa: E402
-from prorl_gym.gym_root.responses_api_agents.prorl_agent.app import ProrlAgent, ProrlAgentConfig  # noqa: E402
-from prorl_gym.gym_root.wire import Answer, batch, read_batch  # noqa: E402
+from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.app import (  # noqa: E402
+    ProrlRolloutAgent,
+    ProrlRolloutAgentConfig,
+    TrackedResponse,
+)
+from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_handler import RowAnswer  # noqa: E402
 
 
-class FakeLine:
-    """Answers each row with its own text."""
+class FakeRowHandler:
+    """Answers each row with the row."""
 
     def __init__(self, status: int = 200) -> None:
-        self.rows: list[bytes] = []
+        self.rows: list[Any] = []
         self.status = status
-        self.told: list[tuple[str, int]] = []
+        self.reported: list[str] = []
 
-    async def ask(self, row: bytes) -> Answer:
+    async def answer_row(self, row: dict[str, Any]) -> RowAnswer:
         self.rows.append(row)
-        return Answer(len(self.rows), self.status, row)
+        return RowAnswer(self.status, orjson.dumps(row))
 
-    def delivered(self, ticket: int) -> None:
-        self.told.append(("delivered", ticket))
+    def mark_delivered(self, answer: RowAnswer) -> None:
+        self.reported.append("delivered")
 
-    def gone(self, ticket: int) -> None:
-        self.told.append(("gone", ticket))
+    def mark_disconnected(self, answer: RowAnswer) -> None:
+        self.reported.append("disconnected")
 
     async def close(self) -> None:
-        self.told.append(("closed", 0))
+        self.reported.append("closed")
 
 
-def configured(**config: Any) -> ProrlAgentConfig:
-    return ProrlAgentConfig(
+def configured(**config: Any) -> ProrlRolloutAgentConfig:
+    return ProrlRolloutAgentConfig(
         name="prorl_math_agent",
         host="127.0.0.1",
         port=1,
@@ -49,68 +54,57 @@ def configured(**config: Any) -> ProrlAgentConfig:
     )
 
 
-def serve(line: FakeLine, **config: Any) -> TestClient:
+def serve(rows: FakeRowHandler, **config: Any) -> TestClient:
     client = SimpleNamespace(global_config_dict={})
-    agent = ProrlAgent.model_construct(config=configured(**config), server_client=client)
+
+    class Agent(ProrlRolloutAgent):
+        def make_row_handler(self) -> Any:
+            return rows
+
+    agent = Agent.model_construct(config=configured(**config), server_client=client)
     agent.model_post_init(None)
-    agent._line = line
     return TestClient(agent.setup_webserver())
 
 
-@pytest.mark.parametrize("depth", [1015, 1020, 1021, 1022, 1023])
-def test_row_that_no_batch_can_carry_is_refused(depth: int):
-    """The batch it is sent in is nested deeper than the row: refused there, it would be sent again for ever."""
-    line = FakeLine()
-    row = b'{"task":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
-    status = serve(line).post("/run", content=row).status_code
-    assert (status, len(line.rows)) in ((200, 1), (422, 0))
-    for sent in line.rows:
-        assert len(read_batch(batch("channel", {1: sent}, [], [])).rows) == 1
-
-
-def test_row_travels_as_it_was_posted_and_so_does_its_answer():
-    line = FakeLine()
-    answer = serve(line).post("/run", content=b'{"a": 1,\n "b": "\xc3\xa9"}')
-    assert (answer.status_code, answer.content) == (200, b'{"a": 1,\n "b": "\xc3\xa9"}')
+def test_row_is_answered_with_its_result():
+    rows = FakeRowHandler()
+    answer = serve(rows).post("/run", content=b'{"a": 1,\n "b": "\xc3\xa9"}')
+    assert (answer.status_code, answer.json(), rows.rows) == (200, {"a": 1, "b": "é"}, [{"a": 1, "b": "é"}])
     assert answer.headers["content-type"] == "application/json"
 
 
 def test_status_of_the_answer_is_gym_s():
-    assert serve(FakeLine(503)).post("/run", json={}).status_code == 503
+    assert serve(FakeRowHandler(503)).post("/run", json={}).status_code == 503
 
 
 def test_answer_that_was_sent_is_delivered():
-    line = FakeLine()
-    serve(line).post("/run", json={"a": 1})
-    assert line.told == [("delivered", 1)]
+    rows = FakeRowHandler()
+    serve(rows).post("/run", json={"a": 1})
+    assert rows.reported == ["delivered"]
 
 
-@pytest.mark.parametrize("body", [b"[1]", b"{", b'{"x": NaN}', b"\xff"])
+@pytest.mark.parametrize("body", [b"[1]", b"{", b'{"x": NaN}', b"\xff", b'{"x":' + b"[" * 300 + b"]" * 300 + b"}"])
 def test_what_is_no_row_is_refused_here(body: bytes):
-    line = FakeLine()
-    assert serve(line).post("/run", content=body).status_code == 422
-    assert not line.rows
+    rows = FakeRowHandler()
+    assert serve(rows).post("/run", content=body).status_code == 422
+    assert not rows.rows
 
 
-async def test_answer_whose_caller_left_is_gone():
-    from prorl_gym.gym_root.responses_api_agents.prorl_agent.app import _Relayed
-
-    line = FakeLine()
+async def test_answer_whose_caller_left_is_not_delivered():
+    rows = FakeRowHandler()
 
     async def receive() -> dict[str, str]:
         return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
-        """Nobody listens."""
+        """The connection is refused."""
 
-    await _Relayed(Answer(7, 200, b"{}"), line)({"type": "http"}, receive, send)
-    assert line.told == [("gone", 7)]
+    await TrackedResponse(RowAnswer(200, b"{}"), rows)({"type": "http"}, receive, send)
+    assert rows.reported == ["disconnected"]
 
 
-async def test_answer_that_broke_off_is_gone():
-    from prorl_gym.gym_root.responses_api_agents.prorl_agent.app import _Relayed
-
-    line = FakeLine()
+async def test_answer_that_broke_off_is_not_delivered():
+    rows = FakeRowHandler()
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -119,15 +113,16 @@ async def test_answer_that_broke_off_is_gone():
         raise ConnectionResetError
 
     with pytest.raises(ConnectionResetError):
-        await _Relayed(Answer(7, 200, b"{}"), line)({"type": "http"}, receive, send)
-    assert line.told == [("gone", 7)]
+        await TrackedResponse(RowAnswer(200, b"{}"), rows)({"type": "http"}, receive, send)
+    assert rows.reported == ["disconnected"]
 
 
-def test_line_is_closed_with_the_server():
-    line = FakeLine()
-    with serve(line):
-        assert not line.told
-    assert line.told == [("closed", 0)]
+def test_connection_is_closed_with_the_server():
+    rows = FakeRowHandler()
+    with serve(rows) as served:
+        served.post("/run", json={})
+        assert rows.reported == ["delivered"]
+    assert rows.reported == ["delivered", "closed"]
 
 
 def test_mask_truncated_masks_every_limit():
@@ -144,11 +139,11 @@ def test_early_stop_without_groups_is_refused():
         configured(early_stop={"informative_groups": 8})
 
 
-def test_early_stop_says_what_the_recipe_must_set(capsys: pytest.CaptureFixture[str]):
-    serve(FakeLine(), num_generations=8, early_stop={"informative_groups": 8})
+def test_early_stop_names_what_the_recipe_must_set(capsys: pytest.CaptureFixture[str]):
+    serve(FakeRowHandler(), num_generations=8, early_stop={"informative_groups": 8})
     assert "use_dynamic_sampling: true" in capsys.readouterr().out
 
 
-def test_responses_route_says_what_to_use_instead():
+def test_responses_route_names_what_to_use_instead():
     with pytest.raises(NotImplementedError, match="post the row to /run"):
-        serve(FakeLine()).post("/v1/responses", json={"input": "hello"})
+        serve(FakeRowHandler()).post("/v1/responses", json={"input": "hello"})

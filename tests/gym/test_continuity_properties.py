@@ -1,30 +1,24 @@
 """Whatever a model samples and an agent keeps: unchanged histories go on exactly, changed ones never break anything."""
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import gym_needed  # noqa: F401
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from nemo_gym.openai_utils import NeMoGymResponse
+from token_codecs import ALL, BOUNDED, TOOLS, codec
+
+from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn, SampledTurn
+from prorl_gym.gateway.model_call import ModelCall, SamplingParams
+from prorl_gym.gateway.responses import read_items, write_answer
+from prorl_gym.inference.tokens.prompt_builder import PromptBuilder, PromptOrigin
+from prorl_gym.inference.tokens.segment_cache import SegmentCache
+from prorl_gym.inference.tokens.turn import parse_sampled
 
 pytestmark = pytest.mark.gym
-
-from hypothesis import HealthCheck, given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from nemo_gym.openai_utils import NeMoGymResponse  # noqa: E402
-
-from prorl_gym.errors import EngineError, FailureKind  # noqa: E402
-from prorl_gym.gym_root.responses_api_models.prorl_model.answers import Shape, Turn  # noqa: E402
-from prorl_gym.gym_root.responses_api_models.prorl_model.asks import Ask  # noqa: E402
-from prorl_gym.gym_root.responses_api_models.prorl_model.continuity import Continuity, Origin  # noqa: E402
-from prorl_gym.gym_root.responses_api_models.prorl_model.conversation import read_items  # noqa: E402
-from prorl_gym.gym_root.responses_api_models.prorl_model.memory import TurnMemory  # noqa: E402
-from prorl_gym.gym_root.responses_api_models.prorl_model.reading import read_turn  # noqa: E402
-from prorl_gym.gym_root.responses_api_models.prorl_model.turns import Sampled, Sampling  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
-from token_codecs import ALL, BOUNDED, TOOLS, codec  # noqa: E402
 
 FEW = settings(BOUNDED, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 
@@ -52,7 +46,7 @@ TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "r
 def sampled_by(chat: Any, drawn: str | list[float], closed: bool) -> list[int]:
     """Turn what was drawn into ids: of a text, or any of the vocabulary."""
     if isinstance(drawn, str):
-        ids = chat.tokenizer.encode_plain(drawn)
+        ids = chat.tokenizer.encode_untrusted(drawn)
     else:
         ids = [int(share * chat.vocab_size) for share in drawn]
         ids = [token for token in ids if token not in chat.end_ids]
@@ -66,27 +60,30 @@ def news(output: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
     return [{"type": "function_call_output", "call_id": call_id, "output": text} for call_id in calls]
 
 
-async def answered(chat: Any, memory: TurnMemory, shape: Shape, items: list[Any], ids: list[int]) -> Any:
+async def answered(chat: Any, memory: SegmentCache, shape: AnswerFormat, items: list[Any], ids: list[int]) -> Any:
     """Make a call as the server does; return the prompt, and the items as Gym's own models pass them on."""
     entries = read_items(items)
-    continuity = Continuity(chat, memory)
-    prompt = await continuity.prompt(entries, TOOLS, "s")
-    spoken = read_turn(chat, ids, TOOLS)
-    continuity.remember(prompt, "s", spoken.as_message(), ids)
-    turn = Turn(Ask(entries, TOOLS, Sampling(1.0, 1.0, 9)), prompt, Sampled(ids, [-1.0] * len(ids)), spoken)
-    response = NeMoGymResponse.model_validate(shape.response(turn, {}))
+    continuity = PromptBuilder(chat, memory)
+    prompt = await continuity.build_prompt(entries, TOOLS, "s")
+    spoken = parse_sampled(chat, ids, TOOLS)
+    continuity.remember_turn(prompt, "s", spoken.as_message(), ids)
+    turn = CompletedTurn(
+        ModelCall(entries, TOOLS, SamplingParams(1.0, 1.0, 9)), prompt, SampledTurn(ids, [-1.0] * len(ids)), spoken
+    )
+    response = NeMoGymResponse.model_validate(write_answer(turn, {}, shape))
     return prompt, json.loads(response.model_dump_json())["output"]
 
 
 @pytest.mark.parametrize("name", ALL)
 @FEW
+@example(turns=[("</think>\n<think>\nHm.\n</think>\n\nFour.", False, False, "4")] * 2, with_thoughts=True)
 @given(turns=TURNS, with_thoughts=st.booleans())
 async def test_history_that_comes_back_unchanged_goes_on_exactly(name: str, turns: Any, with_thoughts: bool):
     chat = codec(name)
-    shape, memory, items, seen = Shape("m", chat, True, with_thoughts), TurnMemory(), list(OPENING), []
+    shape, memory, items, seen = AnswerFormat("m", chat, True, with_thoughts), SegmentCache(), list(OPENING), []
     for drawn, closed, as_text, text in turns:
         prompt, output = await answered(chat, memory, shape, items, sampled_by(chat, drawn, closed))
-        assert prompt.origin is (Origin.EXTENDED if seen else Origin.FIRST)
+        assert prompt.origin is (PromptOrigin.EXTENDED if seen else PromptOrigin.FIRST)
         assert prompt.ids[: len(seen)] == seen
         seen = output[-1]["prompt_token_ids"] + output[-1]["generation_token_ids"]
         if as_text:
@@ -99,13 +96,13 @@ async def test_history_that_comes_back_unchanged_goes_on_exactly(name: str, turn
 @given(turns=TURNS, with_thoughts=st.booleans())
 async def test_another_server_finds_the_same_prompt_in_the_token_fields(name: str, turns: Any, with_thoughts: bool):
     chat = codec(name)
-    shape, memory, items = Shape("m", chat, True, with_thoughts), TurnMemory(), list(OPENING)
+    shape, memory, items = AnswerFormat("m", chat, True, with_thoughts), SegmentCache(), list(OPENING)
     for drawn, closed, _, text in turns:
         _, output = await answered(chat, memory, shape, items, sampled_by(chat, drawn, closed))
         items += [*output, *news(output, text)]
-        here = await Continuity(chat, memory).prompt(read_items(items), TOOLS, "s")
-        elsewhere = await Continuity(chat, TurnMemory()).prompt(read_items(items), TOOLS, "t")
-        assert (elsewhere.origin, elsewhere.ids) == (Origin.EXTENDED, here.ids)
+        here = await PromptBuilder(chat, memory).build_prompt(read_items(items), TOOLS, "s")
+        elsewhere = await PromptBuilder(chat, SegmentCache()).build_prompt(read_items(items), TOOLS, "t")
+        assert (elsewhere.origin, elsewhere.ids) == (PromptOrigin.EXTENDED, here.ids)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -113,7 +110,7 @@ async def test_another_server_finds_the_same_prompt_in_the_token_fields(name: st
 @given(turns=TURNS, data=st.data())
 async def test_history_that_was_changed_is_a_prompt_all_the_same(name: str, turns: Any, data: Any):
     chat = codec(name)
-    shape, memory, items = Shape("m", chat, True, False), TurnMemory(), list(OPENING)
+    shape, memory, items = AnswerFormat("m", chat, True, False), SegmentCache(), list(OPENING)
     for drawn, closed, _, text in turns:
         try:
             prompt, output = await answered(chat, memory, shape, items, sampled_by(chat, drawn, closed))

@@ -1,7 +1,6 @@
 """NeMo Gym's own simple agent over our model server and our rollout server's tools. Slow: it starts Gym and Ray."""
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl_gym.cli.root import gym_root
+from prorl_gym.cli.installation import gym_root
 from prorl_gym.trainers.nemo_rl import check_result
 
 pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -21,13 +20,14 @@ RUN = """
 
     import yaml
 
-    from prorl_gym.cli.demo.processes import Family, become_subreaper
-    from prorl_gym.cli.demo.stack import HOST, Engines, Folders, Stack, free_ports
+    from prorl_gym.cli.demo.process_supervisor import ProcessSupervisor
+    from prorl_gym.cli.demo.stack import HOST, PolicyEndpoint, DemoFolders, DemoStack, free_ports
+    from prorl_gym.sandbox.syscalls import set_child_subreaper
 
-    class ForeignStack(Stack):
-        def _write_config(self, engines: Engines) -> dict[str, str]:
+    class ForeignStack(DemoStack):
+        def _write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
             (head,) = free_ports(1)
-            self._head = f"http://{HOST}:{head}"
+            self._head_url = f"http://{HOST}:{head}"
             agent = {
                 "entrypoint": "app.py",
                 "max_steps": 8,
@@ -40,37 +40,30 @@ RUN = """
                     "resources_servers/prorl_rollout/configs/prorl_rollout.yaml",
                     "responses_api_models/prorl_model/configs/prorl_model.yaml",
                 ],
-                "head_server": {"host": HOST, "port": head},
-                "default_host": HOST,
-                "skip_venv_if_present": True,
-                "uv_venv_dir": str(self._folders.scratch / "venvs"),
-                "policy_base_url": list(engines.urls),
-                "policy_model_name": engines.model,
-                "policy_api_key": "unused",
-                "prorl_tokenizer": engines.tokenizer,
+                **self._base_config(engines, head),
                 "simple": {"responses_api_agents": {"simple_agent": agent}},
                 "simple_environment": {"environment_servers": {"legacy_agent": relay}},
             }
             self._config.write_text(yaml.safe_dump(config))
-            return {}  # no server is told of one by one: their ports are Gym's own choice
+            return {}  # no server is listed here: Gym chooses their ports
 
     async def main(output: Path, scratch: Path, rows: Path) -> None:
-        become_subreaper()
-        family = Family(output)
-        stack = ForeignStack(family, Folders(output, scratch))
+        set_child_subreaper()
+        family = ProcessSupervisor(output)
+        stack = ForeignStack(family, DemoFolders(output, scratch))
         try:
             await stack.start_gym(await stack.start_oracles(2))
             evaluation = await stack.start_eval(rows, 2)
             await asyncio.wait_for(evaluation.process.wait(), 120)
             print(evaluation.tail() if evaluation.process.returncode else "collected")
         finally:
-            print("left", await family.stop())
+            print("left", await family.stop_all())
 
     asyncio.run(main(*map(Path, sys.argv[1:])))
 """
 
 
-def test_simple_agent_makes_token_exact_rollouts_with_our_tools(tmp_path: Path):
+def test_simple_agent_makes_token_exact_rollouts_with_our_tools(tmp_path: Path, short_directory: Path):
     folder = gym_root() / "environments"
     rows = [
         json.loads(line)
@@ -80,10 +73,8 @@ def test_simple_agent_makes_token_exact_rollouts_with_our_tools(tmp_path: Path):
     for row in rows:
         row["agent_ref"]["name"] = "simple"
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    scratch = Path(os.path.realpath(tmp_path)).parent / "s"  # short: Ray puts sockets there
-    scratch.mkdir(exist_ok=True)
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(RUN), str(tmp_path), str(scratch), str(tmp_path / "rows.jsonl")],
+        [sys.executable, "-c", textwrap.dedent(RUN), str(tmp_path), str(short_directory), str(tmp_path / "rows.jsonl")],
         capture_output=True,
         text=True,
         timeout=250,

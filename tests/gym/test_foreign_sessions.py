@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import gym_needed  # noqa: F401
 import pytest
@@ -20,11 +20,11 @@ from test_rollout_server import ROW, answered, post, server  # noqa: E402
 
 from prorl_gym.agents.protocol import Observation, ToolSpec  # noqa: E402
 from prorl_gym.environments.math.environment import MathEnvironment  # noqa: E402
+from prorl_gym.environments.playback import fill_step, gold_steps  # noqa: E402
 from prorl_gym.environments.protocol import Episode  # noqa: E402
-from prorl_gym.environments.script import fill_step, gold_steps  # noqa: E402
-from prorl_gym.gym_root.resources_servers.prorl_rollout import sessions as module  # noqa: E402
-from prorl_gym.gym_root.resources_servers.prorl_rollout.sessions import Session, Sessions  # noqa: E402
-from prorl_gym.rollout.fake import EmptyBackend  # noqa: E402
+from prorl_gym.gym_root.resources_servers.prorl_rollout import tool_sessions as module  # noqa: E402
+from prorl_gym.gym_root.resources_servers.prorl_rollout.tool_sessions import ToolSession, ToolSessions  # noqa: E402
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 LOCAL = {"sandbox": {"backend": "local", "allow_unsafe_local": True}}
@@ -41,7 +41,7 @@ def play_gold(client: TestClient, row: dict[str, Any]) -> set[str]:
     observation, used = "", set[str]()
     for step in (fill_step(step, observation) for step in gold_steps(row["environment"], row["task"])):
         if step.tool:
-            answer = client.post(f"/{step.tool}", json=dict(step.arguments))
+            answer = client.post(f"/{step.tool}", json=cast("Any", step.arguments))
             assert answer.status_code == 200, answer.text
             observation = answer.text
             used.add(step.tool)
@@ -106,7 +106,7 @@ def test_arguments_that_do_not_fit_are_explained_to_the_model(client: TestClient
     assert "must be of type integer" in post(client, "/double_it", {"n": "21"}, status=422)
 
 
-@pytest.mark.parametrize("name", ["verify", "rows"])
+@pytest.mark.parametrize("name", ["verify", "first_prompt"])
 def test_a_tool_with_the_name_of_a_route_is_refused(client: TestClient, monkeypatch: pytest.MonkeyPatch, name: str):
     monkeypatch.setattr(module.registry, "get", lambda environment: WithTool(name))
     assert "name of a route" in str(post(client, "/seed_session", declaring("python"), status=422))
@@ -130,13 +130,13 @@ def test_a_closed_session_is_not_graded(client: TestClient, row: dict[str, Any])
 
 
 def test_an_idle_session_is_not_graded(client: TestClient, monkeypatch: pytest.MonkeyPatch):
-    close, closed = Sessions.close, Event()
+    close, closed = ToolSessions.close, Event()
 
-    async def closing(sessions: Sessions, session_id: str) -> None:
+    async def closing(sessions: ToolSessions, session_id: str) -> None:
         await close(sessions, session_id)
         closed.set()
 
-    monkeypatch.setattr(Sessions, "close", closing)
+    monkeypatch.setattr(ToolSessions, "close", closing)
     post(client, "/seed_session", ROW | {"prorl": {"settings": {"run_seconds": 0.05}}})
     assert closed.wait(30)
     post(client, "/python", {"code": "1"}, status=409)
@@ -159,7 +159,7 @@ def test_what_needs_the_agents_sandbox_is_not_graded_without_a_session(client: T
 
 def test_settings_of_the_row_count(monkeypatch: pytest.MonkeyPatch):
     row = ROW | {"prorl": {"settings": {"eval_seconds": 7.0, "action_seconds": 3.0}}}
-    session = asyncio.run(module.open_session(row, Sessions(EmptyBackend, None).leases()))
+    session = asyncio.run(module.open_session(row, ToolSessions(EmptyBackend, None).new_leases()))
     assert (session.settings.eval_seconds, session.settings.action_seconds) == (7.0, 3.0)
 
 
@@ -170,11 +170,11 @@ def test_bad_settings_of_a_row_are_refused(client: TestClient, block: dict[str, 
 
 def test_a_session_does_not_expire_while_a_call_is_served():
     async def scenario() -> None:
-        sessions = Sessions(EmptyBackend, 0.02)
+        sessions = ToolSessions(EmptyBackend, 0.02)
         await sessions.open("s", ROW)
-        async with sessions.use("s") as session:
+        async with sessions.acquire_session("s") as session:
             await asyncio.sleep(3600)  # of a virtual clock: longer than it may be idle
-            assert isinstance(session, Session) and not sessions.was_closed("s")
+            assert isinstance(session, ToolSession) and not sessions.was_closed("s")
         await sessions.close_all()
 
     run_virtually(scenario())
@@ -185,7 +185,7 @@ async def test_a_session_waits_as_long_as_its_rollout_may_run(monkeypatch: pytes
     loop = asyncio.get_running_loop()
     call_later = loop.call_later
     monkeypatch.setattr(loop, "call_later", lambda seconds, *a: (waits.append(seconds), call_later(seconds, *a))[1])
-    sessions = Sessions(EmptyBackend, None)
+    sessions = ToolSessions(EmptyBackend, None)
     await sessions.open("s", ROW | {"prorl": {"settings": {"run_seconds": 86400.0}}})
     assert 86400.0 in waits
     await sessions.close_all()

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.gym
 
 from nemo_gym.environment.validation import validate_environment  # noqa: E402
 
-from prorl_gym.cli.root import gym_root  # noqa: E402
+from prorl_gym.cli.installation import gym_root  # noqa: E402
 
 NAMES = ("prorl_code", "prorl_math", "prorl_stem", "prorl_swe", "prorl_taskdir")
 

@@ -11,9 +11,9 @@ from nemo_gym.openai_utils import NeMoGymResponse  # noqa: E402
 from served_model import ASK, CALL, CODEC, figure, result_of, said, served  # noqa: E402
 
 from prorl_gym.errors import ConfigError, EngineError, FailureKind, Limit, LimitReached  # noqa: E402
-from prorl_gym.inference.fake import Reply  # noqa: E402
-from prorl_gym.inference.faults import ContextExceeded, EngineOverloaded  # noqa: E402
-from prorl_gym.inference.pool import Failover  # noqa: E402
+from prorl_gym.inference.balance.engine_pool import FailoverOptions  # noqa: E402
+from prorl_gym.inference.engine_errors import ContextExceeded, EngineOverloaded  # noqa: E402
+from prorl_gym.testing.inference.fake_engine import Reply  # noqa: E402
 
 
 def test_tokens_are_on_the_last_item_of_the_call(monkeypatch: pytest.MonkeyPatch):
@@ -77,7 +77,7 @@ def test_call_that_cannot_be_read_stays_visible(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_failure_of_an_engine_is_a_status(monkeypatch: pytest.MonkeyPatch, kind: FailureKind, status: int):
-    failover = Failover(attempts=1)
+    failover = FailoverOptions(max_attempts=1)
     with served(monkeypatch, EngineError(kind, "engine e0 refuses."), failover=failover) as (client, _):
         answer = client.post("/v1/responses", json=ASK)
     assert (answer.status_code, "engine e0 refuses." in answer.text) == (status, True)
@@ -135,12 +135,12 @@ def test_unknown_inference_key_names_the_nearest(monkeypatch: pytest.MonkeyPatch
             pass
 
 
-@pytest.mark.parametrize(("asked", "told"), [(7.2, "8"), (None, "1"), (900.0, "60")])
-def test_overload_says_how_long_to_wait(monkeypatch: pytest.MonkeyPatch, asked: float | None, told: str):
+@pytest.mark.parametrize(("asked", "seconds"), [(7.2, "8"), (None, "1"), (900.0, "60")])
+def test_overload_answers_how_long_to_wait(monkeypatch: pytest.MonkeyPatch, asked: float | None, seconds: str):
     overload = EngineOverloaded("http://127.0.0.1:1/v1", 429, asked)
-    with served(monkeypatch, overload, failover=Failover(attempts=1)) as (client, _):
+    with served(monkeypatch, overload, failover=FailoverOptions(max_attempts=1)) as (client, _):
         answer = client.post("/v1/responses", json=ASK)
-    assert (answer.status_code, answer.headers["Retry-After"]) == (503, told)
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, seconds)
 
 
 def test_full_context_can_be_an_error_in_the_words_that_harnesses_know(monkeypatch: pytest.MonkeyPatch):
@@ -161,7 +161,7 @@ def test_history_that_was_changed_is_counted_and_said(monkeypatch: pytest.Monkey
     assert answer["output"][0]["generation_token_ids"]
 
 
-def test_policy_version_of_an_answer_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_policy_version_of_an_answer_is_returned(monkeypatch: pytest.MonkeyPatch):
     with served(monkeypatch, said("4")) as (client, (engine,)):
         engine.version = 3
         assert client.post("/v1/responses", json=ASK).json()["metadata"]["prorl_policy_version"] == "3"

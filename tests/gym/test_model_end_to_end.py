@@ -21,7 +21,7 @@ from model_over_http import (  # noqa: E402
     trained_on,
 )
 
-from prorl_gym.inference.pool import EnginePool  # noqa: E402
+from prorl_gym.inference.balance.engine_pool import EnginePool  # noqa: E402
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult  # noqa: E402
 
 QUICK = {"inference": {"wait_seconds": 0.3, "connect_seconds": 2.0, "request_seconds": 10.0}}
@@ -36,9 +36,9 @@ async def page(base: str) -> str:
 @pytest.mark.parametrize("agent", [simple_agent, forgetful_agent, chat_agent])
 async def test_rollout_is_what_nemo_rl_accepts(agent: Any):
     async with oracles(2) as engines, listening(engines.urls) as base:
-        told = await agent(base)
-        assert told.text == ANSWER
-        assert trained_on(told) > 30
+        rollout = await agent(base)
+        assert rollout.text == ANSWER
+        assert trained_on(rollout) > 30
         assert 'prorl_model_prompts_total{origin="extended"} 2.0' in await page(base)
 
 
@@ -48,7 +48,7 @@ async def test_two_hundred_agents_at_once():
     async with oracles(2) as engines, listening(engines.urls) as base:
         rollouts = await asyncio.gather(*(agent(base) for agent in agents))
         shown = await page(base)
-    assert all(told.text == ANSWER and trained_on(told) for told in rollouts)
+    assert all(rollout.text == ANSWER and trained_on(rollout) for rollout in rollouts)
     assert 'prorl_model_prompts_total{origin="extended"} 400.0' in shown
     assert 'prorl_model_calls_total{route="responses",status="200"} 450.0' in shown
 
@@ -58,8 +58,8 @@ async def test_engine_that_is_killed_in_the_middle_costs_nothing():
         rollouts = [asyncio.create_task(agent(base)) for agent in (simple_agent, forgetful_agent) * 8]
         await asyncio.wait(rollouts, timeout=0.1)
         await engines.kill(0)
-        told = await asyncio.gather(*rollouts)
-    assert all(one.text == ANSWER and trained_on(one) for one in told)
+        finished = await asyncio.gather(*rollouts)
+    assert all(one.text == ANSWER and trained_on(one) for one in finished)
 
 
 async def test_no_engine_left_is_a_status_in_time_not_a_hang():

@@ -1,24 +1,19 @@
 """The model server over servers that take messages: NeMo-RL's own, and any that speaks OpenAI's API."""
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
+import aiohttp
 import gym_needed  # noqa: F401
 import pytest
+from fake_nemo_rl import FakeNemoRl
+from fake_openai import FakeOpenAI
+from fake_sglang import FakeSglang
+from fake_vllm import FakeVllm
+from model_over_http import OPENING, TOOL, listening, without_tokens
+from served_model import CALL, CODEC, said
 
 pytestmark = pytest.mark.gym
-
-import aiohttp  # noqa: E402
-from model_over_http import OPENING, TOOL, listening, without_tokens  # noqa: E402
-from served_model import CALL, CODEC, said  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
-from fake_nemo_rl import FakeNemoRl  # noqa: E402
-from fake_openai import FakeOpenAI  # noqa: E402
-from fake_sglang import FakeSglang  # noqa: E402
-from fake_vllm import FakeVllm  # noqa: E402
 
 
 def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]], add_generation_prompt: bool) -> list[int]:
@@ -58,8 +53,8 @@ async def test_nemo_rl_s_server_is_sent_the_exact_ids_of_the_last_turn(keep: Any
             first, second = await two_turns(base, keep)
     seen = first["prompt_token_ids"] + first["generation_token_ids"]
     assert seen == second["prompt_token_ids"][: len(seen)]
-    told = next(message for message in nemo.bodies[1]["messages"] if message["role"] == "assistant")
-    assert told["prompt_token_ids"] + told["generation_token_ids"] == seen
+    message = next(message for message in nemo.bodies[1]["messages"] if message["role"] == "assistant")
+    assert message["prompt_token_ids"] + message["generation_token_ids"] == seen
 
 
 @pytest.mark.parametrize(("kind", "fake"), [("vllm", FakeVllm), ("sglang", FakeSglang)])

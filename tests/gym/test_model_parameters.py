@@ -104,8 +104,8 @@ def test_tool_choice_none_leaves_calls_as_text(monkeypatch: pytest.MonkeyPatch):
 def test_logprobs_of_a_chat_completion(monkeypatch: pytest.MonkeyPatch):
     with served(monkeypatch, said("4")) as (client, _):
         choice = client.post("/v1/chat/completions", json=CHAT | {"logprobs": True}).json()["choices"][0]
-    told = [entry["logprob"] for entry in choice["logprobs"]["content"]]
-    assert told == choice["message"]["generation_log_probs"]
+    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    assert logprobs == choice["message"]["generation_log_probs"]
 
 
 @pytest.mark.parametrize("route", ["responses", "chat/completions"])
@@ -148,12 +148,12 @@ def test_without_token_information_there_is_none_and_the_conversation_is_still_e
 
 
 @pytest.mark.parametrize("body", [{"input": [QUESTION]}, {"messages": [QUESTION]}])
-def test_tokenize_tells_the_ids_of_the_next_call(monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]):
+def test_tokenize_returns_the_ids_of_the_next_call(monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]):
     with served(monkeypatch, said("4")) as (client, (engine,)):
-        told = client.post("/tokenize", json=body | {"model": "m", "max_output_tokens": 5}).json()
+        tokenized = client.post("/tokenize", json=body | {"model": "m", "max_output_tokens": 5}).json()
         client.post("/v1/responses", json=ASK)
-    assert told["tokens"] == list(engine.requests[0].prompt_ids)
-    assert told["count"] == len(told["tokens"])
+    assert tokenized["tokens"] == list(engine.requests[0].prompt_ids)
+    assert tokenized["count"] == len(tokenized["tokens"])
 
 
 def test_tokenize_of_a_text(silent: Any):

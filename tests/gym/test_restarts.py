@@ -70,7 +70,7 @@ async def test_everything_killed_and_the_rest_of_the_rows_posted_again(tmp_path:
         await stack.start()
         waiting = asyncio.create_task(post(stack.url("relay"), ROWS[QUICK:]))
         half = ids(await post(stack.url("relay"), ROWS[: QUICK // 2]))
-        # Rollouts that end while nobody can be told, because the agent is dead, are what a record must be kept for.
+        # The record of a rollout that ends while the agent is dead must be kept.
         late = asyncio.create_task(post(stack.url("relay"), ROWS[QUICK // 2 : QUICK]))
         await stack.until_begun(len(ROWS))
         stack.stop()

@@ -1,7 +1,6 @@
 """``gym eval run --resume`` after a kill at half, with everything as a user starts it. Slow: it starts Gym and Ray."""
 
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl_gym.cli.root import gym_root
+from prorl_gym.cli.installation import gym_root
 from prorl_gym.trainers.nemo_rl import check_result
 
 pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -24,15 +23,16 @@ RUN = """
 
     import yaml
 
-    from prorl_gym.cli.demo.processes import Family, become_subreaper, descendants
-    from prorl_gym.cli.demo.stack import Engines, Folders, Stack
+    from prorl_gym.cli.demo.process_supervisor import ProcessSupervisor, descendants
+    from prorl_gym.cli.demo.stack import PolicyEndpoint, DemoFolders, DemoStack
+    from prorl_gym.sandbox.syscalls import set_child_subreaper
 
-    class Resumable(Stack):
-        def _write_config(self, engines: Engines) -> dict[str, str]:
+    class Resumable(DemoStack):
+        def _write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
             addresses = super()._write_config(engines)
             config = yaml.safe_load(self._config.read_text())
             config["prorl_service"] = {"ledger": {"path": str(self._folders.output / "ledger.sqlite")}}
-            agent = config["prorl_math_agent"]["responses_api_agents"]["prorl_agent"]
+            agent = config["prorl_math_agent"]["responses_api_agents"]["prorl_rollout_agent"]
             agent["repost_seconds"] = 300.0
             self._config.write_text(yaml.safe_dump(config))
             return addresses
@@ -60,9 +60,9 @@ RUN = """
             await asyncio.sleep(0.01)  # another process: there is no event to wait for
 
     async def main(victim: str, output: Path, scratch: Path, rows: Path, repeats: int, at_once: int) -> None:
-        become_subreaper()
-        family = Family(output)
-        stack = Resumable(family, Folders(output, scratch))
+        set_child_subreaper()
+        family = ProcessSupervisor(output)
+        stack = Resumable(family, DemoFolders(output, scratch))
         try:
             engines = await stack.start_oracles(1)
             await stack.start_gym(engines)
@@ -75,14 +75,14 @@ RUN = """
             await evaluation.process.wait()
             print("killed at", stack._folders.results.read_bytes().count(b"\\n"), "of", expected)
             if victim == "server":  # Gym ends all its servers when one of them died
-                await family.stop()
+                await family.stop_all()
                 engines = await stack.start_oracles(1)
                 await stack.start_gym(engines)
             evaluation = await stack.evaluate(rows, repeats, at_once, "--resume")
             await asyncio.wait_for(evaluation.process.wait(), 120)
             print(evaluation.tail() if evaluation.process.returncode else "resumed")
         finally:
-            print("left", await family.stop())
+            print("left", await family.stop_all())
 
     victim, output, scratch, rows, repeats, at_once = sys.argv[1:]
     asyncio.run(main(victim, Path(output), Path(scratch), Path(rows), int(repeats), int(at_once)))
@@ -90,14 +90,12 @@ RUN = """
 
 
 @pytest.mark.parametrize("victim", ["client", "server"])
-def test_no_row_is_lost_or_answered_twice_or_made_again(tmp_path: Path, victim: str):
+def test_no_row_is_lost_or_answered_twice_or_made_again(tmp_path: Path, short_directory: Path, victim: str):
     source = gym_root() / "environments/prorl_math/data/example.jsonl"
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(line + "\n" for line in source.read_text().splitlines() if line.strip()))
     expected = len(rows.read_text().splitlines()) * REPEATS
-    scratch = Path(os.path.realpath(tmp_path)).parent / victim[0]  # short: Ray puts sockets there
-    scratch.mkdir(exist_ok=True)
-    arguments = [victim, tmp_path, scratch, rows, REPEATS, AT_ONCE]
+    arguments = [victim, tmp_path, short_directory, rows, REPEATS, AT_ONCE]
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(RUN), *map(str, arguments)],
         capture_output=True,
@@ -117,5 +115,5 @@ def test_no_row_is_lost_or_answered_twice_or_made_again(tmp_path: Path, victim: 
     with sqlite3.connect(tmp_path / "ledger.sqlite") as ledger:
         (made,) = ledger.execute("SELECT count(*) FROM rollouts").fetchone()
     print(made, "made for", expected, "rows")
-    # One may have been between the client's socket and its file when the client died: nothing can tell (claims.py).
+    # One may have been between the client's socket and its file when the client died: nothing can tell (row_dedup.py).
     assert expected <= made <= expected + 1

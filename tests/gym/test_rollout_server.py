@@ -1,8 +1,7 @@
-"""The rollout server: the service behind /rollouts, and tool sessions for other agents."""
+"""The rollout server: the service below /service, and tool sessions for other agents."""
 
 import json
-import threading
-import time
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,16 @@ from fastapi.testclient import TestClient  # noqa: E402
 from nemo_gym.base_resources_server import ResourcesSeedSessionRequest  # noqa: E402
 from nemo_gym.testing.session_conformance import check_resources_session_contract  # noqa: E402
 
-import prorl_gym.gym_root.resources_servers.prorl_rollout.hosted as hosted  # noqa: E402
+import prorl_gym.gym_root.resources_servers.prorl_rollout.embedded_service as hosted  # noqa: E402
 from prorl_gym.agents.tools import PythonTool  # noqa: E402
-from prorl_gym.api.build import Built  # noqa: E402
+from prorl_gym.api.build import LoadedService  # noqa: E402
 from prorl_gym.api.config import ServiceConfig  # noqa: E402
 from prorl_gym.errors import ConfigError, FailureKind, SandboxError  # noqa: E402
 from prorl_gym.gym_root.resources_servers.prorl_rollout.app import (  # noqa: E402
     ProrlRolloutConfig,
     ProrlRolloutServer,
 )
-from prorl_gym.sandbox.local import LocalBackend  # noqa: E402
-from prorl_gym.trainers.nemo_rl import check_result  # noqa: E402
+from prorl_gym.sandbox.service.local_backend import LocalBackend  # noqa: E402
 
 ROWS = Path(__file__).parents[2] / "environments/prorl_math/data/example.jsonl"
 ROW: dict[str, Any] = {
@@ -64,7 +62,7 @@ def server(**service: Any) -> ProrlRolloutServer:
         port=1,
         entrypoint="app.py",
         domain="agent",
-        engines="http://127.0.0.1:9/v1",  # nobody listens there
+        engines="http://127.0.0.1:9/v1",  # no server listens there
         model="m",
         tokenizer="small",
         service={"retry": {"attempts": 1}, **service},
@@ -78,7 +76,7 @@ def server(**service: Any) -> ProrlRolloutServer:
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     real = hosted.build_service
 
-    async def with_short_waits(config: ServiceConfig) -> Built:
+    async def with_short_waits(config: ServiceConfig) -> LoadedService:
         short = config.inference.model_copy(update={"wait_seconds": 0.1, "attempts": 1, "connect_seconds": 1.0})
         return await real(config.model_copy(update={"inference": short}))
 
@@ -94,36 +92,20 @@ def post(client: TestClient, path: str, body: dict[str, Any], status: int = 200)
     return answer.json() if "json" in answer.headers["content-type"] else answer.text
 
 
-def test_row_is_answered_even_without_an_engine(client: TestClient):
-    """TestClient shows a streamed answer when it is over: the stream is made to end by the channel's replacement."""
-    answers = threading.Thread(target=lambda: got.append(client.post("/answers", json={"agent": "a"}).content))
-    got: list[bytes] = []
-    answers.start()
-    channels = client.app.state.hosted.channels
-    while not channels._channels:
-        time.sleep(0.01)
-    (channel,) = channels._channels
-    row = ROW | {"agent_ref": {"name": "a"}}
-    assert post(client, "/rows", {"channel": channel, "rows": [[1, row]], "gone": [], "delivered": []}) == {}
-    while channels._channels[channel].at_work:
-        time.sleep(0.01)
-    client.portal.call(channels.close, channels._channels[channel])
-    answers.join(10)
-    first, rest = got[0].split(b"\n", 1)
-    assert first.startswith(b"0 200 ")
-    result = json.loads(rest[rest.index(b"{") :])
-    assert (result["failure_kind"], result["mask_sample"]) == ("provider_unavailable", True)
-    check_result(result)
+def test_row_ends_even_without_an_engine(client: TestClient):
+    submission = {"rollout_id": "r", "environment": "math", "task": ROW["task"]}
+    assert post(client, "/service/v1/rollouts", submission)["accepted"] == [{"rollout_id": "r", "duplicate": False}]
+    record = client.get("/service/v1/rollouts/r?wait=30").json()["rollout"]
+    assert (record["outcome"]["status"], record["outcome"]["kind"]) == ("failed", "engine_unreachable")
 
 
-def test_batch_for_a_channel_that_is_not_there_is_told(client: TestClient):
-    body = {"channel": "stranger", "rows": [], "gone": [], "delivered": []}
-    assert "Open one" in str(post(client, "/rows", body, status=404))
+def test_tasks_are_not_shown_to_callers_without_a_token(client: TestClient):
+    assert client.get("/service/v1/rollouts/r/request").status_code == 404
 
 
-@pytest.mark.parametrize("body", [[], {"channel": "x"}, {"channel": "x", "rows": [1], "gone": [], "delivered": []}])
-def test_what_is_no_batch_is_refused(client: TestClient, body: Any):
-    assert "Not a batch" in str(post(client, "/rows", body, status=422))
+def test_first_prompt_of_a_row_is_rendered(client: TestClient):
+    placeholder = post(client, "/first_prompt", {"input": [{"role": "user", "content": "2+2?"}], "tools": None})
+    assert placeholder["prompt_token_ids"] and placeholder["terminator_id"]
 
 
 def test_tools_share_state_and_finish_is_graded(client: TestClient):
@@ -171,7 +153,7 @@ def test_grade_after_a_lost_sandbox_is_masked(client: TestClient, monkeypatch: p
     async def lost(self: LocalBackend, spec: Any) -> Any:
         raise SandboxError(FailureKind.SANDBOX_LOST, "the sandbox is gone.")
 
-    monkeypatch.setattr(LocalBackend, "start", lost)
+    monkeypatch.setattr(LocalBackend, "start_sandbox", lost)
     post(client, "/seed_session", ROW)
     post(client, "/python", {"code": "1"}, status=503)
     verdict = post(client, "/verify", ROW | {"response": answered("\\boxed{42}")})
@@ -194,12 +176,12 @@ def test_unknown_service_key_names_the_nearest():
         server(retry={"atempts": 2})
 
 
-def test_ledger_of_a_gym_run_is_removed_with_it(client: TestClient):
+def test_ledger_of_a_gym_run_is_removed_with_it(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made = server(sandbox={"backend": "local", "allow_unsafe_local": True})
-    state = Path(made._hosted._config.state)
     with TestClient(made.setup_webserver()):
-        assert (state / "ledger.sqlite").exists()
-    assert not state.exists()
+        (ledger,) = tmp_path.glob("prorl-gym-*/ledger.sqlite")
+    assert not ledger.parent.exists()
 
 
 def test_sandbox_that_the_model_broke_is_graded(client: TestClient, monkeypatch: pytest.MonkeyPatch):

@@ -15,9 +15,16 @@ from provider_box import ProviderBox
 from published_provider import published
 
 from prorl_gym.errors import ConfigError
-from prorl_gym.gym_sandbox.config import SHM_METADATA
+from prorl_gym.gym_sandbox.config import SHM_SIZE_KEY
 from prorl_gym.gym_sandbox.provider import ProrlProvider
-from prorl_gym.sandbox.conformance import CHECKS, INTERACTION, PYTHON, SHELL, SPEC, Check
+from prorl_gym.testing.sandbox.conformance import (
+    CHECK_SPEC,
+    CHECKS,
+    INTERACTION_CHECKS,
+    PYTHON_CHECKS,
+    SHELL_CHECKS,
+    Check,
+)
 
 APPTAINER = pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.second_backend])
 
@@ -58,7 +65,7 @@ async def sandbox(provider: ProrlProvider) -> AsyncIterator[AsyncSandbox]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def small(provider: ProrlProvider) -> AsyncIterator[AsyncSandbox]:
     """A sandbox with little room, by what Gym's requests can say of it."""
-    spec = SandboxSpec(resources={"memory_mib": 96}, metadata={SHM_METADATA: str(1 << 20)})
+    spec = SandboxSpec(resources={"memory_mib": 96}, metadata={SHM_SIZE_KEY: str(1 << 20)})
     async with AsyncSandbox(provider, spec, owns_provider=False) as sandbox:
         yield await sandbox.start()
 
@@ -138,17 +145,17 @@ async def test_request_shapes_the_sandbox(provider: ProrlProvider, given: Path) 
         await sandbox.start()
         script = "pwd; cat input /given/file; echo; df --output=size -B1 / /dev/shm; echo $HTTPS_PROXY"
         lines = ((await sandbox.exec(script)).stdout or "").split()
-        limits = sandbox._require_handle().raw.box.spec.limits
+        limits = sandbox._require_handle().raw.sandbox.spec.limits
     assert lines[:2] == ["/testbed", "givenmounted"]
     assert lines[2:] == ["1B-blocks", str(1 << 30), str(1 << 20), "http://127.0.0.1:3128"]
     assert (limits.total_memory, limits.file_size) == (512 << 20, 1 << 30)
 
 
-async def test_share_of_the_processors_is_not_held_and_this_is_said(
+async def test_share_of_the_processors_is_not_enforced_and_this_is_logged(
     provider: ProrlProvider, caplog: pytest.LogCaptureFixture
 ) -> None:
     await provider.close(await provider.create(SandboxSpec(resources={"cpu": 0.5})))
-    assert [line for line in caplog.messages if "resources.cpu (0.5) is not held" in line]
+    assert [line for line in caplog.messages if "resources.cpu (0.5) is not enforced" in line]
 
 
 _HOG = "python3 -c 'import time; x = [b\"x\" * (8 << 20) for _ in range(20)]; time.sleep(20)'"
@@ -173,7 +180,7 @@ async def test_limit_that_a_command_ran_into_is_named(
     assert (result.return_code, result.error_type) == (code, word), result
 
 
-async def test_timeout_tells_its_cause(small: AsyncSandbox) -> None:
+async def test_timeout_names_its_cause(small: AsyncSandbox) -> None:
     late = await small.exec("echo 'bash: fork: retry: Resource temporarily unavailable' >&2; sleep 100", timeout_s=0.5)
     assert late.error_type == "timeout" and (late.stderr or "").endswith("after 0.5s (limit: processes)"), late
 
@@ -205,14 +212,14 @@ async def test_capabilities_are_refused(provider: ProrlProvider) -> None:
         provider.validate_runtime_requirements(cap_add=("SYS_ADMIN",), shm_size=None)
 
 
-async def test_status_tells_alive_from_stopped_from_dead(provider: ProrlProvider) -> None:
+async def test_status_distinguishes_alive_stopped_and_dead(provider: ProrlProvider) -> None:
     handle = await provider.create(SandboxSpec())
     assert await provider.status(handle) is SandboxStatus.RUNNING
     await provider.close(handle)
     await provider.close(handle)
     assert await provider.status(handle) is SandboxStatus.STOPPED
     lost = await provider.create(SandboxSpec())
-    await lost.raw.box.close()
+    await lost.raw.sandbox.close()
     assert await provider.status(lost) is SandboxStatus.ERROR
     result = await provider.exec(lost, "true")
     assert (result.return_code, result.error_type) == (125, "sandbox")
@@ -230,7 +237,7 @@ async def test_providers_of_a_loop_share_a_backend(provider: ProrlProvider, bloc
     other = create_provider(resolve_provider_config("sandbox", block))
     ours = await provider.create(SandboxSpec())
     theirs = await other.create(SandboxSpec())
-    assert len({started.box.id for started in (ours.raw, theirs.raw)}) == 2
+    assert len({started.sandbox.id for started in (ours.raw, theirs.raw)}) == 2
     await other.aclose()
     assert await other.status(theirs) is SandboxStatus.STOPPED
     assert await provider.status(ours) is SandboxStatus.RUNNING
@@ -239,8 +246,8 @@ async def test_providers_of_a_loop_share_a_backend(provider: ProrlProvider, bloc
 
 # Every check of the kit that Gym's contract has words for. The others, and why:
 _CANNOT = {
-    **{check.__name__: "no persistent shell: Gym's has terminals" for check in (*SHELL, *INTERACTION)},
-    **{check.__name__: "no python tool" for check in PYTHON},
+    **{check.__name__: "no persistent shell: Gym's has terminals" for check in (*SHELL_CHECKS, *INTERACTION_CHECKS)},
+    **{check.__name__: "no python tool" for check in PYTHON_CHECKS},
     "sandbox_says_that_it_lives": "asks the shell and the python tool, too; see the test of the status",
     "close_ends_calls_in_flight": "likewise; see the test of the time to live",
     "exec_obeys_narrower_limits": "no limits of one command",
@@ -261,4 +268,4 @@ def _checks() -> list[Check]:
 async def test_conformance(check: Check, provider: ProrlProvider) -> None:
     async with AsyncSandbox(provider, SandboxSpec(), owns_provider=False) as sandbox:
         await sandbox.start()
-        await check(ProviderBox(sandbox, SPEC))
+        await check(ProviderBox(sandbox, CHECK_SPEC))

@@ -94,7 +94,7 @@ async def test_signal_reaches_a_command(sandbox: AsyncSandbox) -> None:
         await until(session, b"ready")
         await session.send_signal("SIGTERM")
         assert await session.wait_exit(timeout_s=SECONDS) == 5
-        await session.send_signal("SIGTERM")  # too late: nobody is hit
+        await session.send_signal("SIGTERM")  # too late: no process gets it
         with pytest.raises(ValueError, match="SIGNONE"):
             await session.send_signal("SIGNONE")
 
@@ -119,7 +119,7 @@ async def test_closing_kills_everything_below(sandbox: AsyncSandbox) -> None:
         await session.write(b"x")
 
 
-async def test_nothing_is_lost_of_what_nobody_reads(sandbox: AsyncSandbox) -> None:
+async def test_unread_output_is_not_lost(sandbox: AsyncSandbox) -> None:
     async with await sandbox.pty.create("head -c 3000000 /dev/zero | tr '\\0' x; echo; echo last") as session:
         output = await everything(session)
     assert output == b"x" * 3_000_000 + b"\r\nlast\r\n"
@@ -160,7 +160,7 @@ async def test_detached_command_returns_its_output(sandbox: AsyncSandbox) -> Non
 async def test_lost_sandbox_is_an_error_of_its_sessions(found_by_gym: None) -> None:
     async with AsyncSandbox({"prorl": {"backend": "userns"}}, SandboxSpec()) as sandbox:
         session = await (await sandbox.start()).pty.create("sleep 1000")
-        await sandbox._require_handle().raw.box.close()
+        await sandbox._require_handle().raw.sandbox.close()
         with pytest.raises(SandboxPtyError):
             await session.read(timeout_s=SECONDS)
         with pytest.raises(SandboxPtyError):

@@ -2,13 +2,11 @@ import pytest
 
 from prorl_gym.config import load_config
 from prorl_gym.errors import ConfigError
-from prorl_gym.inference.behaviour import BehaviourRule
-from prorl_gym.inference.chat_prefix import ChatPrefixEngine
-from prorl_gym.inference.config import InferenceConfig, build_pool
-from prorl_gym.inference.engines import Common, Particular, engine_maker
-from prorl_gym.inference.openai import OpenAIEngine
-from prorl_gym.inference.sglang import SglangEngine
-from prorl_gym.inference.vllm import VllmEngine
+from prorl_gym.inference.config import InferenceConfig, build_pool, pool_engine_factory
+from prorl_gym.inference.engines.chat_prefix import ChatPrefixEngine
+from prorl_gym.inference.engines.openai import OpenAIEngine
+from prorl_gym.inference.engines.sglang import SglangEngine
+from prorl_gym.inference.engines.vllm import VllmEngine
 from prorl_gym.logs import redact
 
 RIGHT = {"engines": ["http://127.0.0.1:8000/v1"], "model": "m", "tokenizer": "small"}
@@ -94,19 +92,11 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_engine_has_the_logprobs_of_its_servers(kind):
     engine_type, logprobs = KINDS[kind]
-    common = Common(
-        model="m",
-        vocab_size=10,
-        connect_seconds=1.0,
-        request_seconds=1.0,
-        max_connections=1,
-        api_key=None,
-        tls=None,
-        rule=BehaviourRule("policy"),
-    )
-    engine = engine_maker(kind, common, Particular(encode=lambda text: [1]))("e", "http://h:1/v1")
+    config = load_config(InferenceConfig, {**RIGHT, "engine": kind})
+    make = pool_engine_factory("policy", config, vocab_size=10, encode=lambda text: [1])
+    engine = make("e", "http://h:1/v1")
     assert type(engine) is engine_type
-    assert engine._dialect.logprob_kind == logprobs
+    assert engine.logprob_kind == logprobs
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,7 +112,7 @@ async def test_text_needs_a_tokenizer():
         build_pool("judge", config, vocab_size=10)
 
 
-def test_an_unknown_kind_is_told_with_those_that_there_are():
+def test_an_unknown_kind_is_reported_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"'engine' is wrong: Input should be 'vllm', 'sglang', 'chat_prefix' or"):
         load_config(InferenceConfig, {**RIGHT, "engine": "triton"})
 
@@ -143,15 +133,15 @@ async def test_a_pool_is_built_as_it_is_configured():
     }
     async with build_pool("policy", load_config(InferenceConfig, {**RIGHT, **keys}), vocab_size=10) as pool:
         options = pool.options
-    assert (options.router, options.scrape_seconds, options.salted) == (True, 2, False)
-    assert (options.admission.live, options.admission.follow) == (7, False)
+    assert (options.is_router, options.scrape_interval_seconds, options.salt_cache) == (True, 2, False)
+    assert (options.admission.max_live_rollouts, options.admission.follow_capacity) == (7, False)
 
 
 async def test_salts_are_for_engines_that_know_them():
     for kind, salted in (("vllm", True), ("sglang", True), ("chat_prefix", True), ("openai", False)):
         config = load_config(InferenceConfig, {**RIGHT, "engine": kind})
         async with build_pool("policy", config, vocab_size=10, encode=lambda text: [1]) as pool:
-            assert pool.options.salted is salted
+            assert pool.options.salt_cache is salted
 
 
 def test_a_router_is_one_address():

@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 
-from prorl_gym.inference.chat import Codec, load_codec
-from prorl_gym.inference.template_check import check_template
-from prorl_gym.inference.tokenizer import Tokenizer, load_tokenizer
+from prorl_gym.inference.tokens.chat_codec import ChatCodec
+from prorl_gym.inference.tokens.template_check import check_template, load_codec
+from prorl_gym.inference.tokens.tokenizer import Tokenizer, load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 QWEN = Path(os.environ.get("PRORL_GYM_QWEN", ROOT.parent / "shared" / "tokenizers" / "qwen"))
@@ -55,7 +55,7 @@ def codec(name, thinking=None):
         with TemporaryDirectory() as directory:
             runpy.run_path(str(ROOT / "scripts" / "llama_style.py"))["make"](Path(directory))
             return load_codec(directory, template_options=options)
-    chat = Codec(_with_template((QWEN / TEMPLATES[name]).read_text()), options)
+    chat = ChatCodec(_with_template((QWEN / TEMPLATES[name]).read_text()), options)
     check_template(chat)
     return chat
 
@@ -67,7 +67,7 @@ def _qwen():
 
 def _with_template(template):
     """The Qwen tokenizer with another template; its 11 MB are read once."""
-    raw = copy(_qwen()._raw)
+    raw = copy(_qwen().raw)
     raw.chat_template = template
     tokenizer = Tokenizer(raw, "qwen")
     tokenizer.__dict__["_without_control_tokens"] = _qwen()._without_control_tokens

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 
-from prorl_gym.oracle.rows import example_files, load_rows
+from prorl_gym.oracle.row_index import example_files, load_rows
 
 START = "from prorl_gym.cli.main import app; app()"
 
@@ -22,7 +22,7 @@ async def start(*options):
     )
 
 
-async def test_it_says_where_it_listens_and_ends_on_sigterm():
+async def test_it_prints_where_it_listens_and_ends_on_sigterm():
     process = await start("--port", "0")
     try:
         line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
@@ -69,4 +69,4 @@ def test_the_example_rows_are_known_and_have_a_gold_and_a_wrong_plan():
             row = index.find(question)
             assert row is not None
             assert row.task["question"] in question
-            assert row.gold() != row.wrong(0)
+            assert row.gold_steps() != row.wrong_steps(0)

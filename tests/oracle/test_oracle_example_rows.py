@@ -5,8 +5,8 @@ import json
 import pytest
 from oracle_play import TOKENIZERS, loaded, playing, session
 
-from prorl_gym.environments.script import fill_step
-from prorl_gym.oracle.rows import example_files, load_rows
+from prorl_gym.environments.playback import fill_step
+from prorl_gym.oracle.row_index import example_files, load_rows
 from prorl_gym.records import Message
 
 ROWS = load_rows(example_files())
@@ -30,9 +30,9 @@ async def test_rows_are_played_turn_by_turn(name, solve_rate):
                 for tool in prompt["tools"]
             ]
             row = ROWS.find(messages[-1].content)
-            plan = row.gold() if solve_rate else row.wrong(3)
+            plan = row.gold_steps() if solve_rate else row.wrong_steps(3)
             one = session(pool, codec, f"row-{number}")
-            turn = await one.start(messages, tools)
+            turn = await one.start_conversation(messages, tools)
             for step in plan[:-1]:
                 check(turn, step)
                 turn = await one.respond([Message(role="tool", content=OBSERVATION, name=step.tool)])
@@ -43,7 +43,7 @@ async def test_rows_are_played_turn_by_turn(name, solve_rate):
 
 def check(turn, step):
     expected = fill_step(step, OBSERVATION)
-    assert turn.malformed == ()
+    assert turn.parse_errors == ()
     assert turn.text.removeprefix("Let me think. ").strip() == expected.text.strip()
     if step.tool is None:
         assert turn.tool_calls == ()

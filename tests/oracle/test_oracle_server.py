@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from prorl_gym.inference.chat import load_codec
-from prorl_gym.oracle.player import Player
-from prorl_gym.oracle.rows import RowIndex
-from prorl_gym.oracle.server import OracleOptions, OracleServer, serving
+from prorl_gym.inference.tokens.template_check import load_codec
+from prorl_gym.oracle.oracle_policy import OraclePolicy
+from prorl_gym.oracle.oracle_server import OracleOptions, OracleServer, serve_oracle
+from prorl_gym.oracle.row_index import RowIndex
 
 CODEC = load_codec("small")
 PROMPT = CODEC.tokenizer.encode_trusted("<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n")
@@ -36,8 +36,8 @@ class Client:
 
 @asynccontextmanager
 async def client(**options):
-    server = OracleServer(CODEC, Player(CODEC, RowIndex([])), OracleOptions(**options))
-    async with serving(server, "127.0.0.1", 0) as base, aiohttp.ClientSession() as http:
+    server = OracleServer(CODEC, OraclePolicy(CODEC, RowIndex([])), OracleOptions(**options))
+    async with serve_oracle(server, "127.0.0.1", 0) as base, aiohttp.ClientSession() as http:
         yield Client(http, base)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl_gym.inference.tokenizer import SMALL_DIRECTORY, load_tokenizer
+from prorl_gym.inference.tokens.tokenizer import SMALL_DIRECTORY, load_tokenizer
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_tokenizer.py"
 TOKENIZER = load_tokenizer("small")
@@ -17,20 +17,12 @@ TOKENIZER = load_tokenizer("small")
 @settings(derandomize=True, max_examples=200, deadline=None, database=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_every_text_comes_back_exactly(text):
-    assert TOKENIZER.decode(TOKENIZER.encode_plain(text)) == text
+    assert TOKENIZER.decode(TOKENIZER.encode_untrusted(text)) == text
 
 
-def test_its_size_and_control_tokens():
+def test_its_size_and_control_tokens(script):
     assert 2000 <= TOKENIZER.vocab_size <= 4096
-    assert sorted(TOKENIZER.control_ids, key=TOKENIZER.control_ids.get) == [
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<tool_call>",
-        "</tool_call>",
-        "<tool_response>",
-        "</tool_response>",
-    ]
+    assert tuple(sorted(TOKENIZER.control_ids, key=TOKENIZER.control_ids.__getitem__)) == script.CONTROL
 
 
 def test_vocabulary_with_gaps_ends_after_its_largest_id(tmp_path):
@@ -44,11 +36,11 @@ def test_vocabulary_with_gaps_ends_after_its_largest_id(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
     with_gap = load_tokenizer(str(tmp_path))
     assert with_gap.vocab_size == 50_001
-    assert max(with_gap.encode_plain(with_gap.decode([50_000]))) == 50_000
+    assert max(with_gap.encode_untrusted(with_gap.decode([50_000]))) == 50_000
 
 
 def test_digits_are_single_tokens():
-    assert len(TOKENIZER.encode_plain("1234")) == 4
+    assert len(TOKENIZER.encode_untrusted("1234")) == 4
 
 
 def test_no_path_of_a_machine_is_in_it():

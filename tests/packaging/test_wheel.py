@@ -26,12 +26,12 @@ EXPECTED = [
     "prorl_gym/gym_root/environments/prorl_stem/manifest.yaml",
     "prorl_gym/gym_root/environments/prorl_swe/data/example.jsonl",
     "prorl_gym/gym_root/environments/prorl_taskdir/manifest.yaml",
-    "prorl_gym/environments/scaffold/template/environment.py.txt",
+    "prorl_gym/cli/init_template/environment.py.txt",
     "prorl_gym/environments/swe/extract.sh",
     "prorl_gym/environments/swe/place.sh",
     "prorl_gym/gym_root/resources_servers/prorl_rollout/app.py",
     "prorl_gym/gym_root/resources_servers/prorl_rollout/requirements.txt",
-    "prorl_gym/gym_root/responses_api_agents/prorl_agent/configs/math.yaml",
+    "prorl_gym/gym_root/responses_api_agents/prorl_rollout_agent/configs/math.yaml",
     "prorl_gym/gym_root/responses_api_models/prorl_model/configs/prorl_model.yaml",
 ]
 
@@ -85,7 +85,7 @@ def test_gym_lists_an_installed_wheel_without_a_flag(built: Path, tmp_path: Path
     env = {key: value for key, value in os.environ.items() if key != "NEMO_GYM_EXTRA_ROOTS"}
     for kind, wanted in (
         ("environments", ("prorl_code", "prorl_math", "prorl_stem", "prorl_swe", "prorl_taskdir")),
-        ("agents", ("prorl_agent",)),
+        ("agents", ("prorl_rollout_agent",)),
         ("models", ("prorl_model",)),
         ("resources-servers", ("prorl_rollout",)),
     ):

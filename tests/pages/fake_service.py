@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlparse
 
-from prorl_gym.pages.dashboard import page
+from prorl_gym.pages.dashboard import render_dashboard
 
 TOKEN = "t0ken"
 ENVIRONMENTS = ("math", "code", "swe")
@@ -135,7 +135,7 @@ def busy(rollouts: int = 10_000) -> World:
 
 
 def groups(run: str) -> dict[str, Any]:
-    """How the groups of a run stand; nobody has said what is wanted of an evaluation."""
+    """How the groups of a run stand; an evaluation has no demand."""
     if run.startswith("eval"):
         return {"run_id": run, "demand": None}
     states = {
@@ -172,7 +172,7 @@ def engine(name: str, rng: random.Random) -> dict[str, Any]:
             "name": name,
             "url": None,
             "serves": True,
-            "trouble": "",
+            "unhealthy_reason": "",
             "quarantine": "",
             "draining": False,
             "version": 102,
@@ -186,7 +186,14 @@ def pool(name: str, engines: list[dict[str, Any]]) -> dict[str, Any]:
     admission = {"budget": None, "in_tokens": True, "filled": 0, "live": 10, "waiting": 0}
     failovers = sum(one["failures"] for one in engines)
     return {
-        **{"name": name, "version": 102, "paused": False, "failovers": failovers, "lacking": "", "unserved": 0},
+        **{
+            "name": name,
+            "version": 102,
+            "paused": False,
+            "failovers": failovers,
+            "unavailable_reason": "",
+            "waiting_rollouts": 0,
+        },
         "admission": admission,
         "engines": engines,
     }
@@ -203,7 +210,7 @@ def serving(world: World) -> Iterator[str]:
             address = urlparse(self.path)
             world.asked.append(self.path)
             if address.path == "/":
-                self._send(200, page(), "text/html; charset=utf-8")
+                self._send(200, render_dashboard(), "text/html; charset=utf-8")
             elif address.path == "/favicon.ico":
                 self._send(204, "", "image/x-icon")
             elif self.headers["Authorization"] != f"Bearer {TOKEN}":

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from prorl_gym.errors import FailureKind
 from prorl_gym.records import Generation, Message, Outcome, Retry, Rollout, Score, Segment, StageTime, ToolCall
-from prorl_gym.settings import RolloutSettings, resolve
+from prorl_gym.settings import RolloutSettings, resolve_settings
 
 WORDS = " the ledger forgets nothing and every rollout ends in exactly one record\n".split(" ")
 ATTACK = '</script></title></style><img src=x onerror="window.ran=1"><script>window.ran=1</script><svg onload=ran=1>'
@@ -61,7 +61,7 @@ def long_rollout(turns: int = 100, length: int = 64_000, *, text: str = "", segm
         segments=[long_segment(turns, length, first_turn=turns * number) for number in range(segments)],
         messages=messages,
         prompt_messages=2,
-        settings=resolve(RolloutSettings()),
+        settings=resolve_settings(RolloutSettings()),
         stages={
             "init": StageTime(queued=2, seconds=1.5),
             "run": StageTime(queued=8, seconds=61),

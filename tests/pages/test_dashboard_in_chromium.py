@@ -8,7 +8,7 @@ import pytest
 from fake_service import TOKEN, World, busy, serving
 from long_rollouts import ATTACK, decode, long_rollout
 
-from prorl_gym.pages.rollout import render_rollout
+from prorl_gym.pages.rollout_page import render_rollout
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -80,7 +80,7 @@ def test_a_token_is_asked_for_and_a_wrong_one_refused(browser: "Browser") -> Non
         context.close()
 
 
-def test_what_the_service_tells_is_on_the_page(browser: "Browser") -> None:
+def test_the_status_of_the_service_is_on_the_page(browser: "Browser") -> None:
     with shown(browser, busy(50)) as page:
         text = " ".join(page.locator("#board").all_inner_texts())
         for said in ("1,268", "41.8M", "781 MiB", "quarantined: log-probs differ from the reference by 0.31"):
@@ -192,7 +192,7 @@ def test_hostile_names_are_shown_and_do_not_run(browser: "Browser") -> None:
     world.groups = {ATTACK: world.groups["grpo-7b"]}
     world.status |= {"version": ATTACK, "problem": ATTACK, "ready": False}
     world.status["pools"][0] |= {"name": ATTACK}
-    world.status["pools"][0]["engines"][0] |= {"name": ATTACK, "trouble": ATTACK}
+    world.status["pools"][0]["engines"][0] |= {"name": ATTACK, "unhealthy_reason": ATTACK}
     world.status["ended"] = [{"environment": ATTACK, "status": ATTACK, "cause": ATTACK, "detail": ATTACK, "count": 1}]
     world.status["rewards"] = [{"environment": ATTACK, "count": 1, "mean": 1.0}]
     world.history["columns"] = {f"engine.{ATTACK}.in_flight": [1.0] * len(world.history["times"])}
@@ -214,6 +214,7 @@ def test_an_outage_is_said_and_passes(browser: "Browser") -> None:
         page = context.new_page()  # a 503 is on the console
         page.goto(f"{url}#token={TOKEN}")
         page.get_by_text("ready", exact=True).wait_for()
+        page.locator(".rows .row").nth(19).wait_for()
         world.down = True
         look_again(page)
         page.get_by_text("The service is stopping. Ask again when it is back.").wait_for()
@@ -243,7 +244,7 @@ def test_a_service_that_has_done_nothing_yet(browser: "Browser") -> None:
 
 
 @pytest.mark.parametrize(("phone", "dark"), [(False, False), (False, True), (True, True)])
-def test_everybody_can_read_it(browser: "Browser", trajectory: str, axe_rules: str, phone: bool, dark: bool) -> None:
+def test_it_is_accessible(browser: "Browser", trajectory: str, axe_rules: str, phone: bool, dark: bool) -> None:
     from chromium_pages import LAPTOP, PHONE, opened, overflow, violations
 
     world = busy(200)

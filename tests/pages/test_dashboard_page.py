@@ -5,17 +5,16 @@ from fake_service import busy
 from page_reader import Page
 from pydantic import TypeAdapter
 
-from prorl_gym.api.schema import HistoryAnswer, ListAnswer, StatusAnswer
-from prorl_gym.pages import dashboard, rollout
-from prorl_gym.rollout.groups.report import GroupsStatus
+from prorl_gym.client.wire_models import GroupsStatus, HistoryResponse, RolloutListResponse, ServiceStatus
+from prorl_gym.pages import dashboard, rollout_page
 
-PAGE = Page(dashboard.page())
+PAGE = Page(dashboard.render_dashboard())
 
 
 def test_it_may_ask_its_own_server_only_and_run_its_two_programs_only() -> None:
     assert PAGE.policy["connect-src"] == ["'self'"]
-    assert PAGE.policy["script-src"] == [dashboard.DESIGN.hashes[1], rollout.DESIGN.hashes[1]]
-    assert PAGE.policy["style-src"] == [dashboard.DESIGN.hashes[0], rollout.DESIGN.hashes[0]]
+    assert PAGE.policy["script-src"] == [dashboard.DASHBOARD_ASSETS.hashes[1], rollout_page.ROLLOUT_ASSETS.hashes[1]]
+    assert PAGE.policy["style-src"] == [dashboard.DASHBOARD_ASSETS.hashes[0], rollout_page.ROLLOUT_ASSETS.hashes[0]]
     assert len(PAGE.programs) == 1
 
 
@@ -33,11 +32,15 @@ def test_it_holds_no_data_and_no_inline_style() -> None:
 @pytest.mark.parametrize("run", ["grpo-7b", "eval-17"])
 def test_the_service_it_is_tried_against_speaks_as_the_real_one(run: str) -> None:
     world = busy(100)
-    StatusAnswer.model_validate(world.status)
+    ServiceStatus.model_validate(world.status)
     GroupsStatus.model_validate(world.groups[run])
-    HistoryAnswer.model_validate(world.history)
-    assert len(ListAnswer.model_validate(world.answer("/v1/rollouts", {"limit": "20"})[1]).rollouts) == 20
-    known = {name for model in (StatusAnswer, GroupsStatus, HistoryAnswer, ListAnswer) for name in model.model_fields}
+    HistoryResponse.model_validate(world.history)
+    assert len(RolloutListResponse.model_validate(world.answer("/v1/rollouts", {"limit": "20"})[1]).rollouts) == 20
+    known = {
+        name
+        for model in (ServiceStatus, GroupsStatus, HistoryResponse, RolloutListResponse)
+        for name in model.model_fields
+    }
     assert not {*world.status, *world.groups[run], *world.history, "rollouts", "before"} - known
-    member = TypeAdapter(ListAnswer).json_schema()["$defs"]["Member"]["properties"]
+    member = TypeAdapter(RolloutListResponse).json_schema()["$defs"]["RolloutSummary"]["properties"]
     assert set(world.members[0]) == set(member)

@@ -40,11 +40,6 @@ def test_the_page_is_what_the_reports_say(script: ModuleType) -> None:
     assert script.PAGE.read_text("utf-8") == script.page(script.load()), "run: python scripts/figures_page.py"
 
 
-def test_the_readme_is_what_the_reports_say(script: ModuleType) -> None:
-    text = script.README.read_text("utf-8")
-    assert text == script.readme(text, script.load()), "run: python scripts/figures_page.py"
-
-
 def test_every_sandbox_bench_has_a_report(script: ModuleType) -> None:
     assert {about.name for about in script.SECTIONS} == set(script.load())
 
@@ -90,8 +85,3 @@ def test_a_quick_report_is_refused(script: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "shell.json").write_text(json.dumps({**report(), "quick": True}))
     with pytest.raises(SystemExit, match="PRORL_BENCH_QUICK"):
         script.load(tmp_path)
-
-
-def test_a_readme_without_its_place_is_named(script: ModuleType) -> None:
-    with pytest.raises(SystemExit, match=r"README\.md"):
-        script.readme("# nothing\n", {})

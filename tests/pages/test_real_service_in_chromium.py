@@ -1,16 +1,11 @@
 """The dashboard against the real routes of a service on fakes: what each says is what the other reads."""
 
-import sys
-from pathlib import Path
-
 import pytest
+from loopback_service import TOKEN, in_a_thread
 
 from prorl_gym.client import SyncClient
 from prorl_gym.demand import Demand
 from prorl_gym.records import RolloutRequest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-from loopback_service import TOKEN, in_a_thread
 
 pytestmark = [pytest.mark.chromium, pytest.mark.slow]
 

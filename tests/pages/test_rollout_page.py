@@ -1,20 +1,16 @@
 """The page of a record holds what the record holds, exactly, and stays small."""
 
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from prorl_gym.errors import CancelReason, FailureKind, Limit
-from prorl_gym.pages.rollout import render_rollout
-from prorl_gym.records import Message, Retry, Rollout, Score, Segment, StageTime
-from prorl_gym.settings import RolloutSettings, resolve
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "trainers"))
 from page_reader import Page, unpack
 from rollout_samples import cancelled, failed, rollout, segment, truncated
+
+from prorl_gym.errors import CancelReason, FailureKind, Limit
+from prorl_gym.pages.rollout_page import render_rollout
+from prorl_gym.records import Message, Retry, Rollout, Score, Segment, StageTime
+from prorl_gym.settings import RolloutSettings, resolve_settings
 
 
 def decode(ids: Any) -> str:
@@ -106,7 +102,7 @@ def test_turns_begin_after_the_first_prompt() -> None:
         (truncated(Limit.TIME), "reward 0", "bad", "truncated (time)"),
         (
             truncated(Limit.TIME).model_copy(
-                update={"settings": resolve(RolloutSettings(mask_overlong=(Limit.TIME,)))}
+                update={"settings": resolve_settings(RolloutSettings(mask_overlong=(Limit.TIME,)))}
             ),
             *("reward 0, masked", "none", "truncated (time)"),
         ),

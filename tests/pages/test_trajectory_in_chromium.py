@@ -1,6 +1,5 @@
 """The trajectory page as a browser has it: nothing runs, everything can be reached, it is quick."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,13 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from long_rollouts import ATTACK, decode, hostile_decode, long_rollout
-
-from prorl_gym.pages.rollout import render_rollout
-from prorl_gym.pages.trajectory import render
-from prorl_gym.trainers.gym import to_gym_result
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "trainers"))
 from rollout_samples import ROW, failed, rollout
+
+from prorl_gym.pages.gym_results_page import render_gym_results
+from prorl_gym.pages.rollout_page import render_rollout
+from prorl_gym.trainers.gym_result import to_gym_result
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -66,13 +63,13 @@ def test_hostile_results_do_not_run_either(browser: "Browser", written: Written)
 
     result = to_gym_result(rollout(), ROW | {"environment": ATTACK, "task": {"id": ATTACK}})
     result |= {"failure_reason": ATTACK, "prorl_outcome": ATTACK, "reward_components": {ATTACK: 1}}
-    with opened(browser, written(render([result, result], hostile_decode))) as page:
+    with opened(browser, written(render_gym_results([result, result], hostile_decode))) as page:
         assert ATTACK in (page.locator("#index a").first.text_content() or "")
         assert page.evaluate("() => window.ran") is None
         expect(page.locator("img")).to_have_count(0)
 
 
-def test_every_token_is_coloured_three_ways_and_told(browser: "Browser", written: Written) -> None:
+def test_every_token_is_coloured_three_ways_and_described(browser: "Browser", written: Written) -> None:
     from chromium_pages import opened
     from playwright.sync_api import expect
 
@@ -188,7 +185,7 @@ def test_results_have_an_index(browser: "Browser", written: Written) -> None:
         to_gym_result(rollout(), ROW | {"_ng_rollout_index": 0}),
         to_gym_result(failed(), ROW | {"_ng_rollout_index": 1}),
     ]
-    with opened(browser, written(render(results, decode))) as page:
+    with opened(browser, written(render_gym_results(results, decode))) as page:
         expect(page.locator("h1")).to_have_text("math / 3 #0")
         page.get_by_label("only those without a reward above 0").check()
         expect(page.locator("#index tbody tr:visible")).to_have_count(1)
@@ -211,7 +208,7 @@ def test_nothing_to_show_is_said(browser: "Browser", written: Written) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("phone", "dark"), [(False, False), (False, True), (True, True)])
-def test_everybody_can_read_it(browser: "Browser", written: Written, axe_rules: str, phone: bool, dark: bool) -> None:
+def test_it_is_accessible(browser: "Browser", written: Written, axe_rules: str, phone: bool, dark: bool) -> None:
     from chromium_pages import LAPTOP, PHONE, opened, overflow, settle, violations
 
     address = written(render_rollout(long_rollout(3, 150, segments=2), decode))
@@ -227,8 +224,8 @@ def test_everybody_can_read_it(browser: "Browser", written: Written, axe_rules: 
         assert overflow(page) <= 0
 
 
-def test_the_index_can_be_read_by_everybody(browser: "Browser", written: Written, axe_rules: str) -> None:
+def test_the_index_is_accessible(browser: "Browser", written: Written, axe_rules: str) -> None:
     from chromium_pages import opened, violations
 
-    with opened(browser, written(render([to_gym_result(rollout(), ROW)] * 40, decode))) as page:
+    with opened(browser, written(render_gym_results([to_gym_result(rollout(), ROW)] * 40, decode))) as page:
         assert violations(page, axe_rules) == []

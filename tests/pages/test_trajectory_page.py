@@ -1,15 +1,11 @@
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from prorl_gym.pages.trajectory import render
-from prorl_gym.trainers.gym import to_gym_result
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "trainers"))
 from page_reader import Page, unpack
 from rollout_samples import ROW, failed, rollout
+
+from prorl_gym.pages.gym_results_page import render_gym_results
+from prorl_gym.trainers.gym_result import to_gym_result
 
 
 def decode(ids: Any) -> str:
@@ -21,7 +17,7 @@ def triple(prompt: list[int], sampled: list[int], logprobs: list[float]) -> dict
 
 
 def shown(*results: Any) -> Any:
-    return Page(render(list(results), decode)).data
+    return Page(render_gym_results(list(results), decode)).data
 
 
 def test_every_token_is_there_once_under_its_mask() -> None:
@@ -45,7 +41,9 @@ def test_the_conversation_has_its_turns() -> None:
 
 def test_tokens_that_share_a_character_are_shown_together() -> None:
     smile = "\N{GRINNING FACE}".encode()
-    page = render([to_gym_result(rollout(), ROW)], lambda ids: smile[: 2 * len(ids)].decode(errors="replace"))
+    page = render_gym_results(
+        [to_gym_result(rollout(), ROW)], lambda ids: smile[: 2 * len(ids)].decode(errors="replace")
+    )
     assert (3, 2, "\N{GRINNING FACE}") in unpack(Page(page).data).shared
 
 

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 CONTEXT = 2048
 VOCAB = 4096
@@ -87,7 +88,7 @@ class RealServer:
         until(self._ready, _START_SECONDS, self._died)
         self.post("/v1/completions", {"model": MODEL, "prompt": [5, 6], "max_tokens": 2, "prompt_logprobs": 1})
 
-    def post(self, path, body=None, timeout=60):
+    def post(self, path: str, body: object = None, timeout: float = 60) -> Any:
         """Return the parsed answer; an HTTP error raises."""
         data = b"" if body is None else json.dumps(body).encode()
         ask = urllib.request.Request(self.root + path, data, {"Content-Type": "application/json"})

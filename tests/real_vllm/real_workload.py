@@ -2,9 +2,12 @@
 
 import asyncio
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import uuid4
 
+from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 
 FIRST_ID = 16
@@ -22,7 +25,7 @@ class Workload:
     sampled: int = 32
     observed: int = 200
 
-    def sessions(self):
+    def sessions(self) -> list[tuple[str, str]]:
         return [(f"g{group}", f"g{group}-{member}") for group in range(self.groups) for member in range(self.members)]
 
 
@@ -38,23 +41,32 @@ class Rollout:
     """That are complete."""
 
     @property
-    def said(self):
+    def said(self) -> list[list[int]]:
         return [result.token_ids for result in self.results]
 
 
-def words(name, count):
+def words(name: str, count: int) -> list[int]:
     """Return the same ids for the same name."""
     draw = random.Random(name)
     return [draw.randrange(FIRST_ID, 4096) for _ in range(count)]
 
 
-def call(ids, **changes):
+def call(ids: Sequence[int], **changes: Any) -> GenerationRequest:
     """Return a call with small defaults."""
-    base = {"session_id": "s", "max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "stop_token_ids": (2,)}
+    base: dict[str, Any] = {
+        "session_id": "s",
+        "max_tokens": 16,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "stop_token_ids": (2,),
+    }
     return GenerationRequest(request_id=uuid4().hex, prompt_ids=list(ids), **{**base, **changes})
 
 
-async def play(pool, work, *, at_turn=lambda turn, rollout: None):
+async def play(
+    pool: EnginePool, work: Workload, *, at_turn: Callable[[int, Rollout], None] = lambda turn, rollout: None
+) -> dict[str, Rollout]:
     """Play all rollouts at once and return them by session.
 
     Args:
@@ -62,18 +74,18 @@ async def play(pool, work, *, at_turn=lambda turn, rollout: None):
         work: what to play.
         at_turn: told the number of each turn, and its rollout, when it is about to begin.
     """
-    done = {}
+    done: dict[str, Rollout] = {}
 
-    async def one(group, session):
+    async def one(group: str, session: str) -> None:
         rollout = done[session] = Rollout(words(group, work.prompt))
         for turn in range(work.turns):
             at_turn(turn, rollout)
             await take(rollout, group, session, turn)
             rollout.ids += words(f"{session}/{turn}", work.observed)
             rollout.turns += 1
-        pool.forget(session)
+        pool.forget_session(session)
 
-    async def take(rollout, group, session, turn):
+    async def take(rollout: Rollout, group: str, session: str, turn: int) -> None:
         """Sample one turn; one that is cut short goes on from the same ids."""
         left = work.sampled
         while left > 0:

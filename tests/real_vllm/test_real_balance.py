@@ -1,12 +1,15 @@
 """Prefix hits of the balancing policies, counted by the servers themselves."""
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
-from real_workload import Workload, play
+from real_fleet import Figures, Fleet
+from real_workload import Rollout, Workload, play
 
-from prorl_gym.inference.balance import make_policy
-from prorl_gym.inference.pool import EnginePool
+from prorl_gym.inference.balance import make_balance_policy
+from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.records import EngineLoad
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -15,9 +18,10 @@ WORK = Workload()
 BLOCK = 128
 
 
-def findable(rollouts):
+def findable(rollouts: Mapping[str, Rollout]) -> int:
     """Tokens that one cache for everything, asked one call after the other, would have found: whole blocks only."""
-    seen, found = set(), 0
+    seen: set[tuple[int, ...]] = set()
+    found = 0
     for turn in range(WORK.turns):
         for rollout in rollouts.values():
             length, sampled = rollout.sent[turn], len(rollout.results[turn].token_ids)
@@ -27,24 +31,29 @@ def findable(rollouts):
     return found
 
 
-async def test_prefix_hits_by_policy(fleet, figures):
+async def loads(fleet: Fleet) -> list[EngineLoad]:
+    found = [await engine.read_load() for engine in fleet.opened[-2:]]
+    return [load for load in found if load is not None]
+
+
+async def test_prefix_hits_by_policy(fleet: Fleet, figures: Figures):
     hits, said, counted = {}, {}, {}
     for name in POLICIES:
         for server in fleet.servers:
             await asyncio.to_thread(server.fresh, fleet.policy)
-        pool = EnginePool("policy", policy=make_policy(name))
+        pool = EnginePool("policy", balance_policy=make_balance_policy(name))
         for engine in fleet.engines():
-            pool.add(engine)
-        before = [await engine.load() for engine in fleet.opened[-2:]]
+            pool.add_engine(engine)
+        before = await loads(fleet)
         rollouts = await play(pool, WORK)
-        after = [await engine.load() for engine in fleet.opened[-2:]]
+        after = await loads(fleet)
         asked = sum(b.prefix_queries - a.prefix_queries for a, b in zip(before, after, strict=True))
         found = sum(b.prefix_hits - a.prefix_hits for a, b in zip(before, after, strict=True))
         await pool.close()
         hits[name], counted[name] = found / asked, found
         said[name] = {session: rollout.said for session, rollout in rollouts.items()}
         assert asked == sum(sum(rollout.sent) for rollout in rollouts.values())
-        assert found == sum(result.cached_tokens for rollout in rollouts.values() for result in rollout.results)
+        assert found == sum(result.cached_tokens or 0 for rollout in rollouts.values() for result in rollout.results)
         best = findable(rollouts) / asked
         figures[f"prefix hits, {name}"] = (
             f"{100 * hits[name]:.1f}",

@@ -2,14 +2,16 @@
 
 import asyncio
 import math
+from collections.abc import Sequence
 
 import pytest
+from real_fleet import Figures, Fleet
 from real_server import CONTEXT, MODEL, VOCAB
 from real_workload import call, words
 
 from prorl_gym.errors import FailureKind
-from prorl_gym.inference.conformance import refusal
-from prorl_gym.inference.faults import ContextExceeded
+from prorl_gym.inference.engine_errors import ContextExceeded
+from prorl_gym.testing.inference.engine_conformance import expect_engine_error
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -17,17 +19,17 @@ SAME = 2e-4
 """Nats by which a log-prob may differ between two ways of computing it in float32."""
 
 
-def farthest(some, others):
+def farthest(some: Sequence[float], others: Sequence[float]) -> float:
     return max(abs(a - b) for a, b in zip(some, others, strict=True))
 
 
-async def test_log_probs_are_those_of_the_ids_on_either_engine(fleet, figures):
+async def test_log_probs_are_those_of_the_ids_on_either_engine(fleet: Fleet, figures: Figures):
     first, second = fleet.engines()
     prompt = words("agreement", 300)
     sampled = await first.generate(call(prompt, max_tokens=64, seed=1))
     assert len(sampled.token_ids) == 64
-    told = [(await engine.probe([*prompt, *sampled.token_ids]))[-64:] for engine in (first, second)]
-    differences = [farthest(sampled.logprobs, one) for one in told]
+    probed = [(await engine.probe_logprobs([*prompt, *sampled.token_ids]))[-64:] for engine in (first, second)]
+    differences = [farthest(sampled.logprobs, one) for one in probed]
     assert max(differences) < SAME
     figures["sampled log-probs / the same ids as a prompt"] = (
         f"{differences[0]:.1e}",
@@ -37,7 +39,7 @@ async def test_log_probs_are_those_of_the_ids_on_either_engine(fleet, figures):
     figures["the same on the other engine"] = (f"{differences[1]:.1e}", "nats", "as above")
 
 
-async def test_a_turn_continues_on_the_other_engine_as_if_nothing_happened(fleet, figures):
+async def test_a_turn_continues_on_the_other_engine_as_if_nothing_happened(fleet: Fleet, figures: Figures):
     first, second = fleet.engines()
     prompt = words("continued", 300)
     whole = await first.generate(call(prompt, max_tokens=48, temperature=0.0))
@@ -54,7 +56,7 @@ async def test_a_turn_continues_on_the_other_engine_as_if_nothing_happened(fleet
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-async def test_processed_log_probs_are_of_what_is_sampled_from(fleet, temperature):
+async def test_processed_log_probs_are_of_what_is_sampled_from(fleet: Fleet, temperature):
     body = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 1, "logprobs": VOCAB, "return_tokens_as_token_ids": True}
     plain, asked = [await _distribution(fleet.servers[0], {**body, "temperature": each}) for each in (1.0, temperature)]
     scaled = {token: value / temperature for token, value in plain.items()}
@@ -68,7 +70,7 @@ async def _distribution(server, body):
     return answer["choices"][0]["logprobs"]["top_logprobs"][0]
 
 
-async def test_a_seed_is_a_turn_alone_or_in_a_batch_on_either_engine(fleet):
+async def test_a_seed_is_a_turn_alone_or_in_a_batch_on_either_engine(fleet: Fleet):
     first, second = fleet.engines()
     prompt = words("seeds", 200)
     alone = await first.generate(call(prompt, seed=7))
@@ -78,65 +80,66 @@ async def test_a_seed_is_a_turn_alone_or_in_a_batch_on_either_engine(fleet):
     assert crowd[8].token_ids == other.token_ids != alone.token_ids
 
 
-async def test_a_stop_id_ends_the_turn_and_is_in_it(fleet):
+async def test_a_stop_id_ends_the_turn_and_is_in_it(fleet: Fleet):
     fleet.servers[0].reload(fleet.checkpoints.chain(10, 11, 12, again=True))
     result = await fleet.engine().generate(call([5, 6, 7], stop_token_ids=(2, 12)))
     assert result.token_ids == [10, 11, 12]
     assert result.finish_reason == "stop"
 
 
-async def test_the_tokenizers_end_of_turn_ends_it_unasked(fleet):
+async def test_the_tokenizers_end_of_turn_ends_it_unasked(fleet: Fleet):
     fleet.servers[0].reload(fleet.checkpoints.chain(10, 11, 2))
     result = await fleet.engine().generate(call([5, 6, 7], stop_token_ids=()))
     assert (result.token_ids, result.finish_reason) == ([10, 11, 2], "stop")
 
 
 @pytest.mark.parametrize(
-    ("prompt", "asked", "told"),
+    ("prompt", "asked", "max_model_len"),
     [(CONTEXT + 10, 8, CONTEXT), (CONTEXT, 8, None), (8, CONTEXT + 1, CONTEXT)],
     ids=["prompt", "brim", "answer"],
 )
-async def test_what_does_not_fit_is_a_limit(fleet, prompt, asked, told):
+async def test_what_does_not_fit_is_a_limit(fleet: Fleet, prompt, asked, max_model_len):
     with pytest.raises(ContextExceeded) as found:
         await fleet.engine().generate(call(words("long", prompt), max_tokens=asked))
-    assert found.value.max_model_len == told  # at the brim it does not say how long its context is
+    assert found.value.max_model_len == max_model_len  # at the brim it does not say how long its context is
 
 
-async def test_an_answer_is_cut_at_the_context(fleet):
+async def test_an_answer_is_cut_at_the_context(fleet: Fleet):
     result = await fleet.engine().generate(call(words("cut", CONTEXT - 5), max_tokens=64))
     assert (len(result.token_ids), result.finish_reason) == (5, "length")
 
 
 @pytest.mark.parametrize("ids", [[5, VOCAB], [5, -1]], ids=["beyond", "below"])
-async def test_ids_outside_of_the_vocabulary_are_refused(fleet, ids):
-    assert (await refusal(fleet.engine().generate(call(ids)))).kind is FailureKind.ENGINE_REFUSED
+async def test_ids_outside_of_the_vocabulary_are_refused(fleet: Fleet, ids):
+    assert (await expect_engine_error(fleet.engine().generate(call(ids)))).kind is FailureKind.ENGINE_REFUSED
 
 
-async def test_a_model_that_it_does_not_serve_is_refused(fleet):
-    error = await refusal(fleet.engine(model="another").generate(call([5, 6, 7])))
+async def test_a_model_that_it_does_not_serve_is_refused(fleet: Fleet):
+    error = await expect_engine_error(fleet.engine(model="another").generate(call([5, 6, 7])))
     assert error.kind is FailureKind.ENGINE_REFUSED
     assert "served-model-name" in error.fix
 
 
-async def test_it_tells_what_it_found_in_its_cache_and_a_salt_hides_it(fleet):
+async def test_it_reports_what_it_found_in_its_cache_and_a_salt_hides_it(fleet: Fleet):
     engine, prompt = fleet.engine(), words("cached", 300)
     found = [(await engine.generate(call(prompt, cache_salt=salt))).cached_tokens for salt in ("a", "a", "b")]
     assert found == [0, 256, 0]
 
 
-async def test_its_figures_are_read(fleet):
+async def test_its_figures_are_read(fleet: Fleet):
     engine = fleet.engine()
-    before = await engine.load()
+    before = await engine.read_load()
     prompt = words("figures", 300)
     for _ in range(2):
         await engine.generate(call(prompt))
-    after = await engine.load()
+    after = await engine.read_load()
+    assert before is not None and after is not None
     assert after.kv_capacity == 2048 * 128  # 1 GiB at 4 KiB per token: keys and values of 8 layers, 2 heads of 32
     assert (after.prefix_queries - before.prefix_queries, after.prefix_hits - before.prefix_hits) == (600, 256)
     assert (after.running, after.waiting, after.kv_usage) == (0, 0, 0.0)
 
 
-async def test_an_aborted_turn_gives_its_tokens_and_goes_on_elsewhere(fleet, figures):
+async def test_an_aborted_turn_gives_its_tokens_and_goes_on_elsewhere(fleet: Fleet, figures: Figures):
     first, second = fleet.engines()
     prompt = words("aborted", 300)
     request = call(prompt, max_tokens=1500, seed=3, stop_token_ids=())

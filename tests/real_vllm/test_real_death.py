@@ -1,29 +1,32 @@
 """One of two servers is killed in the middle of a run."""
 
 import pytest
-from real_workload import Workload, play
+from real_fleet import Figures, Fleet
+from real_workload import Rollout, Workload, play
 
-from prorl_gym.inference.balance import make_policy
-from prorl_gym.inference.failover import Failover
-from prorl_gym.inference.pool import EnginePool
+from prorl_gym.inference.balance import make_balance_policy
+from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.inference.balance.health_monitor import FailoverOptions
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(400)]
 
 WORK = Workload(turns=4, sampled=64, observed=100)
 
 
-def pool_of(fleet):
-    pool = EnginePool("policy", policy=make_policy("cost"), failover=Failover(wait_seconds=5))
+def pool_of(fleet: Fleet) -> EnginePool:
+    pool = EnginePool(
+        "policy", balance_policy=make_balance_policy("cost"), failover=FailoverOptions(recovery_seconds=5)
+    )
     for engine in fleet.engines():
-        pool.add(engine)
+        pool.add_engine(engine)
     return pool
 
 
-async def test_no_rollout_is_lost_or_altered_when_a_server_is_killed(fleet, figures):
+async def test_no_rollout_is_lost_or_altered_when_a_server_is_killed(fleet: Fleet, figures: Figures):
     async with pool_of(fleet) as pool:
         undisturbed = await play(pool, WORK)
 
-    def kill_in_the_middle(turn, rollout):
+    def kill_in_the_middle(turn: int, rollout: Rollout) -> None:
         """Kill it in the middle of a rollout that it served: by then it has not only been asked, but has answered."""
         served = turn == WORK.turns // 2 and rollout.results[-1].engine == "vllm-1"
         if served and fleet.servers[1].alive:

@@ -3,11 +3,13 @@
 import asyncio
 
 import pytest
+from real_fleet import Figures, Fleet
 from real_server import VOCAB
-from real_workload import Workload, play
+from real_workload import Rollout, Workload, play
 
-from prorl_gym.inference.lifecycle import PolicyLifecycle
-from prorl_gym.inference.pool import EnginePool
+from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.inference.engines.vllm import VllmEngine
+from prorl_gym.inference.weights.weight_updater import UpdateResult, WeightUpdater
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -15,39 +17,40 @@ WORK = Workload(turns=3, sampled=96, observed=100)
 SAME = 2e-4
 
 
-async def update_one_engine_only(fleet, lifecycle):
+async def update_one_engine_only(fleet: Fleet, updater: WeightUpdater) -> UpdateResult:
     """Pause, load the new weights into the first engine, say that they are there, and resume."""
-    await lifecycle.pause("abort")
+    await updater.pause("abort")
     await asyncio.to_thread(fleet.servers[0].reload, fleet.checkpoints.random(2))
-    updated = await lifecycle.update(1)
-    await lifecycle.resume()
+    updated = await updater.update(1)
+    await updater.resume()
     return updated
 
 
-async def off(rollout, engine, version):
+async def off(rollout: Rollout, engine: VllmEngine, version: int) -> tuple[float, int]:
     """Return how far the log-probs of one version's tokens are from what an engine computes for these ids."""
-    told, gap, count = await engine.probe(rollout.ids), 0.0, 0
+    logprobs, gap, count = await engine.probe_logprobs(rollout.ids), 0.0, 0
     for sent, result in zip(rollout.sent, rollout.results, strict=True):
         for place, (logprob, label) in enumerate(zip(result.logprobs, result.versions, strict=True), sent):
             if label == version:
-                gap, count = max(gap, abs(told[place - 1] - logprob)), count + 1
+                gap, count = max(gap, abs(logprobs[place - 1] - logprob)), count + 1
     return gap, count
 
 
-async def test_a_stale_engine_is_quarantined_and_no_token_lies_about_its_weights(fleet, figures):
-    updating = None
+async def test_a_stale_engine_is_quarantined_and_no_token_lies_about_its_weights(fleet: Fleet, figures: Figures):
+    updating: asyncio.Task[UpdateResult] | None = None
     async with EnginePool("policy") as pool:
         new, old = fleet.engines()
         for engine in (new, old):
-            pool.add(engine)
-        lifecycle = PolicyLifecycle(pool, VOCAB)
+            pool.add_engine(engine)
+        updater = WeightUpdater(pool, VOCAB)
 
-        def update_in_the_middle(turn, rollout):
+        def update_in_the_middle(turn: int, rollout: Rollout) -> None:
             nonlocal updating
             if turn == 1 and updating is None:
-                updating = asyncio.create_task(update_one_engine_only(fleet, lifecycle))
+                updating = asyncio.create_task(update_one_engine_only(fleet, updater))
 
         rollouts = await play(pool, WORK, at_turn=update_in_the_middle)
+        assert updating is not None
         updated = await updating
         assert updated.serving == ("vllm-0",)
         assert list(updated.quarantined) == ["vllm-1"]
@@ -67,8 +70,8 @@ async def test_a_stale_engine_is_quarantined_and_no_token_lies_about_its_weights
 
         await asyncio.to_thread(fleet.servers[1].reload, fleet.checkpoints.random(2))
         async with asyncio.timeout(60):
-            await pool.roster.changes.until(lambda: pool.healthy == ["vllm-0", "vllm-1"])
-        await lifecycle.close()
+            await pool.members.changes.wait_for(lambda: pool.healthy == ["vllm-0", "vllm-1"])
+        await updater.close()
     salvaged = [len(result.token_ids) for result in results if result.finish_reason == "abort"]
     figures["an engine that missed an update"] = (
         "quarantined",

@@ -1,12 +1,15 @@
-"""Weights that change while servers run: stale ones are caught, pauses are told, labels arrive."""
+"""Weights that change while servers run: stale ones are caught, pauses are detected, labels arrive."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from real_fleet import Figures, Fleet
 from real_workload import call, words
 
-from prorl_gym.inference.faults import EngineOverloaded
+from prorl_gym.inference.engine_errors import EngineOverloaded
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -14,32 +17,34 @@ SAME = 2e-4
 PROBE = words("probe", 64)
 
 
-def farthest(some, others):
+def farthest(some: Sequence[float], others: Sequence[float]) -> float:
     return max(abs(a - b) for a, b in zip(some, others, strict=True))
 
 
-async def reload(fleet, number, checkpoint):
+async def reload(fleet: Fleet, number: int, checkpoint: Path) -> None:
     await asyncio.to_thread(fleet.servers[number].reload, checkpoint)
 
 
-async def test_a_probe_tells_the_engine_whose_weights_were_not_updated(fleet, figures):
+async def test_a_probe_finds_the_engine_whose_weights_were_not_updated(fleet: Fleet, figures: Figures):
     engines, newer = fleet.engines(), fleet.checkpoints.random(2)
-    old = [await engine.probe(PROBE) for engine in engines]
+    old = [await engine.probe_logprobs(PROBE) for engine in engines]
     assert farthest(*old) < SAME
     await reload(fleet, 0, newer)
-    updated, stale = [await engine.probe(PROBE) for engine in engines]
+    updated, stale = [await engine.probe_logprobs(PROBE) for engine in engines]
     assert farthest(stale, old[1]) < SAME
     assert farthest(updated, stale) > 1
     await reload(fleet, 1, newer)
-    both = [await engine.probe(PROBE) for engine in engines]
+    both = [await engine.probe_logprobs(PROBE) for engine in engines]
     assert farthest(*both) < SAME
     await reload(fleet, 1, fleet.policy)
-    assert farthest(await engines[1].probe(PROBE), old[1]) < SAME  # and back: nothing of the newer ones is left
+    assert (
+        farthest(await engines[1].probe_logprobs(PROBE), old[1]) < SAME
+    )  # and back: nothing of the newer ones is left
     figures["probe, engines that agree"] = (f"{farthest(*both):.1e}", "nats", "largest difference over 63 ids")
     figures["probe, one engine stale"] = (f"{farthest(updated, stale):.2f}", "nats", "as above, after a reload of one")
 
 
-async def test_what_was_cached_with_older_weights_is_gone_after_a_confirmed_reset(fleet, figures):
+async def test_what_was_cached_with_older_weights_is_gone_after_a_confirmed_reset(fleet: Fleet, figures: Figures):
     engine, prompt = fleet.engine(), words("stale cache", 300)
     await engine.generate(call(prompt))
     await reload(fleet, 0, fleet.checkpoints.random(2))
@@ -51,7 +56,7 @@ async def test_what_was_cached_with_older_weights_is_gone_after_a_confirmed_rese
     assert (stale.cached_tokens, salted.cached_tokens, fresh.cached_tokens) == (256, 0, 0)
     assert salted.token_ids == fresh.token_ids
     seen = [*again.prompt_ids, *stale.token_ids]
-    true = (await engine.probe(seen))[-1]
+    true = (await engine.probe_logprobs(seen))[-1]
     error = abs(stale.logprobs[0] - true)
     assert farthest(salted.logprobs, fresh.logprobs) < SAME < error
     figures["first log-prob out of a stale cache"] = (
@@ -61,7 +66,7 @@ async def test_what_was_cached_with_older_weights_is_gone_after_a_confirmed_rese
     )
 
 
-async def test_a_paused_engine_is_told_from_a_broken_one(fleet):
+async def test_a_paused_engine_is_distinguished_from_a_broken_one(fleet: Fleet):
     engine = fleet.engine(request_seconds=1.0)
     await asyncio.to_thread(fleet.servers[0].post, "/pause?mode=keep")
     health = await engine.health()
@@ -73,7 +78,7 @@ async def test_a_paused_engine_is_told_from_a_broken_one(fleet):
     assert (await engine.generate(call([5, 6, 7]))).token_ids
 
 
-async def test_a_call_that_waits_for_a_paused_engine_can_be_taken_back(fleet):
+async def test_a_call_that_waits_for_a_paused_engine_can_be_taken_back(fleet: Fleet):
     engine = fleet.engine()
     await asyncio.to_thread(fleet.servers[0].post, "/pause?mode=keep")
     request = call([5, 6, 7])
@@ -85,7 +90,7 @@ async def test_a_call_that_waits_for_a_paused_engine_can_be_taken_back(fleet):
     assert (result.finish_reason, result.token_ids) == ("abort", [])
 
 
-async def test_a_pause_that_keeps_goes_on_with_a_turn_where_it_was(fleet):
+async def test_a_pause_that_keeps_goes_on_with_a_turn_where_it_was(fleet: Fleet):
     engine, other = fleet.engines()
     request = call(words("kept", 200), max_tokens=800, seed=5, stop_token_ids=())
     running = asyncio.create_task(engine.generate(request))
@@ -96,7 +101,7 @@ async def test_a_pause_that_keeps_goes_on_with_a_turn_where_it_was(fleet):
     assert (await running).token_ids == (await other.generate(request)).token_ids
 
 
-async def test_a_pause_that_aborts_hands_out_what_was_sampled(fleet, figures):
+async def test_a_pause_that_aborts_hands_out_what_was_sampled(fleet: Fleet, figures: Figures):
     engine, other = fleet.engines()
     request = call(words("dropped", 200), max_tokens=1500, seed=6, stop_token_ids=())
     running = asyncio.create_task(engine.generate(request))
@@ -109,7 +114,7 @@ async def test_a_pause_that_aborts_hands_out_what_was_sampled(fleet, figures):
     figures["tokens salvaged from a pause that aborts"] = (len(result.token_ids), "tokens", "all of them, as above")
 
 
-async def test_tokens_carry_the_version_that_the_pool_has_set(fleet):
+async def test_tokens_carry_the_version_that_the_pool_has_set(fleet: Fleet):
     engine = fleet.engine()
     await asyncio.to_thread(fleet.servers[0].post, "/update_weight_version", {"new_version": "step-3"})
     engine.version = 3

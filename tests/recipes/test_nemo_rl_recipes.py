@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from prorl_gym.cli.venvs import roots
+from prorl_gym.cli.installation import server_roots
 
 REPOSITORY = Path(__file__).parents[2]
 RECIPES = sorted((REPOSITORY / "recipes/nemo_rl").glob("*.yaml"))
@@ -18,7 +18,7 @@ BASE_KEYS = {
 # Why a recipe's keys may differ from the base recipe's.
 ADDED = {
     "env.nemo_gym.use_absolute_ip",  # sandboxes and other nodes call back
-    "env.nemo_gym.prorl_math_agent.responses_api_agents.prorl_agent.num_generations",  # configures our own server
+    "env.nemo_gym.prorl_math_agent.responses_api_agents.prorl_rollout_agent.num_generations",  # of our own server
     "env.nemo_gym.prorl_service.inference.engine",  # NeMo-RL's server takes messages, no ids
 }
 DROPPED = {
@@ -66,7 +66,7 @@ def test_what_gym_demands_of_the_trainer(recipe: Path):
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
 def test_gym_config_resolves(recipe: Path):
     paths = load(recipe)["env"]["nemo_gym"]["config_paths"]
-    missing = [path for path in paths if not any((root / path).is_file() for root in roots())]
+    missing = [path for path in paths if not any((root / path).is_file() for root in server_roots())]
     assert not missing
 
 
@@ -77,7 +77,7 @@ def composed(recipe: Path) -> tuple[Any, Any]:
 
     section = load(recipe)["env"]["nemo_gym"]
     section.pop("is_trajectory_collection")
-    section["prorl_math_agent"]["responses_api_agents"]["prorl_agent"]["num_generations"] = 8
+    section["prorl_math_agent"]["responses_api_agents"]["prorl_rollout_agent"]["num_generations"] = 8
     injected = {"policy_base_url": ["http://127.0.0.1:1/v1"], "policy_model_name": "m", "policy_api_key": "k"}
     parser = GlobalConfigDictParser()
     resolved = parser.parse(
@@ -105,7 +105,7 @@ def test_gym_composes_the_servers_of_the_recipe(recipe: Path):
 def test_rollout_service_speaks_to_nemo_rl_s_own_server(recipe: Path):
     from omegaconf import OmegaConf
 
-    from prorl_gym.gym_root.resources_servers.prorl_rollout.hosted import service_config
+    from prorl_gym.gym_root.resources_servers.prorl_rollout.embedded_service import service_config
 
     _, resolved = composed(recipe)
     rollout = resolved.prorl_rollout.resources_servers.prorl_rollout

@@ -8,13 +8,13 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from tasks import HELD_OUT, Language, Question, held_out, questions, system_prompt, trace, write_tokenizer
+from tasks import HELD_OUT, Question, TurnEncoder, held_out, questions, system_prompt, trace, write_tokenizer
 
 from prorl_gym.agents.protocol import Artifacts
-from prorl_gym.environments.math.environment import SYSTEM_PROMPT, MathEnvironment
-from prorl_gym.environments.math.grader import MathGrader
-from prorl_gym.environments.worker import WorkerPool
-from prorl_gym.inference.chat import Codec, load_codec
+from prorl_gym.environments.math.environment import SYSTEM_PROMPT, MathEnvironment, MathGrader
+from prorl_gym.environments.worker_pool import WorkerPool
+from prorl_gym.inference.tokens.chat_codec import ChatCodec
+from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.records import Message
 
 QUESTION = Question(12, "+", 34, "-", 56)
@@ -26,23 +26,23 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def language(directory: Path) -> Language:
+def language(directory: Path) -> TurnEncoder:
     return write_tokenizer(directory)
 
 
 @pytest.fixture(scope="module")
-def codec(directory: Path, language: Language) -> Codec:
+def codec(directory: Path, language: TurnEncoder) -> ChatCodec:
     return load_codec(str(directory))
 
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("python", "finish")]
 
 
-def test_the_service_accepts_the_template_and_finds_the_form_of_tool_calls(codec: Codec):
+def test_the_service_accepts_the_template_and_finds_the_form_of_tool_calls(codec: ChatCodec):
     assert codec.parser.name == "hermes"
 
 
-def test_vocabulary_and_prompt_are_small(language: Language):
+def test_vocabulary_and_prompt_are_small(language: TurnEncoder):
     assert language.vocab_size == 503
     assert len(language.prompt(QUESTION)) <= 24
 
@@ -51,32 +51,32 @@ def test_the_system_prompt_is_the_environments_own():
     assert system_prompt() == SYSTEM_PROMPT
 
 
-def test_the_first_prompt_is_what_the_service_renders(codec: Codec, language: Language):
+def test_the_first_prompt_is_what_the_service_renders(codec: ChatCodec, language: TurnEncoder):
     messages = [Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=QUESTION.text)]
-    assert codec.first_prompt(messages, TOOLS) == language.prompt(QUESTION)
+    assert codec.encode_prompt(messages, TOOLS) == language.prompt(QUESTION)
 
 
 @pytest.mark.parametrize("value", [46, -46, 0])
-def test_a_tool_result_is_what_the_service_appends(codec: Codec, language: Language, value: int):
+def test_a_tool_result_is_what_the_service_appends(codec: ChatCodec, language: TurnEncoder, value: int):
     message = Message(role="tool", content=str(value), tool_call_id="call00000", name="python")
-    assert codec.delta([message], TOOLS) == language.result(value)
+    assert codec.encode_delta([message], TOOLS) == language.result(value)
 
 
-def test_a_call_of_a_trace_is_read_as_a_call(codec: Codec, language: Language):
-    said = codec.parse(codec.said(language.call("-12+34")), TOOLS)
+def test_a_call_of_a_trace_is_read_as_a_call(codec: ChatCodec, language: TurnEncoder):
+    said = codec.parse_turn(codec.decode_turn(language.call("-12+34")), TOOLS)
     assert [(call.name, call.arguments) for call in said.calls] == [("python", '{"code": "-12+34"}')]
 
 
 @pytest.mark.parametrize(("code", "value"), [("12+34", 46), ("-12-34", -46), ("12+34-5", None), ("12*3", None)])
-def test_what_the_tool_would_answer(language: Language, code: str, value: int | None):
-    assert language.called(language.call(code)) == value
+def test_what_the_tool_would_answer(language: TurnEncoder, code: str, value: int | None):
+    assert language.tool_answer(language.call(code)) == value
 
 
-def test_an_answer_is_no_call(language: Language):
-    assert language.called(language.final(46)) is None
+def test_an_answer_is_no_call(language: TurnEncoder):
+    assert language.tool_answer(language.final(46)) is None
 
 
-def test_each_number_is_tokenized_digit_by_digit(language: Language):
+def test_each_number_is_tokenized_digit_by_digit(language: TurnEncoder):
     assert [language.decode([token]) for token in language.encode("-180+7")] == ["-", "1", "8", "0", "+", "7"]
 
 
@@ -98,7 +98,7 @@ def test_a_seed_has_its_own_questions_and_repeats_them():
     assert first != list(islice(questions(2), 50))
 
 
-def test_the_mode_of_the_traces_is_wrong_and_some_are_right(language: Language):
+def test_the_mode_of_the_traces_is_wrong_and_some_are_right(language: TurnEncoder):
     rng, asked = random.Random(0), list(islice(questions(0), 2000))
     ends: Counter[str] = Counter()
     for question in asked:
@@ -110,7 +110,7 @@ def test_the_mode_of_the_traces_is_wrong_and_some_are_right(language: Language):
     assert ends["stop"] / 2000 > 0.58
 
 
-def test_loss_is_on_what_the_assistant_says(language: Language):
+def test_loss_is_on_the_tokens_of_the_assistant(language: TurnEncoder):
     ids, mask = trace(language, QUESTION, random.Random(3))
     spoken = "".join(language.decode([token]) for token, sampled in zip(ids, mask, strict=True) if sampled)
     assert spoken.startswith('<tool_call>{"name": "python", "arguments": {"code": "12+34"}}</tool_call><|end|>')
@@ -119,14 +119,14 @@ def test_loss_is_on_what_the_assistant_says(language: Language):
 
 @pytest.fixture
 def workers() -> Iterator[WorkerPool]:
-    pool = WorkerPool("prorl_gym.environments.math.equality:grade")
+    pool = WorkerPool("prorl_gym.environments.math.answer_equality:grade")
     yield pool
     pool.close()
 
 
 async def test_the_environment_rewards_the_right_answer_alone(workers: WorkerPool):
     environment = MathEnvironment(MathGrader(workers))
-    task = environment.parse(QUESTION.row)
+    task = environment.parse_row(QUESTION.row)
     rewards = []
     for answer in (QUESTION.answer, QUESTION.halfway):
         artifacts = Artifacts()

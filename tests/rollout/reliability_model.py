@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from prorl_gym.client.wire_models import AcceptedRollout
 from prorl_gym.errors import Cause, FailureKind, cause_of
 from prorl_gym.records import Rollout, RolloutRequest
-from prorl_gym.rollout.encoding import decode_rollout
-from prorl_gym.rollout.protocol import Accepted, Delivery
+from prorl_gym.rollout.ledger.encoding import decode_rollout
+from prorl_gym.rollout.protocol import Delivery
 
 EVERYTHING = ""
 """The reader of all runs."""
@@ -39,7 +40,7 @@ class Model:
     """Also the ``Witness`` of each life."""
 
     promised: dict[str, RolloutRequest] = field(default_factory=dict[str, RolloutRequest])
-    """What a client was told is accepted."""
+    """Rollouts that were reported to a client as accepted."""
     in_doubt: list[list[RolloutRequest]] = field(default_factory=list[list[RolloutRequest]])
     """Batches whose answer the client has not got."""
     written: set[str] = field(default_factory=set[str])
@@ -50,10 +51,14 @@ class Model:
     readers: dict[str, Reader] = field(default_factory=lambda: {EVERYTHING: Reader()})
     released: dict[str, int] = field(default_factory=dict[str, int])
     """Up to which cursor what was acknowledged, by run."""
+    released_ids: set[str] = field(default_factory=set[str])
+    """Rollouts that were acknowledged one by one."""
+    refused_writes: set[str] = field(default_factory=set[str])
+    """Methods of the ledger that a broken disk failed."""
     cancelled: set[str] = field(default_factory=set[str])
     """Whose cancel was answered."""
     wished: set[str] = field(default_factory=set[str])
-    """Whom anybody wanted to be cancelled, a group's demand included."""
+    """Rollouts that were to be cancelled, also by a group's demand."""
     durably_cancelled: set[str] = field(default_factory=set[str])
     must_be_cancelled: set[str] = field(default_factory=set[str])
     """Cancelled in an earlier life, in which they did not end."""
@@ -70,7 +75,7 @@ class Model:
             self.complaints.append(f"{rollout.rollout_id}: a second record was taken")
         self.written.add(rollout.rollout_id)
 
-    def took(self, requests: Sequence[RolloutRequest], answers: Sequence[Accepted]) -> None:
+    def took(self, requests: Sequence[RolloutRequest], answers: Sequence[AcceptedRollout]) -> None:
         for request, answer in zip(requests, answers, strict=True):
             if request.stands_in_for is not None and not answer.duplicate:
                 self.promised[request.rollout_id] = request  # the service itself is the client
@@ -85,9 +90,12 @@ class Model:
         if rollout_id in self.cancelled:
             self.complaints.append(f"{rollout_id}: its agent begins after its cancel was answered")
 
-    # --- what the client is told ----------------------------------------------------------------------------------
+    def refused(self, write: str) -> None:
+        self.refused_writes.add(write)
 
-    def accepted(self, requests: Sequence[RolloutRequest], answers: Sequence[Accepted]) -> None:
+    # --- answers to the client ------------------------------------------------------------------------------------
+
+    def accepted(self, requests: Sequence[RolloutRequest], answers: Sequence[AcceptedRollout]) -> None:
         for request, answer in zip(requests, answers, strict=True):
             assert answer.rollout_id == request.rollout_id
             assert answer.duplicate == (request.rollout_id in self.promised), request.rollout_id
@@ -115,7 +123,7 @@ class Model:
         if outcome.status == "cancelled" or outcome.cause in (Cause.INFRASTRUCTURE, Cause.TASK):
             assert raw["score"] is None, f"{name}: a reward from {outcome}"
         if outcome.status == "cancelled":
-            assert name in self.wished, f"{name}: cancelled by nobody ({outcome.reason})"
+            assert name in self.wished, f"{name}: cancelled without a request ({outcome.reason})"
         if rollout.reward is not None:
             assert rollout.reward == request.task["reward"], f"{name}: not its reward"
             hopeless = is_hopeless(request, ran_through=outcome.status != "truncated")
@@ -136,7 +144,7 @@ class Model:
         """Another life begins, and this is what the ledger remembers.
 
         Args:
-            pending: what it still owes.
+            pending: rollouts that still have no record.
             known: those of the doubtful ones that it knows.
         """
         for batch in self.in_doubt:
@@ -146,7 +154,7 @@ class Model:
                 self.promised.update({request.rollout_id: request for request in batch})
         self.in_doubt.clear()
         missing = set(self.promised) - pending - self.written - set(self.records)
-        self.written |= missing  # a record whose commit nobody was told of; the streams have to show it
+        self.written |= missing  # a record whose commit was not reported; the streams have to show it
         self.must_be_cancelled |= self.durably_cancelled & pending
         self.cancelled -= pending - self.durably_cancelled  # a broken disk could not remember these
         assert not self.written & pending, "a finished one is owed again"

@@ -10,42 +10,51 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from prorl_gym.client.wire_models import AcceptedRollout
 from prorl_gym.environments.protocol import Episode, RunContext
 from prorl_gym.errors import EngineError, FailureKind, RolloutError
-from prorl_gym.inference.admission import AdmissionOptions
-from prorl_gym.inference.chat import Codec
-from prorl_gym.inference.failover import Failover
-from prorl_gym.inference.fake import FakeEngine, Reply
-from prorl_gym.inference.pool import EnginePool, PoolOptions
+from prorl_gym.inference.balance.admission import AdmissionOptions
+from prorl_gym.inference.balance.engine_pool import EnginePool, PoolOptions
+from prorl_gym.inference.balance.health_monitor import FailoverOptions
 from prorl_gym.inference.protocol import GenerationRequest
+from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.records import Message, Rollout, RolloutRequest
-from prorl_gym.rollout.fake import EmptyBackend, Script, ScriptedEnvironment, lookup
-from prorl_gym.rollout.ledger import SqliteLedger
-from prorl_gym.rollout.ledger_file import LedgerConfig, LedgerError, LedgerFullError
-from prorl_gym.rollout.model_source import ModelPolicySource
-from prorl_gym.rollout.protocol import Accepted, Job, Ledger
-from prorl_gym.rollout.retry import RetryConfig
-from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
+from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, LedgerError, LedgerFullError
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+from prorl_gym.rollout.protocol import Job, Ledger
+from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
+from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
+from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
+from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend, Script, ScriptedEnvironment, environment_lookup
 
 STAGE_SECONDS = 0.15
 PARKED = 3
-_WRITES = {
-    *("accept", "accept_and_begin", "begin", "fail_attempt", "finish", "cancel"),
-    *("set_demand", "set_version", "acknowledge"),
+_LOOPS = 2
+"""Tasks of a service that run as long as it dispatches."""
+_METHODS = {name: method for name, method in vars(Ledger).items() if not name.startswith("_")}
+_READS = {
+    *(Ledger.pending_jobs, Ledger.next_jobs, Ledger.get, Ledger.requests, Ledger.read_records, Ledger.summaries),
+    *(Ledger.unacknowledged, Ledger.demands, Ledger.policy_versions, Ledger.usage),
 }
+_UNHARMED = {Ledger.recover, Ledger.collect_garbage, Ledger.close}
+"""Writes that a broken disk does not fail here: no story begins with one, and a life has to end."""
+WRITES = {name for name, method in _METHODS.items() if method not in _READS | _UNHARMED}
+"""Methods that a broken disk fails: every method of ``Ledger``, also one that is new, that is not named above."""
 
 
 class Witness(Protocol):
     """Sees what really happens, behind the back of the client."""
 
     def wrote(self, rollout: Rollout, cursor: int | None) -> None: ...
-    def took(self, requests: Sequence[RolloutRequest], answers: Sequence[Accepted]) -> None: ...
+    def took(self, requests: Sequence[RolloutRequest], answers: Sequence[AcceptedRollout]) -> None: ...
     def wants_cancelled(self, ids: Sequence[str]) -> None: ...
     def noted_cancel(self, ids: Sequence[str]) -> None: ...
     def began(self, rollout_id: str) -> None: ...
+    def refused(self, write: str) -> None: ...
 
 
 class MortalLedger:
@@ -62,27 +71,27 @@ class MortalLedger:
         self._witness = witness
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = _METHODS[name]
+
         async def call(*args: Any, **named: Any) -> Any:
             await self._alive()
-            if name == "cancel":
+            if method is Ledger.cancel:
                 self._witness.wants_cancelled(args[0])
-            if self.broken and name in _WRITES:
+            if self.broken and name in WRITES:
+                self._witness.refused(name)
                 raise LedgerError("the disk is broken.", "Nothing to do: this is a test.")
-            if self.full and name in ("accept", "accept_and_begin"):
+            if self.full and method in (Ledger.add_rollouts, Ledger.add_and_begin):
                 raise LedgerFullError("the disk is full.", "Nothing to do: this is a test.")
             answer = await getattr(self.inner, name)(*args, **named)
             await self._alive()
-            match name:
-                case "finish":
-                    self._witness.wrote(args[0], answer)
-                case "accept":
-                    self._witness.took(args[0], answer)
-                case "accept_and_begin":
-                    self._witness.took(args[0], answer[0])
-                case "cancel":
-                    self._witness.noted_cancel(args[0])
-                case _:
-                    pass
+            if method is Ledger.finish:
+                self._witness.wrote(args[0], answer)
+            elif method is Ledger.add_rollouts:
+                self._witness.took(args[0], answer)
+            elif method is Ledger.add_and_begin:
+                self._witness.took(args[0], answer[0])
+            elif method is Ledger.cancel:
+                self._witness.noted_cancel(args[0])
             return answer
 
         return call
@@ -96,13 +105,13 @@ class FailingBackend(EmptyBackend):
     """Starts nothing while it is ``down``."""
 
     def __init__(self) -> None:
-        super().__init__(pause=2)
+        super().__init__(start_ticks=2)
         self.down = False
 
-    async def start(self, spec: SandboxSpec) -> Sandbox:
+    async def start_sandbox(self, spec: SandboxSpec) -> Sandbox:
         if self.down:
             raise RolloutError(FailureKind.SANDBOX_UNAVAILABLE, "no sandbox starts.", "Nothing to do: this is a test.")
-        return await super().start(spec)
+        return await super().start_sandbox(spec)
 
 
 class Talker(ScriptedEnvironment):
@@ -112,7 +121,9 @@ class Talker(ScriptedEnvironment):
         context.artifacts.messages.extend(episode.messages)
         for turn in range(task.turns):
             said = [Message(role="user", content="on")]
-            answer = await (context.policy.respond(said) if turn else context.policy.start(episode.messages, ()))
+            answer = await (
+                context.policy.respond(said) if turn else context.policy.start_conversation(episode.messages, ())
+            )
             context.artifacts.messages.extend([*(said if turn else ()), Message(role="assistant", content=answer.text)])
         await self._act(task, task.run)
 
@@ -134,32 +145,32 @@ def thinking(seed: int) -> Callable[[GenerationRequest], Reply]:
 class WatchedSource(ModelPolicySource):
     """Tells whose agent begins."""
 
-    def __init__(self, pool: EnginePool, codec: Codec, witness: Witness) -> None:
+    def __init__(self, pool: EnginePool, codec: ChatCodec, witness: Witness) -> None:
         super().__init__(pool, codec)
         self._witness = witness
 
-    def open(self, job: Job, settings: ResolvedSettings) -> Any:
+    def open_session(self, job: Job, settings: ResolvedSettings) -> Any:
         self._witness.began(job.request.rollout_id)
-        return super().open(job, settings)
+        return super().open_session(job, settings)
 
 
 class World:
     """One life: from a start on what the ledger's file holds to a stop, or to sudden death."""
 
-    def __init__(self, ledger: MortalLedger, codec: Codec, witness: Witness) -> None:
+    def __init__(self, ledger: MortalLedger, codec: ChatCodec, witness: Witness) -> None:
         self.ledger = ledger
         self.backend = FailingBackend()
         self.engines = [FakeEngine(f"engine-{n}", thinking(n)) for n in range(2)]
         self.pool = EnginePool(
             "policy",
-            failover=Failover(wait_seconds=0.03, first_probe=0.001, slowest_probe=0.005),
-            options=PoolOptions(admission=AdmissionOptions(live=3)),
+            failover=FailoverOptions(recovery_seconds=0.03, first_probe_seconds=0.001, max_probe_seconds=0.005),
+            options=PoolOptions(admission=AdmissionOptions(max_live_rollouts=3)),
         )
         for engine in self.engines:
-            self.pool.add(engine)
+            self.pool.add_engine(engine)
         limits = RolloutSettings(init_seconds=STAGE_SECONDS, run_seconds=STAGE_SECONDS, eval_seconds=STAGE_SECONDS)
         self.runner = InProcessRunner(
-            lookup(Talker("one", limits), Talker("two", limits)),
+            environment_lookup(Talker("one", limits), Talker("two", limits)),
             WatchedSource(self.pool, codec, witness),
             self.backend,
             RunnerConfig(queue=3, init=2, ready=1, run=5, eval=2, parked=PARKED, cleanup_seconds=1),
@@ -170,65 +181,72 @@ class World:
             RetryConfig(pause_seconds=0.001, longest_pause_seconds=0.004, restarts=1000, ledger_pause_seconds=0.005),
             {"two": 2.0},
         )
+        self.at_work: dict[str, None] = {}
+        """Rollouts that the runner has had, without a record."""
+        self._is_serving = False
+        self.service.add_stage_observer(lambda event: self.at_work.setdefault(event.rollout_id))
+        self.service.add_record_observer(lambda rollout: self.at_work.pop(rollout.rollout_id, None))
 
     @classmethod
-    async def open(cls, path: Path, codec: Codec, witness: Witness) -> "World":
+    async def open(cls, path: Path, codec: ChatCodec, witness: Witness) -> "World":
         """Open a file; nothing is served before ``begin``."""
         inner = await SqliteLedger.open(LedgerConfig(path=path))
         return cls(MortalLedger(inner, witness), codec, witness)
 
     async def begin(self) -> None:
         """Serve."""
-        self.pool.start()
+        self.pool.start_scraping()
         await self.service.start()
+        self._is_serving = True
 
     def repair(self) -> None:
         """Everything works again."""
         self.ledger.full = self.ledger.broken = False
         self.backend.down = False
         for engine in self.engines:
-            engine.down = None
-        self.service.resume()
+            engine.down_error = None
+        self.service.release_dispatch()
 
     def kill_engine(self, number: int) -> None:
-        self.engines[number].down = EngineError(FailureKind.ENGINE_UNREACHABLE, f"engine-{number}: is dead.")
+        self.engines[number].down_error = EngineError(FailureKind.ENGINE_UNREACHABLE, f"engine-{number}: is dead.")
 
     async def stop(self, *, drain: bool) -> None:
         """End as SIGTERM does."""
+        self._is_serving = False
         async with asyncio.timeout(60):
             await self.service.stop(drain=drain)
             await self.pool.close()
 
     async def die(self) -> None:
-        """End as SIGKILL does: nobody gets to say or write anything more; the file is what was committed."""
+        """End as SIGKILL does: no further call returns or writes anything; the file is what was committed."""
         self.ledger.dead = True
-        self.service._groups.stop()  # type: ignore[attr-defined]  # its timers would outlive its tasks
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
-            for task in others:
-                task.cancel()
-            await asyncio.wait(others, timeout=10)
+        await _end_other_tasks()
+        stopping = asyncio.create_task(self.service.stop(drain=False))  # its timers would outlive its tasks
+        await asyncio.wait({stopping}, timeout=0.01)  # the dead ledger lets it write nothing
+        await _end_other_tasks()
         await self.ledger.inner.close()
 
     def held(self) -> dict[str, int]:
         """What is taken and was not given back; empty when all of it was."""
-        pools = self.runner._pools  # type: ignore[attr-defined]
-        dispatcher: Any = self.service._dispatcher  # type: ignore[attr-defined]
-        admission = self.pool._admission  # type: ignore[attr-defined]
-        engines = self.pool.snapshot().engines
+        runner, engines = self.runner.snapshot(), self.pool.snapshot()
         counts = {
             "entries": self.service.pending,
-            "in hand": len(self.runner._in_hand),  # type: ignore[attr-defined]
-            "supervisors": len(self.runner._supervisors),  # type: ignore[attr-defined]
-            "ahead": pools.ahead.busy,
-            "hand": pools.hand.busy,
-            **{f"slots of {stage}": pool.busy for stage, pool in pools.stages.items()},
-            **{f"waits for {stage}": pool.waiting for stage, pool in pools.stages.items()},
-            "waits for a hand": pools.hand.waiting + pools.ahead.waiting,
-            "sandboxes": self.backend.live,
-            "calls": sum(engine.in_flight for engine in engines),
-            "guests of engines": len(admission._guests),  # type: ignore[attr-defined]
-            "live at engines": admission.snapshot().live,
-            "waiting for engines": admission.snapshot().waiting,
-            "tasks": len(dispatcher._tasks - set(dispatcher._loops)),
+            "attempts": runner.attempts,
+            "tasks of the runner": runner.tasks,
+            **{f"slots of {name}": pool.busy for name, pool in runner.pools.items()},
+            **{f"waits for {name}": pool.waiting for name, pool in runner.pools.items()},
+            "sandboxes": self.backend.sandbox_count,
+            "calls": sum(engine.in_flight for engine in engines.engines),
+            "sessions of engines": engines.admission.sessions,
+            "live at engines": engines.admission.live,
+            "waiting for engines": engines.admission.waiting,
+            "tasks": self.service.task_count - (_LOOPS if self._is_serving else 0),
         }
         return {name: count for name, count in counts.items() if count}
+
+
+async def _end_other_tasks() -> None:
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others, timeout=10)

@@ -11,13 +11,18 @@ import pytest
 from prorl_gym.demand import Demand
 from prorl_gym.errors import ConflictError, FailureKind, TaskError
 from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.encoding import decode_rollout
-from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
-from prorl_gym.rollout.ledger import SqliteLedger
-from prorl_gym.rollout.ledger_file import LedgerConfig
-from prorl_gym.rollout.loading import LoadingRunner
-from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
+from prorl_gym.rollout.intake import LoadingRunner
+from prorl_gym.rollout.ledger.encoding import decode_rollout
+from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
+from prorl_gym.testing.rollout.fake_rollout import (
+    EmptyBackend,
+    FakePolicySource,
+    ScriptedEnvironment,
+    environment_lookup,
+)
 
 ONE_BY_ONE = RunnerConfig(queue=1, init=1, ready=0, run=1, eval=1)
 
@@ -27,7 +32,7 @@ def ask(rollout_id: str, **task: Any) -> RolloutRequest:
 
 
 def runner() -> InProcessRunner:
-    return InProcessRunner(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend(), ONE_BY_ONE)
+    return InProcessRunner(environment_lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend(), ONE_BY_ONE)
 
 
 def must_offer(environment: str) -> None:
@@ -39,10 +44,10 @@ def must_offer(environment: str) -> None:
 async def accepting(file: Path) -> AsyncGenerator[RolloutService]:
     """A service that accepts, over a queue of ``old0`` and ``old1``."""
     ledger = await SqliteLedger.open(LedgerConfig(path=file))
-    await ledger.accept([ask("old0"), ask("old1")])
+    await ledger.add_rollouts([ask("old0"), ask("old1")])
     await ledger.close()
     service = RolloutService(await SqliteLedger.open(LedgerConfig(path=file)), LoadingRunner(must_offer))
-    await service.accept()
+    await service.start_accepting()
     try:
         yield service
     finally:
@@ -64,7 +69,7 @@ async def test_what_comes_early_is_counted_and_waits_behind_the_queue(tmp_path: 
         await service.submit([ask("new0"), ask("new1")])
         status = await service.status()
         assert (service.pending, status.queued, status.running, status.ready) == (4, 4, 0, False)
-        await service.begin(runner())
+        await service.start_dispatching(runner())
         order = ["old0", "old1", "new0", "new1"]
         assert await ends(service, 4) == [(name, "completed") for name in order]
         assert (service.pending, service.problem) == (0, "")
@@ -75,7 +80,7 @@ async def test_an_id_of_the_queue_is_known_before_the_queue_is_read(tmp_path: Pa
         assert [answer.duplicate for answer in await service.submit([ask("old1"), ask("new")])] == [True, False]
         with pytest.raises(ConflictError):
             await service.submit([ask("old1", reward=0.5)])
-        await service.begin(runner())
+        await service.start_dispatching(runner())
         assert [name for name, _ in await ends(service, 3)] == ["old0", "old1", "new"]
 
 
@@ -87,7 +92,7 @@ async def test_an_early_cancel_reaches_the_queue_and_what_came_early(tmp_path: P
             rollout = await service.result(name, wait=10)
             assert rollout is not None and rollout.outcome.status == "cancelled"
         await service.submit([ask("later")])
-        await service.begin(runner())
+        await service.start_dispatching(runner())
         assert (await ends(service, 4))[2:] == [("old0", "completed"), ("later", "completed")]
 
 

@@ -11,19 +11,18 @@ import pytest
 
 from prorl_gym.environments.protocol import Episode, RunContext
 from prorl_gym.errors import CancelReason, SandboxError
-from prorl_gym.inference.chat import load_codec
-from prorl_gym.inference.pool import EnginePool
-from prorl_gym.inference.vllm import VllmEngine
-from prorl_gym.inference.vllm_wire import VllmOptions
+from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.inference.engines.vllm import VllmEngine, VllmOptions
+from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.records import Rollout, RolloutRequest
-from prorl_gym.rollout.fake import Script, ScriptedEnvironment, lookup
-from prorl_gym.rollout.model_source import ModelPolicySource
 from prorl_gym.rollout.protocol import Finished, Job
-from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.choose import open_backend
+from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
+from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
+from prorl_gym.sandbox.backend_selection import open_backend
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.testing.rollout.fake_rollout import Script, ScriptedEnvironment, environment_lookup
 
 COUNT = 6
 BOUND = 0.2
@@ -59,14 +58,14 @@ class Busy(ScriptedEnvironment):
     """Its agent leaves processes behind, one in a session of its own, and then asks the model, or waits for a tool."""
 
     async def run(self, task: Script, episode: Episode, context: RunContext) -> None:
-        box = await context.leases.agent(SandboxSpec())
+        box = await context.leases.get_agent_sandbox(SandboxSpec())
         shell = await box.shell()
-        started = await shell.run(f"sleep {task.id} & setsid -f sleep {task.id}; echo up", timeout=20)
+        started = await shell.run_command(f"sleep {task.id} & setsid -f sleep {task.id}; echo up", timeout=20)
         assert "up" in started.output
         if task.turns:
-            await context.policy.start(episode.messages, ())
+            await context.policy.start_conversation(episode.messages, ())
         else:
-            await shell.run(f"sleep {task.id}", timeout=600)
+            await shell.run_command(f"sleep {task.id}", timeout=600)
 
 
 def sleepers(mark: str) -> int:
@@ -87,7 +86,7 @@ async def slow_engine() -> AsyncGenerator[tuple[SlowEngine, EnginePool]]:
     engine = SlowEngine()
     async with await asyncio.start_server(engine.serve, "127.0.0.1", 0) as server, EnginePool("policy") as pool:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        pool.add(VllmEngine("slow", url, VllmOptions(model="m", vocab_size=1000)))
+        pool.add_engine(VllmEngine("slow", url, VllmOptions(model="m", vocab_size=1000)))
         yield engine, pool
 
 
@@ -110,7 +109,10 @@ async def test_a_cancel_closes_the_engine_call_and_kills_every_process_in_time()
     try:
         async with slow_engine() as (engine, pool):
             runner = InProcessRunner(
-                lookup(Busy()), ModelPolicySource(pool, load_codec("small")), backend, RunnerConfig(run=COUNT)
+                environment_lookup(Busy()),
+                ModelPolicySource(pool, load_codec("small")),
+                backend,
+                RunnerConfig(run=COUNT),
             )
             for number in range(COUNT):
                 task = {"id": f"{mark}{number}", "turns": number % 2}
@@ -120,13 +122,13 @@ async def test_a_cancel_closes_the_engine_call_and_kills_every_process_in_time()
             began = time.monotonic()
             await runner.cancel([f"r{number}" for number in range(COUNT)], CancelReason.REDUNDANT)
             dead = await until(lambda: not engine.open and not sleepers(mark))
-            await backend.idle()
+            await backend.wait_idle()
             gone = time.monotonic() - began
             await runner.drain()
             ends: list[Rollout] = [e.rollout async for e in runner.events() if isinstance(e, Finished)]
-        told = [rollout.cancel_seconds for rollout in ends]
-        print(f"dead after {dead:.3f} s, gone after {gone:.3f} s, told {told}")
-        assert all(seconds is not None and seconds < BOUND * SLACK for seconds in told)
+        reported = [rollout.cancel_seconds for rollout in ends]
+        print(f"dead after {dead:.3f} s, gone after {gone:.3f} s, reported {reported}")
+        assert all(seconds is not None and seconds < BOUND * SLACK for seconds in reported)
         assert dead < BOUND * SLACK
         assert gone < 3.0
     finally:

@@ -17,20 +17,22 @@ from test_runner import job
 from test_service import Bench, ask, settled, until
 
 from prorl_gym.agents.protocol import Artifacts
+from prorl_gym.client.wire_models import AcceptedRollout
 from prorl_gym.environments.math.environment import MathEnvironment
 from prorl_gym.environments.protocol import Episode, Leases
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind
-from prorl_gym.inference.chat import load_codec
-from prorl_gym.inference.fake import FakeEngine, Reply
-from prorl_gym.inference.pool import EnginePool
+from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.records import Rollout, RolloutRequest, Score
-from prorl_gym.rollout.fake import EmptyBackend, Script, ScriptedEnvironment, lookup
-from prorl_gym.rollout.memory_ledger import MemoryLedger
-from prorl_gym.rollout.model_source import ModelPolicySource
-from prorl_gym.rollout.protocol import Accepted, Finished, Job
-from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
+from prorl_gym.rollout.protocol import Finished, Job
+from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
+from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
+from prorl_gym.rollout.scheduling.stage_pools import PoolUsage
 from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
+from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend, Script, ScriptedEnvironment
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 ONE = RunnerConfig(queue=4, init=1, run=1, eval=1, cleanup_seconds=1)
 
@@ -59,16 +61,15 @@ def scripted(name: str, stage: str = "", action: str = "ok") -> Job:
 @pytest.mark.parametrize("stage", ["init", "run", "eval"])
 async def test_a_job_killed_while_it_waits_for_a_permit_does_not_take_it_along(stage: str) -> None:
     bench = RunnerBench(narrow(stage))
-    pool = bench.runner._pools.stages[stage]  # type: ignore[attr-defined,index]
     await bench.runner.accept(scripted("holder", stage, "hang"))
     await bench.until(stage)
     for name in ("waiting", "after"):
         await bench.runner.accept(job(name))
     await passes()
-    assert pool.waiting == 2
+    assert bench.runner.snapshot().pools[stage].waiting == 2
     await bench.runner.cancel(["waiting"], CancelReason.CLIENT)
     await passes()
-    assert (pool.busy, pool.waiting) == (1, 1)
+    assert bench.runner.snapshot().pools[stage] == PoolUsage(size=1, busy=1, waiting=1)
     await bench.runner.cancel(["holder"], CancelReason.CLIENT)
     rollouts = await bench.finish()
     assert rollouts["after"].outcome.status == "completed"
@@ -87,8 +88,8 @@ async def test_a_permit_is_released_by_one_party_only() -> None:
         assert (capacity.init <= 2, capacity.run <= 2, capacity.eval <= 1) == (True, True, True)
     await bench.runner.cancel([f"r{n}" for n in range(30)], CancelReason.CLIENT)
     await bench.finish()
-    pools = bench.runner._pools  # type: ignore[attr-defined]
-    assert [pool.free for pool in pools.stages.values()] == [2, 2, 1]
+    pools = bench.runner.snapshot().pools
+    assert [(pools[stage].size, pools[stage].busy) for stage in ("init", "run", "eval")] == [(2, 0), (2, 0), (1, 0)]
 
 
 async def test_a_job_killed_at_any_moment_blocks_neither_the_next_one_nor_the_status() -> None:
@@ -131,7 +132,7 @@ async def test_a_cancelled_id_that_is_used_again_is_answered() -> None:
         await service.submit([ask("a", run="hang")])
         await service.cancel(["a"])
         assert (await settled(service, "a")).outcome.status == "cancelled"
-        assert await service.submit([ask("a", run="hang")]) == [Accepted(rollout_id="a", duplicate=True)]
+        assert await service.submit([ask("a", run="hang")]) == [AcceptedRollout(rollout_id="a", duplicate=True)]
         assert (await settled(service, "a")).outcome.status == "cancelled"
         with pytest.raises(ConflictError):
             await service.submit([ask("a", run="ok")])
@@ -145,8 +146,7 @@ async def test_two_callers_with_one_live_id_both_get_the_result() -> None:
             await gate.wait()
             return await super().init(task, leases, settings)
 
-    bench = Bench()
-    bench.runner._environments = lookup(Gated())  # type: ignore[attr-defined]
+    bench = Bench(environment=Gated())
     async with bench as service:
         first = await service.submit([ask("a")])
         waits = [asyncio.create_task(service.result("a", wait=10)) for _ in range(2)]
@@ -192,7 +192,7 @@ async def test_a_failure_in_init_leaks_no_sandbox(how: str) -> None:
 
 
 async def test_a_cancel_while_a_sandbox_is_starting_leaks_nothing() -> None:
-    bench = RunnerBench(backend=EmptyBackend(pause=20))
+    bench = RunnerBench(backend=EmptyBackend(start_ticks=20))
     await bench.runner.accept(job("a", sandboxes=True))
     await bench.until("init")
     await passes(5)
@@ -250,30 +250,30 @@ async def test_a_waiter_is_woken_by_the_result_and_by_no_tick() -> None:
             assert await wait is not None
         finally:
             loop.call_at = real  # type: ignore[method-assign]
-        assert all(seconds > 0.5 for seconds in due), "somebody looks again and again"
+        assert all(seconds > 0.5 for seconds in due), "something polls"
 
 
-async def test_a_cancel_tells_the_engine() -> None:
-    """There, the call ran on to its end, for nobody."""
+async def test_a_cancel_reaches_the_engine() -> None:
+    """There, the call ran on to its end, and its result was dropped."""
     engine = FakeEngine("e", lambda _: Reply((10, 11), hold=asyncio.Event()))
     async with EnginePool("policy") as pool:
-        pool.add(engine)
+        pool.add_engine(engine)
         source = ModelPolicySource(pool, load_codec("small"))
         runner = InProcessRunner(lambda name: MathEnvironment(), source, EmptyBackend())
         request = RolloutRequest(rollout_id="a", environment="math", task={"question": "2+2?", "answer": "4"})
         await runner.accept(Job(request=request, accepted_at=0.0))
-        await engine.holding.wait()
+        await engine.call_held.wait()
         await runner.cancel(["a"], CancelReason.CLIENT)
         rollout = await anext(event.rollout async for event in runner.events() if isinstance(event, Finished))
         assert engine.in_flight == 0
     assert (rollout.outcome.status, rollout.sampled_tokens) == ("cancelled", 1)  # half of what it would have said
 
 
-async def test_an_error_is_told_as_what_it_is() -> None:
+async def test_an_error_keeps_its_kind() -> None:
     """There, names left unset by a swallowed exception turned it into an unrelated one."""
 
     class Failing(EmptyBackend):
-        async def start(self, spec: SandboxSpec) -> Sandbox:
+        async def start_sandbox(self, spec: SandboxSpec) -> Sandbox:
             raise OSError(28, "No space left on device")
 
     bench = RunnerBench(backend=Failing())
@@ -286,19 +286,18 @@ async def test_an_error_is_told_as_what_it_is() -> None:
 # --- load ---------------------------------------------------------------------------------------------------------
 
 
-async def test_queues_are_bounded_and_waiting_costs_nobody_a_result() -> None:
+async def test_queues_are_bounded_and_waiting_costs_no_result() -> None:
     """There, every queue was unbounded and time in it ate the deadline, so that overload lost results."""
     bench = Bench(runner=ONE)
     async with bench as service:
         limits = RolloutSettings(init_seconds=0.5, run_seconds=0.5, eval_seconds=0.5)
         requests = [ask(f"r{n}").model_copy(update={"settings": limits}) for n in range(300)]
         await service.submit(requests)
-        hand = bench.runner._pools.hand  # type: ignore[attr-defined]
         most = 0
         while (await service.status()).finished < 300:
-            most = max(most, len(bench.runner._in_hand))  # type: ignore[attr-defined]
+            most = max(most, bench.runner.snapshot().attempts)
             await asyncio.sleep(0)
-        assert most <= hand.size
+        assert most <= bench.runner.snapshot().pools["jobs"].size
         ends = [await settled(service, request.rollout_id) for request in requests]
         assert {rollout.outcome.status for rollout in ends} == {"completed"}
 
@@ -354,11 +353,11 @@ async def test_nothing_is_kept_of_what_is_over() -> None:
         for n in range(40):
             await settled(service, f"r{n}")
         await passes(50)
-        runner: Any = bench.runner
-        assert (service.pending, len(runner._in_hand), len(runner._supervisors)) == (0, 0, 0)
-        assert sum(pool.waiting for pool in (runner._pools.hand, runner._pools.ahead)) == 0
-        assert len(runner._forecast._kinds) == 1
-        walks = [thing for thing in gc.get_objects() if type(thing).__name__ == "Walk"]
+        left = bench.runner.snapshot()
+        assert (service.pending, left.attempts, left.tasks) == (0, 0, 0)
+        assert sum(pool.waiting for pool in left.pools.values()) == 0
+        assert len(left.prewarm_waiting) == 1
+        walks = [thing for thing in gc.get_objects() if type(thing).__name__ == "Attempt"]
         alive = [weakref.ref(walk) for walk in walks]
         del walks
         gc.collect()
@@ -391,8 +390,7 @@ async def test_a_reward_measured_after_the_cancel_is_none() -> None:
             except asyncio.CancelledError:
                 return Score(reward=1.0)
 
-    bench = RunnerBench()
-    bench.runner._environments = lookup(Swallowing())  # type: ignore[attr-defined]
+    bench = RunnerBench(environment=Swallowing())
     await bench.runner.accept(job("a"))
     await bench.until("eval")
     await passes()
@@ -407,13 +405,13 @@ async def test_every_attempt_has_a_number_of_its_own() -> None:
             super().__init__()
             self.begun: list[tuple[str, int]] = []
 
-        async def begin(self, rollout_id: str) -> Job:
-            job = await super().begin(rollout_id)
+        async def begin_attempt(self, rollout_id: str) -> Job:
+            job = await super().begin_attempt(rollout_id)
             self.begun.append((rollout_id, job.attempt))
             return job
 
-        async def accept_and_begin(self, requests: Sequence[RolloutRequest]) -> tuple[list[Accepted], list[Job]]:
-            accepted, jobs = await super().accept_and_begin(requests)
+        async def add_and_begin(self, requests: Sequence[RolloutRequest]) -> tuple[list[AcceptedRollout], list[Job]]:
+            accepted, jobs = await super().add_and_begin(requests)
             self.begun += [(job.request.rollout_id, job.attempt) for job in jobs]
             return accepted, jobs
 

@@ -1,35 +1,31 @@
 """A deadline that an engine's hang reaches is no measurement; one that the policy reaches by itself is."""
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
 from hanging_vllm import Deaf, Hang, HangingVllm, SlowVllm
 
 from prorl_gym.environments.math.environment import MathEnvironment
 from prorl_gym.errors import FailureKind
-from prorl_gym.inference.balance import PolicyName, make_policy
-from prorl_gym.inference.chat import load_codec
-from prorl_gym.inference.failover import Failover
-from prorl_gym.inference.pool import EnginePool
-from prorl_gym.inference.vllm import VllmEngine, VllmOptions
+from prorl_gym.inference.balance import BalancePolicyName, make_balance_policy
+from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.inference.balance.health_monitor import FailoverOptions
+from prorl_gym.inference.engines.vllm import VllmEngine, VllmOptions
+from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.records import Rollout, RolloutRequest
-from prorl_gym.rollout.fake import EmptyBackend
-from prorl_gym.rollout.memory_ledger import MemoryLedger
-from prorl_gym.rollout.model_source import ModelPolicySource
-from prorl_gym.rollout.retry import RetryConfig
-from prorl_gym.rollout.runner import InProcessRunner
+from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
+from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
+from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.settings import RolloutSettings
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 CODEC = load_codec("small")
-FAILOVER = Failover(wait_seconds=20.0, first_probe=0.01, slowest_probe=0.05, trial_seconds=0.5)
+FAILOVER = FailoverOptions(recovery_seconds=20.0, first_probe_seconds=0.01, max_probe_seconds=0.05, trial_seconds=0.5)
 
 
 def text(words: str) -> list[int]:
@@ -50,11 +46,11 @@ def asked(rollout_id: str = "r", run_seconds: float = 0.6, max_turn_tokens: int 
 
 
 @asynccontextmanager
-async def pool_of(urls: Sequence[str], policy: PolicyName = "cost") -> AsyncGenerator[EnginePool]:
+async def pool_of(urls: Sequence[str], policy: BalancePolicyName = "cost") -> AsyncGenerator[EnginePool]:
     options = VllmOptions(model="m", vocab_size=CODEC.vocab_size)
-    async with EnginePool("policy", policy=make_policy(policy), failover=FAILOVER) as pool:
+    async with EnginePool("policy", balance_policy=make_balance_policy(policy), failover=FAILOVER) as pool:
         for number, url in enumerate(urls):
-            pool.add(VllmEngine(f"e{number}", url, options))
+            pool.add_engine(VllmEngine(f"e{number}", url, options))
         yield pool
 
 
@@ -107,7 +103,7 @@ async def test_a_hang_in_the_middle_of_a_rollout_gives_no_reward_and_keeps_its_t
 
 
 @pytest.mark.parametrize("policy", [pytest.param("cost", marks=pytest.mark.slow), "min_heap"])
-async def test_with_two_engines_all_rollouts_end_well_and_the_hung_one_is_left_alone(policy: PolicyName) -> None:
+async def test_with_two_engines_all_rollouts_end_well_and_the_hung_one_is_left_alone(policy: BalancePolicyName) -> None:
     async with HangingVllm(hang="silent") as hung, HangingVllm(ids=ANSWER) as well:
         async with pool_of([hung.url, well.url], policy) as pool, service_on(pool, attempts=3) as service:
             await service.submit([asked(f"r{number}", run_seconds=1.5) for number in range(6)])
@@ -158,7 +154,7 @@ async def test_a_turn_that_outlasts_the_time_of_a_call_is_the_policys() -> None:
     seconds = 2 * len(CALL) * server.step + 1.0
     async with server, pool_of([]) as pool, service_on(pool) as service:
         options = VllmOptions(model="m", vocab_size=CODEC.vocab_size, request_seconds=seconds)
-        pool.add(VllmEngine("e0", server.url, options))
+        pool.add_engine(VllmEngine("e0", server.url, options))
         await service.submit([asked(run_seconds=60.0)])
         rollout = await result(service)
         assert (pool.healthy, pool.failovers) == (["e0"], 0)
@@ -188,11 +184,11 @@ async def test_engines_that_are_removed_while_their_calls_hang_and_come_back() -
             async with asyncio.timeout(10):
                 while not hung.bodies:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-            await pool.remove("e0")
+            await pool.remove_engine("e0")
             began = time.monotonic()
             assert await service.result("r", wait=1.5) is None
-            assert pool.snapshot().unserved == 1
-            pool.add(VllmEngine("new", well.url, VllmOptions(model="m", vocab_size=CODEC.vocab_size)))
+            assert pool.snapshot().waiting_rollouts == 1
+            pool.add_engine(VllmEngine("new", well.url, VllmOptions(model="m", vocab_size=CODEC.vocab_size)))
             rollout = await result(service)
             assert time.monotonic() - began < 20
     assert (rollout.outcome.status, rollout.reward) == ("completed", 1.0)

@@ -10,48 +10,25 @@ from random import Random
 from typing import Any
 
 import pytest
+from scripted_sessions import ScriptedPolicies
 from test_service import QUICK
 
-from prorl_gym.agents.fake import ScriptedPolicy
 from prorl_gym.environments import registry
-from prorl_gym.environments.script import gold_steps
-from prorl_gym.errors import Cause, RolloutError, SandboxError
-from prorl_gym.records import RolloutRequest, Segment
-from prorl_gym.rollout.memory_ledger import MemoryLedger
-from prorl_gym.rollout.protocol import Job
-from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
+from prorl_gym.environments.playback import gold_steps
+from prorl_gym.errors import Cause, SandboxError
+from prorl_gym.records import RolloutRequest
+from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.choose import open_backend
+from prorl_gym.sandbox.backend_selection import open_backend
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.settings import ResolvedSettings
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 ROOT = Path(__file__).parents[2] / "environments"
 
 
-class GoldSession:
-    """Implements ``PolicySession``: the gold trajectory of a row."""
-
-    def __init__(self, job: Job) -> None:
-        self.policy = ScriptedPolicy(gold_steps(job.request.environment, job.request.task))
-
-    async def failure_at_deadline(self) -> RolloutError | None: ...
-
-    async def room(self) -> None: ...
-
-    def rest(self) -> None: ...
-
-    def hurry(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    def segments(self) -> list[Segment]:
-        return []
-
-
-class Gold:
-    def open(self, job: Job, settings: ResolvedSettings) -> GoldSession:
-        return GoldSession(job)
+def gold_steps_of(request: RolloutRequest) -> Any:
+    return gold_steps(request.environment, request.task)
 
 
 def requests(count: int) -> list[RolloutRequest]:
@@ -102,7 +79,9 @@ async def test_no_kill_costs_a_right_answer_its_reward(victim: str) -> None:
                     kills += 1
         return kills
 
-    runner = InProcessRunner(registry.get, Gold(), backend, RunnerConfig(init=2, run=4, eval=4))
+    runner = InProcessRunner(
+        registry.get, ScriptedPolicies(gold_steps_of), backend, RunnerConfig(init=2, run=4, eval=4)
+    )
     service = RolloutService(MemoryLedger(), runner, QUICK.model_copy(update={"attempts": 6}))
     await service.start()
     killing = asyncio.create_task(kill())

@@ -1,4 +1,4 @@
-"""Thousands of random operations on a real service over many lives: what was promised is what is told.
+"""Thousands of random operations on a real service over many lives: the answers keep every promise.
 
 The seed chooses the operations; threads and timers choose how they meet, so that a failure names its seed and may need
 several runs to come again.
@@ -15,18 +15,21 @@ from typing import Any
 
 import pytest
 from reliability_model import EVERYTHING, Model, Reader
-from reliability_world import PARKED, World
+from reliability_world import PARKED, WRITES, World
 
-from prorl_gym.demand import Demand, EarlyStop, Redundant
+from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
 from prorl_gym.errors import ConflictError, GoneError, NotFoundError, ShuttingDownError
-from prorl_gym.inference.chat import Codec, load_codec
+from prorl_gym.inference.tokens.chat_codec import ChatCodec
+from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.records import Outcome, Rollout, RolloutRequest, Score
-from prorl_gym.rollout.ledger_file import LedgerError
+from prorl_gym.rollout.ledger.ledger_config import LedgerError
+from prorl_gym.rollout.protocol import Ledger
 
 RUNS = ("a", "b", "c")
 CROWD = 120
 """Nothing more is submitted while so many are pending."""
 INFRASTRUCTURE = ("sandbox_lost", "sandbox_unavailable", "engine_timeout", "grader_failed", "crash", "hang")
+BEGIN = Ledger.begin_attempt.__name__
 STORY = {
     "submit": 14,
     "submit_group": 14,
@@ -48,9 +51,11 @@ STORY = {
     "sandboxes_return": 4,
     "disk_full": 1,
     "disk_breaks": 1,
+    "disk_breaks_before_an_attempt": 1,
     "disk_works": 4,
     "read": 8,
     "acknowledge": 3,
+    "acknowledge_rollouts": 3,
     "collect": 1,
     "ask": 5,
     "ask_verdict": 6,
@@ -59,12 +64,13 @@ STORY = {
     "let_work": 20,
     "crash": 1,
     "restart": 1,
+    "restart_on_a_broken_disk": 1,
 }
 """How often what happens, in relation."""
 
 
 @cache
-def codec() -> Codec:
+def codec() -> ChatCodec:
     return load_codec("small")
 
 
@@ -87,6 +93,7 @@ class Story:
     def __init__(self, path: Path, seed: int) -> None:
         self.model = Model()
         self.dice = random.Random(seed)
+        self._order = random.Random(seed)  # how often the dice are thrown depends on timing, the order does not
         self.done: Counter[str] = Counter()
         self._path = path
         self._count = 0
@@ -96,7 +103,7 @@ class Story:
         """Let so many things happen, then everything come to its end, and look at all of it."""
         await self._begin()
         for number in range(operations):
-            name = self.dice.choices(tuple(STORY), tuple(STORY.values()))[0]
+            name = self._order.choices(tuple(STORY), tuple(STORY.values()))[0]
             operation: Callable[[], Awaitable[None]] = getattr(self, name)
             async with asyncio.timeout(60):
                 try:
@@ -105,8 +112,8 @@ class Story:
                     assert self.world.ledger.full or self.world.ledger.broken
             self.done[name] += 1
             assert self.model.complaints == [], name
-            hand = self.world.runner._pools.hand  # type: ignore[attr-defined]
-            assert hand.busy <= hand.size + PARKED  # who was parked comes back beside those that are there
+            jobs = self.world.runner.snapshot().pools["jobs"]
+            assert jobs.busy <= jobs.size + PARKED  # an agent that was parked goes on beside those that are there
             for _ in range(self.dice.randrange(6)):
                 await asyncio.sleep(0)
             if number % 500 == 499:
@@ -123,7 +130,7 @@ class Story:
         inner = self.world.ledger.inner
         doubtful = [request.rollout_id for batch in self.model.in_doubt for request in batch]
         known = {request.rollout_id for request in await inner.requests(doubtful)}
-        pending = {job.request.rollout_id for job in await inner.pending()}
+        pending = {job.request.rollout_id for job in await inner.pending_jobs()}
         self.model.survived(pending, known)  # before anything begins
         await self.world.begin()
         self._spawn(self._follow())
@@ -150,17 +157,17 @@ class Story:
             await self.world.service.set_demand(run, None)
         await self._until(lambda: not self.world.service.pending)
         await self._until(lambda: not self.world.held())
-        assert await self.world.ledger.inner.pending() == []
+        assert await self.world.ledger.inner.pending_jobs() == []
         for run in RUNS:
             await self._read(run)
         await self._until(lambda: not set(self.model.written) - self.model.readers[EVERYTHING].seen)
-        await self._until(lambda: len(self._tasks) == 1)  # nobody waits but who follows the stream
+        await self._until(lambda: len(self._tasks) == 1)  # only the stream's follower waits
         self.model.settled()
 
     async def _until(self, fact: Callable[[], bool]) -> None:
         try:
             async with asyncio.timeout(30):
-                while not fact() and not self.model.complaints:  # noqa: ASYNC110 - what is looked at tells nobody
+                while not fact() and not self.model.complaints:  # noqa: ASYNC110 - the condition raises no event
                     await asyncio.sleep(0.001)
         except TimeoutError:
             raise AssertionError(f"it does not come to rest: {self.world.held()}") from None
@@ -241,7 +248,7 @@ class Story:
                 await self.world.service.submit([fresh, other])
                 raise AssertionError("another body was taken")
             except ConflictError:
-                assert await self.world.service._ledger.requests([fresh.rollout_id]) == []  # type: ignore[attr-defined]
+                assert await self.world.ledger.requests([fresh.rollout_id]) == []
 
     async def _cancel(self, **named: list[str]) -> None:
         over = set(self.model.records)
@@ -250,7 +257,7 @@ class Story:
         self.model.cancelled.update(stopped)
 
     async def cancel_ids(self) -> None:
-        pending = [entry.rollout_id for entry in self.world.service._entries.all()]  # type: ignore[attr-defined]
+        pending = [name for name in self.model.promised if name not in self.model.written]
         few = self.dice.sample(pending, min(len(pending), 2))
         await self._cancel(ids=[*few, "stranger", *(one.rollout_id for one in [self.known()] if one)])
 
@@ -272,7 +279,7 @@ class Story:
                 after=self.model.readers.get(run, Reader()).cursor if dice.random() < 0.5 else 0,
                 spare=dice.randrange(2),
                 max_staleness=dice.choice([None, None, 0, 2]),
-                redundant=Redundant(
+                redundant=RedundantHandling(
                     init=dice.choice(["finish", "kill"]),
                     run=dice.choice(["finish", "park", "park", "park", "kill"]),
                     park_seconds=dice.choice([0.02, 5.0]),
@@ -288,36 +295,36 @@ class Story:
     async def want_nothing(self) -> None:
         """While agents of groups are at work, which are parked."""
         running = [
-            entry
-            for entry in self.world.service._entries.all()  # type: ignore[attr-defined]
-            if entry.group_id is not None and entry.state == "running" and not entry.evaluation
+            request
+            for name in self.world.at_work
+            if (request := self.model.promised.get(name)) and request.group_id is not None and not request.evaluation
         ]
         if running:
             run = self.dice.choice(running).run_id
             await self.world.service.set_demand(
-                run, Demand(groups=0, redundant=Redundant(park_seconds=self.dice.choice([0.1, 5.0])))
+                run, Demand(groups=0, redundant=RedundantHandling(park_seconds=self.dice.choice([0.1, 5.0])))
             )
 
     async def no_demand(self) -> None:
         await self.world.service.set_demand(self.dice.choice(RUNS), None)
 
     async def pause(self) -> None:
-        self.world.service.pause()
+        self.world.service.hold_dispatch()
 
     async def resume(self) -> None:
-        self.world.service.resume()
+        self.world.service.release_dispatch()
 
     async def new_version(self) -> None:
         version = self.world.pool.version + 1
         self.world.pool.set_version(version)
-        await self.world.service.policy_version(version)
+        await self.world.service.set_policy_version(version)
 
     async def engine_dies(self) -> None:
         self.world.kill_engine(self.dice.randrange(2))
 
     async def engines_return(self) -> None:
         for engine in self.world.engines:
-            engine.down = None
+            engine.down_error = None
 
     async def sandboxes_fail(self) -> None:
         self.world.backend.down = True
@@ -330,6 +337,18 @@ class Story:
 
     async def disk_breaks(self) -> None:
         self.world.ledger.broken = True
+
+    async def disk_breaks_before_an_attempt(self) -> None:
+        """An accepted rollout waits for its first attempt, and the attempt for the disk."""
+        await self.disk_works()
+        if self.world.service.pending >= CROWD:
+            return
+        self.world.service.hold_dispatch()
+        await self._submit([self.request()])
+        await self.disk_breaks()
+        self.model.refused_writes.discard(BEGIN)
+        self.world.service.release_dispatch()
+        await self._until(lambda: BEGIN in self.model.refused_writes)
 
     async def disk_works(self) -> None:
         self.world.ledger.full = self.world.ledger.broken = False
@@ -348,8 +367,14 @@ class Story:
         await self.world.service.acknowledge(run, upto)
         self.model.released[run] = max(upto, self.model.released.get(run, 0))
 
+    async def acknowledge_rollouts(self) -> None:
+        received = self.model.readers.get(self.dice.choice(RUNS), Reader()).seen & self.model.readers[EVERYTHING].seen
+        few = self.dice.sample(sorted(received), min(len(received), 2))
+        await self.world.service.acknowledge_rollouts([*few, "stranger"])
+        self.model.released_ids.update(few)
+
     async def collect(self) -> None:
-        await self.world.ledger.inner.collect()
+        await self.world.ledger.inner.collect_garbage()
 
     async def ask(self) -> None:
         if (request := self.known()) is None:
@@ -359,7 +384,7 @@ class Story:
         try:
             rollout = await self.world.service.result(name, wait=self.dice.choice([0.0, 0.0, 0.002]))
         except GoneError:
-            assert request.run_id in self.model.released
+            assert request.run_id in self.model.released or name in self.model.released_ids
             return
         assert before is None or rollout == before
 
@@ -372,7 +397,7 @@ class Story:
 
         async def wait(run_id: str, group_id: str) -> None:
             try:
-                verdict = await self.world.service.verdict(request.rollout_id)
+                verdict = await self.world.service.wait_for_verdict(request.rollout_id)
             except (NotFoundError, ShuttingDownError):
                 return
             self.model.judged(run_id, group_id, verdict)
@@ -380,18 +405,18 @@ class Story:
         self._spawn(wait(request.run_id, str(request.group_id)))
 
     async def second_record(self) -> None:
-        """Somebody finishes what is finished: the first record stands."""
+        """A finished rollout is finished again: the first record stays."""
         if self.model.rollouts:
             first: Rollout = self.dice.choice(tuple(self.model.rollouts.values()))
             forged = first.model_copy(update={"outcome": Outcome(status="completed"), "score": Score(reward=7.0)})
-            assert await self.world.service._ledger.finish(forged) is None  # type: ignore[attr-defined]
+            assert await self.world.ledger.finish(forged) is None
 
     async def look(self) -> None:
         status = await self.world.service.status()
         assert status.queued + status.running == self.world.service.pending
         assert status.ready or self.world.ledger.broken or status.problem
         for run in RUNS:
-            self.world.service.groups(run)
+            self.world.service.groups_status(run)
 
     async def let_work(self) -> None:
         await asyncio.sleep(self.dice.choice([0.0, 0.001, 0.004]))
@@ -404,8 +429,16 @@ class Story:
     async def restart(self) -> None:
         if self.dice.random() < 0.5:
             self.world.repair()
-        await self.world.stop(drain=self.dice.random() < 0.5)
-        await self._until(lambda: not self._tasks)  # whoever waited was told
+        await self._restart(drain=self.dice.random() < 0.5)
+
+    async def restart_on_a_broken_disk(self) -> None:
+        """What the stop cuts off counts as lost with the service: it cannot be withdrawn."""
+        await self.disk_breaks()
+        await self._restart(drain=False)
+
+    async def _restart(self, *, drain: bool) -> None:
+        await self.world.stop(drain=drain)
+        await self._until(lambda: not self._tasks)  # every waiter got its answer
         assert set(self.world.held()) <= {"entries"}  # which the next life has to end
         assert asyncio.all_tasks() == {asyncio.current_task()}
         await self._begin()
@@ -416,6 +449,7 @@ async def test_thousands_of_random_operations_over_many_lives(tmp_path: Path, se
     story = Story(tmp_path / "ledger.db", seed)
     await story.tell(1500)
     assert set(story.done) == set(STORY), "everything happened"
+    assert story.model.refused_writes == WRITES, "the broken disk failed every write"
 
 
 @pytest.mark.slow

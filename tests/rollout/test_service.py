@@ -15,15 +15,20 @@ from hypothesis import strategies as st
 
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, NotFoundError, ShuttingDownError, TaskError
 from prorl_gym.records import Rollout, RolloutRequest
-from prorl_gym.rollout.encoding import decode_rollout
-from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
-from prorl_gym.rollout.ledger import SqliteLedger
-from prorl_gym.rollout.ledger_file import LedgerConfig, LedgerError
-from prorl_gym.rollout.memory_ledger import MemoryLedger
+from prorl_gym.rollout.ledger.encoding import decode_rollout
+from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, LedgerError
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.rollout.protocol import Job, Ledger
-from prorl_gym.rollout.retry import RetryConfig
-from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
+from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
+from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
+from prorl_gym.testing.rollout.fake_rollout import (
+    EmptyBackend,
+    FakePolicySource,
+    ScriptedEnvironment,
+    environment_lookup,
+)
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 QUICK = RetryConfig(pause_seconds=0.001, ledger_pause_seconds=0.01)
 SMALL = RunnerConfig(queue=2, init=2, run=2, eval=2, cleanup_seconds=1)
@@ -42,11 +47,18 @@ def ask(rollout_id: str, run_id: str = "default", group_id: str | None = None, *
 class Bench:
     """A service on counting fakes."""
 
-    def __init__(self, ledger: Ledger | None = None, config: RetryConfig = QUICK, runner: RunnerConfig = SMALL) -> None:
+    def __init__(
+        self,
+        ledger: Ledger | None = None,
+        config: RetryConfig = QUICK,
+        runner: RunnerConfig = SMALL,
+        environment: ScriptedEnvironment | None = None,
+    ) -> None:
         self.ledger = ledger or MemoryLedger()
         self.backend = EmptyBackend()
         self.policies = FakePolicySource()
-        self.runner = InProcessRunner(lookup(ScriptedEnvironment()), self.policies, self.backend, runner)
+        environments = environment_lookup(environment or ScriptedEnvironment())
+        self.runner = InProcessRunner(environments, self.policies, self.backend, runner)
         self.service = RolloutService(self.ledger, self.runner, config)
 
     async def __aenter__(self) -> RolloutService:
@@ -55,8 +67,8 @@ class Bench:
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.wait_for(self.service.stop(drain=False), 10)
-        assert (self.backend.live, self.policies.open_sessions) == (0, 0)
-        assert self.service._dispatcher._tasks == set()  # type: ignore[attr-defined]
+        assert (self.backend.sandbox_count, self.policies.open_sessions) == (0, 0)
+        assert self.service.task_count == 0
 
 
 async def settled(service: RolloutService, rollout_id: str) -> Rollout:
@@ -67,7 +79,7 @@ async def settled(service: RolloutService, rollout_id: str) -> Rollout:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(20):  # the ledger works in a thread, which may get no core for a while
-        while not await condition():  # noqa: ASYNC110 - what is looked at tells nobody
+        while not await condition():  # noqa: ASYNC110 - the condition raises no event
             await asyncio.sleep(0.001)
 
 
@@ -106,7 +118,7 @@ async def test_result_waits_no_longer_than_asked() -> None:
         assert await service.result("a", wait=0.02) is None
 
 
-async def test_infrastructure_failures_are_made_again_and_told() -> None:
+async def test_infrastructure_failures_are_retried_and_reported() -> None:
     async with Bench() as service:
         await service.submit([ask("a", run="engine_timeout", flaky=2, turns=2)])
         rollout = await settled(service, "a")
@@ -208,7 +220,7 @@ async def test_stop_ends_streams_and_waiters() -> None:
 
         stream, waiter = asyncio.create_task(read()), asyncio.create_task(service.result("a", wait=60))
         await asyncio.sleep(0.01)
-        service.refuse()
+        service.begin_shutdown()
         assert await asyncio.wait_for(stream, 1) == []
         assert await asyncio.wait_for(waiter, 1) is None
 
@@ -266,10 +278,10 @@ async def test_stop_without_drain_leaves_attempts_to_the_next_start(tmp_path: Pa
 
 async def test_restart_ends_what_was_cancelled_or_lost_too_often(tmp_path: Path) -> None:
     ledger = MemoryLedger()
-    await ledger.accept([ask("cancelled"), ask("cursed"), ask("fine")])
+    await ledger.add_rollouts([ask("cancelled"), ask("cursed"), ask("fine")])
     await ledger.cancel(["cancelled"], CancelReason.STALE)
     for _ in range(3):
-        await ledger.begin("cursed")
+        await ledger.begin_attempt("cursed")
         await ledger.recover()
     async with Bench(ledger, QUICK.model_copy(update={"restarts": 2})) as service:
         assert (await settled(service, "cancelled")).outcome.reason is CancelReason.STALE
@@ -287,13 +299,13 @@ class FullDisk(MemoryLedger):
         self._check()
         return await super().finish(rollout)
 
-    async def begin(self, rollout_id: str) -> Job:
+    async def begin_attempt(self, rollout_id: str) -> Job:
         self._check()
-        return await super().begin(rollout_id)
+        return await super().begin_attempt(rollout_id)
 
-    async def accept(self, requests: Any) -> Any:
+    async def add_rollouts(self, requests: Any) -> Any:
         self._check()  # also of what begins in the same commit: this ledger accepts it here
-        return await super().accept(requests)
+        return await super().add_rollouts(requests)
 
     def _check(self) -> None:
         if self.full:
@@ -326,8 +338,9 @@ async def test_stop_with_a_full_disk_ends_and_loses_nothing() -> None:
     ledger.full = True
     await asyncio.sleep(0.02)
     await asyncio.wait_for(bench.service.stop(drain=False), 5)
-    ledger.full = ledger._closed = False  # type: ignore[attr-defined]
-    assert [job.request.rollout_id for job in await ledger.pending()] == ["a", "b"]
+    ledger.full = False
+    ledger.reopen()
+    assert [job.request.rollout_id for job in await ledger.pending_jobs()] == ["a", "b"]
 
 
 # --- model-based: random submits, cancels, failures and restarts ----------------------------------------------------
@@ -341,7 +354,7 @@ def test_every_accepted_id_gets_exactly_one_record(seed: int) -> None:
     memory = MemoryLedger()
 
     async def reopen() -> Ledger:
-        memory._closed = False  # type: ignore[attr-defined]  # the disk outlives the service
+        memory.reopen()
         return memory
 
     asyncio.run(_random_life(random.Random(seed), reopen))
@@ -360,10 +373,10 @@ async def _random_life(dice: random.Random, reopen: Callable[[], Awaitable[Ledge
         bench = Bench(ledger, runner=RunnerConfig(queue=dice.randint(1, 3), init=1, run=dice.randint(1, 2), eval=1))
         await bench.service.start()
         await _random_calls(dice, bench.service, accepted)
-        for delivery in await ledger.finished(None, 0, 1000):
+        for delivery in await ledger.read_records(None, 0, 1000):
             first_records.setdefault((found := decode_rollout(delivery.record)).rollout_id, found)
         await asyncio.wait_for(bench.service.stop(drain=False), 10)
-        assert (bench.backend.live, bench.policies.open_sessions) == (0, 0)
+        assert (bench.backend.sandbox_count, bench.policies.open_sessions) == (0, 0)
     bench = Bench(await reopen())
     async with bench as service:
         await service.cancel(runs=["default"])
@@ -399,15 +412,17 @@ _SERVE = """
 import asyncio, random, sys
 from pathlib import Path
 from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
-from prorl_gym.rollout.ledger import SqliteLedger
-from prorl_gym.rollout.ledger_file import LedgerConfig
-from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
-from prorl_gym.rollout.service import RolloutService
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend, FakePolicySource, ScriptedEnvironment
+from prorl_gym.testing.rollout.fake_rollout import environment_lookup
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
+from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
+from prorl_gym.rollout.service import (RolloutService,)
 
 async def main():
     ledger = await SqliteLedger.open(LedgerConfig(path=Path(sys.argv[1])))
-    runner = InProcessRunner(lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend(), RunnerConfig(run=200))
+    lookup = environment_lookup(ScriptedEnvironment())
+    runner = InProcessRunner(lookup, FakePolicySource(), EmptyBackend(), RunnerConfig(run=200))
     service = RolloutService(ledger, runner)
     await service.start()
     for i in range(100_000):
@@ -446,7 +461,7 @@ async def _all_are_there(path: Path, accepted: set[str], finished: set[str]) -> 
     for rollout_id in finished:
         assert isinstance(await ledger.get(rollout_id), Rollout)
     async with Bench(ledger, runner=RunnerConfig()) as service:
-        hanging = [job.request.rollout_id for job in await ledger.pending() if job.request.task["run"] == "hang"]
+        hanging = [job.request.rollout_id for job in await ledger.pending_jobs() if job.request.task["run"] == "hang"]
         await service.cancel(hanging)
         for rollout_id in accepted:
             await settled(service, rollout_id)
@@ -470,7 +485,7 @@ async def test_an_environment_that_is_not_known_is_refused_at_submit() -> None:
 async def test_what_was_accepted_before_its_environment_went_is_still_a_duplicate() -> None:
     ledger = MemoryLedger()
     strange = ask("b").model_copy(update={"environment": "made-up"})
-    await ledger.accept([strange])
+    await ledger.add_rollouts([strange])
     async with Bench(ledger) as service:
         (answer,) = await service.submit([strange])
         assert answer.duplicate

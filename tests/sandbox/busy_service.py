@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import cast
 
-from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.launch import BackendName
 from prorl_gym.sandbox.protocol import SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
 # Children that leave their session, their parent and their process group, and one that keeps forking.
 BUSY = """
@@ -26,9 +26,9 @@ while :; do sleep 0.05; done &
 async def main(name: BackendName, count: int, scratch: str) -> None:
     config = SandboxConfig(scratch=Path(scratch), uid=os.stat(scratch).st_uid)
     backend = NamespaceBackend(name, config)
-    boxes = [await backend.start(SandboxSpec()) for _ in range(count)]
+    boxes = [await backend.start_sandbox(SandboxSpec()) for _ in range(count)]
     for box in boxes:
-        await (await box.shell()).run(BUSY, timeout=10)
+        await (await box.shell()).run_command(BUSY, timeout=10)
     print(json.dumps({"spawner": await backend.spawner_pid(), "boxes": [box.id for box in boxes]}), flush=True)
     await asyncio.Event().wait()
 

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sandbox_support import SECRET, give_to_sandboxes, kernel_has_user_namespaces, make_tiny_image
+from sandbox_support import APPTAINER, SECRET, backend_fixture, give_to_sandboxes, make_tiny_image
 
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.launch import BackendName
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.service.guest_channel import GuestTimeouts
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
+from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
-BACKENDS = ["userns", pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.second_backend])]
+backend_name = backend_fixture("userns", APPTAINER)
 
 
 @pytest.fixture(scope="session")
@@ -51,13 +52,6 @@ def own_scratch(ground: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def backend_name(request: pytest.FixtureRequest) -> BackendName:
-    if not kernel_has_user_namespaces():
-        pytest.skip("this kernel refuses user namespaces to ordinary users")
-    return request.param
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend(backend_name: BackendName, scratch: Path) -> AsyncIterator[NamespaceBackend]:
     os.environ["PRORL_GYM_TEST_SECRET"] = SECRET
@@ -68,16 +62,25 @@ async def backend(backend_name: BackendName, scratch: Path) -> AsyncIterator[Nam
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def box(backend: NamespaceBackend) -> AsyncIterator[Box]:
+async def impatient_backend(backend_name: BackendName, scratch: Path) -> AsyncIterator[NamespaceBackend]:
+    """Waits a second at most for file operations, and less for python."""
+    timeouts = GuestTimeouts(file_stall=1.0, python_start=0.4)
+    backend = NamespaceBackend(backend_name, SandboxConfig(scratch=scratch), timeouts=timeouts)
+    yield backend
+    await backend.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def box(backend: NamespaceBackend) -> AsyncIterator[RunningSandbox]:
     """One host-``/usr`` sandbox for all tests of a module that only look."""
-    box = await backend.start(SandboxSpec())
+    box = await backend.start_sandbox(SandboxSpec())
     yield box
     await box.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def small_box(backend: NamespaceBackend) -> AsyncIterator[Box]:
+async def small_box(backend: NamespaceBackend) -> AsyncIterator[RunningSandbox]:
     """A sandbox with little room."""
-    box = await backend.start(SandboxSpec(limits=SandboxLimits(root_size=8 << 20, shm_size=1 << 20)))
+    box = await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(root_size=8 << 20, shm_size=1 << 20)))
     yield box
     await box.close()

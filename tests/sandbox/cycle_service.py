@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from prorl_gym.errors import SandboxError
-from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 
 SHARED_BYTES = 8 << 20
 """Written to /dev/shm in every fourth cycle."""
@@ -20,13 +20,13 @@ _LISTEN = "import socket, time; s = socket.socket(socket.AF_UNIX); s.bind('/tmp/
 
 
 async def use(backend: NamespaceBackend, number: int) -> None:
-    box = await backend.start(SandboxSpec())
+    box = await backend.start_sandbox(SandboxSpec())
     try:
         match number % 4:
             case 0:
                 await box.exec(["sh", "-c", f'setsid sleep 1000 & setsid python3 -c "{_LISTEN}" & :'], timeout=20)
             case 1:
-                await (await box.shell()).run("sleep 1000 & cd /usr; echo $?", timeout=20)
+                await (await box.shell()).run_command("sleep 1000 & cd /usr; echo $?", timeout=20)
             case 2:
                 await box.write_file("file", b"x" * 100_000)
             case _:

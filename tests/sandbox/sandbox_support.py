@@ -5,13 +5,33 @@ import select
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
+from prorl_gym.testing.sandbox.conformance import CHECK_SPEC, Check
 
 SANDBOX_UID = 61099
 SECRET = "k3y-of-the-service"
 """In the environment of the service under test; must be seen by no payload."""
+
+CACHE = Path(
+    os.environ.get("PRORL_GYM_CACHE")
+    or ("/var/cache/prorl-gym" if os.geteuid() == 0 else os.path.expanduser("~/.cache/prorl-gym"))
+)
+DEBIAN_IMAGE = CACHE / "images" / f"bookworm-{os.geteuid() or SANDBOX_UID}"
+"""Made by ``.ci/base-image``."""
+
+APPTAINER = pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.second_backend])
+BWRAP = pytest.param("bwrap", marks=pytest.mark.bwrap)
+"""Backends beside ``userns``, as parameters with their marks."""
 
 _TINY_PROGRAMS = ("bash", "ls", "rm", "mkdir", "mv", "touch", "cat", "true", "sleep", "id", "stat", "head", "ln")
 
@@ -23,11 +43,59 @@ def sandbox_uid() -> int:
 
 @cache
 def kernel_has_user_namespaces() -> bool:
-    """Whether an unprivileged process may make a user namespace: asked without any code of the sandbox room."""
+    """Whether an unprivileged process may make a user namespace: asked without any code of ``prorl_gym.sandbox``."""
     code = (
         "import ctypes,os,sys; os.geteuid() or os.setuid(61099); sys.exit(ctypes.CDLL(None).unshare(0x10020000) != 0)"
     )
     return subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def skip_unless_required(reason: str) -> NoReturn:
+    """Skip the test for want of a part of this machine; fail it where ``PRORL_GYM_REQUIRE`` says that all is there."""
+    if os.environ.get("PRORL_GYM_REQUIRE"):
+        pytest.fail(f"{reason}, but PRORL_GYM_REQUIRE is set", pytrace=False)
+    pytest.skip(reason)
+
+
+def downloaded_once(name: str, download: Callable[[Path], None]) -> Path:
+    """Return a directory of the cache for the Debian image, filled from a package index the first time.
+
+    Where there is no image, or no index can be reached, the test is skipped; see ``skip_unless_required``.
+    """
+    if not DEBIAN_IMAGE.is_dir():
+        skip_unless_required(f"no {DEBIAN_IMAGE}; run .ci/base-image")
+    kept = CACHE / name
+    if not kept.is_dir():
+        fresh = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=CACHE))
+        try:
+            download(fresh)
+        except subprocess.CalledProcessError as error:
+            shutil.rmtree(fresh)
+            skip_unless_required(f"the package index is out of reach: {error}")
+        give_to_sandboxes(fresh)
+        fresh.rename(kept)
+    return kept
+
+
+def backend_fixture(*names: Any) -> Any:
+    """Return a fixture ``backend_name`` that runs the tests of a module on each of these backends."""
+
+    @pytest.fixture(scope="module", params=names)
+    def backend_name(request: pytest.FixtureRequest) -> BackendName:
+        if not kernel_has_user_namespaces():
+            skip_unless_required("this kernel refuses user namespaces to ordinary users")
+        return request.param
+
+    return backend_name
+
+
+async def run_check(check: Check, backend: NamespaceBackend) -> None:
+    """Run one check of the conformance kit in a sandbox of its own."""
+    sandbox = await backend.start_sandbox(CHECK_SPEC)
+    try:
+        await check(sandbox)
+    finally:
+        await sandbox.close()
 
 
 def make_tiny_image(path: Path) -> Path:

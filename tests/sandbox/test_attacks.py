@@ -5,27 +5,28 @@ import errno
 import os
 import shutil
 import socket
+import tempfile
 import uuid
 from pathlib import Path
 
 import pytest
 from sandbox_support import SECRET, children_of
 
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.protocol import ExecResult, Mount, SandboxLimits, SandboxSpec
-from prorl_gym.sandbox.scratch import read_state
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
+from prorl_gym.sandbox.spawner.scratch import read_state
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 needs_python = pytest.mark.skipif(not os.path.exists("/usr/bin/python3"), reason="the host has no /usr/bin/python3")
 
 
-async def bash(box: Box, script: str) -> ExecResult:
+async def bash(box: RunningSandbox, script: str) -> ExecResult:
     return await box.exec(["/bin/bash", "-c", script], timeout=20)
 
 
-async def python(box: Box, script: str) -> ExecResult:
+async def python(box: RunningSandbox, script: str) -> ExecResult:
     return await box.exec(["/usr/bin/python3", "-c", script], timeout=20)
 
 
@@ -33,7 +34,7 @@ def read(path: str) -> str:
     return Path(path).read_text()
 
 
-def host_pids(backend: NamespaceBackend, box: Box) -> list[int]:
+def host_pids(backend: NamespaceBackend, box: RunningSandbox) -> list[int]:
     state = read_state(backend.scratch / box.id, "")
     assert state is not None and state.init is not None
     return children_of(state.init.pid)
@@ -66,18 +67,18 @@ def host_pids(backend: NamespaceBackend, box: Box) -> list[int]:
         pytest.param("ulimit -u unlimited", id="raise processes"),
     ],
 )
-async def test_refused(box: Box, script: str) -> None:
+async def test_refused(box: RunningSandbox, script: str) -> None:
     result = await bash(box, script)
     assert result.exit_code != 0 and not result.timed_out, result
 
 
-async def test_host_settings_are_unchanged_after_an_attempt(box: Box) -> None:
+async def test_host_settings_are_unchanged_after_an_attempt(box: RunningSandbox) -> None:
     before = read("/proc/sys/kernel/core_pattern")
     await bash(box, "echo '|/bin/evil' > /proc/sys/kernel/core_pattern; sysctl -w kernel.core_pattern=evil")
     assert read("/proc/sys/kernel/core_pattern") == before
 
 
-async def test_host_root_is_not_mapped(backend: NamespaceBackend, box: Box) -> None:
+async def test_host_root_is_not_mapped(backend: NamespaceBackend, box: RunningSandbox) -> None:
     await box.shell()  # so that there is a payload
     pids = host_pids(backend, box)
     assert len(pids) >= 2
@@ -87,7 +88,7 @@ async def test_host_root_is_not_mapped(backend: NamespaceBackend, box: Box) -> N
             assert (outside, count) == (backend.uid, 1)
 
 
-async def test_payload_has_few_capabilities_and_no_way_to_more(box: Box) -> None:
+async def test_payload_has_few_capabilities_and_no_way_to_more(box: RunningSandbox) -> None:
     status = (await bash(box, "cat /proc/self/status")).stdout.decode()
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert int(fields["CapBnd"], 16) == int(fields["CapEff"], 16) == 0x404FB
@@ -96,7 +97,7 @@ async def test_payload_has_few_capabilities_and_no_way_to_more(box: Box) -> None
     assert (await bash(box, "cat /proc/self/oom_score_adj")).stdout == b"800\n"
 
 
-async def test_no_mount_honours_setuid(box: Box) -> None:
+async def test_no_mount_honours_setuid(box: RunningSandbox) -> None:
     table = (await bash(box, "cat /proc/self/mountinfo")).stdout.decode()
     lines = [line.split()[4:6] for line in table.splitlines()]
     assert len(lines) > 10
@@ -105,11 +106,11 @@ async def test_no_mount_honours_setuid(box: Box) -> None:
 
 @pytest.mark.root
 async def test_setuid_program_of_the_host_root_stays_powerless(backend: NamespaceBackend, ground: Path) -> None:
-    tools = ground / f"setuid-{backend.name}"
-    tools.mkdir(mode=0o755)
+    tools = Path(tempfile.mkdtemp(dir=ground))
+    os.chmod(tools, 0o755)
     shutil.copy("/usr/bin/cat", tools / "cat")
     os.chmod(tools / "cat", 0o4755)
-    box = await backend.start(SandboxSpec(mounts=(Mount(str(tools), "/tools"),)))
+    box = await backend.start_sandbox(SandboxSpec(mounts=(Mount(str(tools), "/tools"),)))
     try:
         status = (await box.exec(["/tools/cat", "/proc/self/status"], timeout=10)).stdout.decode()
         assert "Uid:\t0\t0\t0\t0\n" in status  # as inside; an effective host root would read 65534
@@ -118,13 +119,13 @@ async def test_setuid_program_of_the_host_root_stays_powerless(backend: Namespac
         await box.close()
 
 
-async def test_host_accounts_are_not_there(box: Box) -> None:
+async def test_host_accounts_are_not_there(box: RunningSandbox) -> None:
     accounts = (await bash(box, "cat /etc/passwd")).stdout.decode().splitlines()
     assert [line.split(":")[0] for line in accounts] == ["root", "nobody"]
     assert (await bash(box, "cat /etc/shadow /etc/gshadow /etc/sudoers")).stdout == b""
 
 
-async def test_host_files_are_not_there(box: Box, ground: Path) -> None:
+async def test_host_files_are_not_there(box: RunningSandbox, ground: Path) -> None:
     name = f"secret-{uuid.uuid4().hex}"
     secret = ground / name
     secret.write_text(SECRET)
@@ -134,7 +135,7 @@ async def test_host_files_are_not_there(box: Box, ground: Path) -> None:
 
 
 async def test_a_fresh_sandbox_is_empty(backend: NamespaceBackend) -> None:
-    box = await backend.start(SandboxSpec())
+    box = await backend.start_sandbox(SandboxSpec())
     try:
         listed = await bash(box, "ls -A /tmp /var/tmp /home /root /run /mnt /srv /opt /opt/bin /sys /workspace")
     finally:
@@ -142,14 +143,14 @@ async def test_a_fresh_sandbox_is_empty(backend: NamespaceBackend) -> None:
     assert [line for line in listed.stdout.split(b"\n") if line and not line.endswith(b":")] == [b"bin", b"python"]
 
 
-async def test_host_environment_is_not_there(box: Box) -> None:
+async def test_host_environment_is_not_there(box: RunningSandbox) -> None:
     assert os.environ["PRORL_GYM_TEST_SECRET"] == SECRET
     seen = await bash(box, "env; cat /proc/*/environ 2>/dev/null")
     assert SECRET.encode() not in seen.stdout
     assert b"HOME=/root" in seen.stdout
 
 
-async def test_host_processes_are_not_there(box: Box) -> None:
+async def test_host_processes_are_not_there(box: RunningSandbox) -> None:
     seen = (await bash(box, "cd /proc; for p in [0-9]*; do echo $p; cat $p/cmdline; done")).stdout
     pids = [line for line in seen.decode(errors="replace").splitlines() if line.isdigit()]
     assert 1 < len(pids) < 10
@@ -157,7 +158,7 @@ async def test_host_processes_are_not_there(box: Box) -> None:
     assert (await bash(box, f"kill -0 {os.getppid()}")).exit_code != 0 or os.getppid() < 100
 
 
-async def test_host_loopback_is_another(box: Box) -> None:
+async def test_host_loopback_is_another(box: RunningSandbox) -> None:
     reached: list[object] = []
     server = await asyncio.start_server(lambda reader, writer: reached.append(writer), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -168,7 +169,7 @@ async def test_host_loopback_is_another(box: Box) -> None:
 
 
 @needs_python
-async def test_host_abstract_socket_is_out_of_reach(box: Box) -> None:
+async def test_host_abstract_socket_is_out_of_reach(box: RunningSandbox) -> None:
     name = f"prorl-{uuid.uuid4().hex}"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0{name}")
@@ -179,28 +180,28 @@ async def test_host_abstract_socket_is_out_of_reach(box: Box) -> None:
 
 
 @needs_python
-async def test_own_loopback_works(box: Box) -> None:
+async def test_own_loopback_works(box: RunningSandbox) -> None:
     script = "import socket as s; a = s.create_server(('127.0.0.1', 0)); s.create_connection(a.getsockname())"
     assert (await python(box, script)).exit_code == 0
     assert (await bash(box, "cut -s -d: -f1 /proc/net/dev")).stdout.split() == [b"lo"]
 
 
-async def test_killing_everything_kills_only_the_payload(box: Box) -> None:
+async def test_killing_everything_kills_only_the_payload(box: RunningSandbox) -> None:
     await bash(box, "kill -9 1; kill -TERM 1; kill -INT 1; kill -HUP 1; kill -9 -1; kill -9 $$")
     assert (await bash(box, "echo still here")).stdout == b"still here\n"
 
 
 @needs_python
-async def test_init_cannot_be_traced(box: Box) -> None:
+async def test_init_cannot_be_traced(box: RunningSandbox) -> None:
     script = "import ctypes; c=ctypes.CDLL(None,use_errno=True); print(c.ptrace(16,1,0,0), ctypes.get_errno())"
     assert (await python(box, script)).stdout.decode() == f"-1 {errno.EPERM}\n"
 
 
-async def test_other_sandboxes_are_not_there(backend: NamespaceBackend, box: Box) -> None:
-    other = await backend.start(SandboxSpec())
+async def test_other_sandboxes_are_not_there(backend: NamespaceBackend, box: RunningSandbox) -> None:
+    other = await backend.start_sandbox(SandboxSpec())
     try:
         await other.write_file("/tmp/of-the-other", b"x")
-        await (await other.shell()).run("sleep 54.321 &", timeout=5)
+        await (await other.shell()).run_command("sleep 54.321 &", timeout=5)
         found = await bash(
             box, "find / -xdev -name of-the-other 2>/dev/null; cat /proc/[0-9]*/cmdline | grep -a -c '54[.]321'"
         )
@@ -212,7 +213,7 @@ async def test_other_sandboxes_are_not_there(backend: NamespaceBackend, box: Box
 
 @needs_python
 async def test_fork_bomb_is_bounded(backend: NamespaceBackend) -> None:
-    box = await backend.start(SandboxSpec(limits=SandboxLimits(processes=40)))
+    box = await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(processes=40)))
     bomb = """
 import os, time
 made = 0
@@ -233,20 +234,20 @@ except OSError as error:
 
 
 @pytest.mark.parametrize("place", ["/", "/tmp", "/var/tmp", "/usr", "/workspace", "/run", "/root", "/etc"])
-async def test_disk_limit_holds_everywhere(small_box: Box, place: str) -> None:
+async def test_disk_limit_holds_everywhere(small_box: RunningSandbox, place: str) -> None:
     result = await bash(small_box, f"head -c 30000000 /dev/zero > {place}/big; stat -c %s {place}/big; rm {place}/big")
     assert b"No space left" in result.stderr
     assert 0 < int(result.stdout) <= 8 << 20
 
 
 @pytest.mark.parametrize(("place", "limit"), [("/dev/shm", 1 << 20), ("/dev", 256 << 10)])
-async def test_memory_backed_places_have_their_own_limit(small_box: Box, place: str, limit: int) -> None:
+async def test_memory_backed_places_have_their_own_limit(small_box: RunningSandbox, place: str, limit: int) -> None:
     result = await bash(small_box, f"head -c 30000000 /dev/zero > {place}/big; stat -c %s {place}/big; rm {place}/big")
     assert b"No space left" in result.stderr
     assert 0 < int(result.stdout) <= limit
 
 
-async def test_number_of_files_is_bounded(small_box: Box) -> None:
+async def test_number_of_files_is_bounded(small_box: RunningSandbox) -> None:
     result = await bash(
         small_box, "mkdir /tmp/many; cd /tmp/many; touch {1..20000} 2>&1 | tail -n 1; ls | wc -l; rm -r /tmp/many"
     )

@@ -4,37 +4,25 @@ import asyncio
 import platform
 
 import pytest
-from sandbox_support import kernel_has_user_namespaces
+from sandbox_support import APPTAINER, BWRAP, backend_fixture
 
-from prorl_gym.sandbox.box import Box
-from prorl_gym.sandbox.launch import BackendName
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 
-BACKENDS = [
-    "userns",
-    pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.second_backend]),
-    pytest.param("bwrap", marks=pytest.mark.bwrap),
-]
+backend_name = backend_fixture("userns", APPTAINER, BWRAP)
 PRELUDE = "import ctypes, errno, os, resource, signal, sys, time\nc = ctypes.CDLL(None, use_errno=True)\n"
 on_x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers and code of x86")
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def backend_name(request: pytest.FixtureRequest) -> BackendName:
-    if not kernel_has_user_namespaces():
-        pytest.skip("this kernel refuses user namespaces to ordinary users")
-    return request.param
-
-
-async def python(box: Box, script: str, seconds: float = 20.0) -> str:
+async def python(box: RunningSandbox, script: str, seconds: float = 20.0) -> str:
     result = await box.exec(["/usr/bin/python3", "-c", PRELUDE + script], timeout=seconds)
     assert result.exit_code == 0 and not result.timed_out, result
     return result.stdout.decode().strip()
 
 
 @pytest.mark.parametrize("limit", ["NOFILE", "NPROC", "AS", "CPU"])
-async def test_prlimit_of_pid_1_is_refused(box: Box, limit: str) -> None:
+async def test_prlimit_of_pid_1_is_refused(box: RunningSandbox, limit: str) -> None:
     script = f"""
 try:
     resource.prlimit(1, resource.RLIMIT_{limit}, (0, 0))
@@ -45,7 +33,7 @@ except OSError as failure:
     assert (await box.exec(["true"], timeout=10)).exit_code == 0
 
 
-async def test_prlimit_of_the_next_child_wins_no_race(box: Box) -> None:
+async def test_prlimit_of_the_next_child_wins_no_race(box: RunningSandbox) -> None:
     race = """
 if os.fork():
     os._exit(0)
@@ -64,7 +52,7 @@ while time.monotonic() < end:
         assert (await box.exec(["true"], timeout=10)).exit_code == 0
 
 
-async def test_limits_of_the_own_process_can_still_be_set_and_others_read(box: Box) -> None:
+async def test_limits_of_the_own_process_can_still_be_set_and_others_read(box: RunningSandbox) -> None:
     script = """
 resource.prlimit(0, resource.RLIMIT_NOFILE, (77, 77))
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(resource.prlimit(os.getpid(), resource.RLIMIT_CPU)))
@@ -89,12 +77,12 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(resource.prlimit(os.get
         pytest.param("302, 1, 7, (ctypes.c_ulong * 2)(0, 0), 0", id="prlimit"),
     ],
 )
-async def test_the_guest_cannot_be_slowed_down(box: Box, call: str) -> None:
+async def test_the_guest_cannot_be_slowed_down(box: RunningSandbox, call: str) -> None:
     assert await python(box, f"print(c.syscall({call}), errno.errorcode[ctypes.get_errno()])") == "-1 EPERM"
 
 
 @on_x86_64
-async def test_the_i386_interface_is_no_way_to_the_limits_of_another(box: Box) -> None:
+async def test_the_i386_interface_is_no_way_to_the_limits_of_another(box: RunningSandbox) -> None:
     # mov eax, 340 (prlimit64); mov ebx, 1; mov ecx, 7; mov edx, 1 (no pointer of ours); xor esi, esi; int 0x80
     code = "53b854010000bb01000000b907000000ba0100000031f6cd805bc3"
     script = f"""
@@ -106,7 +94,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(
     assert await python(box, script) == "-1"
 
 
-async def test_threads_may_choose_their_own_processors_and_priority(box: Box) -> None:
+async def test_threads_may_choose_their_own_processors_and_priority(box: RunningSandbox) -> None:
     script = """
 import threading
 own = threading.get_native_id()
@@ -119,7 +107,7 @@ print(os.nice(0) - now)
     assert await python(box, script) == "2"
 
 
-async def test_threads_and_programs_start_without_clone3(box: Box) -> None:
+async def test_threads_and_programs_start_without_clone3(box: RunningSandbox) -> None:
     script = """
 import subprocess, threading
 thread = threading.Thread(target=lambda: print(subprocess.run(["true"]).returncode, flush=True))
@@ -142,7 +130,7 @@ def leave():
 
 @on_x86_64
 @pytest.mark.parametrize("way", LEAVE)
-async def test_a_double_fork_does_not_leave_the_tree_that_a_timeout_kills(box: Box, way: str) -> None:
+async def test_a_double_fork_does_not_leave_the_tree_that_a_timeout_kills(box: RunningSandbox, way: str) -> None:
     script = f"""
 {LEAVE[way].format(clone=56)}
 if leave() == 0:
@@ -158,7 +146,7 @@ time.sleep(60)
     assert left.stdout == b""
 
 
-async def test_a_child_before_its_exec_shows_nothing_of_the_spawner(box: Box) -> None:
+async def test_a_child_before_its_exec_shows_nothing_of_the_spawner(box: RunningSandbox) -> None:
     watch = """
 import re
 seen, end = set(), time.monotonic() + 3
@@ -177,7 +165,7 @@ print(any(re.search(b"spawner|prorl_gym|scratch", line) for line in seen if b"re
 
 
 @pytest.mark.parametrize("path", ["/proc/1/map_files", "/proc/1/fd", "/proc/1"])
-async def test_a_listing_leads_no_further_than_the_list_of_processes(box: Box, path: str) -> None:
+async def test_a_listing_leads_no_further_than_the_list_of_processes(box: RunningSandbox, path: str) -> None:
     with pytest.raises(PermissionError):
         await box.list_dir(path)
     assert "1" in {entry.name for entry in await box.list_dir("/proc")}

@@ -11,9 +11,9 @@ import pytest
 from sandbox_support import give_to_sandboxes, sandbox_uid
 
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.protocol import HOST_USR, Mount, SandboxSpec
+from prorl_gym.sandbox.protocol import HOST_IMAGE, Mount, SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,7 +32,7 @@ def with_shell(path: Path) -> None:
 
 async def refusal(backend: NamespaceBackend, spec: SandboxSpec) -> SandboxError:
     with pytest.raises(SandboxError) as caught:
-        await backend.start(spec)
+        await backend.start_sandbox(spec)
     assert len(str(caught.value).splitlines()) <= 2
     return caught.value
 
@@ -79,7 +79,7 @@ async def test_image_of_another_owner_names_both(backend: NamespaceBackend, grou
     os.chown(image, 0, 0)
     error = await refusal(backend, SandboxSpec(image=str(image)))
     assert error.kind is FailureKind.IMAGE_BROKEN
-    assert "is owned by uid 0, sandboxes run as uid 61099" in error.what
+    assert "is owned by uid 0, but sandboxes run as uid 61099" in error.what
     assert error.fix.startswith(f"Run: chown -hR 61099:61099 {image} ")
 
 
@@ -110,7 +110,7 @@ async def test_links_of_an_image_lead_nowhere_outside(
 ) -> None:
     image, target = hostile_image
     try:
-        box = await backend.start(SandboxSpec(image=str(image)))
+        box = await backend.start_sandbox(SandboxSpec(image=str(image)))
     except SandboxError:
         pass  # refusing it is as good
     else:
@@ -131,27 +131,27 @@ async def test_spec_too_long_to_send(backend: NamespaceBackend) -> None:
 
 async def test_cancelled_start_leaves_nothing(backend: NamespaceBackend) -> None:
     for delay in (0.0, 0.001, 0.003, 0.006, 0.01):
-        start = asyncio.create_task(backend.start(SandboxSpec()))
+        start = asyncio.create_task(backend.start_sandbox(SandboxSpec()))
         await asyncio.sleep(delay)  # at whatever moment of the start this falls
         start.cancel()
         await asyncio.gather(start, return_exceptions=True)
         if not start.cancelled():
             await start.result().close()
-    await asyncio.wait_for(backend.idle(), 10)
+    await asyncio.wait_for(backend.wait_idle(), 10)
     assert os.listdir(backend.scratch) == []
 
 
 async def test_many_start_at_once(backend: NamespaceBackend) -> None:
-    boxes = await asyncio.gather(*(backend.start(SandboxSpec()) for _ in range(12)))
-    assert all(await asyncio.gather(*(box.alive() for box in boxes)))
+    boxes = await asyncio.gather(*(backend.start_sandbox(SandboxSpec()) for _ in range(12)))
+    assert all(await asyncio.gather(*(box.is_alive() for box in boxes)))
     assert len({box.id for box in boxes}) == 12
     assert sorted(os.listdir(backend.scratch)) == sorted(box.id for box in boxes)
     await asyncio.gather(*(box.close() for box in boxes))
-    await asyncio.wait_for(backend.idle(), 10)
+    await asyncio.wait_for(backend.wait_idle(), 10)
     assert os.listdir(backend.scratch) == []
 
 
-async def test_probe_works_and_says_how(backend: NamespaceBackend) -> None:
+async def test_probe_works_and_reports_how(backend: NamespaceBackend) -> None:
     probe = await backend.probe()
     assert probe.ok, probe
     assert f"uid {sandbox_uid()}" in probe.detail
@@ -161,17 +161,17 @@ async def test_probe_works_and_says_how(backend: NamespaceBackend) -> None:
 async def test_dead_spawner_is_replaced(backend_name: str, scratch: Path) -> None:
     backend = NamespaceBackend("apptainer" if backend_name == "apptainer" else "userns", SandboxConfig(scratch=scratch))
     try:
-        box = await backend.start(SandboxSpec())
+        box = await backend.start_sandbox(SandboxSpec())
         spawner = await backend.spawner_pid()
         os.kill(spawner, 9)
         with pytest.raises(SandboxError) as caught:
             while True:  # ends with the kernel's answer to the kill
                 await box.exec(["true"], timeout=5)
         assert caught.value.kind is FailureKind.SANDBOX_LOST
-        assert not await box.alive()
+        assert not await box.is_alive()
         await box.close()
-        other = await backend.start(SandboxSpec())
-        assert await other.alive()
+        other = await backend.start_sandbox(SandboxSpec())
+        assert await other.is_alive()
         assert await backend.spawner_pid() != spawner
     finally:
         await backend.close()
@@ -179,10 +179,10 @@ async def test_dead_spawner_is_replaced(backend_name: str, scratch: Path) -> Non
 
 async def test_closed_backend_starts_nothing(backend_name: str, scratch: Path) -> None:
     backend = NamespaceBackend("apptainer" if backend_name == "apptainer" else "userns", SandboxConfig(scratch=scratch))
-    box = await backend.start(SandboxSpec())
+    box = await backend.start_sandbox(SandboxSpec())
     await backend.close()
     await backend.close()
-    assert not await box.alive()
+    assert not await box.is_alive()
     assert (await refusal(backend, SandboxSpec())).kind is FailureKind.SANDBOX_UNAVAILABLE
     assert box.id not in os.listdir(scratch)
 
@@ -214,5 +214,5 @@ async def test_scratch_out_of_reach_is_one_clear_message() -> None:
     assert f"{closed}/scratch is out of reach of uid 61099" in probe.detail
 
 
-async def test_image_and_host_are_told_apart_by_name_only(backend: NamespaceBackend) -> None:
-    assert (await refusal(backend, SandboxSpec(image=f"./{HOST_USR}"))).kind is FailureKind.IMAGE_MISSING
+async def test_image_and_host_are_distinguished_by_name_only(backend: NamespaceBackend) -> None:
+    assert (await refusal(backend, SandboxSpec(image=f"./{HOST_IMAGE}"))).kind is FailureKind.IMAGE_MISSING

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from sandbox_support import kernel_has_user_namespaces
+from sandbox_support import backend_fixture
 
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.box import Box
-from prorl_gym.sandbox.breach import Breach, name_breach
+from prorl_gym.sandbox.limit_breach import Breach, classify_breach
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 
 MB = 1 << 20
 
@@ -29,33 +29,26 @@ MB = 1 << 20
         pytest.param({"exit_code": 0, "observed": [Breach.PROCESSES]}, None, id="reached and coped"),
         pytest.param({"exit_code": 1, "observed": [Breach.DISK]}, Breach.DISK, id="full and failed"),
         pytest.param(
-            {"exit_code": 137, "timed_out": True, "words": "sh: fork: retry: Resource temporarily unavailable\n"},
+            {"exit_code": 137, "timed_out": True, "output": "sh: fork: retry: Resource temporarily unavailable\n"},
             Breach.PROCESSES,
             id="bash retries until its timeout",
         ),
         pytest.param(
-            {"exit_code": 0, "words": "sh: fork: retry: Resource temporarily unavailable\n"},
+            {"exit_code": 0, "output": "sh: fork: retry: Resource temporarily unavailable\n"},
             Breach.PROCESSES,
             id="bash retried and made it",
         ),
-        pytest.param({"exit_code": 0, "words": "MemoryError"}, None, id="words of a success"),
-        pytest.param({"exit_code": 1, "words": "MemoryError" + " " * 9000}, None, id="words long before the end"),
-        pytest.param({"exit_code": 1, "words": "MemoryError\n"}, Breach.MEMORY_PROCESS, id="words of a failure"),
+        pytest.param({"exit_code": 0, "output": "MemoryError"}, None, id="words of a success"),
+        pytest.param({"exit_code": 1, "output": "MemoryError" + " " * 9000}, None, id="words long before the end"),
+        pytest.param({"exit_code": 1, "output": "MemoryError\n"}, Breach.MEMORY_PROCESS, id="words of a failure"),
     ],
 )
 def test_naming(facts: dict[str, object], breach: Breach | None) -> None:
-    assert name_breach(**{"observed": (), **facts}) is breach  # type: ignore[arg-type]
+    assert classify_breach(**{"observed": (), **facts}) is breach  # type: ignore[arg-type]
 
 
-@pytest.fixture(
-    scope="module", params=["userns", pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.slow])]
-)
-def backend_name(request: pytest.FixtureRequest) -> str:
-    """Apptainer, the same guest and limits over another root, runs with ``--all``."""
-    if not kernel_has_user_namespaces():
-        pytest.skip("this kernel refuses user namespaces to ordinary users")
-    return request.param
-
+# Apptainer, the same guest and limits over another root, runs with ``--all``.
+backend_name = backend_fixture("userns", pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.slow]))
 
 LIMITS = SandboxLimits(
     memory=110 * MB,
@@ -70,8 +63,8 @@ LIMITS = SandboxLimits(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def tight(backend: NamespaceBackend) -> AsyncIterator[Box]:
-    box = await backend.start(SandboxSpec(limits=LIMITS))
+async def tight(backend: NamespaceBackend) -> AsyncIterator[RunningSandbox]:
+    box = await backend.start_sandbox(SandboxSpec(limits=LIMITS))
     yield box
     await box.close()
 
@@ -122,7 +115,7 @@ def seconds_for(breach: Breach | None) -> float:
 
 @on_loop
 @pytest.mark.parametrize(("command", "breach"), COMMANDS)
-async def test_exec_names_it(tight: Box, command: str, breach: Breach | None) -> None:
+async def test_exec_names_it(tight: RunningSandbox, command: str, breach: Breach | None) -> None:
     result = await tight.exec(["bash", "-c", command], timeout=seconds_for(breach))
     await tight.exec(["sh", "-c", CLEAN], timeout=10)
     assert result.breach is breach, result
@@ -130,22 +123,22 @@ async def test_exec_names_it(tight: Box, command: str, breach: Breach | None) ->
 
 @on_loop
 @pytest.mark.parametrize(("command", "breach"), COMMANDS)
-async def test_shell_names_it(tight: Box, command: str, breach: Breach | None) -> None:
+async def test_shell_names_it(tight: RunningSandbox, command: str, breach: Breach | None) -> None:
     shell = await tight.shell()
-    result = await shell.run(command, timeout=seconds_for(breach))
+    result = await shell.run_command(command, timeout=seconds_for(breach))
     await tight.exec(["sh", "-c", CLEAN], timeout=10)
     assert result.breach is breach, result
-    assert (await shell.run("echo still here", timeout=10)).output == "still here\n"
+    assert (await shell.run_command("echo still here", timeout=10)).output == "still here\n"
 
 
 @on_loop
 async def test_cpu_time_is_named(backend: NamespaceBackend) -> None:
-    box = await backend.start(SandboxSpec(limits=SandboxLimits(cpu_seconds=1)))
+    box = await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(cpu_seconds=1)))
     try:
         shell = await box.shell()
         direct, below = await asyncio.gather(
             box.exec(["sh", "-c", "while :; do :; done"], timeout=60),
-            shell.run("sh -c 'while :; do :; done'", timeout=60),
+            shell.run_command("sh -c 'while :; do :; done'", timeout=60),
         )
     finally:
         await box.close()
@@ -154,7 +147,7 @@ async def test_cpu_time_is_named(backend: NamespaceBackend) -> None:
 
 
 @on_loop
-async def test_full_root_is_named(tight: Box) -> None:
+async def test_full_root_is_named(tight: RunningSandbox) -> None:
     filler = "for i in 1 2 3 4 5 6; do head -c 4000000 /dev/zero > /tmp/f$i || exit 1; done"
     result = await tight.exec(["sh", "-c", filler + " 2>/dev/null"], timeout=20)  # nothing but the fact can tell
     await tight.exec(["sh", "-c", "rm -f /tmp/f*"], timeout=10)
@@ -163,18 +156,18 @@ async def test_full_root_is_named(tight: Box) -> None:
 
 @on_loop
 @needs_python
-async def test_python_session_names_them(tight: Box) -> None:
+async def test_python_session_names_them(tight: RunningSandbox) -> None:
     python = await tight.python()
-    assert (await python.run("bytearray(2 << 30)", timeout=20)).breach is Breach.MEMORY_PROCESS
-    assert (await python.run("while True: pass", timeout=0.3)).breach is Breach.WALL_CLOCK
-    result = await python.run(HOG_BESIDE_ANOTHER, timeout=25)
+    assert (await python.run_cell("bytearray(2 << 30)", timeout=20)).breach is Breach.MEMORY_PROCESS
+    assert (await python.run_cell("while True: pass", timeout=0.3)).breach is Breach.WALL_CLOCK
+    result = await python.run_cell(HOG_BESIDE_ANOTHER, timeout=25)
     assert result.breach is Breach.MEMORY_SANDBOX and result.restarted, result
-    assert (await python.run("1 + 1", timeout=20)).output == "2\n"
+    assert (await python.run_cell("1 + 1", timeout=20)).output == "2\n"
 
 
 @on_loop
 @needs_python
-async def test_only_the_hog_dies(tight: Box) -> None:
+async def test_only_the_hog_dies(tight: RunningSandbox) -> None:
     innocent = asyncio.ensure_future(tight.exec(["sh", "-c", "sleep 1; echo lived"], timeout=30))
     hog = await tight.exec(["python3", "-c", "import time; b = bytearray(300 << 20); time.sleep(30)"], timeout=25)
     assert hog.breach in (Breach.MEMORY_PROCESS, Breach.MEMORY_SANDBOX) and hog.exit_code == 137, hog

@@ -8,14 +8,14 @@ import pytest
 
 from prorl_gym.config import load_config
 from prorl_gym.errors import ConfigError, FailureKind, SandboxError
-from prorl_gym.sandbox import choose
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.choose import candidates, open_backend
+from prorl_gym.sandbox import backend_selection
+from prorl_gym.sandbox.backend_selection import backend_candidates, open_backend
 from prorl_gym.sandbox.config import LimitsConfig, SandboxConfig
 from prorl_gym.sandbox.images.config import ImagesConfig
 from prorl_gym.sandbox.images.store import ImageStore
-from prorl_gym.sandbox.local import LocalBackend
-from prorl_gym.sandbox.protocol import Probe, SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.protocol import ProbeResult, SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.service.local_backend import LocalBackend
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 
 
 @pytest.mark.parametrize(
@@ -43,18 +43,18 @@ def test_order_of_candidates(
         (tmp_path / program).write_text("")
         (tmp_path / program).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert [name for name, _ in candidates(SandboxConfig.model_validate(config))] == names
+    assert [name for name, _ in backend_candidates(SandboxConfig.model_validate(config))] == names
 
 
-async def test_the_first_that_works_is_taken_and_the_log_says_why(
+async def test_the_first_that_works_is_taken_and_the_log_has_the_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def probe(backend: NamespaceBackend) -> Probe:
+    async def probe(backend: NamespaceBackend) -> ProbeResult:
         works = backend.name == "apptainer-plain"
-        return Probe(backend.name, works, "1.4.5" if works else f"{backend.name} is refused.")
+        return ProbeResult(backend.name, works, "1.4.5" if works else f"{backend.name} is refused.")
 
     monkeypatch.setattr(NamespaceBackend, "probe", probe)
-    monkeypatch.setattr(choose, "look_for_runtime", lambda *_: "/usr/bin/any")
+    monkeypatch.setattr(backend_selection, "runtime_path", lambda *_: "/usr/bin/any")
     with caplog.at_level("INFO"):
         backend = await open_backend(SandboxConfig(image="/"))
     await backend.close()
@@ -62,7 +62,7 @@ async def test_the_first_that_works_is_taken_and_the_log_says_why(
         "sandboxes: apptainer does not work here: apptainer is refused.",
         "sandboxes: userns does not work here: userns is refused.",
         "sandboxes: bwrap does not work here: bwrap is refused.",
-        "sandboxes: apptainer-plain, since user namespaces are refused to us, yet Apptainer works (1.4.5)",
+        "sandboxes: apptainer-plain, since this user may not create user namespaces, but Apptainer works (1.4.5)",
     ]
 
 
@@ -70,7 +70,7 @@ async def test_a_wrong_image_is_no_reason_for_weaker_backends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, scratch: Path, ground: Path
 ) -> None:
     """``apptainer-plain`` takes images of other owners and SIF files: it must not be chosen for them."""
-    monkeypatch.setattr(choose, "look_for_runtime", lambda name, _: name != "apptainer")
+    monkeypatch.setattr(backend_selection, "runtime_path", lambda name, _: name != "apptainer")
     file = ground / "wrong.sif"
     file.write_bytes(b"x")
     with pytest.raises(SandboxError, match=r"no sandbox backend works as configured: image .* is a file"):
@@ -106,7 +106,7 @@ async def test_configured_store_resolves_and_is_closed_with_the_backend(
     close = ImageStore.close
 
     async def note_close(store: ImageStore) -> None:
-        closed.append(store.config.place())
+        closed.append(store.config.store_directory())
         await close(store)
 
     monkeypatch.setattr(ImageStore, "close", note_close)
@@ -114,7 +114,7 @@ async def test_configured_store_resolves_and_is_closed_with_the_backend(
     images = ImagesConfig(directory=place)
     backend = await open_backend(SandboxConfig(backend="userns", scratch=scratch, images=images))
     with pytest.raises(SandboxError) as caught:
-        await backend.start(SandboxSpec(image="a-name-that-no-store-has"))
+        await backend.start_sandbox(SandboxSpec(image="a-name-that-no-store-has"))
     assert caught.value.kind is FailureKind.IMAGE_MISSING and "a-name-that-no-store-has" in caught.value.what
     await backend.close()
     await backend.close()
@@ -142,14 +142,14 @@ def test_what_a_spec_leaves_open_is_the_configurations() -> None:
     config = SandboxConfig(image="/images/base", limits=LimitsConfig(processes=7, output=100))
     asked = SandboxSpec(limits=SandboxLimits(output=200))
     limits = SandboxLimits(processes=7, output=200)
-    assert config.complete(asked) == SandboxSpec("/images/base", python_tool="session", limits=limits)
-    assert config.complete(SandboxSpec(image="host", python_tool="kernel")).image == "host"
-    assert config.complete(SandboxSpec(image="host", python_tool="kernel")).python_tool == "kernel"
+    assert config.apply_defaults(asked) == SandboxSpec("/images/base", python_tool="session", limits=limits)
+    assert config.apply_defaults(SandboxSpec(image="host", python_tool="kernel")).image == "host"
+    assert config.apply_defaults(SandboxSpec(image="host", python_tool="kernel")).python_tool == "kernel"
 
 
 async def test_a_configured_image_is_the_one_that_runs(tiny_image: Path, scratch: Path) -> None:
     backend = await open_backend(SandboxConfig(backend="userns", image=str(tiny_image), scratch=scratch))
-    box = await backend.start(SandboxSpec())
+    box = await backend.start_sandbox(SandboxSpec())
     assert (await box.exec(["cat", "/data/kept/file"], timeout=10)).stdout == b"kept"
     await backend.close()
 
@@ -166,7 +166,7 @@ def test_a_shared_cache_that_is_not_ours_to_write_is_left_alone(
     (tmp_path / "shared" / "ipython").mkdir(parents=True)
     monkeypatch.setenv("PRORL_GYM_CACHE", str(tmp_path / "shared"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert SandboxConfig().ipython_cache() == tmp_path / "shared" / "ipython"
+    assert SandboxConfig().ipython_cache_dir() == tmp_path / "shared" / "ipython"
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # pyright: ignore
-    assert SandboxConfig().ipython_cache() == tmp_path / "home" / ".cache" / "prorl-gym" / "ipython"
-    assert SandboxConfig(cache=tmp_path / "own").ipython_cache() == tmp_path / "own" / "ipython"
+    assert SandboxConfig().ipython_cache_dir() == tmp_path / "home" / ".cache" / "prorl-gym" / "ipython"
+    assert SandboxConfig(cache=tmp_path / "own").ipython_cache_dir() == tmp_path / "own" / "ipython"

@@ -1,9 +1,10 @@
 """The conformance kit on the real backends."""
 
 import pytest
+from sandbox_support import run_check
 
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.conformance import CHECKS, SPEC, Check
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.testing.sandbox.conformance import CHECKS, Check
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -19,8 +20,4 @@ def _cases() -> list[object]:
 
 @pytest.mark.parametrize(("backend_name", "check"), _cases(), scope="module")
 async def test_conformance(check: Check, backend: NamespaceBackend) -> None:
-    sandbox = await backend.start(SPEC)
-    try:
-        await check(sandbox)
-    finally:
-        await sandbox.close()
+    await run_check(check, backend)

@@ -13,12 +13,11 @@ import pytest
 from cycle_service import SHARED_BYTES
 from sandbox_support import children_of, sandbox_uid, wait_until_dead
 
-from prorl_gym.sandbox import scratch
-from prorl_gym.sandbox.backend import NamespaceBackend
+from prorl_gym.process_identity import ProcessIdentity
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.processes import ProcessIdentity
-from prorl_gym.sandbox.reaper import reap
-from prorl_gym.sandbox.scratch import State, make_directory
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.spawner import scratch
+from prorl_gym.sandbox.spawner.scratch import SandboxState, make_sandbox_directory, reap_sandboxes
 
 SERVICE = str(Path(__file__).with_name("cycle_service.py"))
 SECONDS = 20.0
@@ -26,7 +25,7 @@ LANES = 3
 MOST_DESCRIPTORS = 64 + 32 * LANES
 """Of a service in the middle of its work, however many sandboxes it had before."""
 OTHERS_SHARED = 512 << 20
-"""Bytes of shared memory by which everybody else on this machine may grow meanwhile."""
+"""Bytes of shared memory by which other processes of this machine may grow during the test."""
 
 
 def cycle(backend_name: str, scratch: Path, wanted: int, dice: random.Random, between: int) -> tuple[int, int]:
@@ -105,7 +104,7 @@ class Remains:
     shared: set[str]
     """Of the sandboxes' uid: names in the host's /dev/shm, and System V segments of the host."""
     shared_bytes: int
-    """Of everybody: tmpfs of any namespace and memory files count here."""
+    """Of all processes: tmpfs of any namespace and memory files count here."""
 
     @classmethod
     def now(cls, scratch: Path) -> "Remains":
@@ -123,11 +122,11 @@ def lines_with(file: Path, text: str) -> list[str]:
     return [line for line in file.read_text().splitlines() if text in line]
 
 
-def test_directory_whose_removal_was_cut_short_is_still_somebodys(
+def test_directory_whose_removal_was_cut_short_is_still_reaped(
     own_scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = State("boot", ProcessIdentity(2**22 + 1, 1), None)
-    directory = make_directory(own_scratch, "f" * 32, gone)
+    gone = SandboxState("boot", ProcessIdentity(2**22 + 1, 1), None)
+    directory = make_sandbox_directory(own_scratch, "f" * 32, gone)
 
     def killed_halfway(path: Path) -> None:
         (path / "state.json").unlink(missing_ok=True)
@@ -137,5 +136,5 @@ def test_directory_whose_removal_was_cut_short_is_still_somebodys(
         patch.setattr(scratch, "remove_tree", killed_halfway)
         scratch.remove_directory(directory)
     assert len(os.listdir(own_scratch)) == 1
-    assert reap(own_scratch).removed == 1
+    assert reap_sandboxes(own_scratch).removed == 1
     assert os.listdir(own_scratch) == []

@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 from sandbox_support import SECRET, give_to_sandboxes
 
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.protocol import SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -23,16 +23,16 @@ PRELUDE = "import ctypes, errno, os, socket, array, shutil, time\nc = ctypes.CDL
 x86_64_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86")
 
 
-async def python(box: Box, script: str) -> str:
+async def python(box: RunningSandbox, script: str) -> str:
     result = await box.exec(["/usr/bin/python3", "-c", PRELUDE + script], timeout=SECONDS)
     assert result.exit_code == 0 and not result.timed_out, result
     return result.stdout.decode().strip()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def fresh(backend: NamespaceBackend) -> AsyncIterator[Box]:
+async def fresh(backend: NamespaceBackend) -> AsyncIterator[RunningSandbox]:
     """A sandbox that the test may ruin."""
-    box = await backend.start(SandboxSpec())
+    box = await backend.start_sandbox(SandboxSpec())
     yield box
     await box.close()
 
@@ -66,18 +66,20 @@ def secret(ground: Path) -> Path:
         pytest.param("153", id="vhangup", marks=x86_64_only),
     ],
 )
-async def test_a_call_does_not_succeed(box: Box, call: str) -> None:
+async def test_a_call_does_not_succeed(box: RunningSandbox, call: str) -> None:
     assert (await python(box, f"print(c.syscall({call}))")) == "-1"
 
 
 @x86_64_only
-async def test_the_hosts_kernel_log_is_not_there_whatever_the_site_allows(box: Box) -> None:
+async def test_the_hosts_kernel_log_is_not_there_whatever_the_site_allows(box: RunningSandbox) -> None:
     script = "print(c.syscall(103, 3, ctypes.create_string_buffer(99), 99), errno.errorcode[ctypes.get_errno()])"
     assert await python(box, script) == "-1 ENOSYS"
     assert (await box.exec(["/bin/cat", "/dev/kmsg"], timeout=SECONDS)).stdout == b""
 
 
-async def test_chroot_with_an_open_directory_leads_no_higher_than_the_own_root(fresh: Box, secret: Path) -> None:
+async def test_chroot_with_an_open_directory_leads_no_higher_than_the_own_root(
+    fresh: RunningSandbox, secret: Path
+) -> None:
     script = f"""
 os.makedirs("/tmp/cell", exist_ok=True)
 top = os.open("/", os.O_RDONLY)
@@ -91,14 +93,14 @@ print(os.path.exists("{secret}"), os.path.exists("/workspace"))
 
 
 @pytest.mark.parametrize("number", range(3, 24))
-async def test_no_descriptor_of_the_host_is_a_working_directory(box: Box, secret: Path, number: int) -> None:
+async def test_no_descriptor_of_the_host_is_a_working_directory(box: RunningSandbox, secret: Path, number: int) -> None:
     inside = await box.exec(
         ["/bin/cat", f"../../../../../../..{secret}"], cwd=f"/proc/self/fd/{number}", timeout=SECONDS
     )
     assert inside.exit_code != 0 and SECRET.encode() not in inside.stdout
 
 
-async def test_descriptors_sent_to_the_service_stay_nowhere(box: Box) -> None:
+async def test_descriptors_sent_to_the_service_stay_nowhere(box: RunningSandbox) -> None:
     session = await box.python()
     before = len(os.listdir("/proc/self/fd"))
     send = """
@@ -112,57 +114,59 @@ try:
 except OSError:
     pass
 """
-    await session.run(send, timeout=SECONDS)
-    await session.run("0", timeout=SECONDS)  # it may have been restarted: what was sent is no answer
-    assert (await session.run("1 + 1", timeout=SECONDS)).output == "2\n"
+    await session.run_cell(send, timeout=SECONDS)
+    await session.run_cell("0", timeout=SECONDS)  # it may have been restarted: what was sent is no answer
+    assert (await session.run_cell("1 + 1", timeout=SECONDS)).output == "2\n"
     assert len(os.listdir("/proc/self/fd")) <= before + 6  # a session that was restarted has new pipes
 
 
-async def test_what_is_pushed_into_the_own_terminal_is_no_later_command(fresh: Box) -> None:
+async def test_what_is_pushed_into_the_own_terminal_is_no_later_command(fresh: RunningSandbox) -> None:
     shell = await fresh.shell()
     push = """
 import fcntl, termios
 for byte in b"echo forged > /tmp/forged\\n": fcntl.ioctl(0, termios.TIOCSTI, bytes([byte]))
 """
     await fresh.write_file("/tmp/push.py", push.encode())
-    await shell.run("/usr/bin/python3 /tmp/push.py 2>/dev/null", timeout=SECONDS)
-    assert (await shell.run("echo next", timeout=SECONDS)).output == "next\n"
+    await shell.run_command("/usr/bin/python3 /tmp/push.py 2>/dev/null", timeout=SECONDS)
+    assert (await shell.run_command("echo next", timeout=SECONDS)).output == "next\n"
     with pytest.raises(FileNotFoundError):
         await fresh.read_file("/tmp/forged")
 
 
-async def test_a_payload_has_no_terminal_of_the_host(box: Box) -> None:
+async def test_a_payload_has_no_terminal_of_the_host(box: RunningSandbox) -> None:
     assert await python(box, "print(c.open(b'/dev/tty', os.O_RDWR), os.path.exists('/dev/console'))") == "-1 False"
 
 
-async def test_signals_to_the_own_group_and_session_reach_nobody_outside(fresh: Box, box: Box) -> None:
+async def test_signals_to_the_own_group_and_session_reach_no_process_outside(
+    fresh: RunningSandbox, box: RunningSandbox
+) -> None:
     for target in ("0", "-1", "-$$", "-1 -- -$PPID"):
         await fresh.exec(["/bin/bash", "-c", f"trap '' TERM USR1; kill -USR1 {target}; kill -TERM {target}"], timeout=5)
-    assert await fresh.alive() and await box.alive()
+    assert await fresh.is_alive() and await box.is_alive()
 
 
 @pytest.mark.parametrize("size", [1 << 40, (1 << 63) - 4096])
-async def test_a_sparse_file_costs_the_service_nothing(fresh: Box, size: int) -> None:
+async def test_a_sparse_file_costs_the_service_nothing(fresh: RunningSandbox, size: int) -> None:
     await python(fresh, f"f = open('/tmp/sparse', 'wb')\ntry: f.truncate({size})\nexcept OSError: f.truncate(1 << 30)")
     with pytest.raises(OSError, match="larger than"):
         await fresh.read_file("/tmp/sparse")
 
 
-async def test_a_listing_of_very_many_names_is_refused(backend: NamespaceBackend, fresh: Box) -> None:
+async def test_a_listing_of_very_many_names_is_refused(backend: NamespaceBackend, fresh: RunningSandbox) -> None:
     script = "os.mkdir('/tmp/many')\nfor n in range(100_001): os.symlink('x' * 9, f'/tmp/many/{n}')"
     await python(fresh, script)
     with pytest.raises(OSError):
         await fresh.list_dir("/tmp/many")
 
 
-async def test_a_socket_is_no_file_to_read_or_write(fresh: Box) -> None:
+async def test_a_socket_is_no_file_to_read_or_write(fresh: RunningSandbox) -> None:
     await python(fresh, "socket.socket(socket.AF_UNIX).bind('/tmp/socket')")
     for call in (fresh.read_file("/tmp/socket"), fresh.write_file("/tmp/socket", b"x")):
         with pytest.raises(OSError):
             await call
 
 
-async def test_an_upload_through_links_that_change_stays_inside(fresh: Box, secret: Path) -> None:
+async def test_an_upload_through_links_that_change_stays_inside(fresh: RunningSandbox, secret: Path) -> None:
     swap = f"""
 os.makedirs("/tmp/up/real", exist_ok=True)
 end = time.monotonic() + 1.0
@@ -186,7 +190,7 @@ while time.monotonic() < end:
     assert {path.name: path.read_text() for path in secret.parent.iterdir()} == {"secret": SECRET}
 
 
-async def test_core_dumps_of_payloads_are_nowhere_on_the_host(fresh: Box, secret: Path) -> None:
+async def test_core_dumps_of_payloads_are_nowhere_on_the_host(fresh: RunningSandbox, secret: Path) -> None:
     before = set(os.listdir(secret.parent)), set(os.listdir("/"))
     result = await fresh.exec(["/bin/bash", "-c", "ulimit -c unlimited; kill -SEGV $$"], cwd="/tmp", timeout=SECONDS)
     assert result.exit_code == 128 + 11
@@ -212,11 +216,11 @@ async def test_the_spawner_does_not_wait_by_what_payloads_can_use_up(backend: Na
 
 
 @pytest.mark.parametrize(("call", "most"), [("c.inotify_init()", 32), ("c.fanotify_init(0x200, 0)", 8)])
-async def test_watching_leaves_some_to_other_sandboxes(fresh: Box, call: str, most: int) -> None:
+async def test_watching_leaves_some_to_other_sandboxes(fresh: RunningSandbox, call: str, most: int) -> None:
     assert int(await python(fresh, f"n = 0\nwhile n < 999 and {call} != -1: n += 1\nprint(n)")) == most
 
 
-async def test_inotify_watches_leave_some_to_other_sandboxes(fresh: Box) -> None:
+async def test_inotify_watches_leave_some_to_other_sandboxes(fresh: RunningSandbox) -> None:
     script = """
 watcher, n = c.inotify_init(), 0
 os.mkdir("/tmp/w")
@@ -229,7 +233,7 @@ print(n)
     assert int(await python(fresh, script)) == 16384
 
 
-async def test_pipes_of_one_leave_another_working(fresh: Box, box: Box) -> None:
+async def test_pipes_of_one_leave_another_working(fresh: RunningSandbox, box: RunningSandbox) -> None:
     hold = """
 import os, sys, time
 held = []
@@ -242,8 +246,8 @@ time.sleep(60)
     await fresh.write_file("/tmp/hold.py", hold.encode())
     started = "for i in 1 2 3 4; do /usr/bin/python3 /tmp/hold.py & done"
     waited = "until set -- /tmp/held-* && [ $# = 4 ]; do sleep 0.05; done"
-    assert (await (await fresh.shell()).run(f"{started}; {waited}", timeout=SECONDS)).exit_code == 0
+    assert (await (await fresh.shell()).run_command(f"{started}; {waited}", timeout=SECONDS)).exit_code == 0
     result = await box.exec(["/bin/bash", "-c", "head -c 600000 /dev/zero | wc -c"], timeout=SECONDS)
     assert result.stdout == b"600000\n", result
     other = await box.shell()
-    assert (await other.run("printf '%*s' 600 ''", timeout=SECONDS)).output == " " * 600
+    assert (await other.run_command("printf '%*s' 600 ''", timeout=SECONDS)).output == " " * 600

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox import box as box_module
-from prorl_gym.sandbox import channel as channel_module
-from prorl_gym.sandbox import python_worker, spawner_client
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.box import Box
-from prorl_gym.sandbox.channel import Channel
-from prorl_gym.sandbox.processes import ProcessIdentity, boot_id
+from prorl_gym.process_identity import ProcessIdentity, boot_id
+from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxSpec
-from prorl_gym.sandbox.scratch import State
+from prorl_gym.sandbox.service import spawner_client
+from prorl_gym.sandbox.service.guest_channel import GuestChannel, GuestTimeouts
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.service.operations import python_session
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
+from prorl_gym.sandbox.spawner.scratch import SandboxState
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 
@@ -81,54 +81,54 @@ def limit_file_size(pid: int, uid: int, size: str) -> None:
 
 
 @pytest.mark.slow
-async def test_a_child_that_is_stopped_before_its_exec_holds_nobody(backend: NamespaceBackend) -> None:
-    box = await backend.start(SandboxSpec())
+async def test_a_child_that_is_stopped_before_its_exec_blocks_no_other(backend: NamespaceBackend) -> None:
+    box = await backend.start_sandbox(SandboxSpec())
     try:
         await box.exec(["/usr/bin/python3", "-c", STOP_EVERYTHING], timeout=10)
         async with asyncio.timeout(30):
             for _ in range(5):
                 await box.exec(["true"], timeout=1)
             shell = await box.shell()
-            await shell.run("true", timeout=1)
-            assert await box.alive()
+            await shell.run_command("true", timeout=1)
+            assert await box.is_alive()
     finally:
         await box.close()
 
 
 async def test_a_full_nonce_pipe_does_not_stop_the_service(backend: NamespaceBackend) -> None:
-    box = await backend.start(SandboxSpec())
+    box = await backend.start_sandbox(SandboxSpec())
     try:
         shell = await box.shell()
         await box.write_file("/tmp/attack.py", FILL_NONCES.encode())
-        await shell.run("/usr/bin/python3 /tmp/attack.py", timeout=10)
+        await shell.run_command("/usr/bin/python3 /tmp/attack.py", timeout=10)
         script = "until [ -e /tmp/filled ]; do sleep 0.05; done"
         assert (await box.exec(["/bin/bash", "-c", script], timeout=20)).exit_code == 0
-        assert (await shell.run("echo hi", timeout=5)).restarted
-        assert (await shell.run("echo hi", timeout=5)).output == "hi\n"
+        assert (await shell.run_command("echo hi", timeout=5)).restarted
+        assert (await shell.run_command("echo hi", timeout=5)).output == "hi\n"
     finally:
         await box.close()
 
 
-async def test_the_command_text_cannot_be_made_a_store(box: Box) -> None:
+async def test_the_command_text_cannot_be_made_a_store(box: RunningSandbox) -> None:
     await box.write_file("/tmp/grow.py", GROW_TEXT.encode())
-    result = await (await box.shell()).run("/usr/bin/python3 /tmp/grow.py", timeout=10)
+    result = await (await box.shell()).run_command("/usr/bin/python3 /tmp/grow.py", timeout=10)
     assert result.output == "Operation not permitted\n"
 
 
-async def test_a_flood_of_answers_costs_the_service_nothing(box: Box) -> None:
+async def test_a_flood_of_answers_costs_the_service_nothing(box: RunningSandbox) -> None:
     session = await box.python()
     flood = "import os\nfor _ in range(64): os.write(3, b'\\n' * 65536)"
     started = time.monotonic()
-    assert (await session.run(flood, timeout=5)).restarted
+    assert (await session.run_cell(flood, timeout=5)).restarted
     assert time.monotonic() - started < 5
-    assert (await session.run("1 + 1", timeout=20)).output == "2\n"
+    assert (await session.run_cell("1 + 1", timeout=20)).output == "2\n"
 
 
 async def test_an_answer_that_would_cost_much_memory_is_not_parsed() -> None:
     line = b'{"cell": "x", "ok": true, "images": [' + b"[]," * 300_000 + b"0]}"
     tracemalloc.start()
     try:
-        answer = python_worker._parse(line, "x")  # pyright: ignore[reportPrivateUsage]
+        answer = python_session.parse_reply(line, "x")
         assert answer is None
         assert tracemalloc.get_traced_memory()[1] < len(line)
     finally:
@@ -136,47 +136,47 @@ async def test_an_answer_that_would_cost_much_memory_is_not_parsed() -> None:
 
 
 @pytest.mark.parametrize("fault", ["at its making", "at its birth"])
-async def test_a_full_disk_ends_no_running_sandbox(backend: NamespaceBackend, box: Box, fault: str) -> None:
+async def test_a_full_disk_ends_no_running_sandbox(backend: NamespaceBackend, box: RunningSandbox, fault: str) -> None:
     spawner = await backend.spawner_pid()
     before = set(os.listdir(backend.scratch))
-    first = len(State(boot_id(), ProcessIdentity.of(spawner), None).to_json())
+    first = len(SandboxState(boot_id(), ProcessIdentity.of(spawner), None).to_json())
     room = 0 if fault == "at its making" else first  # a file size limit fails writes as a full disk does
     limit_file_size(spawner, backend.uid, f"{room}")
     try:
         with pytest.raises(SandboxError) as caught:
-            await backend.start(SandboxSpec())
+            await backend.start_sandbox(SandboxSpec())
     finally:
         limit_file_size(spawner, backend.uid, "unlimited")
     assert caught.value.kind is FailureKind.SANDBOX_UNAVAILABLE
-    assert await box.alive() and await backend.spawner_pid() == spawner
-    other = await backend.start(SandboxSpec())
+    assert await box.is_alive() and await backend.spawner_pid() == spawner
+    other = await backend.start_sandbox(SandboxSpec())
     assert set(os.listdir(backend.scratch)) - before == {other.id}
     await other.close()
 
 
 async def test_a_descriptor_that_cannot_be_sent_fails_one_start_only(
-    backend: NamespaceBackend, box: Box, monkeypatch: pytest.MonkeyPatch
+    backend: NamespaceBackend, box: RunningSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = socket.send_fds
+    send = spawner_client.send_packet
 
-    def refuse(sock: socket.socket, buffers: list[bytes], descriptors: list[int], flags: int) -> int:
+    def refuse(sock: socket.socket, packet: bytes, descriptors: list[int]) -> None:
         if descriptors:
             raise OSError(errno.ETOOMANYREFS, "Too many references")
-        return send(sock, buffers, descriptors, flags)
+        send(sock, packet, descriptors)
 
     with monkeypatch.context() as patch, pytest.raises(SandboxError) as caught:
-        patch.setattr(spawner_client.socket, "send_fds", refuse)
-        await backend.start(SandboxSpec())
+        patch.setattr(spawner_client, "send_packet", refuse)
+        await backend.start_sandbox(SandboxSpec())
     assert caught.value.kind is FailureKind.SANDBOX_UNAVAILABLE
-    assert await box.alive()
-    await (await backend.start(SandboxSpec())).close()
+    assert await box.is_alive()
+    await (await backend.start_sandbox(SandboxSpec())).close()
 
 
 async def test_the_service_may_have_as_many_descriptors_as_the_system_allows(backend: NamespaceBackend) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
-        other = NamespaceBackend("userns", backend._config)  # pyright: ignore[reportPrivateUsage]
+        other = NamespaceBackend("userns", SandboxConfig(scratch=backend.scratch))
         await other.spawner_pid()
         await other.close()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
@@ -184,31 +184,30 @@ async def test_the_service_may_have_as_many_descriptors_as_the_system_allows(bac
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_a_guest_that_never_answers_is_lost_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "_ANSWER_SECONDS", 0.1)
+async def test_a_guest_that_never_answers_is_lost_in_the_end() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        channel = Channel.attach(ours)
+        channel = GuestChannel.attach(ours, GuestTimeouts(answer=0.1))
         request = asyncio.ensure_future(channel.request("spawn"))
         await asyncio.sleep(0)
         request.cancel()  # a cancelled request waits for its answer, too
         async with asyncio.timeout(10):
             with pytest.raises(asyncio.CancelledError):
                 await request
-        assert channel.closed
+        assert channel.is_closed
 
 
-async def test_a_silent_guest_is_not_called_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(box_module, "_PING_SECONDS", 0.1)
+async def test_a_silent_guest_is_not_called_alive() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     async def release() -> None:
         pass
 
     with theirs:
-        box = Box("x", SandboxSpec(), Channel.attach(ours), release)
+        channel = GuestChannel.attach(ours, GuestTimeouts(ping=0.1))
+        box = RunningSandbox("x", SandboxSpec(), channel, release)
         async with asyncio.timeout(10):
-            assert not await box.alive()
+            assert not await box.is_alive()
             await box.close()
 
 
@@ -228,7 +227,7 @@ async def test_a_silent_guest_is_not_called_alive(monkeypatch: pytest.MonkeyPatc
 async def test_a_senseless_message_closes_the_channel_and_its_descriptors(message: dict[str, Any]) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        channel = Channel.attach(ours)
+        channel = GuestChannel.attach(ours)
         request = asyncio.ensure_future(channel.request("ping"))
         await asyncio.sleep(0)
         reader, writer = os.pipe()
@@ -236,6 +235,6 @@ async def test_a_senseless_message_closes_the_channel_and_its_descriptors(messag
         os.close(writer)
         with pytest.raises(SandboxError):
             await asyncio.wait_for(request, 5)
-        assert channel.closed
+        assert channel.is_closed
         assert os.read(reader, 1) == b""  # no copy of the write end is left
         os.close(reader)

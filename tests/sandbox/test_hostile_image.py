@@ -12,10 +12,9 @@ import pytest
 from sandbox_support import give_to_sandboxes, make_tiny_image
 
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox import python_session
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.box import Box
 from prorl_gym.sandbox.protocol import Mount, SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 
@@ -65,9 +64,9 @@ def target(ground: Path) -> Path:
 
 
 @asynccontextmanager
-async def started(backend: NamespaceBackend, image: Path, **fields: object) -> AsyncGenerator[Box, None]:
+async def started(backend: NamespaceBackend, image: Path, **fields: object) -> AsyncGenerator[RunningSandbox, None]:
     give_to_sandboxes(image)
-    box = await backend.start(SandboxSpec(image=str(image), **fields))  # type: ignore[arg-type]
+    box = await backend.start_sandbox(SandboxSpec(image=str(image), **fields))  # type: ignore[arg-type]
     try:
         yield box
     finally:
@@ -129,8 +128,8 @@ async def test_a_link_in_place_of_a_directory_shows_nothing_of_the_guest(
 
 
 @pytest.mark.parametrize("lie", LYING_SHELLS)
-async def test_a_lying_bash_costs_a_bounded_time_and_nobody_else(
-    backend: NamespaceBackend, image: Path, box: Box, lie: str
+async def test_a_lying_bash_costs_a_bounded_time_and_no_other_sandbox(
+    backend: NamespaceBackend, image: Path, box: RunningSandbox, lie: str
 ) -> None:
     replace_bash(image, LYING_SHELLS[lie])
     if lie == "is a directory":
@@ -139,12 +138,12 @@ async def test_a_lying_bash_costs_a_bounded_time_and_nobody_else(
     async with asyncio.timeout(SECONDS):
         async with started(backend, image) as liar:
             try:
-                result = await (await liar.shell()).run("echo hi", timeout=0.3)
+                result = await (await liar.shell()).run_command("echo hi", timeout=0.3)
                 assert result.timed_out or result.restarted or result.exit_code, result
             except SandboxError as error:
                 assert error.kind in (FailureKind.IMAGE_BROKEN, FailureKind.SANDBOX_BROKEN_BY_AGENT), error
-            assert await liar.alive()
-    assert (await (await box.shell()).run("echo hi", timeout=SECONDS)).output == "hi\n"
+            assert await liar.is_alive()
+    assert (await (await box.shell()).run_command("echo hi", timeout=SECONDS)).output == "hi\n"
 
 
 @pytest.mark.parametrize(
@@ -157,14 +156,13 @@ async def test_a_lying_bash_costs_a_bounded_time_and_nobody_else(
     ],
 )
 async def test_a_lying_python_costs_a_bounded_time(
-    backend: NamespaceBackend, image: Path, monkeypatch: pytest.MonkeyPatch, lie: str, kind: FailureKind
+    impatient_backend: NamespaceBackend, image: Path, lie: str, kind: FailureKind
 ) -> None:
-    monkeypatch.setattr(python_session, "_START_SECONDS", 0.4)
     (image / "usr/bin/python3").write_text(f"#!/bin/bash\n{lie}\n")
     (image / "usr/bin/python3").chmod(0o755)
     async with asyncio.timeout(SECONDS):
-        async with started(backend, image) as box:
+        async with started(impatient_backend, image) as box:
             with pytest.raises(SandboxError) as caught:
                 await box.python()
             assert caught.value.kind is kind
-            assert await box.alive()
+            assert await box.is_alive()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from sandbox_support import children_of, wait_until_dead
 
-from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.reaper import Reaped
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.spawner.scratch import Reaped
 
 SERVICE = str(Path(__file__).with_name("busy_service.py"))
 SECONDS = 5.0

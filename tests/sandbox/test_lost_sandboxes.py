@@ -17,15 +17,14 @@ import pytest
 
 from prorl_gym.agents.tools import BashTool, PythonTool
 from prorl_gym.errors import Cause, FailureKind, SandboxError
-from prorl_gym.rollout.leases import SandboxLeases
-from prorl_gym.sandbox import execute, python_session
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.box import Box
-from prorl_gym.sandbox.channel import Channel
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.guest import wire
-from prorl_gym.sandbox.launch import BackendName
+from prorl_gym.sandbox.guest import guest_messages
 from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
+from prorl_gym.sandbox.service.guest_channel import GuestChannel, GuestTimeouts
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
+from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
 
 class Guest:
@@ -40,7 +39,7 @@ class Guest:
         asyncio.get_running_loop().add_reader(control.fileno(), self._serve)
 
     def tell(self, descriptors: list[int] | None = None, **message: Any) -> None:
-        wire.send(self._control, wire.encode(message), descriptors or ())
+        guest_messages.send_packet(self._control, guest_messages.encode_packet(message), descriptors or ())
 
     def die(self) -> None:
         if self._control.fileno() >= 0:
@@ -51,7 +50,7 @@ class Guest:
         self.tell(type="exit", pid=number, status=status)
 
     def greet(self) -> None:
-        """Let the python worker that was started last take cells, as ``guest/pyworker.py`` does."""
+        """Let the python worker that was started last take cells, as ``guest/cell_worker.py`` does."""
         os.write(self._conversation, json.dumps({"ready": "console"}).encode() + b"\n")
 
     def close(self) -> None:
@@ -60,7 +59,7 @@ class Guest:
             os.close(descriptor)
 
     def _serve(self) -> None:
-        received = wire.receive(self._control)
+        received = guest_messages.receive_packet(self._control)
         if received is None:
             return self.die()
         request, _ = received
@@ -96,13 +95,23 @@ class Guest:
 
 
 @pytest.fixture
-async def box_of() -> AsyncIterator[Callable[[Callable[[Guest, int], None]], Box]]:
+async def box_of() -> AsyncIterator[Callable[..., RunningSandbox]]:
     guests: list[Guest] = []
 
-    def make(act: Callable[[Guest, int], None]) -> Box:
+    def make(
+        act: Callable[[Guest, int], None],
+        timeouts: GuestTimeouts | None = None,
+        count_oom_kills: Callable[[], Awaitable[int]] | None = None,
+        *,
+        is_silent: bool = False,
+    ) -> RunningSandbox:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         guests.append(Guest(theirs, act))
-        return Box("scripted", SandboxSpec(image="some-image"), Channel.attach(ours), _nothing)
+        if is_silent:
+            theirs.shutdown(socket.SHUT_WR)  # the service sees the same when the guest's end is closed
+        channel = GuestChannel.attach(ours, timeouts)
+        channel.count_oom_kills = count_oom_kills
+        return RunningSandbox("scripted", SandboxSpec(image="some-image"), channel, _nothing)
 
     yield make
     for guest in guests:
@@ -113,20 +122,20 @@ async def _nothing() -> None:
     return
 
 
-async def _shell(box: Box) -> None:
-    await (await box.shell()).run("true", timeout=5)
+async def _shell(box: RunningSandbox) -> None:
+    await (await box.shell()).run_command("true", timeout=5)
 
 
-async def _python(box: Box) -> None:
-    await (await box.python()).run("1", timeout=5)
+async def _python(box: RunningSandbox) -> None:
+    await (await box.python()).run_cell("1", timeout=5)
 
 
-async def _exec(box: Box) -> None:
+async def _exec(box: RunningSandbox) -> None:
     await box.exec(["true"], timeout=5)
 
 
-def tool_of(make: type[BashTool] | type[PythonTool]) -> Callable[[Box], Awaitable[None]]:
-    async def act(box: Box) -> None:
+def tool_of(make: type[BashTool] | type[PythonTool]) -> Callable[[RunningSandbox], Awaitable[None]]:
+    async def act(box: RunningSandbox) -> None:
         async def source() -> Sandbox:
             return box
 
@@ -151,7 +160,9 @@ def dies_after_its_child(guest: Guest, number: int) -> None:
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("act", [dies, dies_after_its_child])
 async def test_a_sandbox_that_dies_under_a_call_is_lost(
-    box_of: Callable[..., Box], call: Callable[[Box], Awaitable[None]], act: Callable[[Guest, int], None]
+    box_of: Callable[..., RunningSandbox],
+    call: Callable[[RunningSandbox], Awaitable[None]],
+    act: Callable[[Guest, int], None],
 ) -> None:
     with pytest.raises(SandboxError) as caught:
         await call(box_of(act))
@@ -160,29 +171,32 @@ async def test_a_sandbox_that_dies_under_a_call_is_lost(
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_sandbox_that_dies_before_a_later_call_is_lost(
-    box_of: Callable[..., Box], call: Callable[[Box], Awaitable[None]]
+    box_of: Callable[..., RunningSandbox], call: Callable[[RunningSandbox], Awaitable[None]]
 ) -> None:
-    box = box_of(lambda guest, number: None)
-    box._channel._socket.shutdown(socket.SHUT_RD)  # as the kernel shows it when the guest's end is closed
+    box = box_of(lambda guest, number: None, is_silent=True)
     with pytest.raises(SandboxError) as caught:
         await call(box)
     assert caught.value.kind is FailureKind.SANDBOX_LOST, caught.value
 
 
-async def test_python_that_was_killed_while_it_started_is_started_again(box_of: Callable[..., Box]) -> None:
+async def test_python_that_was_killed_while_it_started_is_started_again(box_of: Callable[..., RunningSandbox]) -> None:
     def act(guest: Guest, number: int) -> None:
         guest.end(number, -signal.SIGKILL) if number == 1 else guest.greet()
 
-    assert (await box_of(act).python()).console == "console"
+    assert (await box_of(act).python()).cell_runner == "console"
 
 
-async def test_python_that_is_killed_at_each_start_is_not_the_images_fault(box_of: Callable[..., Box]) -> None:
+async def test_python_that_is_killed_at_each_start_is_not_the_images_fault(
+    box_of: Callable[..., RunningSandbox],
+) -> None:
     with pytest.raises(SandboxError) as caught:
         await box_of(lambda guest, number: guest.end(number, -signal.SIGKILL)).python()
     assert caught.value.cause is Cause.INFRASTRUCTURE, caught.value
 
 
-async def test_python_that_is_killed_at_each_later_start_is_the_agents_doing(box_of: Callable[..., Box]) -> None:
+async def test_python_that_is_killed_at_each_later_start_is_the_agents_doing(
+    box_of: Callable[..., RunningSandbox],
+) -> None:
     def act(guest: Guest, number: int) -> None:
         if number == 1:
             guest.greet()
@@ -195,7 +209,7 @@ async def test_python_that_is_killed_at_each_later_start_is_the_agents_doing(box
     assert caught.value.kind is FailureKind.SANDBOX_BROKEN_BY_AGENT, caught.value
 
 
-async def test_python_that_ends_by_itself_is_the_images_fault(box_of: Callable[..., Box]) -> None:
+async def test_python_that_ends_by_itself_is_the_images_fault(box_of: Callable[..., RunningSandbox]) -> None:
     with pytest.raises(SandboxError) as caught:
         await box_of(lambda guest, number: guest.end(number, 1)).python()
     assert caught.value.kind is FailureKind.IMAGE_BROKEN, caught.value
@@ -203,17 +217,16 @@ async def test_python_that_ends_by_itself_is_the_images_fault(box_of: Callable[.
 
 @pytest.mark.parametrize("was_started", [False, True])
 async def test_a_slow_start_of_python_is_neither_the_images_nor_the_agents_fault(
-    box_of: Callable[..., Box], monkeypatch: pytest.MonkeyPatch, was_started: bool
+    box_of: Callable[..., RunningSandbox], was_started: bool
 ) -> None:
     def act(guest: Guest, number: int) -> None:
         if was_started and number == 1:
             guest.greet()
             guest.end(number, 0)
 
-    box = box_of(act)
+    box = box_of(act, GuestTimeouts(python_start=0.3))
     if was_started:
         await box.python()
-    monkeypatch.setattr(python_session, "_START_SECONDS", 0.05)
     with pytest.raises(SandboxError) as caught:
         await box.python()
     assert caught.value.kind is FailureKind.SANDBOX_UNAVAILABLE, caught.value
@@ -221,7 +234,7 @@ async def test_a_slow_start_of_python_is_neither_the_images_nor_the_agents_fault
 
 @pytest.mark.parametrize(("breach", "kind"), [(None, "sandbox_unavailable"), ("processes", "sandbox_broken_by_agent")])
 async def test_a_tree_that_does_not_die_is_the_agents_doing_only_at_its_limit_of_processes(
-    box_of: Callable[..., Box], monkeypatch: pytest.MonkeyPatch, breach: str | None, kind: str
+    box_of: Callable[..., RunningSandbox], breach: str | None, kind: str
 ) -> None:
     def act(guest: Guest, number: int) -> None:
         guest.greet()
@@ -229,9 +242,7 @@ async def test_a_tree_that_does_not_die_is_the_agents_doing_only_at_its_limit_of
         if breach is not None:
             guest.tell(type="breach", pid=number, breach=breach)
 
-    monkeypatch.setattr(execute, "_KILL_SECONDS", 0.05)
-    monkeypatch.setattr(python_session, "_INTERRUPT_SECONDS", 0.05)
-    box = box_of(act)
+    box = box_of(act, GuestTimeouts(kill=0.05, python_interrupt=0.05))
 
     async def source() -> Sandbox:
         return box
@@ -241,28 +252,36 @@ async def test_a_tree_that_does_not_die_is_the_agents_doing_only_at_its_limit_of
     assert caught.value.kind == kind, caught.value
 
 
+async def use_a_guest_that_refuses(op: str, answer: dict[str, Any], tool: Any) -> FailureKind:
+    """Use a tool in a sandbox whose guest answers one operation with an error; return the kind of the failure."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def refuse() -> None:
+        received = guest_messages.receive_packet(theirs)
+        if received is None:
+            asyncio.get_running_loop().remove_reader(theirs.fileno())
+            return
+        error = answer if received[0]["op"] == op else {}
+        guest_messages.send_packet(
+            theirs, guest_messages.encode_packet({"type": "reply", "id": received[0]["id"], **error}), ()
+        )
+
+    asyncio.get_running_loop().add_reader(theirs.fileno(), refuse)
+    box = RunningSandbox("scripted", SandboxSpec(), GuestChannel.attach(ours), _nothing)
+    with pytest.raises(SandboxError) as caught:
+        await tool_of(tool)(box)
+    await box.close()
+    asyncio.get_running_loop().remove_reader(theirs.fileno())
+    theirs.close()
+    return caught.value.kind
+
+
 @pytest.mark.parametrize(("errno", "kind"), [(ENOMEM, "sandbox_lost"), (EAGAIN, "sandbox_broken_by_agent")])
 async def test_a_guest_that_cannot_fork_is_short_of_the_hosts_memory_or_at_the_payloads_limit(
     errno: int, kind: str
 ) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-    def refuse() -> None:
-        received = wire.receive(theirs)
-        if received is None:
-            asyncio.get_running_loop().remove_reader(theirs.fileno())
-            return
-        answer = {"errno": errno, "text": os.strerror(errno)} if received[0]["op"] == "shell" else {}
-        wire.send(theirs, wire.encode({"type": "reply", "id": received[0]["id"], **answer}), ())
-
-    asyncio.get_running_loop().add_reader(theirs.fileno(), refuse)
-    box = Box("scripted", SandboxSpec(), Channel.attach(ours), _nothing)
-    with pytest.raises(SandboxError) as caught:
-        await tool_of(BashTool)(box)
-    assert caught.value.kind == kind, caught.value
-    await box.close()
-    asyncio.get_running_loop().remove_reader(theirs.fileno())
-    theirs.close()
+    answer = {"errno": errno, "text": os.strerror(errno)}
+    assert await use_a_guest_that_refuses("shell", answer, BashTool) == kind
 
 
 @pytest.mark.parametrize("op", ["spawn", "shell"])
@@ -271,29 +290,13 @@ async def test_a_child_that_cannot_become_what_it_should_is_the_agents_doing_in_
     op: str, errno: int, kind: str
 ) -> None:
     """Whatever changed it between fork and exec; the kernel's want of memory is the host's."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-    def refuse() -> None:
-        received = wire.receive(theirs)
-        if received is None:
-            asyncio.get_running_loop().remove_reader(theirs.fileno())
-            return
-        answer = {"errno": errno, "stage": "confine"} if received[0]["op"] == op else {}
-        wire.send(theirs, wire.encode({"type": "reply", "id": received[0]["id"], **answer}), ())
-
-    asyncio.get_running_loop().add_reader(theirs.fileno(), refuse)
-    box = Box("scripted", SandboxSpec(), Channel.attach(ours), _nothing)
-    with pytest.raises(SandboxError) as caught:
-        await tool_of(BashTool if op == "shell" else PythonTool)(box)
-    assert caught.value.kind == kind, caught.value
-    await box.close()
-    asyncio.get_running_loop().remove_reader(theirs.fileno())
-    theirs.close()
+    answer = {"errno": errno, "stage": "confine"}
+    assert await use_a_guest_that_refuses(op, answer, BashTool if op == "shell" else PythonTool) == kind
 
 
 @pytest.mark.parametrize(("kills", "breach"), [(1, "memory_sandbox"), (0, None)])
 async def test_a_kill_at_the_limit_of_the_cgroup_is_one_for_memory(
-    box_of: Callable[..., Box], kills: int, breach: str | None
+    box_of: Callable[..., RunningSandbox], kills: int, breach: str | None
 ) -> None:
     def act(guest: Guest, number: int) -> None:
         guest.tell(type="exit", pid=number, status=-signal.SIGKILL, struck=False, sent=False)
@@ -301,19 +304,22 @@ async def test_a_kill_at_the_limit_of_the_cgroup_is_one_for_memory(
     async def count() -> int:
         return kills
 
-    box = box_of(act)
-    box._channel.memory_kills = count  # pyright: ignore[reportPrivateUsage]
+    box = box_of(act, count_oom_kills=count)
     result = await box.exec(["true"], timeout=5)
-    assert (result.breach, result.sigkill is None) == (breach, breach is not None)
+    assert (result.breach, result.sigkill_evidence is None) == (breach, breach is not None)
 
 
-async def test_a_bash_that_is_gone_from_a_lost_sandbox_is_not_missed(box_of: Callable[..., Box]) -> None:
+async def test_a_bash_that_is_gone_from_a_lost_sandbox_is_not_missed(box_of: Callable[..., RunningSandbox]) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    box = Box("scripted", SandboxSpec(image="some-image"), Channel.attach(ours), _nothing)
+    box = RunningSandbox("scripted", SandboxSpec(image="some-image"), GuestChannel.attach(ours), _nothing)
     opening = asyncio.ensure_future(box.shell())
-    received = await asyncio.to_thread(wire.receive, theirs)
+    received = await asyncio.to_thread(guest_messages.receive_packet, theirs)
     assert received is not None
-    wire.send(theirs, wire.encode({"type": "reply", "id": received[0]["id"], "errno": ENOENT, "stage": "exec"}), ())
+    guest_messages.send_packet(
+        theirs,
+        guest_messages.encode_packet({"type": "reply", "id": received[0]["id"], "errno": ENOENT, "stage": "exec"}),
+        (),
+    )
     theirs.close()
     with pytest.raises(SandboxError) as caught:
         await opening
@@ -330,14 +336,14 @@ async def test_a_tool_that_the_agent_removed_by_another_one_is_its_own_doing(
     leases = SandboxLeases(backend)
 
     async def source() -> Sandbox:
-        return await leases.agent(SandboxSpec())
+        return await leases.get_agent_sandbox(SandboxSpec())
 
     try:
         remove = f"rm -f {removed}"
         await other(source, 20.0)({"command": remove, "code": f"import os; os.system({remove!r})"})
         with pytest.raises(SandboxError) as caught:
             await make(source, 20.0)({"command": "true", "code": "1"})
-        assert (await leases.explain(caught.value, 0)).kind is FailureKind.SANDBOX_BROKEN_BY_AGENT
+        assert (await leases.diagnose_failure(caught.value, 0)).kind is FailureKind.SANDBOX_BROKEN_BY_AGENT
     finally:
         await leases.close()
         await backend.close()
@@ -350,7 +356,7 @@ async def test_a_spawner_that_dies_at_any_moment_is_infrastructure(backend_name:
     chance = Random(10)
     blamed: list[SandboxError] = []
 
-    async def rollout(box: Box) -> None:
+    async def rollout(box: RunningSandbox) -> None:
         async def source() -> Sandbox:
             return box
 
@@ -366,7 +372,7 @@ async def test_a_spawner_that_dies_at_any_moment_is_infrastructure(backend_name:
 
     try:
         for _ in range(5):
-            boxes = await asyncio.gather(*(backend.start(SandboxSpec()) for _ in range(4)))
+            boxes = await asyncio.gather(*(backend.start_sandbox(SandboxSpec()) for _ in range(4)))
             rollouts = [asyncio.ensure_future(rollout(box)) for box in boxes]
             await asyncio.sleep(chance.uniform(0.0, 0.8))  # at whatever point this falls
             os.kill(await backend.spawner_pid(), signal.SIGKILL)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.box import Box
-from prorl_gym.sandbox.breach import Breach
+from prorl_gym.sandbox.limit_breach import Breach
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -32,26 +32,26 @@ HOARD = "const kept = []; for (;;) kept.push(new Uint8Array(1 << 24).fill(1))"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def tight(backend: NamespaceBackend) -> AsyncIterator[Box]:
+async def tight(backend: NamespaceBackend) -> AsyncIterator[RunningSandbox]:
     limits = SandboxLimits(memory=200 * MB, total_memory=400 * MB)
-    box = await backend.start(SandboxSpec(limits=limits))
+    box = await backend.start_sandbox(SandboxSpec(limits=limits))
     yield box
     await box.close()
 
 
-async def test_what_is_reserved_is_no_memory(tight: Box) -> None:
+async def test_what_is_reserved_is_no_memory(tight: RunningSandbox) -> None:
     result = await tight.exec(["/usr/bin/python3", "-c", RESERVE], timeout=30)
     assert result.stdout == b"True\nTrue\n", result
 
 
-async def test_what_is_touched_is(tight: Box) -> None:
+async def test_what_is_touched_is(tight: RunningSandbox) -> None:
     result = await tight.exec(
         ["/usr/bin/python3", "-c", "import time; b = bytearray(b'1') * (300 << 20); time.sleep(30)"], timeout=60
     )
     assert (result.exit_code, result.breach) == (137, Breach.MEMORY_PROCESS), result
 
 
-async def test_a_command_may_have_less(tight: Box) -> None:
+async def test_a_command_may_have_less(tight: RunningSandbox) -> None:
     hold = ["/usr/bin/python3", "-c", "import time; b = bytearray(b'1') * (100 << 20); time.sleep(3)"]
     narrow = await tight.exec(hold, timeout=60, limits=replace(tight.spec.limits, memory=60 * MB))
     assert (narrow.exit_code, narrow.breach) == (137, Breach.MEMORY_PROCESS), narrow
@@ -59,18 +59,18 @@ async def test_a_command_may_have_less(tight: Box) -> None:
 
 
 @pytest.mark.node
-async def test_node_reserves_more_than_it_may_have(tight: Box) -> None:
+async def test_node_reserves_more_than_it_may_have(tight: RunningSandbox) -> None:
     result = await tight.exec(["node", "-e", WEB_ASSEMBLY], timeout=60)
     assert (result.exit_code, result.stdout) == (0, b"65536\n"), result
 
 
 @pytest.mark.node
-async def test_node_that_takes_too_much_is_named(tight: Box) -> None:
+async def test_node_that_takes_too_much_is_named(tight: RunningSandbox) -> None:
     result = await tight.exec(["node", "-e", HOARD], timeout=60)
     assert (result.exit_code, result.breach) == (137, Breach.MEMORY_PROCESS), result
 
 
 @pytest.mark.java
-async def test_java_starts_with_a_heap_larger_than_it_may_have(tight: Box) -> None:
+async def test_java_starts_with_a_heap_larger_than_it_may_have(tight: RunningSandbox) -> None:
     result = await tight.exec(["java", "-Xmx8g", "-version"], timeout=60)
     assert result.exit_code == 0, result

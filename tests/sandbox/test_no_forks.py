@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.launch import BackendName
 from prorl_gym.sandbox.protocol import SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
 
 def fork_once() -> None:
@@ -23,7 +23,7 @@ async def test_the_process_of_the_service_never_forks(backend_name: BackendName,
     assert len(forks) == 1, "a fork would be seen"
     backend = NamespaceBackend(backend_name, SandboxConfig(scratch=own_scratch))
     try:
-        box = await backend.start(SandboxSpec())
+        box = await backend.start_sandbox(SandboxSpec())
         assert (await box.exec(["echo", "here"], timeout=20)).stdout == b"here\n"
         await box.close()
     finally:

@@ -11,21 +11,21 @@ import pytest
 import pytest_asyncio
 from sandbox_support import sandbox_uid
 
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.box import Box
-from prorl_gym.sandbox.breach import Breach
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.conformance import PYTHON, SPEC, Check
 from prorl_gym.sandbox.images.config import ImagesConfig, default_cache
 from prorl_gym.sandbox.images.python_image import NAME
 from prorl_gym.sandbox.images.store import ImageStore
-from prorl_gym.sandbox.launch import BackendName
+from prorl_gym.sandbox.limit_breach import Breach
 from prorl_gym.sandbox.protocol import CellResult, SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
+from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
+from prorl_gym.testing.sandbox.conformance import CHECK_SPEC, PYTHON_CHECKS, Check
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.stock_image, pytest.mark.slow]
 
 STORE = default_cache() / f"stock-{sandbox_uid()}"
-STOCK = SandboxSpec(image=NAME, limits=SPEC.limits)
+STOCK = SandboxSpec(image=NAME, limits=CHECK_SPEC.limits)
 SMALL = SandboxLimits(memory=1 << 30, total_memory=256 << 20, root_size=32 << 20, processes=32)
 PLOT = "import matplotlib.pyplot as plt\nplt.plot([1, 4, 9])\nplt.title('squares')\nplt.show()"
 
@@ -39,72 +39,72 @@ async def backend(backend_name: BackendName, scratch: Path) -> AsyncIterator[Nam
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def box(backend: NamespaceBackend) -> AsyncIterator[Box]:
-    box = await backend.start(STOCK)
+async def box(backend: NamespaceBackend) -> AsyncIterator[RunningSandbox]:
+    box = await backend.start_sandbox(STOCK)
     yield box
     await box.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def small(backend: NamespaceBackend) -> AsyncIterator[Box]:
-    box = await backend.start(SandboxSpec(image=NAME, limits=SMALL))
+async def small(backend: NamespaceBackend) -> AsyncIterator[RunningSandbox]:
+    box = await backend.start_sandbox(SandboxSpec(image=NAME, limits=SMALL))
     yield box
     await box.close()
 
 
-async def run(box: Box, code: str) -> CellResult:
-    return await (await box.python()).run(code, timeout=60)
+async def run(box: RunningSandbox, code: str) -> CellResult:
+    return await (await box.python()).run_cell(code, timeout=60)
 
 
-async def test_ipython_of_the_image_wins_over_the_mount(box: Box) -> None:
+async def test_ipython_of_the_image_wins_over_the_mount(box: RunningSandbox) -> None:
     result = await run(box, "import IPython\nIPython.__file__")
     assert result.output == "'/usr/local/lib/python3.11/dist-packages/IPython/__init__.py'\n"
-    assert (await box.python()).console == "ipython"
+    assert (await box.python()).cell_runner == "ipython"
 
 
-async def test_numpy_and_sympy_calculate(box: Box) -> None:
+async def test_numpy_and_sympy_calculate(box: RunningSandbox) -> None:
     assert (await run(box, "import numpy as np\nprint(np.arange(6).reshape(2, 3).sum(axis=0))")).output == "[3 5 7]\n"
     assert (await run(box, "import sympy\nprint(sympy.integrate(sympy.Symbol('x') ** 2))")).output == "x**3/3\n"
 
 
 @pytest.mark.parametrize("magic", ["", "%matplotlib inline\n"])
-async def test_plot_comes_back_as_png(box: Box, magic: str) -> None:
+async def test_plot_comes_back_as_png(box: RunningSandbox, magic: str) -> None:
     result = await run(box, magic + PLOT)
     assert result.ok and len(result.images) == 1 and len(result.images[0]) > 5000, result.output
     assert result.images[0].startswith(b"\x89PNG\r\n\x1a\n")
 
 
-async def test_timing_works(box: Box) -> None:
+async def test_timing_works(box: RunningSandbox) -> None:
     assert "per loop" in (await run(box, "%timeit -n 10 -r 2 sum(range(10))")).output
 
 
-async def test_pytest_is_there(box: Box) -> None:
+async def test_pytest_is_there(box: RunningSandbox) -> None:
     await box.write_file("test_it.py", b"def test_it():\n    assert 1 + 1 == 2\n")
     result = await box.exec(["pytest", "-q"], timeout=60)
     assert result.exit_code == 0 and b"1 passed" in result.stdout, result
 
 
-@pytest.mark.parametrize("check", PYTHON, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", PYTHON_CHECKS, ids=lambda check: check.__name__)
 async def test_conformance(check: Check, backend: NamespaceBackend) -> None:
-    box = await backend.start(STOCK)
+    box = await backend.start_sandbox(STOCK)
     try:
         await check(box)
     finally:
         await box.close()
 
 
-async def test_memory_of_the_sandbox_is_bounded(small: Box) -> None:
+async def test_memory_of_the_sandbox_is_bounded(small: RunningSandbox) -> None:
     result = await run(small, "import numpy\nkept = numpy.ones(1 << 26)\nimport time\ntime.sleep(50)")
     assert result.restarted and not result.timed_out and result.breach is Breach.MEMORY_SANDBOX, result
     assert (await run(small, "'kept' in globals()")).output == "False\n"
 
 
-async def test_disk_is_bounded(small: Box) -> None:
+async def test_disk_is_bounded(small: RunningSandbox) -> None:
     result = await run(small, "open('big', 'wb').write(bytes(64 << 20))")
     assert not result.ok and result.breach is Breach.DISK, result
 
 
-async def test_processes_are_bounded(small: Box) -> None:
+async def test_processes_are_bounded(small: RunningSandbox) -> None:
     result = await run(small, "import subprocess\nfor _ in range(100):\n    subprocess.Popen(['sleep', '60'])")
     assert not result.ok and result.breach is Breach.PROCESSES, result
 
@@ -113,7 +113,7 @@ async def test_processes_are_bounded(small: Box) -> None:
 @pytest.mark.timeout(900)
 async def test_second_build_without_network_is_the_same_image(ground: Path) -> None:
     first = ImageStore(ImagesConfig(directory=STORE, uid=sandbox_uid()))
-    built = first.records.find(NAME)
+    built = first.records.find_record(NAME)
     await first.close()
     assert built is not None
     place = ground / "stock-again"

@@ -1,17 +1,14 @@
 """A task as SWE environments have them: a real sdist from PyPI in /testbed, git, a venv from wheels, its own tests."""
 
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
-from sandbox_support import give_to_sandboxes, sandbox_uid
+from sandbox_support import DEBIAN_IMAGE, downloaded_once
 
-from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.protocol import Mount, SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -20,11 +17,6 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-CACHE = Path(
-    os.environ.get("PRORL_GYM_CACHE")
-    or ("/var/cache/prorl-gym" if os.geteuid() == 0 else os.path.expanduser("~/.cache/prorl-gym"))
-)
-IMAGE = CACHE / "images" / f"bookworm-{sandbox_uid()}"
 SDIST = "toolz==0.12.1"
 WHEELS = ("pip==24.3.1", "setuptools==75.6.0", "pytest==8.3.4", "iniconfig==2.0.0", "packaging==24.2", "pluggy==1.5.0")
 
@@ -38,22 +30,10 @@ def _download(target: Path) -> None:
 @pytest.fixture(scope="module")
 def packages() -> Path:
     """The sdist and the wheels, downloaded once and kept."""
-    if not IMAGE.is_dir():
-        pytest.skip(f"no {IMAGE}; run .ci/base-image")
-    kept = CACHE / "swe-like"
-    if not kept.is_dir():
-        fresh = Path(tempfile.mkdtemp(prefix="swe-like-", dir=CACHE))
-        try:
-            _download(fresh)
-        except subprocess.CalledProcessError as error:
-            shutil.rmtree(fresh)
-            pytest.skip(f"the package index is out of reach: {error}")
-        give_to_sandboxes(fresh)
-        fresh.rename(kept)
-    return kept
+    return downloaded_once("swe-like", _download)
 
 
-# One uid is mapped: tar, which is root inside, cannot give files to the uids of whoever packed them.
+# One uid is mapped: tar, which is root inside, cannot give files to the uids of their packager.
 SCRIPT = """
 tar --no-same-owner -xzf /packages/toolz-*.tar.gz --strip-components=1 -C /testbed
 git init -q; git config user.email a@b; git config user.name n; git add -A; git commit -qm "as released"
@@ -67,26 +47,29 @@ $pip install -q --no-index --no-build-isolation --no-deps -e .
 
 async def test_own_tests_of_a_real_package_pass(backend: NamespaceBackend, packages: Path) -> None:
     spec = SandboxSpec(
-        image=str(IMAGE),
+        image=str(DEBIAN_IMAGE),
         workdir="/testbed",
         mounts=(Mount(str(packages), "/packages"),),
         limits=SandboxLimits(root_size=1 << 30),
     )
-    box = await backend.start(spec)
+    box = await backend.start_sandbox(spec)
     try:
         shell = await box.shell()
         await box.write_file("/tmp/set-up", SCRIPT.encode())
-        result = await shell.run("bash -e -o pipefail /tmp/set-up", timeout=240)
+        result = await shell.run_command("bash -e -o pipefail /tmp/set-up", timeout=240)
         assert result.exit_code == 0, result
         assert " passed" in result.output and "failed" not in result.output, result
         # What an agent does next: break it, see red, look, and take it back.
-        await shell.run("sed -i 's/return x/return None/' toolz/functoolz.py", timeout=20)
-        red = await shell.run("/opt/venv/bin/python -m pytest -q -x toolz/tests/test_functoolz.py", timeout=120)
+        await shell.run_command("sed -i 's/return x/return None/' toolz/functoolz.py", timeout=20)
+        red = await shell.run_command("/opt/venv/bin/python -m pytest -q -x toolz/tests/test_functoolz.py", timeout=120)
         assert red.exit_code == 1 and "1 failed" in red.output, red
-        assert "toolz/functoolz.py" in (await shell.run("git status --porcelain; git diff --stat", timeout=20)).output
-        await shell.run("rm -rf toolz && git checkout -q .", timeout=20)
-        green = await shell.run("/opt/venv/bin/python -m pytest -q toolz/tests/test_functoolz.py", timeout=120)
+        assert (
+            "toolz/functoolz.py"
+            in (await shell.run_command("git status --porcelain; git diff --stat", timeout=20)).output
+        )
+        await shell.run_command("rm -rf toolz && git checkout -q .", timeout=20)
+        green = await shell.run_command("/opt/venv/bin/python -m pytest -q toolz/tests/test_functoolz.py", timeout=120)
         assert green.exit_code == 0, green
-        assert (await shell.run("cut -s -d: -f1 /proc/net/dev", timeout=20)).output.split() == ["lo"]
+        assert (await shell.run_command("cut -s -d: -f1 /proc/net/dev", timeout=20)).output.split() == ["lo"]
     finally:
         await box.close()

@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 from sandbox_support import give_to_sandboxes, make_tiny_image
 
-from prorl_gym.sandbox.backend import NamespaceBackend
-from prorl_gym.sandbox.box import Box
-from prorl_gym.sandbox.breach import Breach
 from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.limit_breach import Breach
 from prorl_gym.sandbox.protocol import ExecResult, Mount, SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -28,10 +28,10 @@ MEMORY = 256 << 20
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def tight_box(backend: NamespaceBackend) -> AsyncIterator[Box]:
+async def tight_box(backend: NamespaceBackend) -> AsyncIterator[RunningSandbox]:
     """A sandbox with few of everything."""
     limits = SandboxLimits(processes=60, open_files=64, memory=MEMORY, root_size=32 << 20)
-    box = await backend.start(SandboxSpec(limits=limits))
+    box = await backend.start_sandbox(SandboxSpec(limits=limits))
     yield box
     await box.close()
 
@@ -45,11 +45,11 @@ def target(ground: Path) -> Path:
     return path
 
 
-async def bash(box: Box, script: str) -> ExecResult:
+async def bash(box: RunningSandbox, script: str) -> ExecResult:
     return await box.exec(["/bin/bash", "-c", script], timeout=SECONDS)
 
 
-async def python(box: Box, script: str) -> ExecResult:
+async def python(box: RunningSandbox, script: str) -> ExecResult:
     return await box.exec(["/usr/bin/python3", "-c", script], timeout=SECONDS)
 
 
@@ -57,49 +57,49 @@ async def python(box: Box, script: str) -> ExecResult:
 
 
 async def test_fork_bomb_of_the_shell_ends_with_its_timeout(backend: NamespaceBackend) -> None:
-    box = await backend.start(SandboxSpec(limits=SandboxLimits(processes=60)))
+    box = await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(processes=60)))
     try:
         shell = await box.shell()
-        result = await shell.run(":(){ :|:& };: 2>/dev/null; wait", timeout=1.0)
+        result = await shell.run_command(":(){ :|:& };: 2>/dev/null; wait", timeout=1.0)
         assert result.timed_out or result.exit_code is not None
         async with asyncio.timeout(SECONDS):
-            assert (await shell.run("echo usable", timeout=SECONDS)).output.endswith("usable\n")
+            assert (await shell.run_command("echo usable", timeout=SECONDS)).output.endswith("usable\n")
     finally:
         async with asyncio.timeout(SECONDS):
             await box.close()
-    assert not await box.alive()
+    assert not await box.is_alive()
 
 
 @needs_python
-async def test_memory_of_a_process_is_bounded(tight_box: Box) -> None:
+async def test_memory_of_a_process_is_bounded(tight_box: RunningSandbox) -> None:
     result = await python(tight_box, f"x = bytearray({2 * MEMORY})")
     assert result.exit_code == 137 and result.breach is Breach.MEMORY_PROCESS, result
     assert (await python(tight_box, "print(len(bytearray(1 << 20)))")).stdout == b"1048576\n"
 
 
 @needs_python
-async def test_descriptors_are_bounded_and_the_sandbox_lives_on(tight_box: Box) -> None:
+async def test_descriptors_are_bounded_and_the_sandbox_lives_on(tight_box: RunningSandbox) -> None:
     script = "import os\nn = 0\ntry:\n    while True: os.dup(0); n += 1\nexcept OSError as e: print(n, e.errno)"
     count, number = map(int, (await python(tight_box, script)).stdout.split())
     assert 50 < count < 64 and number == 24
     assert (await bash(tight_box, "echo fine")).stdout == b"fine\n"
 
 
-async def test_full_disk_leaves_the_shell_usable(tight_box: Box) -> None:
+async def test_full_disk_leaves_the_shell_usable(tight_box: RunningSandbox) -> None:
     shell = await tight_box.shell()
-    await shell.run("cat /dev/zero > /workspace/fill; cat /dev/zero > /tmp/fill", timeout=SECONDS)
+    await shell.run_command("cat /dev/zero > /workspace/fill; cat /dev/zero > /tmp/fill", timeout=SECONDS)
     with pytest.raises(OSError, match="No space left"):
         await tight_box.write_file("/root/more", b"x" * 4096)
-    assert (await shell.run("cd /usr && pwd", timeout=SECONDS)).output == "/usr\n"
+    assert (await shell.run_command("cd /usr && pwd", timeout=SECONDS)).output == "/usr\n"
     assert (
-        await shell.run("rm /workspace/fill /tmp/fill; echo x > /root/more && echo ok", timeout=SECONDS)
+        await shell.run_command("rm /workspace/fill /tmp/fill; echo x > /root/more && echo ok", timeout=SECONDS)
     ).output == ("ok\n")
 
 
 @needs_python
 async def test_directory_deeper_than_any_path_goes_with_its_sandbox(backend: NamespaceBackend, target: Path) -> None:
     own = NamespaceBackend("apptainer" if backend.name == "apptainer" else "userns", SandboxConfig(scratch=target))
-    box = await own.start(SandboxSpec())
+    box = await own.start_sandbox(SandboxSpec())
     script = "import os\nfor _ in range(3000): os.mkdir('d' * 20); os.chdir('d' * 20)\nprint('deep')"
     assert (await python(box, script)).stdout == b"deep\n"
     await own.close()
@@ -109,14 +109,14 @@ async def test_directory_deeper_than_any_path_goes_with_its_sandbox(backend: Nam
 # What reaches for the service's own things.
 
 
-async def test_payload_inherits_nothing(box: Box) -> None:
+async def test_payload_inherits_nothing(box: RunningSandbox) -> None:
     assert (await bash(box, "ls /proc/self/fd")).stdout.split() == [b"0", b"1", b"2", b"3"]  # 3 is the listing itself
     shell = await box.shell()
-    assert (await shell.run("ls /proc/self/fd", timeout=SECONDS)).output.split() == ["0", "1", "2", "3"]
+    assert (await shell.run_command("ls /proc/self/fd", timeout=SECONDS)).output.split() == ["0", "1", "2", "3"]
 
 
-async def test_control_socket_of_no_sandbox_has_a_name(backend: NamespaceBackend, box: Box) -> None:
-    other = await backend.start(SandboxSpec())
+async def test_control_socket_of_no_sandbox_has_a_name(backend: NamespaceBackend, box: RunningSandbox) -> None:
+    other = await backend.start_sandbox(SandboxSpec())
     try:
         named = await bash(box, "find / -xdev -type s 2>/dev/null; cut -s -d' ' -f9- /proc/net/unix | grep -v Path")
     finally:
@@ -148,7 +148,7 @@ for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         taken.append((pid, "traced"))
 print(taken)
 """
-    box = await backend.start(SandboxSpec())  # without a shell: everything but the script itself is ours
+    box = await backend.start_sandbox(SandboxSpec())  # without a shell: everything but the script itself is ours
     try:
         assert (await python(box, script)).stdout == b"[]\n"
     finally:
@@ -156,22 +156,22 @@ print(taken)
 
 
 async def test_shell_that_its_own_payload_stopped_is_replaced(backend: NamespaceBackend) -> None:
-    box = await backend.start(SandboxSpec())
+    box = await backend.start_sandbox(SandboxSpec())
     try:
         shell = await box.shell()
-        result = await shell.run("kill -STOP $$", timeout=0.3)
+        result = await shell.run_command("kill -STOP $$", timeout=0.3)
         assert result.timed_out and result.restarted, result
-        assert (await shell.run("echo usable", timeout=SECONDS)).output == "usable\n"
+        assert (await shell.run_command("echo usable", timeout=SECONDS)).output == "usable\n"
     finally:
         await box.close()
 
 
 async def test_killing_the_control_process_takes_nothing_but_the_own_sandbox(backend: NamespaceBackend) -> None:
-    own, other = await backend.start(SandboxSpec()), await backend.start(SandboxSpec())
+    own, other = await backend.start_sandbox(SandboxSpec()), await backend.start_sandbox(SandboxSpec())
     try:
         await bash(own, "for s in KILL STOP SEGV ABRT; do kill -$s -1; kill -$s 1 2; done")
         assert (await bash(other, "echo untouched")).stdout == b"untouched\n"
-        if await own.alive():
+        if await own.is_alive():
             assert (await bash(own, "echo me too")).stdout == b"me too\n"
     finally:
         await own.close()
@@ -179,13 +179,13 @@ async def test_killing_the_control_process_takes_nothing_but_the_own_sandbox(bac
 
 
 @pytest.mark.parametrize("text", ["}", "};", "{", "{ echo a", "echo a }; }", "done", "esac", "fi\n}", "\\", "a\\\n"])
-async def test_braces_and_ends_are_words_of_the_command(box: Box, text: str) -> None:
+async def test_braces_and_ends_are_words_of_the_command(box: RunningSandbox, text: str) -> None:
     shell = await box.shell()
-    assert not (await shell.run(text, timeout=SECONDS)).timed_out
-    assert (await shell.run("echo next", timeout=SECONDS)).output == "next\n"
+    assert not (await shell.run_command(text, timeout=SECONDS)).timed_out
+    assert (await shell.run_command("echo next", timeout=SECONDS)).output == "next\n"
 
 
-async def test_links_of_the_payload_do_not_lead_our_writes_to_the_host(box: Box, target: Path) -> None:
+async def test_links_of_the_payload_do_not_lead_our_writes_to_the_host(box: RunningSandbox, target: Path) -> None:
     await bash(
         box, f"mkdir -p /workspace/up; ln -s {target} /workspace/up/link; ln -s ../../../..{target} /workspace/rel"
     )
@@ -203,7 +203,7 @@ async def test_device_node_of_an_image_cannot_be_opened(backend: NamespaceBacken
     for name, kind, major, minor in (("mem", stat.S_IFCHR, 1, 1), ("zero", stat.S_IFCHR, 1, 5)):
         os.mknod(image / name, kind | 0o666, os.makedev(major, minor))
         os.chmod(image / name, 0o666)
-    box = await backend.start(SandboxSpec(image=str(image)))
+    box = await backend.start_sandbox(SandboxSpec(image=str(image)))
     try:
         for name in ("mem", "zero"):
             result = await bash(box, f"head -c 1 /{name}")
@@ -217,7 +217,7 @@ async def test_setuid_program_of_an_image_gains_nothing(backend: NamespaceBacken
     image = make_tiny_image(ground / f"setuid-image-{backend.name}")
     os.chown(image / "usr/bin/cat", 0, 0)
     os.chmod(image / "usr/bin/cat", 0o6755)
-    box = await backend.start(SandboxSpec(image=str(image)))
+    box = await backend.start_sandbox(SandboxSpec(image=str(image)))
     try:
         status = (await box.exec(["/usr/bin/cat", "/proc/self/status"], timeout=SECONDS)).stdout.decode()
     finally:
@@ -228,7 +228,7 @@ async def test_setuid_program_of_an_image_gains_nothing(backend: NamespaceBacken
 # What careful agents do to the root.
 
 
-async def test_file_modes_are_kept(box: Box) -> None:
+async def test_file_modes_are_kept(box: RunningSandbox) -> None:
     script = """
     cd /workspace; umask 027; mkdir modes; echo x > modes/plain; install -m 4711 /dev/null modes/suid; chmod 1777 modes
     cp -a modes copy; mv copy moved; stat -c '%a %n' moved moved/plain moved/suid
@@ -247,7 +247,7 @@ async def test_a_local_wheel_can_be_installed(backend: NamespaceBackend, ground:
         wheel.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr("tiny-1.0.dist-info/RECORD", "tiny.py,,\n")
     give_to_sandboxes(wheels)
-    box = await backend.start(SandboxSpec(mounts=(Mount(str(wheels), "/wheels"),)))
+    box = await backend.start_sandbox(SandboxSpec(mounts=(Mount(str(wheels), "/wheels"),)))
     try:
         run = (
             f"/usr/bin/python3 /wheels/{pip.name}/pip install -q --no-index --break-system-packages /wheels/tiny-*.whl"

@@ -1,5 +1,9 @@
 """Rollouts to convert: built the way the service builds them, small enough to read."""
 
+from typing import Any
+
+from sample_records import record
+
 from prorl_gym.errors import CancelReason, FailureKind, Limit
 from prorl_gym.records import (
     NOT_SAMPLED,
@@ -58,22 +62,18 @@ MESSAGES = [
 
 def rollout(**changes: object) -> Rollout:
     """A completed two-turn rollout with reward 1.0, changed as asked."""
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "rollout_id": "r1",
         "run_id": "run",
-        "group_id": None,
-        "group_size": 1,
-        "replica": 0,
         "environment": "math",
-        "outcome": Outcome(status="completed"),
-        "score": Score(reward=1.0),
         "segments": [segment()],
         "messages": MESSAGES,
         "stages": {"run": StageTime(queued=0.5, seconds=2.0)},
         "accepted_at": 1.0,
         "finished_at": 4.0,
+        **changes,
     }
-    return Rollout.model_validate(fields | changes)
+    return record(fields.pop("rollout_id"), **fields)
 
 
 def failed(kind: FailureKind = FailureKind.ENGINE_UNREACHABLE, **changes: object) -> Rollout:

@@ -6,8 +6,8 @@ from rollout_samples import MESSAGES, PROMPT, ROW, cancelled, failed, rollout, s
 
 from prorl_gym.errors import CancelReason, FailureKind, Limit
 from prorl_gym.records import NOT_SAMPLED, Message, Outcome, Rollout, Score
-from prorl_gym.settings import RolloutSettings, resolve
-from prorl_gym.trainers.gym import Placeholder, to_gym_result
+from prorl_gym.settings import RolloutSettings, resolve_settings
+from prorl_gym.trainers.gym_result import Placeholder, to_gym_result
 from prorl_gym.trainers.nemo_rl import check_result, first_prompt
 
 
@@ -87,7 +87,9 @@ def test_cancelled_keeps_its_tokens_masked(reason: CancelReason, word: str):
 
 
 def test_truncated_is_masked_only_when_its_settings_ask():
-    asked = truncated().model_copy(update={"settings": resolve(RolloutSettings(mask_overlong=(Limit.TOKENS,)))})
+    asked = truncated().model_copy(
+        update={"settings": resolve_settings(RolloutSettings(mask_overlong=(Limit.TOKENS,)))}
+    )
     plain, masked = (to_gym_result(one, ROW) for one in (truncated(), asked))
     assert (plain["mask_sample"], plain["mask_reason"]) == (False, None)
     assert (masked["mask_sample"], masked["instance_config"]["mask_sample"]) == (True, True)
@@ -96,7 +98,7 @@ def test_truncated_is_masked_only_when_its_settings_ask():
 
 @pytest.mark.parametrize("record", [rollout(), truncated(), cancelled(CancelReason.REDUNDANT)])
 def test_row_of_a_stopped_group_has_no_reward_whatever_it_did(record: Rollout):
-    result = to_gym_result(record, ROW, stopped=True)
+    result = to_gym_result(record, ROW, is_group_stopped=True)
     check_result(result)
     assert (result["reward"], result["mask_sample"], result["prorl_cancelled"]) == (0.0, True, 1)
     assert result["failure_kind"] == "cancelled"
@@ -108,13 +110,13 @@ def reward_columns(results: Sequence[Mapping[str, Any]]) -> set[str]:
     return {"total_reward", *(f"reward/{name}" for each in components for name in each)}
 
 
-def test_prompt_groups_of_a_blend_have_the_same_reward_columns():
+def test_prompt_stream_groups_a_blend_have_the_same_reward_columns():
     """Asynchronous GRPO concatenates the groups of a blend and raises unless all have the same columns."""
     scored = rollout(score=Score(reward=0.5, components={"a": 0.2, "b": 0.3}))
     row = ROW | {"reward_components": {"a": 1.0}}  # a result of an earlier epoch that is posted as a row
     groups = [
         [to_gym_result(scored, ROW), to_gym_result(failed(FailureKind.SANDBOX_LOST), ROW)],
-        [to_gym_result(rollout(), row), to_gym_result(scored, row, stopped=True)],
+        [to_gym_result(rollout(), row), to_gym_result(scored, row, is_group_stopped=True)],
         [to_gym_result(failed(FailureKind.GRADER_FAILED), ROW)] * 2,
     ]
     first, *others = map(reward_columns, groups)
@@ -131,8 +133,8 @@ def test_prompt_groups_of_a_blend_have_the_same_reward_columns():
     ],
 )
 def test_only_a_row_without_reward_shows_the_mean_of_its_group(record: Rollout, reward: float):
-    assert to_gym_result(record, ROW, group_mean=0.75)["reward"] == reward
-    assert to_gym_result(record, ROW, group_mean=0.75, stopped=True)["reward"] == 0.0
+    assert to_gym_result(record, ROW, group_mean_reward=0.75)["reward"] == reward
+    assert to_gym_result(record, ROW, group_mean_reward=0.75, is_group_stopped=True)["reward"] == 0.0
 
 
 def test_strange_row_is_answered():

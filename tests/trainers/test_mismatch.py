@@ -30,15 +30,15 @@ def test_equal_log_probs_differ_by_nothing():
 
 def test_the_figures_are_those_of_their_formulas():
     found = mismatch_by_version([SERVED], [shifted(-0.2, at=4)])[0]
-    assert found.largest == pytest.approx(0.2)
+    assert found.max_abs_diff == pytest.approx(0.2)
     assert found.kl == pytest.approx((math.exp(-0.2) + 0.2 - 1) / 4)
-    assert found.factor == pytest.approx((3 + math.exp(0.2)) / 4)
+    assert found.mult_prob_error == pytest.approx((3 + math.exp(0.2)) / 4)
 
 
 def test_each_version_has_figures_of_its_own():
     found = mismatch_by_version([of_versions(3, 3, 3, 4), of_versions(4, 4, 4, 4)], [shifted(0.1, at=7), shifted(0.0)])
     assert {version: one.tokens for version, one in found.items()} == {3: 3, 4: 5}
-    assert (found[3].largest, found[4].largest) == (0.0, pytest.approx(0.1))
+    assert (found[3].max_abs_diff, found[4].max_abs_diff) == (0.0, pytest.approx(0.1))
 
 
 def test_a_single_token_in_a_large_batch_is_seen():

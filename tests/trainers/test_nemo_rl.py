@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from rollout_samples import ROW, rollout, segment
 
-from prorl_gym.trainers.gym import to_gym_result
+from prorl_gym.trainers.gym_result import to_gym_result
 from prorl_gym.trainers.nemo_rl import TrainerContractError, check_group, check_result
 
 

@@ -1,7 +1,7 @@
-"""``ApiTool``: a tool that asks an API from the host, with typed arguments, and a key that the agent never sees.
+"""``ApiTool``: a tool that calls an API from the host, with typed arguments and a key that stays out of the sandbox.
 
-The agent's sandbox has no network and no secrets. Such a tool is the other way to reach something: one function of the
-environment's author, one API, arguments checked before it and the answer bounded and cleaned behind it.
+The agent's sandbox has no network and no secrets. Such a tool gives access to one API through one function of the
+environment's author: its arguments are checked, its answer is bounded and cleaned.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from prorl_gym.agents.protocol import Observation, ToolSpec
-from prorl_gym.agents.tools.api_http import Api, ApiAnswer, ApiConfig, ApiOutage, ApiRefused
-from prorl_gym.agents.tools.secret import Secret, hide
-from prorl_gym.agents.tools.text import shortened, visible
+from prorl_gym.agents.tools.api_client import ApiClient, ApiConfig, ApiOutage, ApiRefused, ApiResponse
+from prorl_gym.agents.tools.observation_text import printable_text, shorten
+from prorl_gym.agents.tools.tool_secret import Secret, redact_secrets
 from prorl_gym.errors import FailureKind, SandboxError
 
-__all__ = ["Api", "ApiAnswer", "ApiConfig", "ApiOutage", "ApiRefused", "ApiTool", "schema_of"]
+__all__ = ["ApiClient", "ApiConfig", "ApiOutage", "ApiRefused", "ApiResponse", "ApiTool", "schema_of"]
 
 ArgumentsT = TypeVar("ArgumentsT", bound=BaseModel)
 
@@ -28,7 +28,7 @@ class ApiTool(Generic[ArgumentsT]):
         name: as the model calls it.
         description: for the model.
         arguments: pydantic model of the arguments; its field descriptions are for the model too.
-        answer: asks the API and returns the observation. What it raises beyond ``ApiRefused`` and ``ApiOutage`` is a
+        handler: calls the API and returns the observation. What it raises beyond ``ApiRefused`` and ``ApiOutage`` is a
             defect of the environment and no observation.
         config: the API.
     """
@@ -38,55 +38,57 @@ class ApiTool(Generic[ArgumentsT]):
         name: str,
         description: str,
         arguments: type[ArgumentsT],
-        answer: Callable[[ArgumentsT, Api], Awaitable[str]],
+        handler: Callable[[ArgumentsT, ApiClient], Awaitable[str]],
         config: ApiConfig,
     ) -> None:
         self._spec = ToolSpec(name=name, description=description, parameters=schema_of(arguments))
         self._arguments = arguments
-        self._answer = answer
+        self._handler = handler
         self._config = config
         self._secrets = (Secret(config.secret),) if config.secret is not None else ()
 
     @property
     def spec(self) -> ToolSpec:
-        """How the model sees it."""
+        """See ``Tool``."""
         return self._spec
 
     async def __call__(self, arguments: Mapping[str, Any]) -> Observation:
-        """Check the arguments, ask, bound the answer.
+        """Check the arguments, call the API, bound the answer.
 
         Raises:
             SandboxError: ``SANDBOX_UNAVAILABLE``: the key is missing or refused, or there is an outage and the
-                configuration says that this fails the attempt. The cause is infrastructure.
+                configuration lets it fail the attempt. The cause is infrastructure.
         """
         try:
             checked = self._arguments.model_validate(dict(arguments))
         except ValidationError as error:
-            return Observation(f"The arguments of '{self._spec.name}' were not accepted: {_complaint(error)}.")
+            return Observation(f"The arguments of '{self._spec.name}' were not accepted: {_validation_message(error)}.")
         try:
             async with asyncio.timeout(self._config.seconds):
-                text = await self._answer(checked, Api(self._config))
+                text = await self._handler(checked, ApiClient(self._config))
         except ApiRefused as refusal:
             text = f"The API refused: {refusal}"
         except ApiOutage as outage:
-            text = self._outage(str(outage))
+            text = self._outage_text(str(outage))
         except TimeoutError:
-            text = self._outage(f"it did not answer within {self._config.seconds:g} seconds")
-        # Hidden before it is cut: half a key at the cut would not be recognised.
-        return Observation(shortened(visible(hide(text, self._secrets)), self._config.characters))
+            text = self._outage_text(f"it did not answer within {self._config.seconds:g} seconds")
+        # Redacted before it is cut: half a key would not be recognized.
+        return Observation(shorten(printable_text(redact_secrets(text, self._secrets)), self._config.characters))
 
-    def _outage(self, why: str) -> str:
+    def _outage_text(self, why: str) -> str:
         if self._config.outage == "tell":
             return f"The API is not available: {why}. Try again later, or go on without it."
         raise SandboxError(
             FailureKind.SANDBOX_UNAVAILABLE,
-            hide(f"The API of tool '{self._spec.name}' at {self._config.host} is not available: {why}.", self._secrets),
+            redact_secrets(
+                f"The API of tool '{self._spec.name}' at {self._config.host} is not available: {why}.", self._secrets
+            ),
             "Check that the API is up and that this host may reach it.",
         )
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of a tool's arguments, without pydantic's titles, which say nothing to a model."""
+    """Return the JSON schema of a tool's arguments, without pydantic's titles, which are useless to a model."""
     schema: dict[str, Any] = _untitled(model.model_json_schema())
     schema.setdefault("properties", {})
     schema.pop("description", None)  # the docstring of a class is for people
@@ -108,7 +110,7 @@ def _untitled(value: Any, *, names: bool = False) -> Any:
     }
 
 
-def _complaint(error: ValidationError) -> str:
+def _validation_message(error: ValidationError) -> str:
     faults = error.errors(include_url=False, include_input=False, include_context=False)
     said = [f"'{'.'.join(map(str, fault['loc'])) or 'all'}': {fault['msg'].rstrip('.')}" for fault in faults[:3]]
     return "; ".join(said)[:500]

@@ -1,4 +1,4 @@
-"""The ``bash`` tool: one persistent shell in the agent's sandbox, in the form that SWE agents know.
+"""The ``bash`` tool: one persistent shell in the agent's sandbox, with the usual interface of SWE agents.
 
 A command that does not end in time keeps running: the model may look again (empty command), type into it
 (``is_input``), interrupt it (``C-c``), as it would at a terminal, or ``restart`` the shell when the program takes none
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from prorl_gym.agents.protocol import Observation, ToolSpec
-from prorl_gym.agents.tools.source import SandboxSource, agent_action
-from prorl_gym.sandbox.keys import control_key
+from prorl_gym.agents.tools.agent_sandbox import SandboxSource, agent_action
 from prorl_gym.sandbox.protocol import Shell, ShellResult
+from prorl_gym.sandbox.service.operations.shell import control_key
 
 INPUT_SECONDS = 1.0
-"""How long to look for an answer after typing into a running program, which does not say when it is done."""
+"""How long to wait for output after typing into a running program."""
 
 _SPEC = ToolSpec(
     name="bash",
@@ -46,7 +46,7 @@ _SPEC = ToolSpec(
     },
 )
 
-_WAYS_ON = (
+_NEXT_STEPS = (
     "Send an empty command to see more of its output, text with is_input=true to type into it, C-c to interrupt it, or "
     "restart=true to end it with the shell."
 )
@@ -60,15 +60,12 @@ class BashTool:
         seconds: longest time one call waits for its command.
     """
 
+    spec = _SPEC
+
     def __init__(self, source: SandboxSource, seconds: float) -> None:
         self._source = source
         self._seconds = seconds
         self._running = False
-
-    @property
-    def spec(self) -> ToolSpec:
-        """How the model sees it."""
-        return _SPEC
 
     async def __call__(self, arguments: Mapping[str, Any]) -> Observation:
         """Run, poll, type or restart.
@@ -85,17 +82,17 @@ class BashTool:
             return Observation(refusal)
         async with agent_action(self._source) as sandbox:
             shell = await sandbox.shell()
-            result = await (shell.restart() if restart else self._act(shell, command, typed))
+            result = await (shell.restart() if restart else self._run(shell, command, typed))
         self._running = result.exit_code is None
         return Observation(_describe_restart(result, command) if restart else _describe(result, self._seconds))
 
-    async def _act(self, shell: Shell, command: str, typed: bool) -> ShellResult:
+    async def _run(self, shell: Shell, command: str, typed: bool) -> ShellResult:
         if not typed and command.strip():
-            return await shell.start(command, wait=self._seconds)
+            return await shell.start_command(command, wait=self._seconds)
         if not typed:
-            return await shell.send("", wait=self._seconds)
+            return await shell.send_input("", wait=self._seconds)
         text = command if control_key(command) or command.endswith("\n") else command + "\n"
-        return await shell.send(text, wait=min(INPUT_SECONDS, self._seconds))
+        return await shell.send_input(text, wait=min(INPUT_SECONDS, self._seconds))
 
     def _refusal(self, command: str, *, typed: bool, is_key: bool) -> str:
         if "\0" in command:
@@ -107,7 +104,7 @@ class BashTool:
         if not typed and not command.strip() and not self._running:
             return "Nothing is running. Send a command."
         if not typed and command.strip() and self._running:
-            return f"The previous command is still running, so this one was not started. {_WAYS_ON}"
+            return f"The previous command is still running, so this one was not started. {_NEXT_STEPS}"
         return ""
 
 
@@ -124,7 +121,7 @@ def _describe(result: ShellResult, seconds: float) -> str:
     lines.append(f"[Current working directory: {result.cwd}]")
     if result.exit_code is None:
         nothing = "" if result.output.strip() else "It has printed nothing since the last look. "
-        lines.append(f"[The command is still running. {nothing}{_WAYS_ON}]")
+        lines.append(f"[The command is still running. {nothing}{_NEXT_STEPS}]")
     else:
         lines.append(f"[Command finished with exit code {result.exit_code}]")
     return "\n".join(lines)

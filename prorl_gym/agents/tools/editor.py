@@ -1,4 +1,4 @@
-"""The ``editor`` tool: view and change files of the agent's sandbox by exact text, in the form that SWE agents know."""
+"""The ``editor`` tool: view and change files by exact text, with the usual interface of SWE agents."""
 
 import posixpath
 from collections.abc import Mapping
@@ -6,25 +6,25 @@ from errno import EFBIG, EINVAL, EISDIR
 from typing import Any, cast
 
 from prorl_gym.agents.protocol import Observation, ToolSpec
-from prorl_gym.agents.tools.source import SandboxSource, agent_action
+from prorl_gym.agents.tools.agent_sandbox import SandboxSource, agent_action
 from prorl_gym.agents.tools.text_edits import (
     EditRefused,
-    around,
+    edit_excerpt,
     insert_after,
-    numbered,
+    number_lines,
     replace_once,
     split_lines,
 )
 from prorl_gym.sandbox.protocol import FileEntry, Sandbox
 
-MAX_FILE = 4 << 20
+MAX_FILE_BYTES = 4 << 20
 """Bytes of a file that can be viewed or changed."""
-MAX_HISTORY = 32 << 20
+MAX_HISTORY_BYTES = 32 << 20
 """Bytes of earlier versions that are kept for undo_edit."""
 _MAX_ENTRIES = 200
-_SHOWN = 16 << 10
+_MAX_CHARACTERS = 16 << 10
 """Characters of one observation."""
-_SHOWN_LINES = _SHOWN // len(f"{numbered([''], 1)}\n") + 1
+_MAX_LINES = _MAX_CHARACTERS // len(f"{number_lines([''], 1)}\n") + 1
 """So many empty ones are longer than an observation: no more than that are numbered."""
 
 _SPEC = ToolSpec(
@@ -58,9 +58,9 @@ _SPEC = ToolSpec(
     },
 )
 
-_EXISTS = (EFBIG, EISDIR, EINVAL)
-"""What is said of reading nothing of a path where something is: more than nothing, a directory, a device."""
-_NEEDS = {"create": ("file_text",), "str_replace": ("old_str",), "insert": ("insert_line", "new_str")}
+_EXISTS_ERRNOS = (EFBIG, EISDIR, EINVAL)
+"""Errors of reading zero bytes of a path that exists: a file with content, a directory, a device."""
+_REQUIRED_ARGUMENTS = {"create": ("file_text",), "str_replace": ("old_str",), "insert": ("insert_line", "new_str")}
 
 
 class EditorTool:
@@ -70,23 +70,20 @@ class EditorTool:
         source: leases the agent's sandbox.
     """
 
+    spec = _SPEC
+
     def __init__(self, source: SandboxSource) -> None:
         self._source = source
         self._history: list[tuple[str, bytes | None]] = []
 
-    @property
-    def spec(self) -> ToolSpec:
-        """How the model sees it."""
-        return _SPEC
-
     async def __call__(self, arguments: Mapping[str, Any]) -> Observation:
-        """Do what ``arguments['command']`` says.
+        """Run ``arguments['command']``.
 
         Raises:
             SandboxError: see ``agent_action``.
         """
         command: str = arguments["command"]
-        missing = [name for name in _NEEDS.get(command, ()) if name not in arguments]
+        missing = [name for name in _REQUIRED_ARGUMENTS.get(command, ()) if name not in arguments]
         if missing:
             return Observation(f"{command} needs {' and '.join(missing)}.")
         if "\0" in arguments["path"] or not arguments["path"]:
@@ -94,7 +91,7 @@ class EditorTool:
         async with agent_action(self._source) as sandbox:
             path = posixpath.normpath(posixpath.join(sandbox.spec.workdir, arguments["path"]))
             try:
-                return Observation(await self._act(sandbox, command, path, arguments))
+                return Observation(await self._run(sandbox, command, path, arguments))
             except EditRefused as refusal:
                 return Observation(f"Nothing was changed in {path}: {refusal}" if command != "view" else str(refusal))
             except UnicodeDecodeError:
@@ -102,7 +99,7 @@ class EditorTool:
             except OSError as error:
                 return Observation(f"{path}: {error.strerror or 'the operation failed'}.")
 
-    async def _act(self, sandbox: Sandbox, command: str, path: str, arguments: Mapping[str, Any]) -> str:
+    async def _run(self, sandbox: Sandbox, command: str, path: str, arguments: Mapping[str, Any]) -> str:
         match command:
             case "view":
                 return await _view(sandbox, path, arguments.get("view_range"))
@@ -125,17 +122,17 @@ class EditorTool:
             await sandbox.read_file(path, limit=0)
         except FileNotFoundError:
             await sandbox.write_file(path, text.encode())
-            self._remember(path, None)
+            self._push_history(path, None)
             return f"Created {path}."
         except OSError as error:
-            if error.errno not in _EXISTS:
+            if error.errno not in _EXISTS_ERRNOS:
                 raise
         raise EditRefused("it exists already. Change it with str_replace or insert, or remove it with bash first.")
 
     async def _change(self, sandbox: Sandbox, path: str, old: str, text: str, line: int, new: str) -> str:
         await sandbox.write_file(path, text.encode())
-        self._remember(path, old.encode())
-        return _cut(f"Changed {path}. It now reads there:\n{around(text, line, len(split_lines(new)))}", "")
+        self._push_history(path, old.encode())
+        return _truncate(f"Changed {path}. It now reads there:\n{edit_excerpt(text, line, len(split_lines(new)))}", "")
 
     async def _undo(self, sandbox: Sandbox, path: str) -> str:
         at = next((n for n in reversed(range(len(self._history))) if self._history[n][0] == path), None)
@@ -149,14 +146,14 @@ class EditorTool:
         del self._history[at]
         return f"Took back the last change of {path}" + ("." if before is not None else ", which had created it.")
 
-    def _remember(self, path: str, before: bytes | None) -> None:
+    def _push_history(self, path: str, before: bytes | None) -> None:
         self._history.append((path, before))
-        while sum(len(content or b"") for _, content in self._history) > MAX_HISTORY:
+        while sum(len(content or b"") for _, content in self._history) > MAX_HISTORY_BYTES:
             del self._history[0]
 
 
 async def _read(sandbox: Sandbox, path: str) -> str:
-    return (await sandbox.read_file(path, limit=MAX_FILE)).decode()
+    return (await sandbox.read_file(path, limit=MAX_FILE_BYTES)).decode()
 
 
 async def _view(sandbox: Sandbox, path: str, wanted: object) -> str:
@@ -167,14 +164,14 @@ async def _view(sandbox: Sandbox, path: str, wanted: object) -> str:
             raise EditRefused(f"{path} is a directory: view_range is for files.") from None
         return await _list(sandbox, path)
     lines = split_lines(text)
-    first, last = _range(wanted, len(lines))
+    first, last = _line_range(wanted, len(lines))
     if not lines:
         return f"{path} is empty."
     hint = f"[{path} has {len(lines)} lines. Use view_range to see others.]"
-    return _cut(numbered(lines[first - 1 : min(last, first - 1 + _SHOWN_LINES)], first), hint)
+    return _truncate(number_lines(lines[first - 1 : min(last, first - 1 + _MAX_LINES)], first), hint)
 
 
-def _range(wanted: object, total: int) -> tuple[int, int]:
+def _line_range(wanted: object, total: int) -> tuple[int, int]:
     if wanted is None:
         return 1, total
     ends = cast(list[object], wanted) if isinstance(wanted, list) else []
@@ -188,14 +185,14 @@ def _range(wanted: object, total: int) -> tuple[int, int]:
 
 
 async def _list(sandbox: Sandbox, path: str) -> str:
-    """Two levels of a directory, without what is hidden but for its number."""
+    """Return two levels of a directory; of hidden entries only the number."""
     found: list[str] = []
     hidden = 0
     for entry in await sandbox.list_dir(path):
         if entry.name.startswith("."):
             hidden += 1
             continue
-        found.append(_entry(entry, ""))
+        found.append(_entry_line(entry, ""))
         if entry.kind != "directory" or len(found) > _MAX_ENTRIES:
             continue
         try:
@@ -204,7 +201,7 @@ async def _list(sandbox: Sandbox, path: str) -> str:
             continue
         visible = [one for one in inner if not one.name.startswith(".")]
         hidden += len(inner) - len(visible)
-        found += [_entry(one, f"{entry.name}/") for one in visible]
+        found += [_entry_line(one, f"{entry.name}/") for one in visible]
     shown = found[:_MAX_ENTRIES]
     if len(found) > len(shown):
         shown.append("[There are more. View a directory below, or use bash.]")
@@ -213,14 +210,14 @@ async def _list(sandbox: Sandbox, path: str) -> str:
     return "\n".join([f"{path}:", *shown])
 
 
-def _entry(entry: FileEntry, above: str) -> str:
+def _entry_line(entry: FileEntry, above: str) -> str:
     name = entry.name.encode(errors="replace").decode()
     return f"  {above}{name}{'/' if entry.kind == 'directory' else ''}"
 
 
-def _cut(text: str, hint: str) -> str:
-    if len(text) <= _SHOWN:
+def _truncate(text: str, hint: str) -> str:
+    if len(text) <= _MAX_CHARACTERS:
         return text
-    cut = text[:_SHOWN]
+    cut = text[:_MAX_CHARACTERS]
     whole = cut[: cut.rfind("\n")] if "\n" in cut else cut
     return "\n".join(filter(None, [whole, "[The rest is not shown.]", hint]))

@@ -26,7 +26,7 @@ class FinishTool:
 
     @property
     def spec(self) -> ToolSpec:
-        """How the model sees it."""
+        """See ``Tool``."""
         return self._spec
 
     async def __call__(self, arguments: Mapping[str, Any]) -> Observation:

@@ -1,4 +1,4 @@
-"""Which MCP server an environment's tools come from, and what may come from it."""
+"""Configuration of an MCP server whose tools an environment offers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from prorl_gym.config import ConfigModel
 
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
 
 
@@ -24,18 +24,18 @@ class McpConfig(ConfigModel):
     """Names of the tools that the model gets, in this order. Others of the server are not offered and not called."""
     command: tuple[str, ...] = ()
     """Program and arguments; spoken to over its standard input and output."""
-    env: Mapping[Variable, str] = {}
+    env: Mapping[VariableName, str] = {}
     """Its environment: this, PATH, and ``pass_env``. Nothing else of the service's."""
-    pass_env: tuple[Variable, ...] = ()
+    pass_env: tuple[VariableName, ...] = ()
     """Variables of the service that it gets too. Their values count as secrets: they are hidden in answers and logs."""
     stderr: Path | None = None
     """File that its standard error is added to; thrown away by default."""
     url: str = ""
     """Address of a server that speaks streamable HTTP, instead of a program. Redirects are not followed."""
-    headers_env: Mapping[Annotated[str, Field(pattern=r"^[A-Za-z0-9\-]+$")], Variable] = {}
+    headers_env: Mapping[Annotated[str, Field(pattern=r"^[A-Za-z0-9\-]+$")], VariableName] = {}
     """Headers for it, each with the variable of the service that holds its whole value. Secrets, as above."""
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_\-]{0,32}$")] = ""
-    """Put before the names that the model sees, where two servers use the same ones."""
+    """Prefix of the tools' names in the prompt, for servers with equal names."""
     digest: str = ""
     """Digest of names, descriptions and schemas as ``prorl-gym`` names it when it differs. Where it is given, a server
     that words its tools otherwise is refused: the prompts of a data set would no longer be the same."""

@@ -1,7 +1,7 @@
-"""One connection to an MCP server. The one file that knows the ``mcp`` package.
+"""One connection to an MCP server. The only module that imports the ``mcp`` package.
 
-Its scopes must be left by the task that entered them, while a rollout begins, calls and ends in different tasks. So
-each connection has a task of its own, which opens it, waits, and closes it.
+The package's scopes must be left by the task that entered them, but a rollout begins, calls and ends in different
+tasks. So each connection has a task of its own, which opens it, waits, and closes it.
 """
 
 import asyncio
@@ -13,23 +13,23 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from prorl_gym.agents.tools.mcp_config import McpConfig
-from prorl_gym.agents.tools.secret import Secret
+from prorl_gym.agents.tools.tool_secret import Secret
 from prorl_gym.errors import ConfigError
 
 if TYPE_CHECKING:
     from mcp import ClientSession
 
-_PAGES = 16
+_MAX_PAGES = 16
 _PING_SECONDS = 5.0
-_TIMED_OUT = 408
-_CLOSED = -32000
+_TIMEOUT_CODE = 408
+_CLOSED_CODE = -32000
 
-# The package hands these to every program on top of what it is told to. Ours gets PATH alone.
-_INHERITED = {"HOME": "/", "LOGNAME": "", "SHELL": "/bin/sh", "TERM": "dumb", "USER": ""}
+# The package passes these to every program beside its configured ones. Ours gets PATH alone.
+_BASE_ENV = {"HOME": "/", "LOGNAME": "", "SHELL": "/bin/sh", "TERM": "dumb", "USER": ""}
 
 
-class McpBroken(Exception):
-    """The connection is of no more use. The text says why."""
+class McpConnectionError(Exception):
+    """The connection is of no more use. The text gives the reason."""
 
 
 class McpTimeout(Exception):
@@ -37,16 +37,16 @@ class McpTimeout(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class McpAnswer:
-    """What a tool said."""
+class McpResult:
+    """The result of a tool."""
 
     text: str
-    failed: bool
-    """The server says that the call went wrong."""
+    is_error: bool
+    """The server reports that the call failed."""
 
 
 class McpSession:
-    """An open connection. Make it with ``open``; ``close`` it, by whichever task."""
+    """An open connection. Open it with ``connect``; end it with ``begin_close``, from any task."""
 
     def __init__(self, session: "ClientSession", owner: asyncio.Task[None], done: asyncio.Event) -> None:
         self._session = session
@@ -54,18 +54,18 @@ class McpSession:
         self._done = done
 
     @classmethod
-    async def open(cls, config: McpConfig) -> "McpSession":
-        """Start or reach the server and greet it.
+    async def connect(cls, config: McpConfig) -> "McpSession":
+        """Start or reach the server and initialize the session.
 
         Raises:
-            McpBroken: it does not start, cannot be reached, or does not speak the protocol.
+            McpConnectionError: it does not start, cannot be reached, or does not speak the protocol.
             TimeoutError: it does so too slowly.
             SandboxError: a variable that it needs is not set.
             ConfigError: the ``mcp`` package is not installed.
         """
         ready: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         done = asyncio.Event()
-        owner = asyncio.create_task(_own(config, ready, done), name=f"mcp-{config.name}")
+        owner = asyncio.create_task(_run_connection(config, ready, done), name=f"mcp-{config.name}")
         try:
             async with asyncio.timeout(config.start_seconds):
                 session = await ready
@@ -76,56 +76,56 @@ class McpSession:
             raise
         return cls(session, owner, done)
 
-    async def tools(self) -> dict[str, tuple[str, Any]]:
+    async def list_tools(self) -> dict[str, tuple[str, Any]]:
         """Return description and schema of what it offers, by name.
 
         Raises:
-            McpBroken: it cannot say, or does not come to an end.
+            McpConnectionError: the server does not list them, or its list does not end.
         """
         from mcp.types import PaginatedRequestParams
 
         found: dict[str, tuple[str, Any]] = {}
         cursor: str | None = None
-        for _ in range(_PAGES):
+        for _ in range(_MAX_PAGES):
             try:
                 page = await self._session.list_tools(params=PaginatedRequestParams(cursor=cursor))
             except Exception as error:
-                raise McpBroken(f"it does not list its tools ({type(error).__name__})") from None
+                raise McpConnectionError(f"it does not list its tools ({type(error).__name__})") from None
             for tool in page.tools:
                 found.setdefault(tool.name, (tool.description or "", tool.inputSchema))
             if not (cursor := page.nextCursor):
                 return found
-        raise McpBroken(f"its list of tools has more than {_PAGES} pages")
+        raise McpConnectionError(f"its list of tools has more than {_MAX_PAGES} pages")
 
-    async def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> McpAnswer:
+    async def call_tool(self, name: str, arguments: Mapping[str, Any], seconds: float) -> McpResult:
         """Call a tool.
 
         Raises:
-            McpTimeout, McpBroken: there is no answer.
+            McpTimeout, McpConnectionError: there is no answer.
         """
         from mcp import McpError, types
 
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=dict(arguments)))
         try:
-            # Not `call_tool`: it checks results against the server's own schemas, which is no business of ours.
+            # Not `call_tool`: it checks results against the server's own schemas, which may be wrong.
             async with asyncio.timeout(seconds + 1):  # writing to a server that reads nothing has no limit of its own
                 result = await self._session.send_request(
                     types.ClientRequest(request), types.CallToolResult, timedelta(seconds=seconds)
                 )
         except McpError as error:
-            if error.error.code == _TIMED_OUT:
+            if error.error.code == _TIMEOUT_CODE:
                 raise McpTimeout from None
-            if error.error.code == _CLOSED and not await self._answers():
-                raise McpBroken("it ended the connection") from None
-            return McpAnswer(error.error.message, failed=True)
+            if error.error.code == _CLOSED_CODE and not await self._is_alive():
+                raise McpConnectionError("it ended the connection") from None
+            return McpResult(error.error.message, is_error=True)
         except TimeoutError:
             raise McpTimeout from None
-        except Exception as error:  # closed streams, answers that are no answers
-            raise McpBroken(type(error).__name__) from None
-        return McpAnswer("\n".join(_texts(result)), failed=result.isError)
+        except Exception as error:  # closed streams, invalid answers
+            raise McpConnectionError(type(error).__name__) from None
+        return McpResult("\n".join(_result_texts(result)), is_error=result.isError)
 
-    async def _answers(self) -> bool:
-        """Whether the server is there: its own errors may bear the number that says "connection closed"."""
+    async def _is_alive(self) -> bool:
+        """Whether the server answers: its own errors may have the code of a closed connection."""
         try:
             async with asyncio.timeout(_PING_SECONDS):
                 await self._session.send_ping()
@@ -133,7 +133,7 @@ class McpSession:
             return False
         return True
 
-    def end(self) -> asyncio.Task[None]:
+    def begin_close(self) -> asyncio.Task[None]:
         """Begin to end the connection, and the program. Idempotent.
 
         Returns:
@@ -143,25 +143,25 @@ class McpSession:
         return self._owner
 
 
-async def _own(config: McpConfig, ready: "asyncio.Future[ClientSession]", done: asyncio.Event) -> None:
+async def _run_connection(config: McpConfig, ready: "asyncio.Future[ClientSession]", done: asyncio.Event) -> None:
     try:
         async with AsyncExitStack() as held:
-            session = await _greeted(config, held)
+            session = await _initialize(config, held)
             if not ready.done():
                 ready.set_result(session)
             await done.wait()
-    except Exception as error:  # what the package raises is not closed: groups of whatever a transport met
+    except Exception as error:  # the package raises groups of any errors of a transport
         if not ready.done():
-            ready.set_exception(_understood(error))
+            ready.set_exception(_root_cause(error))
 
 
-async def _greeted(config: McpConfig, held: AsyncExitStack) -> "ClientSession":
+async def _initialize(config: McpConfig, held: AsyncExitStack) -> "ClientSession":
     try:
         from mcp import ClientSession
     except ImportError:
         raise ConfigError("The package 'mcp' is not installed.", "Install it: pip install 'prorl-gym[mcp]'.") from None
 
-    transport = _program(config) if config.command else _address(config)
+    transport = _stdio_transport(config) if config.command else _http_transport(config)
     reads, writes = await held.enter_async_context(transport)
     session = await held.enter_async_context(ClientSession(reads, writes))
     await session.initialize()
@@ -169,14 +169,14 @@ async def _greeted(config: McpConfig, held: AsyncExitStack) -> "ClientSession":
 
 
 @asynccontextmanager
-async def _program(config: McpConfig) -> AsyncGenerator[tuple[Any, Any]]:
+async def _stdio_transport(config: McpConfig) -> AsyncGenerator[tuple[Any, Any]]:
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
     given = {variable: Secret(variable).value() for variable in config.pass_env}
     parameters = StdioServerParameters(
         command=config.command[0],
         args=list(config.command[1:]),
-        env={**_INHERITED, **config.env, **given},
+        env={**_BASE_ENV, **config.env, **given},
         encoding_error_handler="replace",
     )
     with open(config.stderr or os.devnull, "a", encoding="utf-8") as errors:  # noqa: ASYNC230 - a local file, once
@@ -185,7 +185,7 @@ async def _program(config: McpConfig) -> AsyncGenerator[tuple[Any, Any]]:
 
 
 @asynccontextmanager
-async def _address(config: McpConfig) -> AsyncGenerator[tuple[Any, Any]]:
+async def _http_transport(config: McpConfig) -> AsyncGenerator[tuple[Any, Any]]:
     import httpx
     from mcp.client.streamable_http import streamable_http_client
 
@@ -197,18 +197,18 @@ async def _address(config: McpConfig) -> AsyncGenerator[tuple[Any, Any]]:
         yield streams[0], streams[1]
 
 
-def _understood(error: BaseException) -> BaseException:
+def _root_cause(error: BaseException) -> BaseException:
     """Return the one cause of a failed start."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     if isinstance(error, FileNotFoundError | PermissionError):
-        return McpBroken(f"its program cannot be started ({error.strerror})")
+        return McpConnectionError(f"its program cannot be started ({error.strerror})")
     if type(error).__module__.startswith("prorl_gym."):
         return error
-    return McpBroken(f"it does not start or does not speak the protocol ({type(error).__name__})")
+    return McpConnectionError(f"it does not start or does not speak the protocol ({type(error).__name__})")
 
 
-def _texts(result: Any) -> list[str]:
+def _result_texts(result: Any) -> list[str]:
     import json
 
     found = [

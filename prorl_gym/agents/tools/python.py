@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prorl_gym.agents.protocol import Observation, ToolSpec
-from prorl_gym.agents.tools.source import SandboxSource, agent_action
+from prorl_gym.agents.tools.agent_sandbox import SandboxSource, agent_action
 from prorl_gym.sandbox.protocol import CellResult
 
 _SPEC = ToolSpec(
@@ -29,14 +29,11 @@ class PythonTool:
         seconds: longest time of one cell.
     """
 
+    spec = _SPEC
+
     def __init__(self, source: SandboxSource, seconds: float) -> None:
         self._source = source
         self._seconds = seconds
-
-    @property
-    def spec(self) -> ToolSpec:
-        """How the model sees it."""
-        return _SPEC
 
     async def __call__(self, arguments: Mapping[str, Any]) -> Observation:
         """Run ``arguments['code']``.
@@ -46,7 +43,7 @@ class PythonTool:
         """
         async with agent_action(self._source) as sandbox:
             session = await sandbox.python()
-            result = await session.run(arguments["code"], timeout=self._seconds)
+            result = await session.run_cell(arguments["code"], timeout=self._seconds)
         return Observation(_describe(result, self._seconds))
 
 

@@ -1,7 +1,6 @@
-"""The ``search`` tool: asks a search engine from the host. The agent's sandbox has neither network nor key.
+"""The ``search`` tool: queries a search engine from the host. The agent's sandbox has neither network nor key.
 
-What is found was written by anybody: it is bounded, and plain text to the model. A search that fails is an observation;
-the agent may go on without it.
+Results are untrusted: they are bounded, and plain text to the model. A search that fails is an observation.
 """
 
 import json
@@ -17,16 +16,16 @@ from typing import Any, Protocol, cast
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from prorl_gym.agents.protocol import Observation, ToolSpec
-from prorl_gym.agents.tools.api_http import Api, ApiConfig, ApiOutage, ApiRefused
-from prorl_gym.agents.tools.secret import Secret
-from prorl_gym.agents.tools.text import shortened, visible
+from prorl_gym.agents.tools.api_client import ApiClient, ApiConfig, ApiOutage, ApiRefused
+from prorl_gym.agents.tools.observation_text import printable_text, shorten
+from prorl_gym.agents.tools.tool_secret import Secret
 from prorl_gym.errors import ConfigError
 
-VARIABLE = "PRORL_GYM_SEARCH"
+PROVIDER_VARIABLE = "PRORL_GYM_SEARCH"
 """Environment variable that gives agents a search tool: ``tavily``, or ``corpus:FILE.jsonl``. Not set: none."""
 
 KEY_VARIABLE = "TAVILY_API_KEY"
-RESULTS = 5
+MAX_RESULTS = 5
 MAX_QUERY = 400
 _TITLE, _ADDRESS, _TEXT = 200, 300, 1200
 """Characters of a result that are shown."""
@@ -38,15 +37,15 @@ class SearchFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Something that was found."""
+    """One result."""
 
     title: str
     text: str
-    address: str = ""
+    url: str = ""
 
 
 class SearchProvider(Protocol):
-    """Finds texts."""
+    """A search engine."""
 
     async def search(self, query: str, limit: int) -> Sequence[SearchResult]:
         """Return at most ``limit`` results, the best first.
@@ -61,7 +60,8 @@ class SearchProvider(Protocol):
 _SPEC = ToolSpec(
     name="search",
     description=(
-        f"Search for reference texts. Returns up to {RESULTS} results with title, address and an excerpt. They may be "
+        f"Search for reference texts. Returns up to {MAX_RESULTS} results with title, address and an excerpt. They "
+        f"may be "
         "wrong: check them."
     ),
     parameters={
@@ -79,13 +79,10 @@ class SearchTool:
         provider: where to search.
     """
 
+    spec = _SPEC
+
     def __init__(self, provider: SearchProvider) -> None:
         self._provider = provider
-
-    @property
-    def spec(self) -> ToolSpec:
-        """How the model sees it."""
-        return _SPEC
 
     async def __call__(self, arguments: Mapping[str, Any]) -> Observation:
         """Search for ``arguments['query']``."""
@@ -93,20 +90,20 @@ class SearchTool:
         if not query or len(query) > MAX_QUERY:
             return Observation(f"The query must have 1 to {MAX_QUERY} characters.")
         try:
-            results = await self._provider.search(query, RESULTS)
+            results = await self._provider.search(query, MAX_RESULTS)
         except SearchFailed as failure:
-            return Observation(f"The search failed: {visible(str(failure))[:_ADDRESS]}.")
-        shown = [_shown(number, result) for number, result in enumerate(results[:RESULTS], 1)]
+            return Observation(f"The search failed: {printable_text(str(failure))[:_ADDRESS]}.")
+        shown = [_result_text(number, result) for number, result in enumerate(results[:MAX_RESULTS], 1)]
         return Observation("\n\n".join(shown) or "[Nothing was found.]")
 
 
-def _shown(number: int, result: SearchResult) -> str:
-    title, address = (" ".join(visible(text).split()) for text in (result.title, result.address))
+def _result_text(number: int, result: SearchResult) -> str:
+    title, address = (" ".join(printable_text(text).split()) for text in (result.title, result.url))
     head = f"[{number}] {title[:_TITLE] or 'Without title'}"
-    return "\n".join(filter(None, (head, address[:_ADDRESS], shortened(visible(result.text).strip(), _TEXT))))
+    return "\n".join(filter(None, (head, address[:_ADDRESS], shorten(printable_text(result.text).strip(), _TEXT))))
 
 
-class _Found(BaseModel):
+class _TavilyResult(BaseModel):
     """A result as Tavily answers it; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
@@ -116,10 +113,10 @@ class _Found(BaseModel):
     content: str = ""
 
 
-class _Answer(BaseModel):
+class _TavilyResponse(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
-    results: list[_Found]
+    results: list[_TavilyResult]
 
 
 class TavilySearch:
@@ -134,20 +131,22 @@ class TavilySearch:
 
     def __init__(self, url: str = "https://api.tavily.com") -> None:
         if not os.environ.get(KEY_VARIABLE, "").strip():
-            raise ConfigError(f"{VARIABLE}=tavily needs the environment variable {KEY_VARIABLE}.", "Export the key.")
+            raise ConfigError(
+                f"{PROVIDER_VARIABLE}=tavily needs the environment variable {KEY_VARIABLE}.", "Export the key."
+            )
         self._secret = Secret(KEY_VARIABLE)
-        self._api = Api(ApiConfig(url=url, secret=KEY_VARIABLE, answer_bytes=1 << 20, seconds=20.0))
+        self._api = ApiClient(ApiConfig(url=url, secret=KEY_VARIABLE, answer_bytes=1 << 20, seconds=20.0))
 
     async def search(self, query: str, limit: int) -> Sequence[SearchResult]:
         """See ``SearchProvider.search``."""
         try:
             answer = await self._api.post("search", {"query": query, "max_results": limit, "search_depth": "basic"})
-            found = _Answer.model_validate(answer.json())
+            found = _TavilyResponse.model_validate(answer.json())
         except (ApiRefused, ApiOutage) as error:
-            raise SearchFailed(self._secret.hide(str(error))) from None
+            raise SearchFailed(self._secret.redact(str(error))) from None
         except ValidationError:
             raise SearchFailed("the answer is not in the form that was expected") from None
-        hide = self._secret.hide
+        hide = self._secret.redact
         return [SearchResult(hide(one.title), hide(one.content), hide(one.url)) for one in found.results[:limit]]
 
 
@@ -191,7 +190,7 @@ def configured_search() -> SearchProvider | None:
     Raises:
         ConfigError: it names none that exists, or one that cannot work.
     """
-    name = os.environ.get(VARIABLE, "")
+    name = os.environ.get(PROVIDER_VARIABLE, "")
     kind, _, place = name.partition(":")
     if not name:
         return None
@@ -199,7 +198,7 @@ def configured_search() -> SearchProvider | None:
         return TavilySearch()
     if kind == "corpus" and place:
         return CorpusSearch(Path(place))
-    raise ConfigError(f"{VARIABLE}: '{name[:80]}' is no search provider.", "Known: tavily, corpus:FILE.jsonl.")
+    raise ConfigError(f"{PROVIDER_VARIABLE}: '{name[:80]}' is no search provider.", "Known: tavily, corpus:FILE.jsonl.")
 
 
 def _words(text: str) -> list[str]:
@@ -211,7 +210,7 @@ def _lines(file: Path) -> list[str]:
         return [line.strip() for line in file.read_text(encoding="utf-8").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
-        raise ConfigError(f"{file}: cannot be read ({why}).", f"Correct {VARIABLE}.") from None
+        raise ConfigError(f"{file}: cannot be read ({why}).", f"Correct {PROVIDER_VARIABLE}.") from None
 
 
 def _document(line: str, where: str) -> SearchResult:

@@ -1,4 +1,4 @@
-"""Edits of a text as the ``editor`` tool makes them, and what to tell about them. Pure functions.
+"""Edits of a text as the ``editor`` tool makes them, and the excerpts that it shows. Pure functions.
 
 The text and what is searched in it are chosen by a model, and this runs on the service's event loop: every function
 takes time in proportion to the text, whatever repeats in it.
@@ -9,9 +9,9 @@ Lines end with a line feed only, as they do for compilers and for git; numbers c
 from collections.abc import Iterable
 from itertools import islice
 
-AROUND = 4
+CONTEXT_LINES = 4
 """Lines shown before and after an edit."""
-_NAMED = 10
+_MAX_LISTED = 10
 """Line numbers in one complaint."""
 
 
@@ -26,12 +26,12 @@ def split_lines(text: str) -> list[str]:
 
 
 def replace_once(text: str, old: str, new: str) -> tuple[str, int]:
-    """Replace the only place where ``old`` stands; return the text and the number of the first line that changed.
+    """Replace the only occurrence of ``old``; return the text and the number of the first line that changed.
 
     In a file whose lines all end in CRLF, ``old`` and ``new`` are read as if theirs did.
 
     Raises:
-        EditRefused: it stands nowhere, in several places, or nothing would change.
+        EditRefused: it does not occur, occurs more than once, or nothing would change.
     """
     if not old:
         raise EditRefused("old_str is empty. Give the text to replace, or use insert.")
@@ -41,12 +41,12 @@ def replace_once(text: str, old: str, new: str) -> tuple[str, int]:
         raise EditRefused("old_str and new_str are the same: nothing would change.")
     at = text.find(old)
     if at < 0:
-        raise EditRefused(f"old_str was not found. {_resembling(text, old)}")
+        raise EditRefused(f"old_str was not found. {_similar_line_hint(text, old)}")
     places = _line_numbers(text, old)
     if len(places) > 1:
-        count = str(len(places)) if len(places) <= _NAMED else f"more than {_NAMED}"
+        count = str(len(places)) if len(places) <= _MAX_LISTED else f"more than {_MAX_LISTED}"
         raise EditRefused(
-            f"old_str stands in {count} places, which begin on lines {_listed(places)}. Give more of the lines "
+            f"old_str stands in {count} places, which begin on lines {_format_numbers(places)}. Give more of the lines "
             "around the one that is meant."
         )
     return text[:at] + new + text[at + len(old) :], places[0]
@@ -69,39 +69,39 @@ def insert_after(text: str, line: int, new: str) -> str:
     return text[:position] + new + text[position:]
 
 
-def numbered(lines: Iterable[str], first: int) -> str:
+def number_lines(lines: Iterable[str], first: int) -> str:
     """Return lines with their numbers."""
     return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines, first))
 
 
-def around(text: str, first: int, count: int) -> str:
+def edit_excerpt(text: str, first: int, count: int) -> str:
     """Return the numbered lines of an edit and some around it."""
     lines = split_lines(text)
-    start, end = max(1, first - AROUND), min(len(lines), first + max(count, 1) - 1 + AROUND)
-    return numbered(lines[start - 1 : end], start)
+    start, end = max(1, first - CONTEXT_LINES), min(len(lines), first + max(count, 1) - 1 + CONTEXT_LINES)
+    return number_lines(lines[start - 1 : end], start)
 
 
 def _line_numbers(text: str, part: str) -> list[int]:
-    """Return where a text begins, overlapping places too, and no more of them than tells that there are too many."""
+    """Return the lines at which a text begins, overlapping ones too; one more than are listed at most."""
     numbers: list[int] = []
     line, seen, at = 1, 0, text.find(part)
-    while at >= 0 and len(numbers) <= _NAMED:
+    while at >= 0 and len(numbers) <= _MAX_LISTED:
         line += text.count("\n", seen, at)
         numbers.append(line)
         seen, at = at, text.find(part, at + 1)
     return numbers
 
 
-def _resembling(text: str, old: str) -> str:
-    """Say where the first line of ``old`` stands but for blanks: mostly it is the indentation that differs."""
+def _similar_line_hint(text: str, old: str) -> str:
+    """Return a hint where the first line of ``old`` occurs with other blanks: mostly the indentation differs."""
     wanted = next((line.strip() for line in old.split("\n") if line.strip()), "")
     lines = enumerate(split_lines(text) if wanted and wanted in text else [], 1)
-    places = list(islice((number for number, line in lines if line.strip() == wanted), _NAMED + 1))
+    places = list(islice((number for number, line in lines if line.strip() == wanted), _MAX_LISTED + 1))
     if not places:
         return "View the file and copy the text as it stands there, blanks included."
-    return f"Its first line stands on line {_listed(places)}: compare blanks, and the lines after it."
+    return f"Its first line stands on line {_format_numbers(places)}: compare blanks, and the lines after it."
 
 
-def _listed(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_NAMED]))
-    return f"{shown}, ..." if len(numbers) > _NAMED else shown
+def _format_numbers(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_MAX_LISTED]))
+    return f"{shown}, ..." if len(numbers) > _MAX_LISTED else shown

@@ -19,10 +19,7 @@ _SPEC = ToolSpec(
 class ThinkTool:
     """Takes note of a thought, which stays in the conversation."""
 
-    @property
-    def spec(self) -> ToolSpec:
-        """How the model sees it."""
-        return _SPEC
+    spec = _SPEC
 
     async def __call__(self, arguments: Mapping[str, Any]) -> Observation:
         """Answer shortly."""

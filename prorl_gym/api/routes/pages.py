@@ -1,4 +1,4 @@
-"""Pages that hold no data: the dashboard, which asks for the token itself, and the description of the routes."""
+"""Pages without data: the dashboard, which prompts for the token, and the description of the routes."""
 
 from functools import cache
 from importlib.resources import files
@@ -6,9 +6,9 @@ from importlib.resources import files
 from fastapi import APIRouter
 from starlette.responses import HTMLResponse, Response
 
-from prorl_gym.api.answers import Refusal
-from prorl_gym.api.guard import DOCS_HEADERS, HTML_HEADERS
-from prorl_gym.api.serving import Serving
+from prorl_gym.api.app_context import AppContext
+from prorl_gym.api.http.error_responses import ApiError
+from prorl_gym.api.http.middleware import DOCS_HEADERS, HTML_HEADERS
 
 _DOCS = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>prorl-gym: routes</title>
@@ -24,15 +24,15 @@ _ASSETS = {
 }
 
 
-def add(routes: APIRouter, serving: Serving) -> None:
+def add_routes(routes: APIRouter, context: AppContext) -> None:
     """Add the routes."""
 
     @routes.get("/", include_in_schema=False)
     @routes.head("/", include_in_schema=False)
     async def dashboard() -> Response:  # pyright: ignore[reportUnusedFunction]
-        from prorl_gym.pages.dashboard import page
+        from prorl_gym.pages.dashboard import render_dashboard
 
-        return HTMLResponse(page(), headers=HTML_HEADERS)
+        return HTMLResponse(render_dashboard(), headers=HTML_HEADERS)
 
     @routes.get("/docs", include_in_schema=False)
     @routes.head("/docs", include_in_schema=False)
@@ -42,12 +42,12 @@ def add(routes: APIRouter, serving: Serving) -> None:
     @routes.get("/docs/{name}", include_in_schema=False)
     async def asset(name: str) -> Response:  # pyright: ignore[reportUnusedFunction]
         if name not in _ASSETS:
-            raise Refusal(404, "There is no such file.")
+            raise ApiError(404, "There is no such file.")
         file, media_type = _ASSETS[name]
         return Response(_asset(file), media_type=media_type, headers={"X-Content-Type-Options": "nosniff"})
 
 
 @cache
 def _asset(name: str) -> bytes:
-    """Read a file of Swagger UI, which a package of its own brings: no page of ours asks another site for anything."""
+    """Read a file of Swagger UI, which comes as a package: no page of ours loads anything from another site."""
     return (files("fastapi_swagger") / "resources" / name).read_bytes()

@@ -6,123 +6,130 @@ from fastapi import APIRouter, Path, Request
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
-from prorl_gym.api import contract, examples
-from prorl_gym.api.body import parse_body, read_body
+from prorl_gym.api import openapi_examples as examples
+from prorl_gym.api.app_context import AppContext
+from prorl_gym.api.http.json_bodies import json_response, read_json
+from prorl_gym.api.http.openapi import JsonBody, describe
 from prorl_gym.api.routes import PoolQuery
-from prorl_gym.api.schema import (
-    EngineAnswer,
+from prorl_gym.client.wire_models import (
     EngineBody,
+    EngineRegistration,
     PauseBody,
-    PausedAnswer,
-    PolicyAnswer,
-    PolicyBody,
+    PauseResponse,
+    PolicyStatus,
+    PolicyUpdateBody,
+    PolicyUpdateResponse,
     ResumeBody,
-    UpdateAnswer,
 )
-from prorl_gym.api.serving import Serving
-from prorl_gym.records import Record
 
-_UPDATE = TypeAdapter(PolicyBody)
+_UPDATE = TypeAdapter(PolicyUpdateBody)
 _PAUSE = TypeAdapter(PauseBody)
 _RESUME = TypeAdapter(ResumeBody)
 _ENGINE = TypeAdapter(EngineBody)
 
-_STEERS = (*contract.GUARDED, *contract.WITH_BODY, 404, 409, 503)
+_DEFAULTS = b"{}"
+"""Replaces an empty body."""
 
 
-def add(routes: APIRouter, serving: Serving) -> None:
+def add_routes(routes: APIRouter, context: AppContext) -> None:
     """Add the routes."""
-    policies, limits = serving.policies, serving.limits
-
-    async def read(request: Request) -> bytes:
-        """Read a body; an empty one means that everything is left at its default."""
-        return await read_body(request, limits.max_body_bytes) or b"{}"
+    policies = context.policies
 
     @routes.get(
         "/v1/policy",
-        tags=["policy"],
-        summary="Get what serves the policy",
-        response_model=PolicyAnswer,
-        responses=contract.answers(examples.POLICY, (*contract.GUARDED, 404, 422)),
+        **describe("policy", "Get the policy's status", examples.POLICY, errors=(404, 422), model=PolicyStatus),
     )
     async def look(pool: PoolQuery = "policy") -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Version, engines, whether it is paused, and the tokens to compute a reference for."""
-        return _json((await policies.of(pool)).look())
+        """Version, engines, whether it is paused, and the tokens of the weight check."""
+        return json_response((await policies.get_controller(pool)).policy_status())
 
     @routes.put(
         "/v1/policy",
-        tags=["policy"],
-        summary="Tell that the engines have new weights",
-        response_model=UpdateAnswer,
-        responses=contract.answers(examples.UPDATED, _STEERS, "Engines serve the new version."),
-        openapi_extra=contract.body(PolicyBody, examples.UPDATE),
+        **describe(
+            "policy",
+            "Report that the engines have new weights",
+            examples.UPDATED,
+            errors=(404, 409, 503),
+            model=PolicyUpdateResponse,
+            description="Engines serve the new version.",
+            body=JsonBody(PolicyUpdateBody, examples.UPDATE),
+        ),
     )
     async def update(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Labels what is sampled from now on, gets older caches out of the way, lets each engine prove its weights.
+        """Labels later tokens with the version, drops or bypasses older caches, checks each engine's weights.
 
-        Pause before the weights change and resume after this, unless the engines tell themselves which weights sampled
-        which token. An engine that cannot show the new weights serves nothing until it does (`quarantined`). The same
-        body again repeats the answer. With `engines` the pool becomes exactly these.
+        Pause before the weights change and resume after this call, unless the engines report which weights sampled
+        which token. An engine that fails the weight check serves no calls until it passes (`quarantined`). Repeating
+        the same body repeats the answer. With `engines`, the pool becomes exactly these.
         """
-        body = parse_body(await read(request), _UPDATE)
-        return _json(await (await policies.of(body.pool)).update(body))
+        body = await read_json(request, _UPDATE, empty=_DEFAULTS)
+        return json_response(await (await policies.get_controller(body.pool)).update(body))
 
     @routes.post(
         "/v1/policy/pause",
-        tags=["policy"],
-        summary="Pause the policy",
-        response_model=PausedAnswer,
-        responses=contract.answers(examples.PAUSED, _STEERS, "No call is on its way any more (but in mode `keep`)."),
-        openapi_extra=contract.body(PauseBody, examples.PAUSE, required=False),
+        **describe(
+            "policy",
+            "Pause the policy",
+            examples.PAUSED,
+            errors=(404, 409, 503),
+            model=PauseResponse,
+            description="No call is running any more (except in mode `keep`).",
+            body=JsonBody(PauseBody, examples.PAUSE, is_required=False),
+        ),
     )
     async def pause(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Rollouts wait between two model calls, and none of their deadlines pays for it."""
-        body = parse_body(await read(request), _PAUSE)
-        return _json(await (await policies.of(body.pool)).pause(body.mode))
+        """Rollouts wait between two model calls; the wait does not count against their deadlines."""
+        body = await read_json(request, _PAUSE, empty=_DEFAULTS)
+        return json_response(await (await policies.get_controller(body.pool)).pause(body.mode))
 
     @routes.post(
         "/v1/policy/resume",
-        tags=["policy"],
-        summary="Let model calls begin again",
-        response_model=PausedAnswer,
-        responses=contract.answers(examples.RESUMED, _STEERS),
-        openapi_extra=contract.body(ResumeBody, examples.RESUME, required=False),
+        **describe(
+            "policy",
+            "Resume the policy",
+            examples.RESUMED,
+            errors=(404, 409, 503),
+            model=PauseResponse,
+            body=JsonBody(ResumeBody, examples.RESUME, is_required=False),
+        ),
     )
     async def resume(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Without a pause it does nothing."""
-        body = parse_body(await read(request), _RESUME)
-        return _json(await (await policies.of(body.pool)).resume())
+        """Does nothing without a pause."""
+        body = await read_json(request, _RESUME, empty=_DEFAULTS)
+        return json_response(await (await policies.get_controller(body.pool)).resume())
 
     @routes.post(
         "/v1/engines",
-        tags=["policy"],
-        summary="Let an engine join",
-        response_model=EngineAnswer,
-        responses=contract.answers(examples.ENGINE, _STEERS),
-        openapi_extra=contract.body(EngineBody, examples.ENGINE_BODY),
+        **describe(
+            "policy",
+            "Register an engine",
+            examples.ENGINE,
+            errors=(404, 409, 503),
+            model=EngineRegistration,
+            body=JsonBody(EngineBody, examples.ENGINE_BODY),
+        ),
     )
     async def add(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """It has to show the weights of this version first, once the policy was updated.
+        """If the policy was updated before, the engine must pass the weight check of the current version first.
 
-        Only addresses of the service's allow-list are taken. One that is there already keeps its name.
+        Only addresses on the service's allow-list are accepted. A registered engine keeps its name.
         """
-        body = parse_body(await read(request), _ENGINE)
-        return _json((await policies.of(body.pool)).add_engine(body.url))
+        body = await read_json(request, _ENGINE, empty=_DEFAULTS)
+        return json_response((await policies.get_controller(body.pool)).register_engine(body.url))
 
     @routes.delete(
         "/v1/engines/{name}",
-        tags=["policy"],
-        summary="Let an engine go",
-        response_model=EngineAnswer,
-        responses=contract.answers(examples.LEAVING, (*contract.GUARDED, 404, 422)),
+        **describe(
+            "policy",
+            "Deregister an engine",
+            examples.DRAINING_ENGINE,
+            errors=(404, 422),
+            model=EngineRegistration,
+        ),
     )
     async def remove(  # pyright: ignore[reportUnusedFunction]
-        name: Annotated[str, Path(max_length=128, description="Of the engine.", examples=["policy-0"])],
+        name: Annotated[str, Path(max_length=128, description="Name of the engine.", examples=["policy-0"])],
         pool: PoolQuery = "policy",
     ) -> Response:
-        """It gets no more calls and leaves when those that it has are over; its rollouts go on elsewhere."""
-        return _json((await policies.of(pool)).remove_engine(name))
-
-
-def _json(answer: Record) -> Response:
-    return Response(answer.model_dump_json(), media_type="application/json")
+        """It gets no more calls and is removed when its last call ends; its rollouts continue on other engines."""
+        return json_response((await policies.get_controller(pool)).deregister_engine(name))

@@ -1,151 +1,291 @@
-"""Submit rollouts, look at them, cancel them."""
+"""Submit rollouts, look them up, cancel them, and read their records as they finish."""
 
 import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field, TypeAdapter
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 
-from prorl_gym.api import contract, examples
-from prorl_gym.api.answers import Refusal
-from prorl_gym.api.body import parse_body, read_body
-from prorl_gym.api.guard import HTML_HEADERS
+from prorl_gym.api import openapi_examples as examples
+from prorl_gym.api.app_context import AppContext
+from prorl_gym.api.http.error_responses import ApiError
+from prorl_gym.api.http.json_bodies import json_response, parse_json, read_json
+from prorl_gym.api.http.middleware import HTML_HEADERS
+from prorl_gym.api.http.openapi import JsonBody, describe
 from prorl_gym.api.routes import GroupQuery, RolloutPath, RunQuery
-from prorl_gym.api.schema import (
+from prorl_gym.client.wire_models import (
     MAX_BATCH,
     MAX_CURSOR,
-    AcceptedAnswer,
-    CancelAnswer,
+    AckBody,
+    AckResponse,
     CancelBody,
-    ListAnswer,
-    RequestAnswer,
-    ResultAnswer,
-    Submission,
+    CancelResponse,
+    DeliveredRecord,
+    RolloutListResponse,
+    RolloutResponse,
+    RolloutSubmission,
+    SubmitResponse,
+    SubmittedRequestResponse,
+    Unacknowledged,
 )
-from prorl_gym.api.serving import Serving
 from prorl_gym.errors import NotFoundError
-from prorl_gym.pages.rollout import render_rollout
-from prorl_gym.rollout.encoding import encode_request, encode_rollout
+from prorl_gym.pages.rollout_page import render_rollout
+from prorl_gym.rollout.ledger.encoding import encode_rollout
+from prorl_gym.rollout.protocol import Delivery
+from prorl_gym.rollout.service import RolloutService
 
-LONGEST_WAIT = 60.0
+MAX_WAIT_SECONDS = 60.0
 """Seconds that one request may wait for a result."""
 
-_RETRY_AFTER = 5
+HEARTBEAT_SECONDS = 15.0
+"""Seconds without a record after which a stream sends an empty line, so that both ends notice a dead connection."""
 
-_ONE = TypeAdapter(Submission)
-_MANY = TypeAdapter[list[Submission]](Annotated[list[Submission], Field(max_length=MAX_BATCH)])
+_RETRY_SECONDS = 5
+
+_ONE = TypeAdapter(RolloutSubmission)
+_MANY = TypeAdapter[list[RolloutSubmission]](Annotated[list[RolloutSubmission], Field(max_length=MAX_BATCH)])
 _CANCEL = TypeAdapter(CancelBody)
-_LIST = TypeAdapter(ListAnswer)
+_ACK = TypeAdapter(AckBody)
 
 
-def add(routes: APIRouter, serving: Serving) -> None:
+def add_routes(routes: APIRouter, context: AppContext) -> None:
     """Add the routes."""
-    service, limits = serving.service, serving.limits
+    service = context.service
 
     @routes.post(
         "/v1/rollouts",
-        tags=["rollouts"],
-        summary="Submit one rollout, or a list, all or nothing",
-        response_model=AcceptedAnswer,
-        responses=contract.answers(
-            examples.ACCEPTED, (*contract.GUARDED, *contract.WITH_BODY, 409, 429, 503), "All are on the disk."
+        **describe(
+            "rollouts",
+            "Submit one rollout, or a list, all or nothing",
+            examples.ACCEPTED,
+            errors=(409, 429, 503),
+            model=SubmitResponse,
+            description="All are on the disk.",
+            body=JsonBody(RolloutSubmission, examples.SUBMISSIONS, is_list_allowed=True),
         ),
-        openapi_extra=contract.body(Submission, examples.SUBMISSIONS, many=True),
     )
     async def submit(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """The answer means that all are on the disk: a crash cannot lose them.
+        """When the answer comes, all are on the disk: a crash cannot lose them.
 
-        Sending the same rollout again is harmless (`duplicate` is true then); another body for a known id is a
-        conflict, and nothing of the list is taken.
+        Submitting the same rollout again is harmless (`duplicate` is then true). Another body for a known id is a
+        conflict, and nothing in the list is accepted.
         """
-        if service.pending >= limits.max_pending:
-            raise Refusal(429, f"{service.pending} rollouts are pending already.", "Send it again later.", _RETRY_AFTER)
-        body = await read_body(request, limits.max_body_bytes)
-        batch = parse_body(body, _MANY) if body.lstrip().startswith(b"[") else [parse_body(body, _ONE)]
-        accepted = await service.submit(batch)
-        return JSONResponse({"accepted": [answer.model_dump() for answer in accepted]})
+        if service.pending >= context.max_pending:
+            raise ApiError(
+                429, f"{service.pending} rollouts are pending already.", "Send it again later.", _RETRY_SECONDS
+            )
+        body = await request.body()
+        batch = parse_json(body, _MANY) if body.lstrip().startswith(b"[") else [parse_json(body, _ONE)]
+        return json_response(SubmitResponse(accepted=tuple(await service.submit(batch))))
 
     @routes.get(
         "/v1/rollouts",
-        tags=["rollouts"],
-        summary="List finished rollouts, newest first",
-        response_model=ListAnswer,
-        responses=contract.answers(examples.LISTED, (*contract.GUARDED, 422, 503), "A page of them."),
+        **describe(
+            "rollouts",
+            "List finished rollouts, newest first",
+            examples.ROLLOUT_LIST,
+            errors=(422, 503),
+            model=RolloutListResponse,
+            description="A page of rollouts.",
+        ),
     )
     async def listed(  # pyright: ignore[reportUnusedFunction]
         run: RunQuery = None,
         group: GroupQuery = None,
-        limit: Annotated[int, Query(ge=1, le=1000, description="The most to return.")] = 100,
-        before: Annotated[int, Query(ge=0, le=MAX_CURSOR, description="Only before this cursor; 0: from now.")] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000, description="Most rollouts to return.")] = 100,
+        before: Annotated[
+            int, Query(ge=0, le=MAX_CURSOR, description="Only records before this cursor; 0: the newest.")
+        ] = 0,
     ) -> Response:
-        """Without their tokens and messages, also those whose records are not kept any more."""
+        """Without tokens and messages. Includes rollouts whose records have been deleted."""
         groups = None if group is None else [group]
-        found = await service.members(run, groups=groups, after=before, limit=limit, newest_first=True)
-        answer = ListAnswer(rollouts=found, before=found[-1].cursor if len(found) == limit else None)
-        return Response(_LIST.dump_json(answer), media_type="application/json")
+        found = await service.summaries(run, groups=groups, after=before, limit=limit, newest_first=True)
+        next_before = found[-1].cursor if len(found) == limit else None
+        return json_response(RolloutListResponse(rollouts=tuple(found), before=next_before))
 
     @routes.get(
         "/v1/rollouts/{rollout_id}",
-        tags=["rollouts"],
-        summary="Get the record of a rollout",
-        response_model=ResultAnswer,
-        responses=contract.answers(
-            examples.RESULT, (*contract.GUARDED, 404, 410, 422, 503), "The record, or null while there is none."
+        **describe(
+            "rollouts",
+            "Get the record of a rollout",
+            examples.ROLLOUT_RESPONSE,
+            errors=(404, 410, 422, 503),
+            model=RolloutResponse,
+            description="The record, or null while there is none.",
         ),
     )
     async def result(  # pyright: ignore[reportUnusedFunction]
         rollout_id: RolloutPath,
-        wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="Seconds to wait for it.", examples=[0])] = 0.0,
+        wait: Annotated[
+            float, Query(ge=0, le=MAX_WAIT_SECONDS, description="Seconds to wait for the record.", examples=[0])
+        ] = 0.0,
     ) -> Response:
-        """With `wait` the answer comes as soon as the rollout ends, or with null after so many seconds."""
+        """With `wait`, the answer comes as soon as the rollout ends, or is null after that many seconds."""
         rollout = await service.result(rollout_id, wait)
         record = "null" if rollout is None else encode_rollout(rollout)
         return Response(f'{{"rollout":{record}}}', media_type="application/json")
 
     @routes.get(
         "/v1/rollouts/{rollout_id}/request",
-        tags=["rollouts"],
-        summary="Get what was submitted",
-        response_model=RequestAnswer,
-        responses=contract.answers({"request": examples.SUBMISSION}, (*contract.GUARDED, 404, 410, 422, 500, 503)),
+        **describe(
+            "rollouts",
+            "Get what was submitted",
+            {"request": examples.SUBMISSION},
+            errors=(404, 410, 422, 503),
+            model=SubmittedRequestResponse,
+        ),
     )
     async def request_of(rollout_id: RolloutPath) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """With its task, which may hold the gold answer. What is needed to make the same rollout again."""
-        request = encode_request(await service.request(rollout_id))  # a task may hold half a surrogate pair
+        """Everything needed to run the rollout again. The task may contain the gold answer."""
+        request = (await service.get_request(rollout_id)).to_json(canonical=True)
         return Response(f'{{"request":{request}}}', media_type="application/json")
 
     @routes.get(
         "/v1/rollouts/{rollout_id}/page",
-        tags=["rollouts"],
-        summary="Get a page about a rollout",
         response_class=HTMLResponse,
-        responses=contract.text(
-            "text/html", "<!doctype html>...", (*contract.GUARDED, 404, 410, 422, 503), "One file of HTML."
+        **describe(
+            "rollouts",
+            "Get a page about a rollout",
+            "<!doctype html>...",
+            errors=(404, 410, 422, 503),
+            description="One HTML file.",
+            media_type="text/html",
         ),
     )
     async def page(rollout_id: RolloutPath) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Turns, tool calls, observations and tokens, for people. The page needs nothing else and may be kept."""
+        """Turns, tool calls, observations and tokens, for people. The page is self-contained."""
         rollout = await service.result(rollout_id)
         if rollout is None:
             raise NotFoundError(f"rollout {rollout_id} has no record yet.", "Look again when it is finished.")
-        html = await asyncio.to_thread(render_rollout, rollout, serving.decode)
+        html = await asyncio.to_thread(render_rollout, rollout, context.decode)
         return HTMLResponse(html, headers=HTML_HEADERS)
 
     @routes.post(
         "/v1/cancel",
-        tags=["rollouts"],
-        summary="Cancel by id, group or run",
-        response_model=CancelAnswer,
-        responses=contract.answers(examples.CANCELLED, (*contract.GUARDED, *contract.WITH_BODY, 503)),
-        openapi_extra=contract.body(CancelBody, examples.CANCEL),
+        **describe(
+            "rollouts",
+            "Cancel by id, group or run",
+            examples.CANCELLED,
+            errors=(503,),
+            model=CancelResponse,
+            body=JsonBody(CancelBody, examples.CANCEL),
+        ),
     )
     async def cancel(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Engine call, processes, sandbox and lease all end. Each rollout still gets its one record.
+        """Ends the engine calls, processes, sandboxes and leases. Each rollout still gets its one record.
 
-        The answer lists what this stopped: each ends as cancelled, without a reward, also over a crash. Unknown and
-        finished ids are ignored. A 503 says that nothing was cancelled, since it could not be written down.
+        The answer lists the cancelled rollouts: each ends without a reward, even if the service crashes. Unknown and
+        finished ids are ignored. After a 503 nothing was cancelled, since it could not be written to the disk.
         """
-        body = parse_body(await read_body(request, limits.max_body_bytes), _CANCEL)
-        cancelled = await service.cancel(body.rollouts, groups=body.groups, runs=body.runs)
-        return JSONResponse({"cancelled": cancelled})
+        body = await read_json(request, _CANCEL)
+        cancelled = await service.cancel(body.rollouts, groups=body.groups, runs=body.runs, reason=body.reason)
+        return json_response(CancelResponse(cancelled=tuple(cancelled)))
+
+    @routes.get(
+        "/v1/stream",
+        response_class=StreamingResponse,
+        **describe(
+            "records",
+            "Stream records as they finish",
+            examples.STREAM,
+            errors=(422, 503),
+            description="Lines of JSON.",
+            media_type="application/x-ndjson",
+            lines_of=DeliveredRecord,
+        ),
+    )
+    async def stream(  # pyright: ignore[reportUnusedFunction]
+        run: RunQuery = None,
+        cursor: Annotated[
+            int, Query(ge=0, le=MAX_CURSOR, description="Cursor of the last record seen; 0: from the first.")
+        ] = 0,
+        follow: Annotated[
+            bool, Query(description="Wait for further records; otherwise end after the last one.")
+        ] = True,
+        ack: Annotated[bool, Query(description="Acknowledge all records up to `cursor`.")] = False,
+    ) -> Response:
+        """Each line is `{"cursor", "stale", "rollout"}`; each record comes once, in the order of writing.
+
+        A record that is damaged on the disk does not end the stream: its line has `damaged` and a substitute without a
+        reward.
+
+        Resume after the last cursor seen. An empty line shows that the service is alive. The stream ends when the
+        service stops. A slow reader does not slow down others.
+        """
+        if ack and cursor:
+            await service.acknowledge(run, cursor)
+        return StreamingResponse(_stream_lines(service, run, cursor, follow=follow), media_type="application/x-ndjson")
+
+    @routes.post(
+        "/v1/ack",
+        **describe(
+            "records",
+            "Acknowledge records",
+            examples.RELEASED,
+            errors=(503,),
+            model=AckResponse,
+            body=JsonBody(AckBody, examples.ACK),
+        ),
+    )
+    async def acknowledge(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        """Releases records: those up to a cursor, or those of some rollouts. Their space is reused."""
+        body = await read_json(request, _ACK)
+        released = await service.acknowledge(body.run, body.cursor)
+        return json_response(AckResponse(released=released + await service.acknowledge_rollouts(body.rollouts)))
+
+    @routes.get(
+        "/v1/unacknowledged",
+        **describe(
+            "records",
+            "List rollouts whose records were not acknowledged",
+            examples.UNACKNOWLEDGED,
+            errors=(422, 503),
+            model=Unacknowledged,
+        ),
+    )
+    async def unacknowledged(run: RunQuery = None) -> Response:  # pyright: ignore[reportUnusedFunction]
+        """Finished or not: what a trainer that lost its own state has to fetch or to expect."""
+        return json_response(await service.unacknowledged(run))
+
+
+async def _stream_lines(
+    service: RolloutService, run: str | None, cursor: int, *, follow: bool
+) -> AsyncGenerator[bytes, None]:
+    """Yield pages of records as lines, and an empty line after ``HEARTBEAT_SECONDS`` without a record.
+
+    Unread records stay in the ledger: at most one page is held here for a slow reader.
+    """
+    while True:
+        page = await service.read_page(run, cursor, HEARTBEAT_SECONDS if follow else 0.0)
+        if page:
+            stale = await _stale_cursors(service, run, page)
+            yield "".join(_line(delivery, delivery.cursor in stale) for delivery in page).encode()
+            cursor = page[-1].cursor
+        elif not follow or service.is_shutting_down:
+            return
+        else:
+            yield b"\n"
+
+
+def _line(delivery: Delivery, stale: bool) -> str:
+    damaged = ',"damaged":true' if delivery.damage else ""
+    marks = f'"stale":{"true" if stale else "false"}{damaged}'
+    return f'{{"cursor":{delivery.cursor},{marks},"rollout":{delivery.record}}}\n'
+
+
+async def _stale_cursors(service: RolloutService, run: str | None, page: Sequence[Delivery]) -> set[int]:
+    """Return the cursors of those whose groups are further behind the policy than their run's demand allows."""
+    await service.wait_until_recovered()
+    demands = service.demands()
+    bounded = demands.values() if run is None else [demands[run]] if run in demands else []
+    if all(demand.max_staleness is None for demand in bounded):
+        return set()
+    stale: set[int] = set()
+    after, last = page[0].cursor - 1, page[-1].cursor
+    while after < last:
+        members = await service.summaries(run, after=after, limit=2 * len(page))
+        stale.update(member.cursor for member in members if service.is_stale(member))
+        after = members[-1].cursor if members else last
+    return stale

@@ -1,79 +1,76 @@
-"""What a trainer still wants of a run."""
+"""The demand of a run, and the state of its groups."""
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 from starlette.responses import Response
 
-from prorl_gym.api import contract, examples
-from prorl_gym.api.body import parse_body, read_body
+from prorl_gym.api import openapi_examples as examples
+from prorl_gym.api.app_context import AppContext
+from prorl_gym.api.http.json_bodies import json_response, read_json
+from prorl_gym.api.http.openapi import JsonBody, describe
 from prorl_gym.api.routes import RunPath
-from prorl_gym.api.serving import Serving
+from prorl_gym.client.wire_models import GroupsStatus
 from prorl_gym.demand import Demand
 from prorl_gym.errors import NotFoundError
-from prorl_gym.rollout.groups.report import GroupsStatus
 
 _DEMAND = TypeAdapter(Demand)
 
 
-def add(routes: APIRouter, serving: Serving) -> None:
+def add_routes(routes: APIRouter, context: AppContext) -> None:
     """Add the routes."""
-    service, limits = serving.service, serving.limits
-    responses = (*contract.GUARDED, 422, 503)
+    service = context.service
 
     @routes.put(
         "/v1/runs/{run}/demand",
-        tags=["runs"],
-        summary="Say what is still wanted of a run",
-        response_model=GroupsStatus,
-        responses=contract.answers(examples.GROUPS, (*responses, 413), "It is in force, and kept over a restart."),
-        openapi_extra=contract.body(Demand, examples.DEMAND),
+        **describe(
+            "runs",
+            "Set a run's demand",
+            examples.GROUPS,
+            errors=(503,),
+            model=GroupsStatus,
+            description="The demand is in force, and survives a restart.",
+            body=JsonBody(Demand, examples.DEMAND),
+        ),
     )
     async def put(run: RunPath, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Each demand replaces the one before. Groups whose rewards differ count; what is redundant is stopped.
+        """Each demand replaces the one before. Groups whose rewards differ count; redundant groups are stopped.
 
         No member of an informative group is cut because its siblings were faster.
         """
-        body = parse_body(await read_body(request, limits.max_body_bytes), _DEMAND)
-        return _json(await service.set_demand(run, body))
+        return json_response(await service.set_demand(run, await read_json(request, _DEMAND)))
 
     @routes.get(
         "/v1/runs/{run}/demand",
-        tags=["runs"],
-        summary="Get what is wanted of a run",
-        response_model=Demand,
-        responses=contract.answers(examples.DEMAND, (*responses, 404), "The demand that is in force."),
+        **describe(
+            "runs",
+            "Get a run's demand",
+            examples.DEMAND,
+            errors=(404, 422, 503),
+            model=Demand,
+            description="The demand that is in force.",
+        ),
     )
     async def get(run: RunPath) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Without one (404) everything that was accepted is made to its end."""
-        await service.recovered()
+        """Without one (404), every accepted rollout runs to its end."""
+        await service.wait_until_recovered()
         demand = service.demands().get(run)
         if demand is None:
-            raise NotFoundError(f"run {run} has no demand.", "Everything that was accepted of it is made.")
-        return _json(demand)
+            raise NotFoundError(f"run {run} has no demand.", "Every accepted rollout of it runs.")
+        return json_response(demand)
 
     @routes.delete(
         "/v1/runs/{run}/demand",
-        tags=["runs"],
-        summary="Want everything of a run again",
-        response_model=GroupsStatus,
-        responses=contract.answers(examples.GROUPS, responses),
+        **describe("runs", "Delete a run's demand", examples.GROUPS, errors=(422, 503), model=GroupsStatus),
     )
     async def delete(run: RunPath) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Every accepted rollout is made to its end, as without a demand. Cancelled ones stay cancelled."""
-        return _json(await service.set_demand(run, None))
+        """Every accepted rollout then runs to its end. Cancelled ones stay cancelled."""
+        return json_response(await service.set_demand(run, None))
 
     @routes.get(
         "/v1/runs/{run}/groups",
-        tags=["runs"],
-        summary="Get the groups of a run",
-        response_model=GroupsStatus,
-        responses=contract.answers(examples.GROUPS, responses),
+        **describe("runs", "Get the groups of a run", examples.GROUPS, errors=(422, 503), model=GroupsStatus),
     )
     async def groups(run: RunPath) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """How many are decided, undecided and dropped, and what stopping them saved."""
-        await service.recovered()
-        return _json(service.groups(run))
-
-
-def _json(answer: BaseModel) -> Response:
-    return Response(answer.model_dump_json(), media_type="application/json")
+        """Numbers of decided, undecided and stopped groups, and the time that stopping them saved."""
+        await service.wait_until_recovered()
+        return json_response(service.groups_status(run))

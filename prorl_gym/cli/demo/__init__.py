@@ -1,4 +1,4 @@
-"""``prorl-gym demo``: four environments rolled out through NeMo Gym, from nothing to a page, in one command."""
+"""``prorl-gym demo``: roll out four environments through NeMo Gym and write a page of the results."""
 
 import asyncio
 import signal
@@ -11,25 +11,25 @@ import typer
 
 
 def demo(
-    base_url: Annotated[str, typer.Option(help="A vLLM server's /v1 address; oracle engines when left out.")] = "",
-    model: Annotated[str, typer.Option(help="Name under which that server serves its model.")] = "",
+    base_url: Annotated[str, typer.Option(help="A vLLM server's /v1 address; oracle engines when omitted.")] = "",
+    model: Annotated[str, typer.Option(help="Name of the model on that server.")] = "",
     tokenizer: Annotated[
         str, typer.Option(help="That model's tokenizer: a directory or a hub name. Default: the model's name.")
     ] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Rollouts of each row.")] = 4,
-    output: Annotated[Path, typer.Option(help="Where results, logs and the page are kept.")] = Path("outputs"),
+    output: Annotated[Path, typer.Option(help="Directory of the results, logs and page.")] = Path("outputs"),
 ) -> None:
-    """Roll out the example rows of four environments through NeMo Gym and show what came of it."""
-    from prorl_gym.cli.demo.run import Options, run
+    """Roll out the example rows of four environments through NeMo Gym and show the results."""
+    from prorl_gym.cli.demo.run import DemoOptions, run
 
     if bool(base_url) != bool(model):
         raise typer.BadParameter("--base-url and --model (make: BASE_URL and MODEL) come together")
-    options = Options(base_url, model, tokenizer or model, repeats, output)
+    options = DemoOptions(base_url, model, tokenizer or model, repeats, output)
     raise typer.Exit(asyncio.run(_interruptible(run(options))))
 
 
 async def _interruptible(work: Coroutine[Any, Any, int]) -> int:
-    """Run to the end; the first SIGINT or SIGTERM cancels it, further ones must not interrupt the clean-up."""
+    """Run to the end; the first SIGINT or SIGTERM cancels it, further ones do not interrupt the clean-up."""
     task = asyncio.ensure_future(work)
     interrupted = False
 
@@ -47,8 +47,3 @@ async def _interruptible(work: Coroutine[Any, Any, int]) -> int:
     except asyncio.CancelledError:
         print("demo: interrupted", file=sys.stderr)
         return 130
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("demo")(demo)

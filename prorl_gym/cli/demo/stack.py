@@ -1,4 +1,4 @@
-"""The programs of the demo: oracle engines, ``gym env start``, ``gym eval run``. All of it on loopback."""
+"""The programs of the demo: oracle engines, ``gym env start``, ``gym eval run``. All of them on loopback."""
 
 import asyncio
 import os
@@ -14,9 +14,8 @@ from typing import Any
 import aiohttp
 import yaml
 
-from prorl_gym.cli.demo.processes import Child, Family
-from prorl_gym.cli.root import gym_root
-from prorl_gym.cli.venvs import link_venvs
+from prorl_gym.cli.demo.process_supervisor import LoggedProcess, ProcessSupervisor
+from prorl_gym.cli.installation import gym_root, link_venvs
 from prorl_gym.errors import ProrlError
 
 HOST = "127.0.0.1"
@@ -24,12 +23,12 @@ ENVIRONMENTS = ("code", "math", "stem", "swe")
 _ORACLE = ("--solve-rate", "0.7", "--seed", "7")  # some rollouts fail, so that there is something to see
 
 
-class DemoFailed(ProrlError):
-    """A part of the demo did not do its work."""
+class DemoError(ProrlError):
+    """A part of the demo failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Engines:
+class PolicyEndpoint:
     """Where the policy is served."""
 
     urls: tuple[str, ...]
@@ -38,8 +37,8 @@ class Engines:
 
 
 @dataclass(frozen=True, slots=True)
-class Folders:
-    """Where a run keeps things."""
+class DemoFolders:
+    """Directories of a run."""
 
     output: Path
     """Kept: results, logs, the page."""
@@ -53,7 +52,7 @@ class Folders:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody uses, each found by binding it; all differ."""
+    """Return different unused ports, each found by binding it."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -61,34 +60,34 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def program(name: str) -> str:
+def program_path(name: str) -> str:
     """Return the path of a command of this environment.
 
     Raises:
-        DemoFailed: it is not installed there.
+        DemoError: it is not installed there.
     """
     path = Path(sys.executable).parent / name
     if not path.exists():
-        raise DemoFailed(f"{path} does not exist.", "Run `make setup`, or install nemo-gym into this environment.")
+        raise DemoError(f"{path} does not exist.", "Run `make setup`, or install nemo-gym into this environment.")
     return str(path)
 
 
-class Stack:
+class DemoStack:
     """Starts the programs one after the other and waits until each is ready.
 
     Args:
-        family: starts and ends processes.
-        folders: where to keep things.
+        supervisor: starts and ends processes.
+        folders: of this run.
     """
 
-    def __init__(self, family: Family, folders: Folders) -> None:
-        self._family = family
+    def __init__(self, supervisor: ProcessSupervisor, folders: DemoFolders) -> None:
+        self._supervisor = supervisor
         self._folders = folders
         self._config = folders.output / "demo.yaml"
-        self._head = ""
+        self._head_url = ""
         self._ray_token = secrets.token_hex(32)
 
-    async def start_oracles(self, count: int) -> Engines:
+    async def start_oracles(self, count: int) -> PolicyEndpoint:
         """Start oracle engines, which play the example rows' gold answers, or wrong ones by seed."""
         ports = free_ports(count)
         children = [
@@ -97,14 +96,14 @@ class Stack:
         ]
         async with asyncio.TaskGroup() as waits:
             for child, port in zip(children, ports, strict=True):
-                waits.create_task(self._ready(child, f"http://{HOST}:{port}/health", seconds=60))
-        return Engines(tuple(f"http://{HOST}:{port}/v1" for port in ports), "oracle", "small")
+                waits.create_task(self._wait_ready(child, f"http://{HOST}:{port}/health", seconds=60))
+        return PolicyEndpoint(tuple(f"http://{HOST}:{port}/v1" for port in ports), "oracle", "small")
 
-    async def find_server(self, url: str, model: str, tokenizer: str) -> Engines:
-        """Ask a server that runs already whether it serves the model: Gym would wait ten minutes for it.
+    async def check_server(self, url: str, model: str, tokenizer: str) -> PolicyEndpoint:
+        """Check that a running server serves the model: Gym would wait ten minutes for it.
 
         Raises:
-            DemoFailed: it does not answer, or serves other models.
+            DemoError: it does not answer, or serves other models.
         """
         url = url.rstrip("/")
         try:
@@ -113,33 +112,33 @@ class Stack:
                     answer: Any = await response.json(content_type=None)
             served = [str(entry["id"]) for entry in answer["data"]]
         except (aiohttp.ClientError, TimeoutError, ValueError, TypeError, LookupError) as error:
-            raise DemoFailed(
+            raise DemoError(
                 f"{url}/models: no vLLM server answers there ({type(error).__name__}).",
                 "Give its address up to /v1 as BASE_URL, and look whether it is up.",
             ) from None
         if model not in served:
-            raise DemoFailed(f"{url} does not serve '{model}'.", f"It serves: {', '.join(served)[:300]}.")
-        return Engines((url,), model, tokenizer)
+            raise DemoError(f"{url} does not serve '{model}'.", f"It serves: {', '.join(served)[:300]}.")
+        return PolicyEndpoint((url,), model, tokenizer)
 
-    async def start_gym(self, engines: Engines, report: Callable[[str], None] = lambda name: None) -> None:
+    async def start_gym(self, engines: PolicyEndpoint, on_ready: Callable[[str], None] = lambda name: None) -> None:
         """Start Gym with all environments on these engines.
 
         Args:
             engines: where the policy is served.
-            report: called with the name of each server when it is ready.
+            on_ready: called with the name of each server when it is ready.
         """
         link_venvs(self._folders.scratch / "venvs", Path(sys.prefix))
         servers = self._write_config(engines)
         child = await self._start("gym-servers", "gym", "env", "start", "--config", str(self._config))
-        reports = [asyncio.create_task(self._report(child, *server, report)) for server in servers.items()]
+        reports = [asyncio.create_task(self._report_ready(child, *server, on_ready)) for server in servers.items()]
         try:
-            await self._ready(child, f"{self._head}/readyz", seconds=180)
+            await self._wait_ready(child, f"{self._head_url}/readyz", seconds=180)
         finally:
-            for task in reports:  # Gym's own word counts; where it came first, a server's is no news any more
+            for task in reports:  # Gym's own readiness decides; servers not reported yet need no report any more
                 task.cancel()
             await asyncio.gather(*reports, return_exceptions=True)
 
-    async def start_eval(self, rows: Path, repeats: int) -> Child:
+    async def start_eval(self, rows: Path, repeats: int) -> LoggedProcess:
         """Start the collection of every row, ``repeats`` times."""
         return await self._start(
             "gym-eval",
@@ -147,32 +146,25 @@ class Stack:
             *("--input", str(rows), "--output", str(self._folders.results), "--num-repeats", str(repeats)),
         )
 
-    async def _report(self, child: Child, name: str, url: str, report: Callable[[str], None]) -> None:
-        if await self._answers(child, url):
-            report(name)
+    async def _report_ready(self, child: LoggedProcess, name: str, url: str, on_ready: Callable[[str], None]) -> None:
+        if await self._wait_answering(child, url):
+            on_ready(name)
 
-    def _write_config(self, engines: Engines) -> dict[str, str]:
+    def _write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
         """Write the one file that both Gym commands read; return the address of each server's readiness.
 
-        Every port is fixed: two demos must not meet.
+        Every port is fixed: two demos must not share one.
         """
         servers = [("resources_servers", "prorl_rollout", "prorl_rollout")]
-        servers += [("responses_api_agents", "prorl_agent", f"prorl_{name}_agent") for name in ENVIRONMENTS]
+        servers += [("responses_api_agents", "prorl_rollout_agent", f"prorl_{name}_agent") for name in ENVIRONMENTS]
         servers += [
             ("environment_servers", "legacy_agent", f"prorl_{name}_environment_server") for name in ENVIRONMENTS
         ]
         head, *ports = free_ports(1 + len(servers))
-        self._head = f"http://{HOST}:{head}"
+        self._head_url = f"http://{HOST}:{head}"
         config: dict[str, Any] = {
             "config_paths": [f"environments/prorl_{name}/config.yaml" for name in ENVIRONMENTS],
-            "head_server": {"host": HOST, "port": head},
-            "default_host": HOST,
-            "skip_venv_if_present": True,
-            "uv_venv_dir": str(self._folders.scratch / "venvs"),
-            "policy_base_url": list(engines.urls),
-            "policy_model_name": engines.model,
-            "policy_api_key": "unused",
-            "prorl_tokenizer": engines.tokenizer,
+            **self._base_config(engines, head),
             "disable_health_check": True,  # it reads model calls made through Gym; ours go to the engines directly
             "prorl_service": {"ledger": {"path": str(self._folders.scratch / "ledger.sqlite")}},
         }
@@ -182,7 +174,20 @@ class Stack:
         names = [instance for _, _, instance in servers]
         return {name: f"http://{HOST}:{port}/readyz" for name, port in zip(names, ports, strict=True)}
 
-    async def _start(self, name: str, command: str, *arguments: str) -> Child:
+    def _base_config(self, engines: PolicyEndpoint, head_port: int) -> dict[str, Any]:
+        """Return what every configuration of Gym here has."""
+        return {
+            "head_server": {"host": HOST, "port": head_port},
+            "default_host": HOST,
+            "skip_venv_if_present": True,
+            "uv_venv_dir": str(self._folders.scratch / "venvs"),
+            "policy_base_url": list(engines.urls),
+            "policy_model_name": engines.model,
+            "policy_api_key": "unused",
+            "prorl_tokenizer": engines.tokenizer,
+        }
+
+    async def _start(self, name: str, command: str, *arguments: str) -> LoggedProcess:
         roots = [str(gym_root()), *filter(None, os.environ.get("NEMO_GYM_EXTRA_ROOTS", "").split(os.pathsep))]
         temporary = self._folders.scratch / "tmp"  # what Ray, wandb and others never remove goes with the rest
         temporary.mkdir(exist_ok=True)
@@ -197,25 +202,25 @@ class Stack:
             "RAY_enable_worker_prestart": "0",  # idle workers cost seconds on two cores
             "PYTHONUNBUFFERED": "1",
         }
-        return await self._family.start(name, [program(command), *arguments], env, self._folders.scratch)
+        return await self._supervisor.start_child(name, [program_path(command), *arguments], env, self._folders.scratch)
 
-    async def _ready(self, child: Child, url: str, seconds: float) -> None:
+    async def _wait_ready(self, child: LoggedProcess, url: str, seconds: float) -> None:
         """Wait until the address answers 200.
 
         Raises:
-            DemoFailed: the program ended, or the time is up; with the end of its log.
+            DemoError: the program ended, or the time is up; with the end of its log.
         """
         try:
             async with asyncio.timeout(seconds):
-                if await self._answers(child, url):
+                if await self._wait_answering(child, url):
                     return
         except TimeoutError:
-            raise self.failed(child, f"was not ready after {seconds:g} s") from None
-        raise self.failed(child, f"ended with code {child.process.returncode}")
+            raise self.program_error(child, f"was not ready after {seconds:g} s") from None
+        raise self.program_error(child, f"ended with code {child.process.returncode}")
 
     @staticmethod
-    async def _answers(child: Child, url: str) -> bool:
-        """Ask until the address answers 200; whether it did before the program ended."""
+    async def _wait_answering(child: LoggedProcess, url: str) -> bool:
+        """Poll the address until it answers 200; ``False``: the program ended first."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while child.process.returncode is None:
                 try:
@@ -227,7 +232,7 @@ class Stack:
                 await asyncio.sleep(0.25)
         return False
 
-    def failed(self, child: Child, what: str) -> DemoFailed:
+    def program_error(self, child: LoggedProcess, what: str) -> DemoError:
         """Return the error for a program, after showing the end of its log."""
         print(f"--- end of {child.log} ---\n{child.tail()}\n---", file=sys.stderr)
-        return DemoFailed(f"{child.name} {what}.", f"Its log: {child.log}")
+        return DemoError(f"{child.name} {what}.", f"Its log: {child.log}")

@@ -1,7 +1,7 @@
-"""Runs inside the grading sandbox as ``python3 -s -c <this text>``: calls one function of the program, says what came.
+"""Runs inside the grading sandbox as ``python3 -s -c <this text>``: calls one function of the program.
 
 The program shares this process and may do anything to it: patch modules, print, leave early. None of that helps it,
-because the expected value is not here: a forged result has to be the right one. Standard library only, for any
+because the expected value is not here: a forged result must be the right one. Standard library only, for any
 Python from 3.8 on, and little of it: this is imported for every test.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 RESULT = 3
-"""Descriptor that results are written to; what the program prints goes nowhere."""
+"""Descriptor for results; what the program prints is dropped."""
 
 
 class ListNode:
@@ -45,7 +45,7 @@ def to_list(values: Any) -> Any:
 
 
 def from_list(node: Any) -> Any:
-    """Make an array of a linked list; one that bites its tail is an error."""
+    """Make an array of a linked list; one with a cycle is an error."""
     values: list[Any] = []
     seen: set[int] = set()
     while node is not None:
@@ -70,7 +70,7 @@ def to_tree(values: Any) -> Any:
 
 
 def new_tree_node(value: Any) -> Any:
-    """Make a node, or none of null."""
+    """Make a node; ``None`` for null."""
     return None if value is None else TreeNode(value)
 
 
@@ -91,13 +91,13 @@ def from_tree(root: Any) -> Any:
     return values
 
 
-def same(value: Any) -> Any:
+def identity(value: Any) -> Any:
     """Return it as it is."""
     return value
 
 
-MAKE = {"value": same, "linked list": to_list, "tree": to_tree}
-TAKE = {"value": same, "linked list": from_list, "tree": from_tree}
+ARGUMENT_DECODERS = {"value": identity, "linked list": to_list, "tree": to_tree}
+RESULT_ENCODERS = {"value": identity, "linked list": from_list, "tree": from_tree}
 
 
 def main() -> None:
@@ -106,10 +106,10 @@ def main() -> None:
     os.set_inheritable(RESULT, False)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    dumps, write, leave, take = json.dumps, os.write, os._exit, TAKE[request["result_as"]]
+    dumps, write, leave, take = json.dumps, os.write, os._exit, RESULT_ENCODERS[request["result_as"]]
     args = list(request["args"])
     for index, shape in enumerate(request["args_as"][: len(args)]):
-        args[index] = MAKE[shape](args[index])
+        args[index] = ARGUMENT_DECODERS[shape](args[index])
     with open(request["program"], encoding="utf-8") as file:
         code = compile(file.read(), "solution.py", "exec")
     scope: Any = {"__name__": "solution", "__file__": request["program"], "ListNode": ListNode, "TreeNode": TreeNode}
@@ -122,7 +122,7 @@ def main() -> None:
     text = dumps(take(result)).encode("ascii")
     while text:
         text = text[write(RESULT, text) :]
-    leave(0)  # threads and exit handlers of the program have no say any more
+    leave(0)  # without waiting for threads and exit handlers of the program
 
 
 main()

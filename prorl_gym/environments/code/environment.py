@@ -1,65 +1,54 @@
 """The ``code`` environment: write a program, try it in a sandbox, hand in its source."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from prorl_gym.agents.loop import run_agent
-from prorl_gym.agents.protocol import Artifacts
+from prorl_gym.agents.protocol import Artifacts, Tool
 from prorl_gym.agents.tools import BashTool, FinishTool, PythonTool
-from prorl_gym.environments.code.grader import failed, grade
-from prorl_gym.environments.code.rows import CodeRow, FunctionTests
-from prorl_gym.environments.code.solution import NoProgramError, find_program
-from prorl_gym.environments.protocol import Episode, GoldStep, Leases, RunContext
-from prorl_gym.environments.rows import as_gold_steps, parse_row
-from prorl_gym.errors import FailureKind, TaskError
+from prorl_gym.agents.tools.agent_sandbox import SandboxSource
+from prorl_gym.environments.code.code_row import CodeRow, FunctionTests
+from prorl_gym.environments.code.grader import failed_score, grade
+from prorl_gym.environments.protocol import Leases
+from prorl_gym.environments.simple import SimpleEnvironment
 from prorl_gym.records import Message, Score
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
 
-SYSTEM_PROMPT = (
+_SYSTEM_PROMPT = (
     "You write Python programs. You have a sandbox with bash and python to explore and to test your program in. When "
     "it works, call finish with the complete source of the program as the answer. Your program is then run on hidden "
     "tests in a fresh sandbox that holds none of your files, with the standard library only and limits on time and "
     "memory."
 )
 
-CPP_PROMPT = SYSTEM_PROMPT.replace("Python programs", "C++17 programs").replace(
+_CPP_PROMPT = _SYSTEM_PROMPT.replace("Python programs", "C++17 programs").replace(
     "run on hidden", "compiled with g++ -O2 and run on hidden"
 )
-
-SANDBOX = SandboxSpec(limits=SandboxLimits(output=16 << 10))
 
 EVAL_SHARE = 0.8
 """Share of the stage's deadline that the tests may use; the rest is for starting the sandbox."""
 
 
-class CodeEnvironment:
+class CodeEnvironment(SimpleEnvironment[CodeRow]):
     """Implements ``Environment[CodeRow]``."""
 
     name = "code"
+    row_model = CodeRow
     settings = RolloutSettings(max_turns=16, eval_seconds=300.0)
+    sandbox = SandboxSpec(limits=SandboxLimits(output=16 << 10))
+    gold_field = "solution"
 
-    def parse(self, row: Mapping[str, Any]) -> CodeRow:
-        """See ``Environment.parse``."""
-        return parse_row(CodeRow, self.name, row)
+    def messages(self, task: CodeRow) -> tuple[Message, ...]:
+        """Return the prompt for the row's language."""
+        system = _CPP_PROMPT if task.language == "cpp" else _SYSTEM_PROMPT
+        return Message(role="system", content=system), Message(role="user", content=_prompt(task))
 
-    async def init(self, task: CodeRow, leases: Leases, settings: ResolvedSettings) -> Episode:
-        """Return the prompt and the tools; no sandbox is started."""
-        source = partial(leases.agent, SANDBOX)
-        system = CPP_PROMPT if task.language == "cpp" else SYSTEM_PROMPT
-        return Episode(
-            messages=(Message(role="system", content=system), Message(role="user", content=_prompt(task))),
-            tools=(
-                BashTool(source, settings.action_seconds),
-                PythonTool(source, settings.action_seconds),
-                FinishTool("Hand in the complete source of your program and end."),
-            ),
+    def tools(self, sandbox: SandboxSource, settings: ResolvedSettings) -> Sequence[Tool]:
+        """Return ``bash``, ``python`` and ``finish``."""
+        return (
+            BashTool(sandbox, settings.action_seconds),
+            PythonTool(sandbox, settings.action_seconds),
+            FinishTool("Hand in the complete source of your program and end."),
         )
-
-    async def run(self, task: CodeRow, episode: Episode, context: RunContext) -> None:
-        """Run the usual agent loop."""
-        await run_agent(episode.messages, episode.tools, context.policy, context.artifacts)
 
     async def evaluate(self, task: CodeRow, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
         """Run the handed-in program on the hidden tests.
@@ -70,33 +59,15 @@ class CodeEnvironment:
         try:
             program = find_program(artifacts.answer or "", task.language)
         except NoProgramError as complaint:
-            return failed(str(complaint), 0, len(task.tests.cases))
+            return failed_score(str(complaint), 0, len(task.tests.cases))
         return await grade(task, program, leases, settings.eval_seconds * EVAL_SHARE)
 
-    def gold(self, row: Mapping[str, Any]) -> Sequence[GoldStep]:
-        """Return the row's own trajectory, or the bare solution.
-
-        Raises:
-            TaskError: the row has neither.
-        """
-        task = self.parse(row)
-        if task.gold_steps:
-            return as_gold_steps(task.gold_steps)
-        if task.solution:
-            return [GoldStep(tool="finish", arguments={"answer": task.solution})]
-        raise TaskError(
-            FailureKind.BAD_ROW,
-            f"code row {task.id or 'without id'}: no gold answer.",
-            "Add 'gold_steps' or 'solution'.",
-        )
-
-    def wrong(self, row: Mapping[str, Any], seed: int) -> Sequence[GoldStep]:
-        """Return plausible turns that do not solve the row: its own, or a program that prints a number of the seed."""
-        task = self.parse(row)
-        program = f"def {_function_name(task)}(*arguments):\n    return 'seed {seed}'\n\n\nprint('seed {seed}')\n"
+    def wrong_answer(self, task: CodeRow, seed: int) -> str:
+        """Return a program that prints a number of the seed."""
         if task.language == "cpp":
-            program = f'#include <cstdio>\nint main() {{ puts("seed {seed}"); }}\n'
-        return as_gold_steps(task.wrong_steps) or [GoldStep(tool="finish", arguments={"answer": program})]
+            return f'#include <cstdio>\nint main() {{ puts("seed {seed}"); }}\n'
+        name = task.tests.entry.split(".")[0] if isinstance(task.tests, FunctionTests) else "main"
+        return f"def {name}(*arguments):\n    return 'seed {seed}'\n\n\nprint('seed {seed}')\n"
 
 
 def _prompt(task: CodeRow) -> str:
@@ -114,5 +85,48 @@ def _prompt(task: CodeRow) -> str:
     return f"{task.question}{start}\n\n{form} {limits}"
 
 
-def _function_name(task: CodeRow) -> str:
-    return task.tests.entry.split(".")[0] if isinstance(task.tests, FunctionTests) else "main"
+MAX_PROGRAM = 256 << 10
+"""Longest program that is run, in bytes."""
+
+_FENCE = "```"
+_FENCE_NAMES = {"python": ("python", "py", "python3", ""), "cpp": ("cpp", "c++", "cc", "cxx", "cplusplus", "c", "")}
+_DISPLAY_NAMES = {"python": "Python", "cpp": "C++"}
+
+
+class NoProgramError(ValueError):
+    """The answer has no program to run; the message has the reason."""
+
+
+def find_program(answer: str, language: str = "python") -> str:
+    """Return the last fenced block of the language, or the whole answer when nothing in it is fenced.
+
+    Raises:
+        NoProgramError: empty, too long, or fenced as another language only.
+    """
+    if len(answer) > 4 * MAX_PROGRAM:
+        raise NoProgramError(f"the answer is longer than {4 * MAX_PROGRAM} characters")
+    blocks = list(_blocks(answer))
+    programs = [body for name, body in blocks if name in _FENCE_NAMES[language]]
+    if blocks and not programs:
+        raise NoProgramError(f"no block of {_DISPLAY_NAMES[language]} in the answer")
+    program = programs[-1] if programs else answer
+    if not program.strip():
+        raise NoProgramError("no program in the answer")
+    if len(program.encode(errors="replace")) > MAX_PROGRAM:
+        raise NoProgramError(f"the program is longer than {MAX_PROGRAM} bytes")
+    return program
+
+
+def _blocks(answer: str) -> Iterator[tuple[str, str]]:
+    """Yield language and body of each closed block. One pass: a pattern would be quadratic on unclosed fences."""
+    language: str | None = None
+    body: list[str] = []
+    for line in answer.split("\n"):
+        text = line.strip()
+        if language is None and text.startswith(_FENCE) and _FENCE not in text[3:]:
+            language, body = text[3:].strip().partition(" ")[0].lower(), []
+        elif language is not None and text == _FENCE:
+            yield language, "".join(f"{line}\n" for line in body)
+            language = None
+        elif language is not None:
+            body.append(line)

@@ -1,21 +1,27 @@
-"""Numbers and expressions with percent signs, units, currencies and nouns."""
+"""Parses numbers and expressions with percent signs, units, currencies and nouns.
+
+A unit on one side only does not count; two of a kind are converted. Words that are no unit here are a noun
+(``12 ways``), and nouns do not count either (``words.is_neutral_phrase``).
+"""
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
+from prorl_gym.environments.answers import units
+from prorl_gym.environments.answers.number_words import DIVISORS
+from prorl_gym.environments.math.answer_forms import Amount, Dimension, Unit
+from prorl_gym.environments.math.answer_text import strip_text_macros
+from prorl_gym.environments.math.expression_tree import Node, Number, Operation
 from prorl_gym.environments.math.expressions import (
     FUNCTIONS,
     GREEK,
-    Apply,
-    Node,
-    Number,
-    UnreadableError,
-    read_expression,
-    symbols,
+    UnreadableExpressionError,
+    free_symbols,
+    parse_expression,
 )
-from prorl_gym.environments.math.forms import Amount
-from prorl_gym.environments.math.spelling import untexted
-from prorl_gym.environments.math.units import Tail, Unit, is_unit, read_tail, single_letter
+from prorl_gym.environments.math.words import is_neutral_phrase
 
 _CURRENCY = re.compile(r"(-?)\s*(?:\\(usd|eur|gbp)|(?:\\text\s*\{\s*)?(USD|EUR|GBP|Rs)\.?\s*\}?)\s*(.*)", re.DOTALL)
 _DECIMAL = re.compile(r"-?\d*\.(\d+)")
@@ -32,33 +38,91 @@ _FACTORS = re.compile("[a-zA-Z]{2,3}")
 _LAST_TERM = re.compile(r"[-+]\s*(\d+(?:\.\d+)?)?$")
 _QUANTITIES = re.compile(r"\d+(?:\.\d+)?\s*[a-zA-Z]{2,3}(?:\s*[-+]\s*\d+(?:\.\d+)?\s*[a-zA-Z]{2,3})+")
 
+_UNITS = {
+    "length": "m meter metre cm centimeter centimetre mm millimeter millimetre km kilometer kilometre dm decimeter "
+    "decimetre nm nanometer inch inches in ft foot feet yd yard mi mile",
+    "length^2": "m^2 ha hectare acre",
+    "length^3": "m^3 l liter litre ml milliliter millilitre cl centiliter dl deciliter gal gallon quart pint",
+    "length time^-1": "m/s mph",
+    "time": "s sec second ms min minute h hr hour day week",
+    "years": "month year yr decade century centurie",
+    "mass": "g gram kg kilogram mg milligram tonne ton=tonne",
+    "pounds": "oz ounce lb lbs pound",
+    "angle": "degree degrees deg",
+    "radian": "radian rad",
+    "frequency": "hz=Hz hertz khz=kHz mhz=MHz",
+    "newton": "n=N newton kn=kN",
+    "joule": "j=J joule kj=kJ",
+    "watt": "w=W watt kw=kW",
+    "volt": "v=V volt",
+    "ampere": "a=A amp ampere",
+    "kelvin": "k=K kelvin",
+    "pascal": "pa=Pa pascal kpa=kPa",
+    "data": "bit byte kb=kB mb=MB gb=GB",
+}
+"""Spellings by dimension, the base unit first; where the common table has another spelling, it follows ``=``.
 
-def read_amount(text: str) -> Amount:
-    """Return a number or an expression with what stands behind it.
+Years are not counted in days, nor pounds in grams, since no exact answer converts them.
+"""
+_OTHER_UNITS: dict[str, dict[str, str]] = {
+    "joule": {"kwh": "3600000"},
+    "usd": {"usd": "1", "dollar": "1", "buck": "1", "cent": "1/100", "cents": "1/100"},
+    "euro": {"eur": "1", "euro": "1"},
+    "sterling": {"gbp": "1"},
+    "rupee": {"rupee": "1"},
+    "celsius": {"celsius": "1"},
+    "fahrenheit": {"fahrenheit": "1"},
+}
+"""Factors of units that the common table lacks or has in another dimension (5 degrees are not 5 kelvins)."""
+
+_ONE_LETTER_UNITS = frozenset("m g s h l L".split())
+"""One-letter units; elsewhere they are variables, so only a space or ``\\text`` before them makes them units."""
+
+_ONE_LETTER_UNITS_AS_TEXT = frozenset("NJWVAK")
+"""One-letter units that only ``\\text`` makes units."""
+
+_DENOMINATOR_LETTERS = frozenset("sh")
+"""Units of time that are written against another one."""
+
+_MULTIPLIERS = {
+    "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
+    **{word: Fraction(1, number) for word, number in DIVISORS.items()},
+}  # fmt: skip
+
+_ADJECTIVES = frozenset("long wide tall high deep away thick old total altogether apart of the area volume".split())
+
+
+def parse_amount(text: str) -> Amount:
+    """Return a number or an expression with its unit or noun.
 
     Raises:
-        UnreadableError: the text is something else.
+        UnreadableExpressionError: the text is something else.
     """
     if match := _CURRENCY.fullmatch(text):
         code = (match[2] or match[3]).casefold()
-        amount = read_amount(match[1] + match[4])
+        amount = parse_amount(match[1] + match[4])
         if (amount.unit is not None and amount.unit.dimension is not None) or amount.percent:
-            raise UnreadableError("two units")
+            raise UnreadableExpressionError("two units")
         kind = {"eur": "euro", "gbp": "sterling", "rs": "rupee"}.get(code, code)
         return Amount(amount.value, Unit(dimension=((kind, 1),)), places=amount.places)
     if match := _PERCENT.search(text):
-        bare = _simple(text[: match.start()].strip())
+        bare = _parse_plain(text[: match.start()].strip())
         return Amount(bare.value, percent=True, places=bare.places)
     if match := _DEGREES.search(text):
         if match.start() and not re.search(r"\\(?:sin|cos|tan|cot|sec|csc|cis)(?![a-z])", text):
-            bare = _simple(text[: match.start()].strip())
+            bare = _parse_plain(text[: match.start()].strip())
             kind = {"C": "celsius", "F": "fahrenheit"}.get(match[1] or "", "angle")
             return Amount(bare.value, Unit(dimension=((kind, 1),)), places=bare.places)
-    return _arc(text) or _compound(text) or _with_tail(text)
+    return _parse_arc(text) or _parse_compound(text) or _parse_with_suffix(text)
 
 
-def _arc(text: str) -> Amount | None:
-    r"""Read ``45^\\circ 30'``, with minutes and perhaps seconds of arc."""
+def _parse_plain(text: str) -> Amount:
+    decimal = _DECIMAL.fullmatch(text.replace(" ", ""))
+    return Amount(parse_expression(text), places=len(decimal[1]) if decimal else None)
+
+
+def _parse_arc(text: str) -> Amount | None:
+    r"""Return the amount of ``45^\\circ 30'``, with minutes and perhaps seconds of arc; ``None`` for other texts."""
     match = _ARC.fullmatch(text)
     if match is None or int(match[2]) > 59 or float(match[3] or 0) >= 60:
         return None
@@ -66,81 +130,162 @@ def _arc(text: str) -> Amount | None:
     return Amount(Number(degrees), Unit(dimension=(("angle", 1),)))
 
 
-def _simple(text: str) -> Amount:
-    decimal = _DECIMAL.fullmatch(text.replace(" ", ""))
-    return Amount(read_expression(text), places=len(decimal[1]) if decimal else None)
-
-
-def _compound(text: str) -> Amount | None:
-    """Read ``5 feet 6 inches``, at least two parts of one dimension."""
-    text = untexted(text)
+def _parse_compound(text: str) -> Amount | None:
+    """Return the amount of ``5 feet 6 inches``, at least two parts of one dimension; ``None`` for other texts."""
+    text = strip_text_macros(text)
     parts = _COMPOUND.findall(text)
     if len(parts) < 2 or _COMPOUND.sub("", text).strip():
         return None
     total, dimension = Fraction(0), None
     for number, name in parts:
-        tail = read_tail(name)
-        if tail is None or tail.unit.dimension is None or dimension not in (None, tail.unit.dimension):
+        suffix = _parse_unit_suffix(name)
+        if suffix is None or suffix.unit.dimension is None or dimension not in (None, suffix.unit.dimension):
             return None
-        dimension = tail.unit.dimension
-        total += Fraction(number) * tail.unit.factor
+        dimension = suffix.unit.dimension
+        total += Fraction(number) * suffix.unit.factor
     return Amount(Number(total), Unit(dimension=dimension))
 
 
-def _with_tail(text: str) -> Amount:
-    if _QUANTITIES.fullmatch(text) and all(map(is_unit, re.findall("[a-zA-Z]+", text))):
-        raise UnreadableError("a sum of quantities")
-    start = _tail_start(text)
+@dataclass(frozen=True, slots=True)
+class _UnitSuffix:
+    """The unit behind a number, and a factor such as ``million``."""
+
+    unit: Unit
+    multiplier: Fraction | int = 1
+
+
+def _parse_unit_suffix(text: str) -> _UnitSuffix | None:
+    """Return the unit, noun and multiplier in the words behind a number; ``None`` for other words."""
+    text = re.sub(r"\^\s*\{\s*(-?\d)\s*\}", r"^\1", text)
+    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).replace("{", "").replace("}", "").replace("\\cdot", " ")
+    text = re.sub(r"\b(units?)\^[23]", r"\1", re.sub(r"\s*\^\s*", "^", text))
+    if not re.fullmatch(r"[\s\w^/\-'.,()\\°*]*", text):
+        return None
+    words = [word.strip(".,()'") for word in text.replace("/", " / ").replace("*", " ").split()]
+    words = [word for word in words if word]
+    multiplier: Fraction | int = 1
+    while words and words[0].casefold() in _MULTIPLIERS:
+        multiplier *= _MULTIPLIERS[words.pop(0).casefold()]
+    if not words:
+        return _UnitSuffix(Unit(), multiplier)
+    unit = _parse_unit([word for word in words if word.casefold() not in _ADJECTIVES] or ["total"])
+    if unit is None:
+        if not is_neutral_phrase(words):
+            return None
+        unit = Unit(noun=" ".join(words).casefold())
+    return _UnitSuffix(unit, multiplier)
+
+
+def _parse_unit(words: list[str]) -> Unit | None:
+    factor = Fraction(1)
+    dimension: dict[str, int] = {}
+    sign, prefix = 1, 1
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
+        lowered = word.casefold()
+        if lowered in ("/", "per"):
+            sign = -1
+            continue
+        if lowered in ("square", "sq", "cubic", "cu"):
+            prefix = 2 if lowered.startswith("sq") else 3
+            continue
+        if position < len(words) and words[position].casefold() in ("squared", "cubed"):
+            prefix = 2 if words[position].casefold() == "squared" else 3
+            position += 1
+        name, _, power = word.partition("^")
+        if power.startswith("-") and name[-1] in _DENOMINATOR_LETTERS and _find_unit(name[:-1]) is not None:
+            words.insert(position, f"{name[-1]}^{power}")  # ms^-1 is a metre per second, not one over a millisecond
+            name, power = name[:-1], ""
+        found = _find_unit(name)
+        if found is None or not re.fullmatch(r"-?\d?", power):
+            return None
+        exponent = sign * prefix * int(power or 1)
+        prefix = 1
+        factor *= found.factor**exponent
+        for kind, count in found.dimension or ():
+            dimension[kind] = dimension.get(kind, 0) + count * exponent
+    kinds = tuple(sorted((kind, power) for kind, power in dimension.items() if power))
+    if not words or prefix != 1 or (sign == -1 and not kinds):
+        return None
+    return Unit(factor, kinds)
+
+
+def _find_unit(name: str) -> Unit | None:
+    table, lowered = _unit_table(), name.casefold()
+    if len(name) == 1:
+        return table.get(lowered) if name in _ONE_LETTER_UNITS | _ONE_LETTER_UNITS_AS_TEXT else None
+    names = (lowered, lowered.removesuffix("s"), lowered.removesuffix("es"))
+    return next((table[each] for each in names if len(each) > 1 and each in table), None)
+
+
+@cache
+def _unit_table() -> dict[str, Unit]:
+    """Return the units by their names in lower case."""
+    table: dict[str, Unit] = {}
+    for dimension, spellings in _UNITS.items():
+        pairs = [(name, symbol or name) for name, _, symbol in (each.partition("=") for each in spellings.split())]
+        worth = {name: found.factor for name, symbol in pairs if (found := units.find_unit(symbol)) is not None}
+        base = worth.get(pairs[0][0], Fraction(1))  # m^2 is no name, and worth 1
+        table |= {name: Unit(factor / base, _parse_dimension(dimension)) for name, factor in worth.items()}
+    for dimension, factors in _OTHER_UNITS.items():
+        table |= {name: Unit(Fraction(factor), _parse_dimension(dimension)) for name, factor in factors.items()}
+    return table
+
+
+def _parse_dimension(spelling: str) -> Dimension:
+    return tuple((kind, int(power or 1)) for kind, _, power in (part.partition("^") for part in spelling.split()))
+
+
+def _parse_with_suffix(text: str) -> Amount:
+    if _QUANTITIES.fullmatch(text) and all(map(_find_unit, re.findall("[a-zA-Z]+", text))):
+        raise UnreadableExpressionError("a sum of quantities")
+    start = _find_suffix(text)
     if start is None:
-        return _simple(text)
-    head, words = text[:start].strip(), _currency_words(text[start:])
+        return _parse_plain(text)
+    head, words = text[:start].strip(), _spell_currencies(text[start:])
     if re.search(r"\d\s*/$", head):  # "3 / hour"
         head, words = head[:-1].strip(), f"/ {words}"
     if not head:
-        raise UnreadableError("words")
-    tail: Tail | None = read_tail(words)
-    if tail is None:
-        raise UnreadableError(f"'{untexted(words)[:20]}' behind it")
+        raise UnreadableExpressionError("words")
+    suffix = _parse_unit_suffix(words)
+    if suffix is None:
+        raise UnreadableExpressionError(f"'{strip_text_macros(words)[:20]}' behind it")
     if (
         _FACTORS.fullmatch(words)
         and (term := _LAST_TERM.search(head))
-        and (not term[1] or symbols(_simple(head).value))
+        and (not term[1] or free_symbols(_parse_plain(head).value))
     ):
-        return _simple(text)  # in kx + 2mg are masses, in 2 + 3mg milligrams
-    amount = _simple(head)
+        return _parse_plain(text)  # in kx + 2mg are masses, in 2 + 3mg milligrams
+    amount = _parse_plain(head)
     value: Node = amount.value
-    if symbols(value) and len(words) == 1:
-        return _simple(text)  # h is a height behind other letters, and an hour behind a number
-    if symbols(value) and tail.unit.dimension is None:
-        raise UnreadableError("words behind a formula")
-    if tail.multiplier != 1:
-        value = Apply("*", (value, Number(Fraction(tail.multiplier))))
-    return Amount(value, tail.unit, places=amount.places if tail.multiplier == 1 else None)
+    if free_symbols(value) and len(words) == 1:
+        return _parse_plain(text)  # h is a height behind other letters, and an hour behind a number
+    if free_symbols(value) and suffix.unit.dimension is None:
+        raise UnreadableExpressionError("words behind a formula")
+    if suffix.multiplier != 1:
+        value = Operation("*", (value, Number(Fraction(suffix.multiplier))))
+    return Amount(value, suffix.unit, places=amount.places if suffix.multiplier == 1 else None)
 
 
-def _currency_words(text: str) -> str:
-    for command, word in (("\\usd", "dollar"), ("\\eur", "euro"), ("\\gbp", "gbp")):
-        text = text.replace(command, f" {word} ")
-    return text
-
-
-def _tail_start(text: str) -> int | None:
+def _find_suffix(text: str) -> int | None:
     for match in _WORD.finditer(text):
         token = match[0]
         if match[1] is not None:
-            if single_letter(token):
+            if token in _ONE_LETTER_UNITS:
                 return match.start()
             continue
         if token.startswith("\\"):
             return match.start()
         if re.fullmatch("d[a-z]", token) and re.search(r"\\i+nt(?![a-z])", text):
             continue  # the differential of an integral
-        if token in FUNCTIONS or token in GREEK or _inside_command(text, match.start()):
+        if token in FUNCTIONS or token in GREEK or _is_inside_command(text, match.start()):
             continue
         if (
             len(token) <= 3
             and token.isascii()
-            and (not is_unit(token) or _goes_on(text, match))
+            and (_find_unit(token) is None or _has_more_formula(text, match))
             and not re.search(r"[\d)}]\s+$", text[: match.start()])
         ):
             continue  # a product of variables
@@ -148,7 +293,11 @@ def _tail_start(text: str) -> int | None:
     return None
 
 
-def _goes_on(text: str, match: re.Match[str]) -> bool:
+def _is_inside_command(text: str, position: int) -> bool:
+    return re.search(r"\\(?:mathbb|begin|end|overline)\s*\{$", text[:position]) is not None
+
+
+def _has_more_formula(text: str, match: re.Match[str]) -> bool:
     r"""Whether a formula goes on behind a word: ``2mg + v``, ``\frac{2mg}{3}``. Behind a unit nothing does."""
     depth = 0
     for sign in text[match.end() :]:
@@ -158,5 +307,7 @@ def _goes_on(text: str, match: re.Match[str]) -> bool:
     return False
 
 
-def _inside_command(text: str, position: int) -> bool:
-    return re.search(r"\\(?:mathbb|begin|end|overline)\s*\{$", text[:position]) is not None
+def _spell_currencies(text: str) -> str:
+    for command, word in (("\\usd", "dollar"), ("\\eur", "euro"), ("\\gbp", "gbp")):
+        text = text.replace(command, f" {word} ")
+    return text

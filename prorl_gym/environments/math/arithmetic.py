@@ -1,38 +1,45 @@
-"""Computing the value of an expression: rational numbers exactly, others with as many digits as are set in mpmath."""
+"""Evaluates expressions: rational numbers exactly, others with the current precision of mpmath."""
 
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import lru_cache
 from hashlib import blake2b
+from importlib import import_module
 from typing import Any
 
 from mpmath import mp as _mp  # pyright: ignore[reportMissingTypeStubs]
 
-from prorl_gym.environments.math import foreign
-from prorl_gym.environments.math.expressions import Apply, Foreign, Node, Number, Symbol, UnreadableError, symbols
+from prorl_gym.environments.math.expression_tree import MathVerifyNode, Node, Number, Operation, Symbol
+from prorl_gym.environments.math.expressions import UnreadableExpressionError, free_symbols
 
 mp: Any = _mp
 """The library has no types."""
-
-MAX_BITS = 200_000
+_MAX_BITS = 200_000
 """Largest exact power or factorial, in bits."""
-
-MAX_MAGNITUDE = 1e6
+_MAX_MAGNITUDE = 1e6
 """Largest natural logarithm of a power that is computed at all."""
-
-LARGEST_FACTORIAL = 5000
+_LARGEST_FACTORIAL = 5000
 """Largest number whose factorial or binomial coefficients are computed."""
-
-
 Value = Any
 """``Fraction``, or a real or complex number of mpmath."""
+_FUNCTIONS: dict[str, Callable[[Value], Value]] = {
+    "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc,
+    "arcsin": mp.asin, "arccos": mp.acos, "arctan": mp.atan, "asin": mp.asin, "acos": mp.acos, "atan": mp.atan,
+    "arccot": lambda number: mp.pi / 2 - mp.atan(number),
+    "arcsec": mp.asec, "arccsc": mp.acsc, "coth": mp.coth, "sech": mp.sech, "csch": mp.csch, "sgn": mp.sign,
+    **dict.fromkeys(("arcsinh", "asinh", "arsinh"), mp.asinh),
+    **dict.fromkeys(("arccosh", "acosh", "arcosh"), mp.acosh),
+    **dict.fromkeys(("arctanh", "atanh", "artanh"), mp.atanh),
+    "cis": mp.expj, "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh, "ln": mp.log, "exp": mp.exp,
+}  # fmt: skip
 
 
 class UndefinedError(ArithmeticError):
     """The expression has no value here: a division by zero, or none in real numbers."""
 
 
-def inexact(found: Value) -> Value:
+def to_mpmath(found: Value) -> Value:
     """Return a value as mpmath's number.
 
     Raises:
@@ -44,43 +51,70 @@ def inexact(found: Value) -> Value:
     return number
 
 
-def names(node: Node) -> frozenset[str]:
-    """Return the names of the variables, those of foreign expressions too.
+def variable_names(node: Node) -> frozenset[str]:
+    """Return the names of the variables, also of an expression in math-verify's grammar.
 
     Raises:
-        UnreadableError: a foreign expression is none in the library's grammar.
+        UnreadableExpressionError: such an expression cannot be parsed.
     """
-    if isinstance(node, Foreign):
-        return foreign.names(node.text)
-    return symbols(node)
+    if isinstance(node, MathVerifyNode):
+        return _sympy_variables(node.text)
+    return free_symbols(node)
 
 
-def value(node: Node, point: Mapping[str, Fraction] | None = None, real: bool = False) -> Value:
-    """Return the value of an expression with the present number of digits.
+def evaluate(node: Node, point: Mapping[str, Fraction] | None = None, real: bool = False) -> Value:
+    """Return the value of an expression with the current precision.
+
+    Args:
+        node: the expression.
+        point: values of its variables.
+        real: compute in real numbers.
 
     Raises:
-        UndefinedError: it has none, or ``real`` and it is not real all the way.
+        UndefinedError: it has no value, or ``real`` and some part of it is not real.
         OverflowError: it is too large to compute.
     """
     match node:
         case Number(number):
             return number
         case Symbol(name):
-            return _symbol(name, point or {}, real)
-        case Foreign(text):
-            return foreign.value(text, point or {}, mp.dps)
-        case Apply(operation, arguments):
-            values = [value(argument, point, real) for argument in arguments]
+            return _symbol_value(name, point or {}, real)
+        case MathVerifyNode(text):
+            return _sympy_value(text, point or {}, mp.dps)
+        case Operation(operation, arguments):
+            values = [evaluate(argument, point, real) for argument in arguments]
             if operation.startswith("call "):
                 name = operation.removeprefix("call ")
-                # A letter that also stands without brackets is a variable, and a sum in brackets is its other factor.
-                is_sum = len(arguments) == 1 and isinstance(arguments[0], Apply)
+                # A letter that also occurs without brackets is a variable, and a sum in brackets is its other factor.
+                is_sum = len(arguments) == 1 and isinstance(arguments[0], Operation)
                 factor = (point or {}).get(name) if is_sum else None
-                return _unknown(name, values) if factor is None else _apply("*", [factor, *values], real)
+                return _placeholder_value(name, values) if factor is None else _apply("*", [factor, *values], real)
             return _apply(operation, values, real)
 
 
-def _symbol(name: str, point: Mapping[str, Fraction], real: bool) -> Value:
+def _sympy_variables(text: str) -> frozenset[str]:
+    """Return the names of the free variables.
+
+    Raises:
+        UnreadableExpressionError: the text is no expression in math-verify's grammar.
+    """
+    return frozenset(str(symbol) for symbol in _sympy_tree(text).free_symbols)
+
+
+@lru_cache(maxsize=8)
+def _sympy_tree(text: str) -> Any:
+    sympy: Any = import_module("sympy")
+    grammar: Any = import_module("latex2sympy2_extended")
+    try:
+        tree: Any = grammar.latex2sympy(text)
+    except Exception as error:  # the parser raises exceptions of many types
+        raise UnreadableExpressionError(f"{type(error).__name__} in math-verify's grammar") from None
+    if not isinstance(tree, sympy.Expr):
+        raise UnreadableExpressionError("no expression in math-verify's grammar")
+    return tree.subs({sympy.Symbol("i"): sympy.I, sympy.Symbol("e"): sympy.E}).doit()
+
+
+def _symbol_value(name: str, point: Mapping[str, Fraction], real: bool) -> Value:
     if name in point:
         return point[name]
     if name == "i" and real:
@@ -89,13 +123,40 @@ def _symbol(name: str, point: Mapping[str, Fraction], real: bool) -> Value:
     return constant[name]()
 
 
+def _sympy_value(text: str, point: Mapping[str, Fraction], digits: int) -> Any:
+    """Return the value with so many digits.
+
+    Raises:
+        UnreadableExpressionError: the text is no expression in math-verify's grammar.
+        ArithmeticError: it has no numerical value.
+    """
+    sympy: Any = import_module("sympy")
+    numbers = {sympy.Symbol(name): sympy.Rational(at.numerator, at.denominator) for name, at in point.items()}
+    found = _sympy_tree(text).subs(numbers)
+    if found.is_Rational:
+        return Fraction(int(found.p), int(found.q))
+    found = sympy.N(found, digits + 5)
+    if not found.is_number or not found.is_finite:
+        raise ArithmeticError("no numerical value")
+    real, imaginary = found.as_real_imag()
+    number = mp.mpf(str(real))
+    return number if imaginary == 0 else mp.mpc(number, mp.mpf(str(imaginary)))
+
+
+def _placeholder_value(name: str, arguments: list[Value]) -> Fraction:
+    """Return a pseudo-random value of an unknown function: the same for the same arguments."""
+    spelled = [str(each) if isinstance(each, Fraction) else mp.nstr(to_mpmath(each), 25) for each in arguments]
+    digest = blake2b(f"{name}{spelled}".encode(), digest_size=4).digest()
+    return Fraction(int.from_bytes(digest), 2**32)
+
+
 def _apply(operation: str, values: list[Value], real: bool) -> Value:
     first = values[0]
     match operation:
         case "neg":
             return -first
         case "+" | "-" | "*" | "/":
-            return _arithmetic(operation, *_alike(*values))
+            return _arithmetic(operation, *_to_common_type(*values))
         case "^":
             return _power(first, values[1], real)
         case "root":
@@ -106,11 +167,11 @@ def _apply(operation: str, values: list[Value], real: bool) -> Value:
         case "abs":
             return abs(first)
         case "degrees":
-            return inexact(first) * mp.pi / 180
+            return to_mpmath(first) * mp.pi / 180
         case "!":
             return _factorial(first)
         case "gcd" | "lcm" | "max" | "min" | "mod":
-            return _operator(operation, values)
+            return _apply_operator(operation, values)
         case "conj":
             return first if isinstance(first, Fraction) else mp.conj(first)
         case "gamma":
@@ -120,46 +181,12 @@ def _apply(operation: str, values: list[Value], real: bool) -> Value:
         case "binom":
             return _binomial(first, values[1])
         case "floor" | "ceil":
-            return _to_whole(operation, first)
+            return _round_to_integer(operation, first)
         case "logarithm" | "lg" | "log":
             base, argument = values if operation == "logarithm" else (Fraction(10), first)
-            return _function("ln", argument, real) / _function("ln", base, real)
+            return _apply_function("ln", argument, real) / _apply_function("ln", base, real)
         case _:
-            return _function(operation, first, real)
-
-
-def _operator(operation: str, values: list[Value]) -> Value:
-    if operation in ("max", "min"):
-        if not all(map(_is_real, values)):
-            raise UndefinedError("not real")
-        return (max if operation == "max" else min)(values, key=inexact)
-    if not all(isinstance(each, Fraction) and each.denominator == 1 for each in values):
-        raise UndefinedError("no integers")
-    numbers = [int(each) for each in values]
-    if operation == "mod":
-        if numbers[1] <= 0:
-            raise UndefinedError("no modulus")
-        return Fraction(numbers[0] % numbers[1])
-    return Fraction((math.gcd if operation == "gcd" else math.lcm)(*numbers))
-
-
-def _unknown(name: str, arguments: list[Value]) -> Fraction:
-    """Return a value of a function that is only named: the same for the same arguments, and no other is like it."""
-    spelled = [str(each) if isinstance(each, Fraction) else mp.nstr(inexact(each), 25) for each in arguments]
-    digest = blake2b(f"{name}{spelled}".encode(), digest_size=4).digest()
-    return Fraction(int.from_bytes(digest), 2**32)
-
-
-def _double_factorial(number: Value) -> Value:
-    if not _is_natural(number) or number > LARGEST_FACTORIAL:
-        raise UndefinedError("a double factorial of no small natural number")
-    return Fraction(math.prod(range(int(number), 0, -2)))
-
-
-def _alike(one: Value, other: Value) -> tuple[Value, Value]:
-    if isinstance(one, Fraction) and isinstance(other, Fraction):
-        return one, other
-    return inexact(one), inexact(other)
+            return _apply_function(operation, first, real)
 
 
 def _arithmetic(operation: str, one: Value, other: Value) -> Value:
@@ -172,6 +199,12 @@ def _arithmetic(operation: str, one: Value, other: Value) -> Value:
     if other == 0:
         raise UndefinedError("a division by zero")
     return one / other
+
+
+def _to_common_type(one: Value, other: Value) -> tuple[Value, Value]:
+    if isinstance(one, Fraction) and isinstance(other, Fraction):
+        return one, other
+    return to_mpmath(one), to_mpmath(other)
 
 
 def _power(base: Value, exponent: Value, real: bool) -> Value:
@@ -187,23 +220,27 @@ def _power(base: Value, exponent: Value, real: bool) -> Value:
             return -size if exponent.numerator % 2 else size
         if real:
             raise UndefinedError("not real")
-    one, other = inexact(base), inexact(exponent)
+    one, other = to_mpmath(base), to_mpmath(exponent)
     if mp.isinf(one) or mp.isinf(other):
         raise UndefinedError("a power of infinity")
-    if one != 0 and abs(other) * (abs(mp.log(abs(one))) + 4) > MAX_MAGNITUDE:
+    if one != 0 and abs(other) * (abs(mp.log(abs(one))) + 4) > _MAX_MAGNITUDE:
         raise OverflowError("a power too large")
     return mp.power(one, other)
+
+
+def _is_real(found: Value) -> bool:
+    return isinstance(found, Fraction) or not isinstance(found, mp.mpc)
 
 
 def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
     size = max(base.numerator.bit_length(), base.denominator.bit_length())
     if exponent.denominator == 1:
-        if size > 1 and size * abs(exponent.numerator) > MAX_BITS:
-            if size * abs(exponent.numerator) > MAX_MAGNITUDE * 10:
+        if size > 1 and size * abs(exponent.numerator) > _MAX_BITS:
+            if size * abs(exponent.numerator) > _MAX_MAGNITUDE * 10:
                 raise OverflowError("a power too large")
             return None
         return base**exponent.numerator
-    if base < 0 or exponent.denominator > 64 or size * abs(exponent.numerator) > MAX_BITS:
+    if base < 0 or exponent.denominator > 64 or size * abs(exponent.numerator) > _MAX_BITS:
         return None
     roots = [_exact_root(part, exponent.denominator) for part in (base.numerator, base.denominator)]
     return Fraction(*roots) ** exponent.numerator if None not in roots else None  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -217,29 +254,46 @@ def _exact_root(number: int, index: int) -> int | None:
     return low if low**index == number else None
 
 
-def _is_real(found: Value) -> bool:
-    return isinstance(found, Fraction) or not isinstance(found, mp.mpc)
-
-
 def _factorial(number: Value) -> Value:
-    if abs(number) > LARGEST_FACTORIAL:
+    if abs(number) > _LARGEST_FACTORIAL:
         raise OverflowError("a factorial too large")
-    return Fraction(math.factorial(int(number))) if _is_natural(number) else mp.factorial(inexact(number))
-
-
-def _binomial(upper: Value, lower: Value) -> Value:
-    if max(abs(upper), abs(lower)) > LARGEST_FACTORIAL:
-        raise OverflowError("a binomial coefficient too large")
-    if _is_natural(upper) and _is_natural(lower):
-        return Fraction(math.comb(int(upper), int(lower)))
-    return mp.binomial(inexact(upper), inexact(lower))
+    return Fraction(math.factorial(int(number))) if _is_natural(number) else mp.factorial(to_mpmath(number))
 
 
 def _is_natural(found: Value) -> bool:
     return isinstance(found, Fraction) and found.denominator == 1 and found >= 0
 
 
-def _to_whole(operation: str, found: Value) -> Fraction:
+def _apply_operator(operation: str, values: list[Value]) -> Value:
+    if operation in ("max", "min"):
+        if not all(map(_is_real, values)):
+            raise UndefinedError("not real")
+        return (max if operation == "max" else min)(values, key=to_mpmath)
+    if not all(isinstance(each, Fraction) and each.denominator == 1 for each in values):
+        raise UndefinedError("no integers")
+    numbers = [int(each) for each in values]
+    if operation == "mod":
+        if numbers[1] <= 0:
+            raise UndefinedError("no modulus")
+        return Fraction(numbers[0] % numbers[1])
+    return Fraction((math.gcd if operation == "gcd" else math.lcm)(*numbers))
+
+
+def _double_factorial(number: Value) -> Value:
+    if not _is_natural(number) or number > _LARGEST_FACTORIAL:
+        raise UndefinedError("a double factorial of no small natural number")
+    return Fraction(math.prod(range(int(number), 0, -2)))
+
+
+def _binomial(upper: Value, lower: Value) -> Value:
+    if max(abs(upper), abs(lower)) > _LARGEST_FACTORIAL:
+        raise OverflowError("a binomial coefficient too large")
+    if _is_natural(upper) and _is_natural(lower):
+        return Fraction(math.comb(int(upper), int(lower)))
+    return mp.binomial(to_mpmath(upper), to_mpmath(lower))
+
+
+def _round_to_integer(operation: str, found: Value) -> Fraction:
     if not _is_real(found):
         raise UndefinedError("not real")
     if not isinstance(found, Fraction):
@@ -249,29 +303,17 @@ def _to_whole(operation: str, found: Value) -> Fraction:
     return Fraction(math.floor(found) if operation == "floor" else math.ceil(found))
 
 
-_FUNCTIONS: dict[str, Callable[[Value], Value]] = {
-    "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc,
-    "arcsin": mp.asin, "arccos": mp.acos, "arctan": mp.atan, "asin": mp.asin, "acos": mp.acos, "atan": mp.atan,
-    "arccot": lambda number: mp.pi / 2 - mp.atan(number),
-    "arcsec": mp.asec, "arccsc": mp.acsc, "coth": mp.coth, "sech": mp.sech, "csch": mp.csch, "sgn": mp.sign,
-    **dict.fromkeys(("arcsinh", "asinh", "arsinh"), mp.asinh),
-    **dict.fromkeys(("arccosh", "acosh", "arcosh"), mp.acosh),
-    **dict.fromkeys(("arctanh", "atanh", "artanh"), mp.atanh),
-    "cis": mp.expj, "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh, "ln": mp.log, "exp": mp.exp,
-}  # fmt: skip
-
-
-def _function(name: str, argument: Value, real: bool) -> Value:
+def _apply_function(name: str, argument: Value, real: bool) -> Value:
     if name == "cbrt":
         return _power(argument, Fraction(1, 3), real)
-    number = inexact(argument)
-    if mp.isinf(number) or abs(number) > MAX_MAGNITUDE:
+    number = to_mpmath(argument)
+    if mp.isinf(number) or abs(number) > _MAX_MAGNITUDE:
         if name != "ln":
             raise OverflowError("an argument too large")
     if name == "ln" and number == 0:
         raise UndefinedError("the logarithm of zero")
     if name not in _FUNCTIONS:
-        raise UnreadableError(f"\\{name} is not known")
+        raise UnreadableExpressionError(f"\\{name} is not known")
     found = _FUNCTIONS[name](number)
     if abs(found) > mp.mpf(10) ** (mp.dps // 2) and name in ("tan", "cot", "sec", "csc"):
         raise UndefinedError("a pole")

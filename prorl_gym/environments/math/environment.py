@@ -1,23 +1,19 @@
 r"""The ``math`` environment: think, compute with Python where it helps, answer in ``\boxed{}``."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 from zlib import crc32
 
 from pydantic import AfterValidator, BeforeValidator
 
-from prorl_gym.agents.loop import run_agent
-from prorl_gym.agents.protocol import Artifacts
-from prorl_gym.agents.tools import FinishTool, PythonTool
-from prorl_gym.environments.math.boxed import NoAnswerError, last_boxed
-from prorl_gym.environments.math.grader import MAX_ANSWER, MathGrader, wrong
-from prorl_gym.environments.protocol import Episode, GoldStep, Leases, RunContext
-from prorl_gym.environments.rows import TaskRow, as_gold_steps, parse_row
-from prorl_gym.environments.worker import WorkerPool
-from prorl_gym.records import Message, Score
-from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
-from prorl_gym.settings import ResolvedSettings, RolloutSettings
+from prorl_gym.environments.answers.environment import BoxedAnswerEnvironment
+from prorl_gym.environments.answers.grading import CPU_SECONDS, MAX_ANSWER, TOO_LONG, AnswerWorkers, wrong_score
+from prorl_gym.environments.protocol import Leases
+from prorl_gym.environments.task_row import TaskRow
+from prorl_gym.environments.worker_pool import WorkerPool
+from prorl_gym.errors import FailureKind, TaskError
+from prorl_gym.records import Score
+from prorl_gym.settings import RolloutSettings
 
 SYSTEM_PROMPT = (
     "You solve mathematical problems. Reason step by step, and use the python tool whenever a computation is easier "
@@ -25,20 +21,17 @@ SYSTEM_PROMPT = (
     "as the answer of the finish tool. Put only the answer itself into the box, in its simplest exact form."
 )
 
-SANDBOX = SandboxSpec(limits=SandboxLimits(output=16 << 10))
-
-
-MAX_ACCEPTED = 16
+MAX_GOLD_ANSWERS = 16
 """Most gold answers of a row."""
 
 
-def _as_several(value: object) -> object:
+def _as_tuple(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-def _bounded(answers: tuple[str, ...]) -> tuple[str, ...]:
-    if not 1 <= len(answers) <= MAX_ACCEPTED:
-        raise ValueError(f"there must be 1 to {MAX_ACCEPTED} answers")
+def _check_count(answers: tuple[str, ...]) -> tuple[str, ...]:
+    if not 1 <= len(answers) <= MAX_GOLD_ANSWERS:
+        raise ValueError(f"there must be 1 to {MAX_GOLD_ANSWERS} answers")
     if not all(1 <= len(answer) <= MAX_ANSWER for answer in answers):
         raise ValueError(f"an answer must have 1 to {MAX_ANSWER} characters")
     return answers
@@ -47,11 +40,55 @@ def _bounded(answers: tuple[str, ...]) -> tuple[str, ...]:
 class MathRow(TaskRow):
     """A mathematical question."""
 
-    answer: Annotated[tuple[str, ...], BeforeValidator(_as_several), AfterValidator(_bounded)]
+    answer: Annotated[tuple[str, ...], BeforeValidator(_as_tuple), AfterValidator(_check_count)]
     """The gold answer, as LaTeX without a box, or several of which each is accepted. Stays on the service's side."""
 
 
-class MathEnvironment:
+class MathGrader:
+    """Compares answers with the gold one.
+
+    Args:
+        pool: workers of ``prorl_gym.environments.math.answer_equality:grade``.
+        cpu_seconds: CPU time for one comparison.
+    """
+
+    def __init__(self, pool: WorkerPool | None = None, cpu_seconds: float = CPU_SECONDS) -> None:
+        pool = pool or WorkerPool("prorl_gym.environments.math.answer_equality:grade")
+        self._workers = AnswerWorkers(pool, "math", lambda result: result["equal"], cpu_seconds)
+
+    async def score(self, gold: str | Sequence[str], answer: str, question: str = "") -> Score:
+        """Return 1.0 for an answer that is equal to the gold one, or to one of several, otherwise 0.0.
+
+        Args:
+            gold: the gold answer, or several.
+            answer: what was boxed.
+            question: text of the question: an answer that only repeats it is wrong.
+
+        Raises:
+            GraderError: no worker can be started or gets to work, or the gold answer alone cannot be graded.
+            TaskError: ``BAD_ROW``, a gold answer cannot be read.
+        """
+        if len(answer) > MAX_ANSWER:
+            return wrong_score(TOO_LONG)
+        accepted = [gold] if isinstance(gold, str) else list(gold)
+        result = await self._workers.compare(
+            {"gold": accepted, "answer": answer, "question": question},
+            [{"gold": each, "answer": each, "question": ""} for each in accepted],
+        )
+        if isinstance(result, str):
+            return wrong_score(result)
+        if (unreadable := result.get("unreadable")) is not None:
+            raise TaskError(
+                FailureKind.BAD_ROW,
+                f"The gold answer '{unreadable[:80]}' cannot be read, so nothing can be compared with it.",
+                "Correct the row's 'answer', or drop the row.",
+            )
+        if result["equal"]:
+            return Score(reward=1.0)
+        return wrong_score("the answer differs" if result["evaluated"] else "the answer is not evaluated")
+
+
+class MathEnvironment(BoxedAnswerEnvironment[MathRow]):
     """Implements ``Environment[MathRow]``.
 
     Args:
@@ -59,49 +96,21 @@ class MathEnvironment:
     """
 
     name = "math"
+    row_model = MathRow
+    prompt = SYSTEM_PROMPT
     settings = RolloutSettings(max_turns=8, eval_seconds=120.0)
 
     def __init__(self, grader: MathGrader | None = None) -> None:
-        self._grader = grader or MathGrader(WorkerPool("prorl_gym.environments.math.equality:grade"))
+        self._grader = grader or MathGrader()
 
-    def parse(self, row: Mapping[str, Any]) -> MathRow:
-        """See ``Environment.parse``."""
-        return parse_row(MathRow, self.name, row)
-
-    async def init(self, task: MathRow, leases: Leases, settings: ResolvedSettings) -> Episode:
-        """Return the prompt and the tools; no sandbox is started."""
-        return Episode(
-            messages=(Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=task.question)),
-            tools=(
-                PythonTool(partial(leases.agent, SANDBOX), settings.action_seconds),
-                FinishTool("Hand in the final answer, in \\boxed{}, and end."),
-            ),
-        )
-
-    async def run(self, task: MathRow, episode: Episode, context: RunContext) -> None:
-        """Run the usual agent loop."""
-        await run_agent(episode.messages, episode.tools, context.policy, context.artifacts)
-
-    async def evaluate(self, task: MathRow, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
-        """Compare the last boxed answer with the gold one.
-
-        Raises:
-            GraderError: the grader cannot work at all.
-        """
-        try:
-            answer = last_boxed(artifacts.answer or "")
-        except NoAnswerError as complaint:
-            return wrong(str(complaint))
+    async def grade(self, task: MathRow, answer: str, leases: Leases) -> Score:
+        """Compare an answer with the gold ones. Raises as ``MathGrader.score``."""
         return await self._grader.score(task.answer, answer, task.question)
 
-    def gold(self, row: Mapping[str, Any]) -> Sequence[GoldStep]:
-        """Return the row's own trajectory, or the bare answer."""
-        task = self.parse(row)
-        return as_gold_steps(task.gold_steps) or [GoldStep(f"The answer is $\\boxed{{{task.answer[0]}}}$.")]
+    def gold_answer(self, task: MathRow) -> str:
+        """Return the first gold answer."""
+        return task.answer[0]
 
-    def wrong(self, row: Mapping[str, Any], seed: int) -> Sequence[GoldStep]:
-        """Return plausible turns that do not solve the row: its own, or a guess that depends on the seed."""
-        task = self.parse(row)
-        # Plus one and a square root of a prime: no gold answer in a data set is that.
-        guess = f"{1 + crc32(f'{seed}:{task.question}'.encode()) % 97}+\\sqrt{{9973}}"
-        return as_gold_steps(task.wrong_steps) or [GoldStep(f"I believe that the answer is $\\boxed{{{guess}}}$.")]
+    def wrong_answer(self, task: MathRow, seed: int) -> str:
+        """Return one plus the square root of a prime: no gold answer in a data set is that."""
+        return f"{1 + crc32(f'{seed}:{task.question}'.encode()) % 97}+\\sqrt{{9973}}"

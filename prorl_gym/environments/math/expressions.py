@@ -1,16 +1,17 @@
-r"""Reading one mathematical expression, written as LaTeX or as plain text, into a tree.
+"""Parses one mathematical expression, written as LaTeX or as plain text, into a tree by recursive descent.
 
-Strict: the whole text must be an expression. What could mean two things to a reader (``3 4``, ``x2``) is refused, since
-a lenient reading of a wrong answer is a wrong reward.
+The whole text must be an expression. An ambiguous text (``3 4``, ``x2``) is refused, since a lenient reading of a wrong
+answer is a wrong reward.
 """
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 
+from prorl_gym.environments.math.expression_tree import MathVerifyNode, Node, Number, Operation, Symbol
+
 MAX_DEPTH = 60
-"""Deepest nesting that is read; answers of people have less than ten."""
+"""Deepest nesting that is parsed; real answers have less than ten levels."""
 
 FUNCTIONS = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch arcsinh arccosh "
@@ -21,78 +22,46 @@ GREEK = frozenset(
     "chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell".split()
 )
 UNIT_VECTORS = ("\\ei", "\\ej", "\\ek")
-"""How ``plain`` spells unit vectors, which are printed bold or under a hat."""
+"""How ``normalize_latex`` spells unit vectors, which are printed bold or under a hat."""
 
-CALLED = frozenset("f g h F G H P \\varphi \\phi".split())
+_FUNCTION_NAMES = frozenset("f g h F G H P \\varphi \\phi".split())
 """Names of functions: brackets behind one hold its arguments. Behind other letters they are a factor."""
 
-FOREIGN = re.compile(r"\\(?:int|iint|sum|prod|lim)(?![a-zA-Z])")
+MATH_VERIFY_COMMANDS = re.compile(r"\\(?:int|iint|sum|prod|lim)(?![a-zA-Z])")
 """Commands whose expressions are left to math-verify's grammar."""
 
 OPERATORS = frozenset({"gcd", "lcm", "max", "min", "mod"})
-"""Operations that a question asks to carry out, as it does with those of the library's grammar."""
+"""Operations that are work for the answerer, as those of ``MATH_VERIFY_COMMANDS`` are."""
 
 _TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?|\.\d+)|(\\[a-zA-Z]+|\\[{}])|([a-zA-Z])|([-+*/^_!()\[\]{}|',]))")
+_CONSTANTS = frozenset({"e", "i", "\\pi", "\\infty"})
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
-class UnreadableError(ValueError):
+class UnreadableExpressionError(ValueError):
     """The text is not one expression."""
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A rational number."""
-
-    value: Fraction
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    r"""A variable, a parameter, a named object, or one of the constants ``e``, ``i``, ``\\pi``, ``\\infty``."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """An operation or a function, by name; one that is not known (``f(2)``) has a name that starts with ``call``."""
-
-    operation: str
-    arguments: tuple["Node", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """A whole expression in math-verify's grammar."""
-
-    text: str
-
-
-Node = Number | Symbol | Apply | Foreign
-
-CONSTANTS = frozenset({"e", "i", "\\pi", "\\infty"})
-
-
-def read_expression(text: str) -> Node:
+def parse_expression(text: str) -> Node:
     r"""Return the tree of a text.
 
     Raises:
-        UnreadableError: the text is not one expression, breaks off (``\ldots``), or is too deep.
+        UnreadableExpressionError: the text is not one expression, breaks off (``\ldots``), or is too deep.
     """
-    if FOREIGN.search(text):
+    if MATH_VERIFY_COMMANDS.search(text):
         if "\\ldots" in text:
-            raise UnreadableError("something is left out")
-        return Foreign(text)
-    return _Parser(_tokens(text)).whole()
+            raise UnreadableExpressionError("something is left out")
+        return MathVerifyNode(text)
+    return _Parser(_tokens(text)).parse_all()
 
 
-def symbols(node: Node) -> frozenset[str]:
-    """Return the names of the variables of a tree; constants are none. A foreign expression's are not known."""
+def free_symbols(node: Node) -> frozenset[str]:
+    """Return the names of the variables of a tree; none for an expression in math-verify's grammar."""
     match node:
         case Symbol(name):
-            return frozenset() if name in CONSTANTS else frozenset({name})
-        case Apply(_, arguments):
-            return frozenset[str]().union(*map(symbols, arguments))
+            return frozenset() if name in _CONSTANTS else frozenset({name})
+        case Operation(_, arguments):
+            return frozenset[str]().union(*map(free_symbols, arguments))
         case _:
             return frozenset()
 
@@ -101,33 +70,21 @@ def substitute(node: Node, name: str, by: Node) -> Node:
     """Return the tree with a tree in place of a variable.
 
     Raises:
-        UnreadableError: the tree is in the library's grammar.
+        UnreadableExpressionError: the tree is in math-verify's grammar.
     """
     match node:
         case Symbol(own):
             return by if own == name else node
-        case Apply(operation, arguments):
-            return Apply(operation, tuple(substitute(argument, name, by) for argument in arguments))
-        case Foreign():
-            raise UnreadableError("a foreign expression")
+        case Operation(operation, arguments):
+            return Operation(operation, tuple(substitute(argument, name, by) for argument in arguments))
+        case MathVerifyNode():
+            raise UnreadableExpressionError("an expression in math-verify's grammar")
         case Number():
             return node
 
 
-def _tokens(text: str) -> list[str]:
-    tokens: list[str] = []
-    position, end = 0, len(text.rstrip())
-    while position < end:
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise UnreadableError(f"'{text[position : position + 10]}' is no mathematics")
-        tokens.append(match[0].strip())
-        position = match.end()
-    return tokens
-
-
 class _Parser:
-    """Recursive descent, one token ahead."""
+    """Recursive-descent parser with one token of look-ahead."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -135,37 +92,37 @@ class _Parser:
         self._depth = 0
         self._bars = 0
 
-    def whole(self) -> Node:
+    def parse_all(self) -> Node:
         tree = self._sum()
         if self._next() is not None:
-            raise UnreadableError(f"'{self._next()}' is left over")
+            raise UnreadableExpressionError(f"'{self._next()}' is left over")
         return tree
 
     def _next(self) -> str | None:
         return self._tokens[self._position] if self._position < len(self._tokens) else None
 
-    def last(self) -> str:
+    def last_token(self) -> str:
         return self._tokens[self._position - 1]
 
     def _take(self) -> str:
         token = self._next()
         if token is None:
-            raise UnreadableError("it ends too early")
+            raise UnreadableExpressionError("it ends too early")
         self._position += 1
         return token
 
     def _expect(self, token: str) -> None:
         if (found := self._take()) != token:
-            raise UnreadableError(f"'{token}' is missing before '{found}'")
+            raise UnreadableExpressionError(f"'{token}' is missing before '{found}'")
 
     def _sum(self) -> Node:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise UnreadableError("it is nested too deep")
+            raise UnreadableExpressionError("it is nested too deep")
         tree = self._signed()
         while (sign := self._next()) in ("+", "-"):
             self._take()
-            tree = Apply(sign, (tree, self._product()))
+            tree = Operation(sign, (tree, self._product()))
         self._depth -= 1
         return tree
 
@@ -173,7 +130,7 @@ class _Parser:
         if self._next() in ("+", "-"):
             sign = self._take()
             tree = self._product()
-            return Apply("neg", (tree,)) if sign == "-" else tree
+            return Operation("neg", (tree,)) if sign == "-" else tree
         return self._product()
 
     def _product(self) -> Node:
@@ -183,27 +140,29 @@ class _Parser:
             if token in ("*", "\\cdot", "\\times"):
                 self._take()
                 factor = self._signed_power()
-                tree = Apply("*", (tree, factor))
+                tree = Operation("*", (tree, factor))
             elif token in ("/", "\\div"):
                 self._take()
                 factor = self._signed_power()
-                tree = Apply("/", (tree, factor))
+                tree = Operation("/", (tree, factor))
             elif token in ("\\mod", "\\bmod", "\\pmod"):
                 self._take()
-                factor = tree = Apply("mod", (tree, self._power()))
-            elif self._starts_factor(token) or (_ends_itself(factor) and token is not None and token[0].isdigit()):
+                factor = tree = Operation("mod", (tree, self._power()))
+            elif self._starts_factor(token) or (
+                _is_self_delimiting(factor) and token is not None and token[0].isdigit()
+            ):
                 factor = self._power()
-                tree = Apply("*", (tree, factor))
+                tree = Operation("*", (tree, factor))
             elif token == "\\choose":
                 self._take()
-                factor = tree = Apply("binom", (tree, self._product()))
+                factor = tree = Operation("binom", (tree, self._product()))
             else:
                 return tree
 
     def _signed_power(self) -> Node:
         if self._next() == "-":
             self._take()
-            return Apply("neg", (self._power(),))
+            return Operation("neg", (self._power(),))
         return self._power()
 
     def _starts_factor(self, token: str | None) -> bool:
@@ -223,24 +182,24 @@ class _Parser:
         while (token := self._next()) in ("^", "!", "\\degree"):
             self._take()
             if token == "^":
-                tree = Apply("^", (tree, self._exponent()))
+                tree = Operation("^", (tree, self._exponent()))
             elif token == "!" and self._next() == "!":
                 self._take()
                 if self._next() == "!":
-                    raise UnreadableError("too many factorials")
-                tree = Apply("!!", (tree,))
+                    raise UnreadableExpressionError("too many factorials")
+                tree = Operation("!!", (tree,))
             else:
-                tree = Apply("!" if token == "!" else "degrees", (tree,))
+                tree = Operation("!" if token == "!" else "degrees", (tree,))
         return tree
 
     def _exponent(self) -> Node:
         if self._next() == "-":
             self._take()
-            return Apply("neg", (self._exponent(),))
+            return Operation("neg", (self._exponent(),))
         tree = self._base()
         if self._next() == "^":  # 2^3^2 groups to the right
             self._take()
-            return Apply("^", (tree, self._exponent()))
+            return Operation("^", (tree, self._exponent()))
         return tree
 
     def _base(self) -> Node:
@@ -259,14 +218,14 @@ class _Parser:
             tree = self._sum()
             self._expect("|")
             self._bars -= 1
-            return Apply("abs", (tree,))
+            return Operation("abs", (tree,))
         if token[0] == "\\" and token[1:] in FUNCTIONS:
             return self._function(token[1:])
         if token in _COMMANDS:
             return _COMMANDS[token](self)
         if token.isalpha() or token[1:] in GREEK:
             return self._symbol(token)
-        raise UnreadableError(f"'{token}' starts nothing")
+        raise UnreadableExpressionError(f"'{token}' starts nothing")
 
     def _group(self, closing: str) -> Node:
         bars, self._bars = self._bars, 0
@@ -279,24 +238,24 @@ class _Parser:
         letter = name
         if name == "\\Gamma" and self._next() == "(":
             self._take()
-            return Apply("gamma", (self._group(")"),))
+            return Operation("gamma", (self._group(")"),))
         while self._next() in ("_", "'"):
             mark = self._take()
             name += mark if mark == "'" else f"_{self._subscript()}"
         if name in ("C", "P") and (selected := self._selected(name)) is not None:
             return selected
-        if letter in CALLED:
+        if letter in _FUNCTION_NAMES:
             inverse = self._tokens[self._position : self._position + 6] == ["^", "{", "-", "1", "}", "("]
             if inverse:
                 self._position += 5
                 name += "^-1"
             if self._next() == "(":
-                return Apply(f"call {name}", self._list())
+                return Operation(f"call {name}", self._list())
         return Symbol(name)
 
-    def named(self) -> Node:
+    def parse_named_object(self) -> Node:
         r"""Read ``\triangle ABC`` or ``\vec v``: an object with a name, which is not a product of letters."""
-        mark, braced = self.last(), self._next() == "{"
+        mark, braced = self.last_token(), self._next() == "{"
         if braced:
             self._take()
             if mark == "\\overline" and (conjugate := self._conjugate()) is not None:
@@ -307,7 +266,7 @@ class _Parser:
         if braced:
             self._expect("}")
         if not letters:
-            raise UnreadableError(f"{mark} of nothing")
+            raise UnreadableExpressionError(f"{mark} of nothing")
         return Symbol(f"{mark} {letters}")
 
     def _conjugate(self) -> Node | None:
@@ -322,21 +281,21 @@ class _Parser:
             return None
         tree = self._group("}")
         if "i" not in inside and not _is_linear(tree):
-            raise UnreadableError("a bar over a product")
-        for name in symbols(tree):
+            raise UnreadableExpressionError("a bar over a product")
+        for name in free_symbols(tree):
             if "i" not in inside or name[0] in "zw":  # in a + bi the letters are real
                 tree = substitute(tree, name, Symbol(f"\\overline {name}"))
-        return Apply("conj", (tree,))
+        return Operation("conj", (tree,))
 
-    def chosen(self) -> Node:
+    def parse_argument_list_function(self) -> Node:
         r"""Read the arguments of ``\gcd(12, 18)`` or ``\max\{a, b\}`` behind its name."""
-        return Apply(self.last().removeprefix("\\"), self._list())
+        return Operation(self.last_token().removeprefix("\\"), self._list())
 
     def _list(self) -> tuple[Node, ...]:
         """Read arguments with commas between them, brackets included."""
         closing = {"(": ")", "\\{": "\\}"}.get(self._take())
         if closing is None:
-            raise UnreadableError("a function without its arguments")
+            raise UnreadableExpressionError("a function without its arguments")
         bars, self._bars = self._bars, 0
         arguments = [self._sum()]
         while self._next() == ",":
@@ -351,12 +310,12 @@ class _Parser:
         of = self._argument()
         kind = self._take()
         if kind not in ("C", "P") or self._take() != "_":
-            raise UnreadableError("a subscript of nothing")
+            raise UnreadableExpressionError("a subscript of nothing")
         return self._chosen_of(kind, of, self._argument())
 
     def _chosen_of(self, kind: str, of: Node, count: Node) -> Node:
-        found = Apply("binom", (of, count))
-        return found if kind == "C" else Apply("*", (found, Apply("!", (count,))))
+        found = Operation("binom", (of, count))
+        return found if kind == "C" else Operation("*", (found, Operation("!", (count,))))
 
     def _selected(self, kind: str) -> Node | None:
         """Read the brackets of ``C(6,3)`` or ``P(n,2)``; ``None`` where they choose nothing, as in ``C(x,y)``."""
@@ -377,7 +336,7 @@ class _Parser:
         return "".join(parts)
 
     def _argument(self) -> Node:
-        r"""Read what follows ``\frac`` or ``\sqrt``: a group, or one token, of which digits count singly."""
+        r"""Read an argument of ``\frac`` or ``\sqrt``: a group, one digit, or one other token."""
         token = self._next()
         if token is not None and token.isdigit() and len(token) > 1:
             self._tokens[self._position : self._position + 1] = list(token)
@@ -389,14 +348,14 @@ class _Parser:
     def fraction(self) -> Node:
         over, under = self._argument(), self._argument()
         if _is_differential(over) and _is_differential(under) and under != Symbol("d"):
-            raise UnreadableError("a derivative that was not computed")
-        return Apply("/", (over, under))
+            raise UnreadableExpressionError("a derivative that was not computed")
+        return Operation("/", (over, under))
 
     def binomial(self) -> Node:
-        return Apply("binom", (self._argument(), self._argument()))
+        return Operation("binom", (self._argument(), self._argument()))
 
     def rounded(self, operation: str, closing: str) -> Node:
-        return Apply(operation, (self._group(closing),))
+        return Operation(operation, (self._group(closing),))
 
     def _function(self, name: str) -> Node:
         if name == "sqrt":
@@ -408,16 +367,16 @@ class _Parser:
                 base = self._argument()
             else:
                 exponent = self._exponent()
-        inverse = exponent == Apply("neg", (Number(Fraction(1)),)) and f"arc{name}" in FUNCTIONS
+        inverse = exponent == Operation("neg", (Number(Fraction(1)),)) and f"arc{name}" in FUNCTIONS
         if inverse:
             name, exponent = f"arc{name}", None
-        elif exponent == Apply("neg", (Number(Fraction(1)),)):
-            raise UnreadableError(f"\\{name}^{{-1}} may be its inverse or one over it")
+        elif exponent == Operation("neg", (Number(Fraction(1)),)):
+            raise UnreadableExpressionError(f"\\{name}^{{-1}} may be its inverse or one over it")
         argument = self._function_argument()
-        tree = Apply(name, (argument,)) if base is None else Apply("logarithm", (base, argument))
+        tree = Operation(name, (argument,)) if base is None else Operation("logarithm", (base, argument))
         if base is not None and name != "log":
-            raise UnreadableError(f"\\{name} has no subscript")
-        return tree if exponent is None else Apply("^", (tree, exponent))
+            raise UnreadableExpressionError(f"\\{name} has no subscript")
+        return tree if exponent is None else Operation("^", (tree, exponent))
 
     def _root(self) -> Node:
         index: Node = Number(Fraction(2))
@@ -426,8 +385,8 @@ class _Parser:
             index = self._group("]")
         token = self._next()
         if token is not None and token.isdigit():  # sqrt 12 in plain text is the root of twelve
-            return Apply("root", (index, Number(Fraction(self._take()))))
-        return Apply("root", (index, self._argument()))
+            return Operation("root", (index, Number(Fraction(self._take()))))
+        return Operation("root", (index, self._argument()))
 
     def _function_argument(self) -> Node:
         if self._next() in ("(", "{", "["):
@@ -439,31 +398,29 @@ class _Parser:
                 return tree
             if token in ("\\cdot", "*") or not self._starts_factor(token) or token in ("(", "["):
                 return tree
-            tree = Apply("*", (tree, self._power()))
+            tree = Operation("*", (tree, self._power()))
 
     def _raised_inside(self, tree: Node) -> Node:
         r"""Only the degree sign after a bracket belongs to the argument: ``\\sin(x)^2`` is a squared sine."""
         while self._next() == "\\degree":
             self._take()
-            tree = Apply("degrees", (tree,))
+            tree = Operation("degrees", (tree,))
         return tree
 
 
-def _is_differential(tree: Node) -> bool:
-    """Whether a tree starts with ``d``, as ``d``, ``d^2 y`` and ``dx`` do."""
-    while isinstance(tree, Apply) and tree.operation in ("*", "^"):
-        tree = tree.arguments[0]
-    return tree == Symbol("d")
+def _is_self_delimiting(factor: Node) -> bool:
+    """Whether a number may follow without a sign, as in ``5!3!``."""
+    return isinstance(factor, Operation) and factor.operation in ("!", "!!", "binom")
 
 
 def _is_linear(tree: Node) -> bool:
     """Whether a tree is a sum of variables with numbers as coefficients."""
     match tree:
-        case Apply("+" | "-" | "neg", arguments):
+        case Operation("+" | "-" | "neg", arguments):
             return all(map(_is_linear, arguments))
-        case Apply("*", (left, right)):
-            return not (symbols(left) and symbols(right)) and _is_linear(left) and _is_linear(right)
-        case Apply("/", (left, right)):
+        case Operation("*", (left, right)):
+            return not (free_symbols(left) and free_symbols(right)) and _is_linear(left) and _is_linear(right)
+        case Operation("/", (left, right)):
             return _is_linear(left) and isinstance(right, Number)
         case Symbol(name):
             return not name[0].isupper()  # events and statements, of which a bar is the negation
@@ -471,12 +428,25 @@ def _is_linear(tree: Node) -> bool:
             return isinstance(tree, Number)
 
 
-def _ends_itself(factor: Node) -> bool:
-    """Whether a number may follow without a sign, as in ``5!3!``."""
-    return isinstance(factor, Apply) and factor.operation in ("!", "!!", "binom")
+def _is_differential(tree: Node) -> bool:
+    """Whether a tree starts with ``d``, as ``d``, ``d^2 y`` and ``dx`` do."""
+    while isinstance(tree, Operation) and tree.operation in ("*", "^"):
+        tree = tree.arguments[0]
+    return tree == Symbol("d")
 
 
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
+def _tokens(text: str) -> list[str]:
+    tokens: list[str] = []
+    position, end = 0, len(text.rstrip())
+    while position < end:
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise UnreadableExpressionError(f"'{text[position : position + 10]}' is no mathematics")
+        tokens.append(match[0].strip())
+        position = match.end()
+    return tokens
+
+
 _COMMANDS: dict[str, Callable[[_Parser], Node]] = {
     "\\frac": _Parser.fraction,
     "\\binom": _Parser.binomial,
@@ -484,10 +454,10 @@ _COMMANDS: dict[str, Callable[[_Parser], Node]] = {
     "\\lceil": lambda parser: parser.rounded("ceil", "\\rceil"),
     "\\pi": lambda _: Symbol("\\pi"),
     "\\infty": lambda _: Symbol("\\infty"),
-    **{f"\\{name}": _Parser.chosen for name in OPERATORS - {"mod"}},
-    **{name: lambda parser: Symbol(parser.last()) for name in UNIT_VECTORS},
+    **{f"\\{name}": _Parser.parse_argument_list_function for name in OPERATORS - {"mod"}},
+    **{name: lambda parser: Symbol(parser.last_token()) for name in UNIT_VECTORS},
     **dict.fromkeys(
         ("\\mathbb", "\\triangle", "\\angle", "\\overline", "\\vec", "\\overrightarrow", "\\hat", "\\odot"),
-        _Parser.named,
+        _Parser.parse_named_object,
     ),
 }

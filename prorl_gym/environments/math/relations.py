@@ -1,203 +1,290 @@
-"""Equations and inequalities: solved ones are answers, unsolved ones only equal themselves."""
+"""Parses equations, inequalities and tables: matrices, systems of equations, functions by cases."""
 
 import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from prorl_gym.environments.math import intervals
-from prorl_gym.environments.math.expressions import (
-    Apply,
-    Foreign,
-    Node,
-    Number,
-    Symbol,
-    UnreadableError,
-    read_expression,
-    symbols,
-)
-from prorl_gym.environments.math.forms import (
+from prorl_gym.environments.math import answer_text, number_sets
+from prorl_gym.environments.math.answer_forms import (
     Amount,
-    Assigned,
-    Based,
+    Assignment,
+    BasedNumeral,
+    BracketedTuple,
     Equation,
     Form,
     Inequality,
     Labelled,
+    Matrix,
     Ordering,
-    Reals,
-    Row,
-    in_ten,
+    Piecewise,
+    RealSet,
+    based_value,
 )
-from prorl_gym.environments.math.splitting import is_label, is_name, normal_name, split
-from prorl_gym.environments.math.values import rounds, same
+from prorl_gym.environments.math.answer_text import is_label, is_name, normalize_name, split_top_level
+from prorl_gym.environments.math.expression_tree import MathVerifyNode, Node, Number, Operation, Symbol
+from prorl_gym.environments.math.expressions import UnreadableExpressionError, free_symbols, parse_expression
+from prorl_gym.environments.math.values import is_equivalent, rounds_to_decimal
 
 _SIGNS = ("=", "<", ">", "\\le", "\\ge", "\\ne", "\\in", "\\approx")
+_ABSOLUTE_VALUE = re.compile(r"\|\s*([a-zA-Z](?:_\w)?)\s*\|")
+_FormParser = Callable[[str], Form]
+_TABLE = re.compile(
+    r"(?P<factor>[^=<>]*?)(?P<open>[(\[|]|\\\{)?\s*\\begin\s*\{(?P<kind>[a-zA-Z]*matrix|array|d?r?cases|aligned|align|gathered|split)\*?\}"
+    r"\s*(?:\{[clr|@\s]*\})?(?P<body>.*?)\\end\s*\{(?P=kind)\*?\}\s*(?P<close>[)\]|]|\\\})?\s*",
+    re.DOTALL,
+)
+_CONDITION = re.compile(r"^(?:\\text\s*\{\s*)?(?:if|for|when|where)\b\s*\}?\s*|^\\text\s*\{\s*\}")
+_OTHERWISE = re.compile(r"(?:\\text\s*\{)?\s*(?:otherwise|else|elsewhere)\s*\}?\.?", re.IGNORECASE)
 
-_SIZE = re.compile(r"\|\s*([a-zA-Z](?:_\w)?)\s*\|")
 
-Reader = Callable[[str], Form]
-
-
-def read_relation(text: str, read: Reader) -> Form | None:
-    """Return a text with a relation sign as what it says, ``None`` when it has none.
+def parse_relation(text: str, read: _FormParser) -> Form | None:
+    """Return an equation or an inequality as the answer that it gives, ``None`` where there is no relation sign.
 
     Raises:
-        UnreadableError: it says nothing that could be an answer, such as ``4 = 5``.
+        UnreadableExpressionError: it gives no answer, such as ``4 = 5``.
     """
-    parts = split(text, _SIGNS)
+    parts = split_top_level(text, _SIGNS)
     signs = {sign for sign, _ in parts[1:]}
     sides = [side for _, side in parts]
     if not signs:
         return None
     if signs == {"="}:
-        return _equation(sides, read)
+        return _parse_equation(sides, read)
     if signs <= {"<", "\\le"}:
-        return _chain(sides, [sign == "<" for sign, _ in parts[1:]])
+        return _parse_ascending(sides, [sign == "<" for sign, _ in parts[1:]])
     if signs <= {">", "\\ge"}:
-        return _chain(sides[::-1], [sign == ">" for sign, _ in parts[:0:-1]])
+        return _parse_ascending(sides[::-1], [sign == ">" for sign, _ in parts[:0:-1]])
     if signs == {"\\ne"} and len(sides) == 2:
         name, value = sides if is_name(sides[0]) else sides[::-1]
         if is_name(name):
-            constant = read_expression(value)
-            if symbols(constant):
-                return Equation(Apply("-", (read_expression(name), constant)), is_negated=True)
-            return _of(name, intervals.complement(intervals.points([constant])))
+            constant = parse_expression(value)
+            if free_symbols(constant):
+                return Equation(Operation("-", (parse_expression(name), constant)), is_negated=True)
+            return _label_set(name, number_sets.complement(number_sets.point_set([constant])))
     if signs == {"\\in"} and len(sides) == 2 and is_label(sides[0]):
-        return Labelled(normal_name(sides[0]), read(sides[1]), None)
+        return Labelled(normalize_name(sides[0]), read(sides[1]), None)
     if signs <= {"\\approx", "="}:
-        return _approximation(sides, read)
-    raise UnreadableError("its relation signs do not go together")
+        return _parse_approximation(sides, read)
+    raise UnreadableExpressionError("its relation signs do not go together")
 
 
-def _approximation(sides: list[str], read: Reader) -> Form:
-    r"""Read ``\\approx 3.14``, or an exact value with its approximation behind it, which must round to it."""
-    near = read(sides[-1])
-    if not isinstance(near, Amount) or not near.places:
-        raise UnreadableError("an approximation that is no decimal")
-    if sides[0] and is_label(sides[0]):
-        sides = sides[1:]
-    exact = [read(side) for side in sides[:-1] if side]
-    if not exact:
-        return near
-    amounts = [form for form in exact if isinstance(form, Amount)]
-    if len(amounts) != len(exact) or not all(rounds(amount.value, near.value, near.places) for amount in amounts):
-        raise UnreadableError("an approximation of something else")
-    return amounts[0]
+def parse_table(text: str, read: _FormParser) -> Form | None:
+    """Return a table as a matrix, as a list of equations or as a function by cases.
+
+    Raises:
+        UnreadableExpressionError: a determinant that was not computed, or no such thing.
+    """
+    match = _TABLE.fullmatch(text)
+    if match is None:
+        return None
+    rows = [row.strip() for row in re.split(r"\\\\(?:\[[^\[\]]*\])?", re.sub(r"\\hline", "", match["body"]))]
+    rows = [row for row in rows if row]
+    matrix = match["kind"].endswith("matrix") or (match["kind"] == "array" and match["open"] != "\\{")
+    if matrix and match["kind"] == "array" and any(re.search(r"=|<|>|\\[lg]e(?![a-z])", row) for row in rows):
+        matrix = False
+    if matrix:
+        return _parse_matrix(rows, match["factor"], match["open"], match["kind"])
+    if match["factor"].strip():
+        raise UnreadableExpressionError("something before a system of equations")
+    rows = [
+        re.sub(r"&\s*(?==|<|>|\\[lg]e(?![a-z])|\\approx)|(?<=[=<>])\s*&", "", row).strip().rstrip(",;.") for row in rows
+    ]
+    if all("&" in row for row in rows) or any(_OTHERWISE.search(row) for row in rows):
+        return _parse_piecewise([_split_case(row) for row in rows], read)
+    return read(", ".join(row.replace("&", " ") for row in rows))
 
 
-def _equation(sides: list[str], read: Reader) -> Form:
+def _parse_equation(sides: list[str], read: _FormParser) -> Form:
     if len(sides) > 2 and is_name(sides[0]) and is_name(sides[1]):
-        return _assigned(sides, read)
+        return _parse_assignment(sides, read)
     if is_label(sides[0]):
-        return _labelled(sides[0], sides[1:], read)
+        return _parse_labelled(sides[0], sides[1:], read)
     if len(sides) == 2 and is_name(sides[1]) and not is_name(sides[0]):
-        return _labelled(sides[1], sides[:1], read)
+        return _parse_labelled(sides[1], sides[:1], read)
     if len(sides) != 2:
-        return _same_throughout(sides, read)
+        return _parse_equal_sides(sides, read)
     try:
-        left, right = map(read_expression, sides)
-    except UnreadableError:
-        return _same_throughout(sides, read)
-    if isinstance(left, Foreign) and not isinstance(right, Foreign):
-        return Labelled(normal_name(sides[0]), read(sides[1]), None)
-    if not symbols(left) | symbols(right):
-        return _same_throughout(sides, read)
-    if isinstance(left, Apply) and left.operation in "+-" and right == Number(Fraction(0)):
+        left, right = map(parse_expression, sides)
+    except UnreadableExpressionError:
+        return _parse_equal_sides(sides, read)
+    if isinstance(left, MathVerifyNode) and not isinstance(right, MathVerifyNode):
+        return Labelled(normalize_name(sides[0]), read(sides[1]), None)
+    if not free_symbols(left) | free_symbols(right):
+        return _parse_equal_sides(sides, read)
+    if isinstance(left, Operation) and left.operation in "+-" and right == Number(Fraction(0)):
         variable, constant = left.arguments
-        if isinstance(variable, Symbol) and is_name(variable.name) and not symbols(constant):
-            value = constant if left.operation == "-" else Apply("neg", (constant,))
+        if isinstance(variable, Symbol) and is_name(variable.name) and not free_symbols(constant):
+            value = constant if left.operation == "-" else Operation("neg", (constant,))
             return Labelled(variable.name, Amount(value), None, normal=True)
-    return Equation(Apply("-", (left, right)))
+    return Equation(Operation("-", (left, right)))
 
 
-def _assigned(sides: list[str], read: Reader) -> Form:
-    """Read ``x = y = 1``."""
+def _parse_assignment(sides: list[str], read: _FormParser) -> Form:
+    """Return ``x = y = 1`` as an assignment."""
     names = [side for side in sides[:-1] if is_name(side)]
-    if len(names) != len(sides) - 1 or len(set(map(normal_name, names))) != len(names):
-        raise UnreadableError("a chain of equations")
-    return Assigned(tuple(map(normal_name, names)), (read(sides[-1]),) * len(names))
+    if len(names) != len(sides) - 1 or len(set(map(normalize_name, names))) != len(names):
+        raise UnreadableExpressionError("a chain of equations")
+    return Assignment(tuple(map(normalize_name, names)), (read(sides[-1]),) * len(names))
 
 
-def _labelled(name: str, sides: list[str], read: Reader) -> Form:
-    form = _same_throughout(sides, read)
-    if name.startswith("(") and isinstance(form, Row):
-        names = tuple(normal_name(part) for part in name.strip("() ").split(","))
+def _parse_labelled(name: str, sides: list[str], read: _FormParser) -> Form:
+    form = _parse_equal_sides(sides, read)
+    if name.startswith("(") and isinstance(form, BracketedTuple):
+        names = tuple(normalize_name(part) for part in name.strip("() ").split(","))
         if len(names) != len(form.items) or len(set(names)) != len(names) or (form.opening, form.closing) != ("(", ")"):
-            raise UnreadableError("a tuple of another size")
-        return Assigned(names, form.items, is_tuple=True)
+            raise UnreadableExpressionError("a tuple of another bars")
+        return Assignment(names, form.items, is_tuple=True)
     difference = None
-    if isinstance(form, Amount) and (symbols(form.value) or not is_name(name)):
+    if isinstance(form, Amount) and (free_symbols(form.value) or not is_name(name)):
         try:
-            difference = Apply("-", (read_expression(name), form.value))
-        except UnreadableError:
+            difference = Operation("-", (parse_expression(name), form.value))
+        except UnreadableExpressionError:
             pass
-    return Labelled(normal_name(name), form, difference)
+    return Labelled(normalize_name(name), form, difference)
 
 
-def _same_throughout(sides: list[str], read: Reader) -> Form:
+def _parse_equal_sides(sides: list[str], read: _FormParser) -> Form:
     """Return the last of several equal sides (``3 + 4 = 7``, ``(1+2, 5) = (3, 5)``).
 
     Raises:
-        UnreadableError: they are not equal.
+        UnreadableExpressionError: they are not equal.
     """
     forms = [read(side) for side in sides]
-    if not all(_equal_sides(form, forms[-1]) for form in forms[:-1]):
-        raise UnreadableError("the sides of an equation differ")
+    if not all(_is_same_side(form, forms[-1]) for form in forms[:-1]):
+        raise UnreadableExpressionError("the sides of an equation differ")
     return forms[-1]
 
 
-def _equal_sides(one: Form, other: Form) -> bool:
+def _is_same_side(one: Form, other: Form) -> bool:
     match one, other:
         case Amount(), Amount():
-            return same(one.value, other.value)
-        case Based(), Amount():
-            return same(Number(in_ten(one)), other.value)
-        case Row(), Row():
-            return len(one.items) == len(other.items) and all(map(_equal_sides, one.items, other.items))
+            return is_equivalent(one.value, other.value)
+        case BasedNumeral(), Amount():
+            return is_equivalent(Number(based_value(one)), other.value)
+        case BracketedTuple(), BracketedTuple():
+            return len(one.items) == len(other.items) and all(map(_is_same_side, one.items, other.items))
         case _:
             return False
 
 
-def _chain(sides: list[str], strict: list[bool]) -> Form:
-    """Read an ascending chain."""
-    if (minus := _negated(sides)) is not None:
-        return _chain(minus, strict[::-1])
-    ordered = [read_expression(side) for side in sides]
-    if len(sides) == 3 and (size := _SIZE.fullmatch(sides[1])) and not symbols(ordered[0]) | symbols(ordered[2]):
-        beyond = intervals.complement(_within(size[1], ordered[0], not strict[0]))
-        return _of(size[1], intervals.intersection(beyond, _within(size[1], ordered[2], strict[1])))
-    if len(sides) == 3 and is_name(sides[1]) and not symbols(ordered[0]) | symbols(ordered[2]):
-        return _of(sides[1], intervals.interval(ordered[0], ordered[2], not strict[0], not strict[1]))
+def _parse_ascending(sides: list[str], strict: list[bool]) -> Form:
+    """Return the form of a chain of ``<`` and ``<=``."""
+    if (minus := _without_minus(sides)) is not None:
+        return _parse_ascending(minus, strict[::-1])
+    ordered = [parse_expression(side) for side in sides]
+    if (
+        len(sides) == 3
+        and (bars := _ABSOLUTE_VALUE.fullmatch(sides[1]))
+        and not free_symbols(ordered[0]) | free_symbols(ordered[2])
+    ):
+        beyond = number_sets.complement(_absolute_value_set(bars[1], ordered[0], not strict[0]))
+        return _label_set(
+            bars[1], number_sets.intersection(beyond, _absolute_value_set(bars[1], ordered[2], strict[1]))
+        )
+    if len(sides) == 3 and is_name(sides[1]) and not free_symbols(ordered[0]) | free_symbols(ordered[2]):
+        return _label_set(sides[1], number_sets.interval(ordered[0], ordered[2], not strict[0], not strict[1]))
     if len(sides) != 2:
         return Ordering(tuple(ordered), tuple(strict))
     low, high = ordered
-    if (size := _SIZE.fullmatch(sides[0])) and not symbols(high):
-        return _of(size[1], _within(size[1], high, strict[0]))
-    if (size := _SIZE.fullmatch(sides[1])) and not symbols(low):
-        return _of(size[1], intervals.complement(_within(size[1], low, not strict[0])))
-    if is_name(sides[0]) and not symbols(high):
-        return _of(sides[0], intervals.interval(intervals.MINUS_INFINITY, high, False, not strict[0]))
-    if is_name(sides[1]) and not symbols(low):
-        return _of(sides[1], intervals.interval(low, intervals.INFINITY, not strict[0], False))
-    difference = Apply("-", (high, low))
-    return Inequality(difference, strict[0]) if symbols(difference) else Ordering((low, high), tuple(strict))
+    if (bars := _ABSOLUTE_VALUE.fullmatch(sides[0])) and not free_symbols(high):
+        return _label_set(bars[1], _absolute_value_set(bars[1], high, strict[0]))
+    if (bars := _ABSOLUTE_VALUE.fullmatch(sides[1])) and not free_symbols(low):
+        return _label_set(bars[1], number_sets.complement(_absolute_value_set(bars[1], low, not strict[0])))
+    if is_name(sides[0]) and not free_symbols(high):
+        return _label_set(sides[0], number_sets.interval(number_sets.MINUS_INFINITY, high, False, not strict[0]))
+    if is_name(sides[1]) and not free_symbols(low):
+        return _label_set(sides[1], number_sets.interval(low, number_sets.INFINITY, not strict[0], False))
+    difference = Operation("-", (high, low))
+    return Inequality(difference, strict[0]) if free_symbols(difference) else Ordering((low, high), tuple(strict))
 
 
-def _negated(sides: list[str]) -> list[str] | None:
-    """Return a condition on ``-x`` as one on ``x``, ``None`` when it is none: ``-1 < -x`` says ``x < 1``."""
+def _without_minus(sides: list[str]) -> list[str] | None:
+    """Return a condition on ``-x`` as one on ``x``, ``None`` when it is none: ``-1 < -x`` is ``x < 1``."""
     names = [side for side in sides if is_name(side.removeprefix("-"))]
     if len(names) != 1 or not names[0].startswith("-"):
         return None
     return [side[1:].strip() if side == names[0] else f"-({side})" for side in reversed(sides)]
 
 
-def _of(name: str, found: Reals) -> Labelled:
-    """Return a condition on a variable: ``x > 2`` is an interval, but not ``y > 2``."""
-    return Labelled(normal_name(name), found, None)
+def _absolute_value_set(name: str, bound: Node, strict: bool) -> RealSet:
+    """Return the set of ``|x| < 2``.
 
-
-def _within(name: str, bound: Node, strict: bool) -> Reals:
-    """Read ``|x| < 2``. With more than a name between the bars it would be a question, not an answer."""
+    Raises:
+        UnreadableExpressionError: more than a name between the bars: the inequality has to be solved.
+    """
     if not is_name(name):
-        raise UnreadableError("an inequality to be solved")
-    return intervals.interval(Apply("neg", (bound,)), bound, not strict, not strict)
+        raise UnreadableExpressionError("an inequality to be solved")
+    return number_sets.interval(Operation("neg", (bound,)), bound, not strict, not strict)
+
+
+def _label_set(name: str, found: RealSet) -> Labelled:
+    """Return a condition on a variable: ``x > 2`` is an interval, but not ``y > 2``."""
+    return Labelled(normalize_name(name), found, None)
+
+
+def _parse_approximation(sides: list[str], read: _FormParser) -> Form:
+    r"""Read ``\\approx 3.14``, or an exact value with its approximation behind it, which must round to it."""
+    near = read(sides[-1])
+    if not isinstance(near, Amount) or not near.places:
+        raise UnreadableExpressionError("an approximation that is no decimal")
+    if sides[0] and is_label(sides[0]):
+        sides = sides[1:]
+    exact = [read(side) for side in sides[:-1] if side]
+    if not exact:
+        return near
+    amounts = [form for form in exact if isinstance(form, Amount)]
+    if len(amounts) != len(exact) or not all(
+        rounds_to_decimal(amount.value, near.value, near.places) for amount in amounts
+    ):
+        raise UnreadableExpressionError("an approximation of something else")
+    return amounts[0]
+
+
+def _parse_matrix(rows: list[str], factor: str, opening: str | None, kind: str) -> Matrix:
+    if kind == "vmatrix" or opening == "|":
+        raise UnreadableExpressionError("a determinant that was not computed")
+    grid = [[parse_expression(answer_text.normalize_formula(cell.strip())) for cell in row.split("&")] for row in rows]
+    if factor := factor.strip():
+        scale = parse_expression(factor.removesuffix("\\cdot").strip())
+        grid = [[Operation("*", (scale, cell)) for cell in row] for row in grid]
+    return Matrix(tuple(tuple(row) for row in grid))
+
+
+def _parse_piecewise(rows: list[tuple[str, str]], read: _FormParser) -> Piecewise:
+    cases: list[tuple[Node, RealSet]] = []
+    names: set[str] = set()
+    covered = number_sets.EMPTY_SET
+    for at, (formula, condition) in enumerate(rows):
+        if _OTHERWISE.fullmatch(condition):
+            if at != len(rows) - 1:
+                raise UnreadableExpressionError("cases behind all others")
+            found = number_sets.complement(covered)
+        else:
+            name, found = _to_condition(read(condition))
+            names.add(name)
+        if number_sets.intersection(covered, found).intervals:
+            raise UnreadableExpressionError("cases that overlap")
+        covered = number_sets.union(covered, found)
+        cases.append((parse_expression(formula), found))
+    if len(names) != 1 or any(free_symbols(formula) - names for formula, _ in cases):
+        raise UnreadableExpressionError("cases of several variables")
+    return Piecewise(names.pop(), tuple(cases))
+
+
+def _to_condition(form: Form) -> tuple[str, RealSet]:
+    match form:
+        case Labelled(name, RealSet() as found):
+            return name, found
+        case Labelled(name, Amount() as point):
+            return name, number_sets.point_set([point.value])
+        case _:
+            raise UnreadableExpressionError("a case that is no condition on a variable")
+
+
+def _split_case(row: str) -> tuple[str, str]:
+    """Return the formula and the condition of one case."""
+    formula, mark, condition = row.partition("&")
+    if not mark:
+        formula, mark, condition = row.partition(",")
+    formula, condition = formula.strip().rstrip(","), condition.replace("&", " ").strip()
+    return formula, _CONDITION.sub("", condition).strip()

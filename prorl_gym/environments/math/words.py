@@ -1,11 +1,16 @@
-"""Answers that are words: when two of them are the same, and which words are mathematics."""
+"""Words in answers: answers that are words, words that lead up to an answer, and words behind a number.
+
+Words behind a number may leave it as it is: ``7 ways``, ``7 red marbles``, ``7 cups of flour``. An unknown word makes
+an answer unreadable, since ``7 tenths`` and ``7 rejected`` are not 7. Plurals that end in ``s`` are nouns unless
+they scale, deny or compute.
+"""
 
 import re
 from collections.abc import Sequence
 
+from prorl_gym.environments.answers.number_words import ONES, TENS
+from prorl_gym.environments.math.answer_text import strip_text_macros
 from prorl_gym.environments.math.expressions import FUNCTIONS
-from prorl_gym.environments.math.spelling import untexted
-from prorl_gym.environments.math.vocabulary import FRACTIONS
 
 _WORDS = re.compile(r"(?:[aA] (?=dozen|hundred|thousand))?[^\W\d_]{2,}(?:[ '\-,]+[^\W\d_]+)*\??")
 _DATE = re.compile(
@@ -14,7 +19,8 @@ _DATE = re.compile(
     re.IGNORECASE,
 )
 _ARTICLES = re.compile(r"^(?:(?:the|a|an|on|in|at)\s+)+", re.IGNORECASE)
-PRODUCTS = tuple(map(frozenset, ("abc", "xyz", "pqr", "uvw", "rst", "mnp", "klm")))
+LETTER_GROUPS = tuple(map(frozenset, ("abc", "xyz", "pqr", "uvw", "rst", "mnp", "klm")))
+"""Letters of variables with a usual order; a word of nothing but these is a product."""
 
 _MEANINGS = {
     "empty": "no solution|no solutions|no real solution|no real solutions|none|empty set|null set|no roots|"
@@ -28,51 +34,124 @@ _MEANINGS = {
     "infinite number of solutions|an infinite number|infinite number|there are infinitely many|infinite many|"
     "there are infinitely many solutions|unbounded",
 }
-_MEANING = {spelling: name for name, spellings in _MEANINGS.items() for spelling in spellings.split("|")}
-
-_ABBREVIATED = {
+_MEANING_BY_SPELLING = {spelling: name for name, spellings in _MEANINGS.items() for spelling in spellings.split("|")}
+_ABBREVIATIONS = {
     "mon": "monday", "tue": "tuesday", "tues": "tuesday", "wed": "wednesday", "thu": "thursday", "thur": "thursday",
     "thurs": "thursday", "fri": "friday", "sat": "saturday", "sun": "sunday", "jan": "january", "feb": "february",
     "mar": "march", "apr": "april", "jun": "june", "jul": "july", "aug": "august", "sep": "september",
     "sept": "september", "oct": "october", "nov": "november", "dec": "december",
 }  # fmt: skip
 
-_ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-    "seventeen eighteen nineteen"
-).split()
-_TENS = {
-    word: 10 * index for index, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)
-}
-_SIMPLE = {word: number for number, word in enumerate(_ONES)} | _TENS
-_ORDINALS = {
-    word: index
-    for index, word in enumerate("first second third fourth fifth sixth seventh eighth ninth tenth".split(), 1)
-}
-_FRACTIONS = {
-    "half": r"\frac{1}{2}", "one half": r"\frac{1}{2}", "one third": r"\frac{1}{3}", "two thirds": r"\frac{2}{3}",
-    "one quarter": r"\frac{1}{4}", "one fourth": r"\frac{1}{4}", "three quarters": r"\frac{3}{4}",
-    "three fourths": r"\frac{3}{4}", "one fifth": r"\frac{1}{5}",
-}  # fmt: skip
-_DOZENS = {"dozen": 12, "half a dozen": 6, "half dozen": 6}
+_PREFIX = re.compile(
+    r"(?:\\text\s*\{)?\s*(?P<words>[a-zA-Z][a-zA-Z' ]*?)?\s*"
+    r"(?:(?P<verb>\b(?:is|are|equals|be|has|have|get|was)(?:\s+(?:exactly|only|just))?)\s*:?|(?<=[a-zA-Z])\s*:(?!\s*\d+$))\s*(?:\\text)?\s*\}?\s+(?P<rest>\S.*)"
+)
+_PREFIX_WORDS = frozenset(
+    "the my our final correct answer answers result value values solution solutions it this so therefore thus hence "
+    "there total area volume number probability sum product we x y n minimum maximum of a an desired required length "
+    "perimeter distance remainder angle radius ratio expression possible function equation interval set that "
+    "domain range".split()
+)
+
+_NOUNS = frozenset(
+    "people person child children man men woman women student boy girl friend player team member fish sheep deer goose "
+    "geese mice mouse dice die way solution point line circle triangle rectangle polygon vertex vertices "
+    "edge side face axes index indices matrix matrices radius radii focus foci locus loci number integer digit "
+    "value tuple sequence subset element divisor permutation combination path "
+    "route word letter string code color colour marble ball coin card book page apple orange candy cookie cake pie "
+    "pizza slice cup box bag basket bus car truck train bicycle bike ticket seat chair table room house floor story "
+    "tile block piece part section unit step move game round turn trip lap mile game point mark vote ticket stamp "
+    "pencil pen crayon toy doll tree flower plant seed egg cow horse dog cat bird chicken duck rabbit worker employee "
+    "day week month year night century age item object thing case possibility choice option "
+    "outcome arrangement configuration coloring function equation intersection region area volume perimeter "
+    "length width height distance diagonal bit byte vote cent dollar penny pence quid yuan yen peso ruble "
+    "franc krona share stock loaf loaves leaf leaves shelf shelves knife knives wolf wolves foot feet "
+    "flour sugar milk water rice juice paint bread butter gold silver money cash cattle staff crew stairs "
+    "series species quadrilateral guest customer passenger soldier teacher child sibling brother "
+    "sister cousin adult kid baby babies senior junior freshman sophomore "
+    "quadrant place position term grade row column".split()
+)
+_MODIFIERS = frozenset(
+    "different distinct possible real integer integral positive whole natural rational ordered unordered unique total "
+    "such valid nonzero prime odd even more red blue green yellow black white brown pink purple orange grey gray small "
+    "large big tiny full tall old new extra additional remaining equal regular right acute obtuse congruent isosceles "
+    "equilateral lattice favourable favorable consecutive complete perfect square cubic linear complex nonnegative "
+    "nonempty sq cu "
+    "chocolate vanilla strawberry overall dark light male female wooden plastic paper metal glass fresh ripe "
+    "initial original final correct smaller larger bigger longer shorter taller older younger faster".split()
+)
+"""Words that may precede a noun."""
+_ALONE = frozenset({("in", "total"), ("in", "all"), ("total",), ("altogether",), ("more",), ("overall",), ("times",)})
+_NON_NOUNS = frozenset(
+    "half halves thirds quarter quarters ten tens dozen dozens score scores hundreds thousands millions billions "
+    "trillions crores lakhs folds times percents powers exponents factorials reciprocals inverses "
+    "negatives opposites doubles couples ones twos threes fours fives sixes sevens eights "
+    "nines less plus minus always perhaps sometimes besides unless versus towards afterwards backwards various "
+    "fails seems lies means equals misses excludes denies loses lacks does this yes guess mistakes errors typos "
+    "exceptions falsehoods myriads zillions googols".split()
+)
+"""Words that look like plurals or are nouns, and scale, deny or compute."""
+_NUMBERS = frozenset({*ONES[:13], *TENS, *"hundred thousand million billion half third quarter none nothing".split()})
+_ORDINAL = re.compile(
+    r".*(?:third|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|teen|tie|hundred|thousand|million|billion|trillion)th)s?"
+)
+_WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 
 
-def words(answer: str) -> str | None:
+def normalize_words(answer: str) -> str | None:
     """Return a plain answer that consists of words (``Tuesday``, ``two doors``) in one spelling, otherwise ``None``.
 
     Such an answer must not be parsed: as a product of letters, ``lube`` would equal ``blue``.
     """
-    text = " ".join(untexted(answer).replace("\\and", "and").replace("\\or", "or").split()).strip(" .!\"'`")
+    text = " ".join(strip_text_macros(answer).replace("\\and", "and").replace("\\or", "or").split()).strip(" .!\"'`")
     if _DATE.fullmatch(text):
         month, day = text.casefold().replace(".", "").split()
-        return f"{_ABBREVIATED.get(month, month)} {day}"
-    if not _WORDS.fullmatch(text) or _formula(text, "\\text" in answer):
+        return f"{_ABBREVIATIONS.get(month, month)} {day}"
+    if not _WORDS.fullmatch(text) or _is_formula(text, "\\text" in answer):
         return None
     text = _ARTICLES.sub("", text.casefold().replace("-", " ").replace(" ,", ","))
-    return _ABBREVIATED.get(text, text)
+    return _ABBREVIATIONS.get(text, text)
 
 
-def _formula(text: str, marked_as_text: bool) -> bool:
+def mathematical_meaning(text: str) -> str | None:
+    """Return the name of a mathematical meaning of words: ``empty``, ``undefined``, ``reals``, ``infinite``."""
+    return _MEANING_BY_SPELLING.get(text)
+
+
+def split_word_list(text: str) -> list[str] | None:
+    """Return the items of a list of words, otherwise ``None``."""
+    parts = [part.strip() for part in re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+", text)]
+    return parts if len(parts) > 1 and all(parts) else None
+
+
+def strip_prefix(text: str) -> str:
+    """Return an answer without the words that lead up to it. Words that change its meaning are kept."""
+    match = _PREFIX.fullmatch(text) or _PREFIX.fullmatch(" ".join(strip_text_macros(text).split()))
+    if match is None:
+        return text
+    if any(word.casefold() not in _PREFIX_WORDS for word in (match["words"] or "").split()):
+        return text
+    rest = match["rest"].strip()
+    return rest.removesuffix("}") if rest.count("}") > rest.count("{") else rest
+
+
+def is_neutral_phrase(words: Sequence[str]) -> bool:
+    """Whether words behind a number leave it as it is: a noun, with adjectives and a material."""
+    lowered = [word.casefold() for word in words]
+    if tuple(lowered) in _ALONE:
+        return True
+    if tuple(lowered[-2:]) in (("in", "total"), ("in", "all")):
+        lowered = lowered[:-2]
+    head, _, made = f" {' '.join(lowered)}".partition(" of ")
+    if made and not all(_WORD.fullmatch(word) and not _changes_number(word) and word != "not" for word in made.split()):
+        return False
+    *before, noun = head.split() or [""]
+    return (not head and bool(made)) or (
+        len(lowered) <= 6 and _is_noun(noun) and all(_is_modifier(word) for word in before)
+    )
+
+
+def _is_formula(text: str, marked_as_text: bool) -> bool:
     first = re.split(r"[ ,'\-]", text)[0]
     if first in FUNCTIONS or text in ("pi", "inf"):
         return True
@@ -81,61 +160,21 @@ def _formula(text: str, marked_as_text: bool) -> bool:
         return False
     if re.fullmatch(r"(?:[a-z]{1,3}\s*[,\-]\s*)*[a-z]{1,3}", text) is None:
         return False
-    return any(set(letters.replace(",", "").replace("-", "")) <= group for group in PRODUCTS)
+    return any(set(letters.replace(",", "").replace("-", "")) <= group for group in LETTER_GROUPS)
 
 
-def meaning(text: str) -> str | None:
-    """Return the name of a mathematical meaning of words: ``empty``, ``undefined``, ``reals``, ``infinite``."""
-    return _MEANING.get(text)
+def _changes_number(word: str) -> bool:
+    return word in _NUMBERS or word in _NON_NOUNS or _ORDINAL.fullmatch(word) is not None
 
 
-def number(text: str) -> str | None:
-    """Return small numbers in words (``forty two``, ``one third``) as LaTeX, otherwise ``None``."""
-    if text in _FRACTIONS:
-        return _FRACTIONS[text]
-    if text in _DOZENS:
-        return str(_DOZENS[text])
-    parts = text.split()
-    if parts[:1] in (["minus"], ["negative"]) and (size := number(" ".join(parts[1:]))) is not None:
-        return None if size.startswith("-") or parts[1] in _ORDINALS else f"-{size}"
-    if len(parts) > 1 and parts[-1] == "dozen" and (count := number(" ".join(parts[:-1]))) is not None:
-        return str(12 * int(count)) if count.isdigit() and parts[-2] not in _ORDINALS else None
-    if len(parts) == 1 and parts[0] in _ORDINALS:
-        return str(_ORDINALS[parts[0]])
-    if (
-        len(parts) > 1
-        and parts[-1] in FRACTIONS
-        and (top := number(" ".join(parts[:-1]))) is not None
-        and top.isdigit()
-    ):
-        return rf"\frac{{{top}}}{{{FRACTIONS[parts[-1]]}}}"
-    if len(parts) == 1 and parts[0] in _SIMPLE:
-        return str(_SIMPLE[parts[0]])
-    if len(parts) == 2 and parts[0] in _TENS and 0 < _SIMPLE.get(parts[1], 0) < 10:
-        return str(_TENS[parts[0]] + _SIMPLE[parts[1]])
-    return _large_number(parts)
+def _is_noun(word: str) -> bool:
+    if word in _NON_NOUNS or _changes_number(word) or not _WORD.fullmatch(word):
+        return False
+    return word in _NOUNS or (len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")))
 
 
-def _large_number(parts: Sequence[str]) -> str | None:
-    """Return ``two thousand three hundred and five``."""
-    for word, scale in (("thousand", 1000), ("hundred", 100)):
-        if word not in parts or not _ORDINALS.keys().isdisjoint(parts):
-            continue
-        at = parts.index(word)
-        rest = parts[at + 1 :]
-        if not at and rest:
-            return None
-        count, below = (
-            number(" ".join(each)) if each else empty
-            for each, empty in ((parts[:at], "1"), (rest[1:] if rest[:1] == ["and"] and rest[1:] else rest, "0"))
-        )
-        if count is None or below is None or not count.isdigit() or not below.isdigit():
-            return None
-        return str(scale * int(count) + int(below)) if 0 < int(count) < 1000 and int(below) < scale else None
-    return None
-
-
-def members(text: str) -> list[str] | None:
-    """Return the items of a list of words, otherwise ``None``."""
-    parts = [part.strip() for part in re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+", text)]
-    return parts if len(parts) > 1 and all(parts) else None
+def _is_modifier(word: str) -> bool:
+    first, _, second = word.partition("-")
+    if first in _NUMBERS and second:
+        return second in _NOUNS  # three-digit numbers
+    return word in _MODIFIERS or (_is_noun(word) and not word.endswith("s"))

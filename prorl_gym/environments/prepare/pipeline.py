@@ -1,50 +1,152 @@
-"""From files to our rows: read, convert, check, drop duplicates, and count what was left out and why."""
+"""From files to our rows: read, convert, check, drop duplicates, count what is left out and why, and write.
 
+Input is JSON lines, one JSON value, or parquet, and only a ``.json`` file is held whole. Values come out as JSON has
+them, whatever type the file gave them: a date is text, an array of numbers is a list.
+"""
+
+import json
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
 
 from prorl_gym.environments.prepare import Converter, Skipped
-from prorl_gym.environments.prepare.readers import Placed
 from prorl_gym.environments.protocol import Environment
-from prorl_gym.errors import TaskError
+from prorl_gym.errors import ConfigError, TaskError
+
+_BATCH = 64  # rows of parquet at a time: SWE rows hold files of hundreds of kilobytes
+LocatedRow = tuple[str, Mapping[str, Any]]
+"""The place of a row, for messages, and the row."""
+
+
+def read_dataset(path: Path) -> Iterator[LocatedRow]:
+    """Yield the rows of a file, by its ending: ``.jsonl``/``.ndjson``, ``.json``, ``.parquet``.
+
+    Raises:
+        ConfigError: the file cannot be read, or its ending is unknown.
+    """
+    readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".parquet": _parquet}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise ConfigError(f"{path}: unknown kind of file '{path.suffix}'.", f"Known: {', '.join(readers)}.")
+    try:
+        yield from reader(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error}).", "Check the path.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8.", "Give JSON in UTF-8.") from None
+
+
+def _json_lines(path: Path) -> Iterator[LocatedRow]:
+    # Only a line feed ends a line: a text in JSON may hold what else Python takes for an end.
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                where = f"{path}:{number}"
+                yield where, _as_row(where, _parse(where, line))
+
+
+def _json(path: Path) -> Iterator[LocatedRow]:
+    """One array of rows, an object with such an array under its only key, or a single row."""
+    value = _parse(str(path), path.read_text(encoding="utf-8"))
+    if isinstance(value, dict):
+        inner = list(cast(dict[str, Any], value).values())
+        value = cast(list[Any], inner[0]) if len(inner) == 1 and isinstance(inner[0], list) else [cast(Any, value)]
+    if not isinstance(value, list):
+        raise ConfigError(f"{path}: expected an array of rows.", "Give a JSON array of objects, or JSON lines.")
+    for number, row in enumerate(cast(list[Any], value), 1):
+        where = f"{path}[{number}]"
+        yield where, _as_row(where, row)
+
+
+def _parquet(path: Path) -> Iterator[LocatedRow]:
+    try:
+        arrow: Any = import_module("pyarrow")  # untyped, and slow to import
+        parquet: Any = import_module("pyarrow.parquet")
+    except ImportError:
+        raise ConfigError(
+            f"{path}: reading parquet needs pyarrow.", "Install it: pip install 'prorl-gym[data]'."
+        ) from None
+    try:
+        with parquet.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches(batch_size=_BATCH):
+                for row in cast(list[dict[str, Any]], batch.to_pylist()):
+                    number += 1
+                    yield f"{path}[{number}]", {key: _json_compatible(value) for key, value in row.items()}
+    except arrow.ArrowException as error:
+        raise ConfigError(f"{path}: not a parquet file ({str(error)[:200]}).", "Check the file.") from None
+
+
+def _parse(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not valid JSON ({error}).", "Repair the file or leave the row out.") from None
+
+
+def _as_row(where: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: expected a JSON object.", "Each row must be one JSON object.")
+    return cast(dict[str, Any], value)
+
+
+def _json_compatible(value: Any) -> Any:
+    """Return a value with text in place of what parquet has and JSON does not."""
+    if isinstance(value, Mapping):
+        return {str(key): _json_compatible(inner) for key, inner in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_json_compatible(inner) for inner in cast(Sequence[Any], value)]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return str(value)
 
 
 @dataclass(slots=True)
-class Report:
-    """What became of the rows of a conversion."""
+class ConversionReport:
+    """Counts of a conversion."""
 
     read: int = 0
     written: int = 0
-    unsolved: int = 0
+    unproven: int = 0
     """Written rows without a gold trajectory or solution: nothing proves that they can be solved."""
     skipped: Counter[str] = field(default_factory=Counter[str])
     """Rows that were left out, by reason."""
-    first: dict[str, str] = field(default_factory=dict[str, str])
-    """For each reason, where the first of them stands, and what was wrong where that is known."""
+    first_examples: dict[str, str] = field(default_factory=dict[str, str])
+    """For each reason, the place of the first such row, and what was wrong where that is known."""
 
     def skip(self, reason: str, where: str, what: str = "") -> None:
         """Count a row that is left out."""
         self.skipped[reason] += 1
-        self.first.setdefault(reason, f"{where}: {what}" if what else where)
+        self.first_examples.setdefault(reason, f"{where}: {what}" if what else where)
 
 
-def convert(
-    placed: Iterable[Placed], converters: Sequence[Converter], environment: Environment[Any], report: Report
+def convert_rows(
+    located: Iterable[LocatedRow],
+    converters: Sequence[Converter],
+    environment: Environment[Any],
+    report: ConversionReport,
 ) -> Iterator[Mapping[str, Any]]:
     """Yield rows that the environment reads, in the order of the input; fill ``report`` on the way.
 
     Args:
-        placed: rows of data sets.
-        converters: tried in this order; the first that fits decides. Of a single one it is not asked whether it fits.
-        environment: reads every row once, so that no bad one is written.
+        located: rows of data sets.
+        converters: the first that matches a row converts it. A single one converts every row.
+        environment: parses every row once, so that no bad one is written.
         report: counts.
     """
     seen: set[str] = set()
-    for where, row in placed:
+    for where, row in located:
         report.read += 1
-        converter = converters[0] if len(converters) == 1 else next((c for c in converters if c.fits(row)), None)
+        converter = converters[0] if len(converters) == 1 else next((c for c in converters if c.matches(row)), None)
         if converter is None:
             report.skip("no known format", where)
             continue
@@ -57,18 +159,64 @@ def convert(
             report.skip("its id was there before", where, name[:80])
             continue
         try:
-            environment.parse(converted)
+            environment.parse_row(converted)
         except TaskError as error:
             report.skip("the environment cannot read it", where, error.what)
             continue
         seen.add(name)
         report.written += 1
-        report.unsolved += not _solved(environment, converted)
+        report.unproven += not _has_gold(environment, converted)
         yield converted
 
 
-def _solved(environment: Environment[Any], row: Mapping[str, Any]) -> bool:
+def _has_gold(environment: Environment[Any], row: Mapping[str, Any]) -> bool:
     try:
-        return bool(environment.gold(row))
+        return bool(environment.gold_steps(row))
     except TaskError:
         return False
+
+
+class RowWriter:
+    """A JSONL file that gets its name when everything is written; a context manager.
+
+    The same rows make the same bytes: keys keep their order, text beyond ASCII is escaped.
+
+    Args:
+        path: of the file.
+        force: replace an existing one.
+
+    Raises:
+        ConfigError: the file exists, or its directory cannot be written to.
+    """
+
+    def __init__(self, path: Path, *, force: bool) -> None:
+        if path.exists() and not force:
+            raise ConfigError(f"{path} exists.", "Take another --output, or --force to replace it.")
+        try:
+            descriptor, self._name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written ({error.strerror}).", "Check the directory.") from None
+        self._path = path
+        self._file = os.fdopen(descriptor, "w", encoding="utf-8", newline="\n")
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Add a row."""
+        self._file.write(json.dumps(row) + "\n")
+
+    def __enter__(self) -> "RowWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the file its name; after an error remove it instead."""
+        try:
+            self._file.close()
+            if error is None:
+                umask = os.umask(0)
+                os.umask(umask)
+                os.chmod(self._name, 0o666 & ~umask)
+                os.replace(self._name, self._path)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(self._name)

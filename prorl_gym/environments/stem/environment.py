@@ -1,24 +1,39 @@
-r"""The ``stem`` environment: think, compute with Python, perhaps search, answer in ``\boxed{}``."""
+r"""The ``stem`` environment: rows, grading by rules and by a judge, and prompts. Answers are in ``\boxed{}``.
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+Rules decide first, in a worker process where an answer has to be parsed; where they cannot, a row may leave it to a
+judge. An answer that hangs or crashes a grader is wrong, and the judge does not see it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 from string import ascii_uppercase
-from typing import Any
+from typing import Annotated, ClassVar, Literal, Self
 from zlib import crc32
 
-from prorl_gym.agents.loop import run_agent
-from prorl_gym.agents.protocol import Artifacts, Tool
-from prorl_gym.agents.tools import FinishTool, PythonTool
+from pydantic import Field, model_validator
+
+from prorl_gym.agents.protocol import Tool
+from prorl_gym.agents.tools.agent_sandbox import SandboxSource
 from prorl_gym.agents.tools.search import SearchProvider, SearchTool, configured_search
-from prorl_gym.environments.math.boxed import NoAnswerError, last_boxed
-from prorl_gym.environments.math.grader import MathGrader
-from prorl_gym.environments.protocol import Episode, GoldStep, Leases, RunContext
-from prorl_gym.environments.rows import as_gold_steps, parse_row
-from prorl_gym.environments.stem.grader import StemGrader, wrong
-from prorl_gym.environments.stem.rows import StemRow
-from prorl_gym.environments.worker import WorkerPool
+from prorl_gym.environments.answers.environment import BoxedAnswerEnvironment
+from prorl_gym.environments.answers.grading import CPU_SECONDS, MAX_ANSWER, TOO_LONG, AnswerWorkers, wrong_score
+from prorl_gym.environments.judge import Judge
+from prorl_gym.environments.math.environment import MathGrader
+from prorl_gym.environments.protocol import Leases
+from prorl_gym.environments.stem.quantity_words import names_other_quantity
+from prorl_gym.environments.stem.text_answers import chosen_option, is_right
+from prorl_gym.environments.stem.text_normalization import (
+    comparison_key,
+    separate_symbols,
+    strip_fonts,
+    strip_own_name,
+)
+from prorl_gym.environments.task_row import TaskRow
+from prorl_gym.environments.worker_pool import WorkerPool
+from prorl_gym.errors import FailureKind, GraderError, TaskError
 from prorl_gym.records import Message, Score
-from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
 
 SYSTEM_PROMPT = (
@@ -30,10 +45,174 @@ SYSTEM_PROMPT = (
 )
 _SEARCH_PROMPT = " The search tool finds reference texts; they may be wrong, so check what matters."
 
-SANDBOX = SandboxSpec(limits=SandboxLimits(output=16 << 10))
+Kind = Literal["choice", "numeric", "expression", "text"]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_ANSWER)]
+Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+_POSITIONAL = re.compile(
+    r"\b(?:above|below|following|preceding|previous|former|latter)\b|\b[A-Z]\)?\s*(?:and|or|&|,)\s*\(?[A-Z]\b"
+    r"|\b(?i:both|neither|only|all|none|options?|choices?|answers?|statements?)\b\s+(?:of\s+)?\(?[A-Z]\b"
+    r"|\b(?i:all|none|both|neither)\s+(?:of\s+)?(?:these|them|those|the others?)\b"
+)
+"""Options that refer to others by place or letter: then the order of all is kept."""
+_VARIANT = re.compile(r"\\var(?=(?:epsilon|theta|phi|rho|kappa|pi|sigma)(?![a-zA-Z]))")
+"""Another shape of the same Greek letter."""
+_MAX_REQUEST = 2000
+"""Characters at the end of a question in which its request is searched."""
+_VERDICTS: Mapping[str, Literal["right", "wrong", "open"]] = {"equal": "right", "different": "wrong", "unread": "open"}
+"""Rule verdicts by the worker's verdicts of quantities."""
 
 
-class StemEnvironment:
+class StemRow(TaskRow):
+    """A question from science or engineering."""
+
+    kind: Kind
+    """How the answer is compared."""
+    answer: Text
+    """The gold answer; stays on the service's side. ``choice``: the letter of the right option, by the order of
+    ``options``. ``numeric``: a number with an optional unit, for example ``9.81 m/s^2``. ``expression``: LaTeX."""
+    options: tuple[Text, ...] = ()
+    """``choice`` only: 2 to 26 options, all different."""
+    shuffle: bool = False
+    """``choice`` only: show the options in an order that depends on nothing but the row. Options that refer to others
+    by place (``all of the above``, ``both A and B``) keep the order as it is."""
+    tolerance: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.01
+    """``numeric`` only: relative to the gold number."""
+    absolute_tolerance: Tolerance = 0.0
+    """``numeric`` only: in the gold answer's unit. The wider of both holds."""
+    unit_optional: bool = False
+    """``numeric`` only: an answer without a unit is read in the gold answer's; otherwise it is wrong."""
+    accept: tuple[Text, ...] = ()
+    """``text`` only: further right answers."""
+    judge: bool = False
+    """Let the judge grade an answer that the rules neither accept nor rule out; not for ``choice``."""
+
+    @model_validator(mode="after")
+    def _fields_fit_the_kind(self) -> Self:
+        if self.kind == "choice":
+            _check_options(self.options, self.answer)
+        elif self.options or self.shuffle:
+            raise ValueError("'options' and 'shuffle' are for kind 'choice'")
+        if self.accept and self.kind != "text":
+            raise ValueError("'accept' is for kind 'text'")
+        if self.judge and self.kind == "choice":
+            raise ValueError("'judge' is for open answers, not for kind 'choice'")
+        return self
+
+    def option_order(self) -> tuple[int, ...]:
+        """Return the places of the options in the row, in the order in which they are shown."""
+        places = range(len(self.options))
+        if not self.shuffle or any(map(_POSITIONAL.search, self.options)):
+            return tuple(places)
+        return tuple(sorted(places, key=lambda place: _shuffle_key(self.question, self.options[place])))
+
+    def shown_options(self) -> list[str]:
+        """Return the options as they are shown, the first as (A)."""
+        return [self.options[place] for place in self.option_order()]
+
+    def right_letter(self) -> str:
+        """Return the letter of the right option among those shown."""
+        return ascii_uppercase[self.option_order().index(ascii_uppercase.index(self.answer))]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleVerdict:
+    """A verdict by rules alone."""
+
+    verdict: Literal["right", "wrong", "open"]
+    """``open``: not right by the rules, but they cannot exclude another wording."""
+    why: str = ""
+
+
+class StemGrader:
+    """Compares answers with the gold one.
+
+    Args:
+        quantities: workers of ``prorl_gym.environments.stem.quantity:grade``.
+        expressions: compares mathematical expressions.
+        cpu_seconds: CPU time for one comparison of quantities.
+    """
+
+    def __init__(
+        self,
+        quantities: WorkerPool | None = None,
+        expressions: MathGrader | None = None,
+        cpu_seconds: float = CPU_SECONDS,
+    ) -> None:
+        pool = quantities or WorkerPool("prorl_gym.environments.stem.quantity:grade")
+        self._workers = AnswerWorkers(pool, "stem", lambda result: result["verdict"] == "equal", cpu_seconds)
+        self._expressions = expressions or MathGrader()
+
+    async def score(self, row: StemRow, answer: str, judge: Judge | None) -> Score:
+        """Return 1.0 for a right answer, otherwise 0.0.
+
+        Args:
+            row: the task.
+            answer: what was boxed.
+            judge: decides if the row requires it and the rules cannot.
+
+        Raises:
+            GraderError: no worker can be started, or the row requires a judge and there is none or no verdict.
+            TaskError: ``BAD_ROW``, the gold answer cannot be read.
+        """
+        found = await self.grade_by_rules(row, answer)
+        if found.verdict == "right":
+            return Score(reward=1.0, detail={"by": "rules"})
+        if found.verdict == "wrong" or not row.judge:
+            return wrong_score(found.why, by="rules")
+        if judge is None:
+            raise GraderError(
+                f"stem row {row.id[:80] or 'without id'} requires a judge, and none is configured.",
+                "Configure a pool 'judge' for the service, or drop 'judge' from the rows.",
+            )
+        if await judge.is_equivalent(row.question, row.answer, answer):
+            return Score(reward=1.0, detail={"by": "judge"})
+        return wrong_score("the judge finds that it differs", by="judge")
+
+    async def grade_by_rules(self, row: StemRow, answer: str) -> RuleVerdict:
+        """Compare without a judge. Raises as ``score``."""
+        if len(answer) > MAX_ANSWER:
+            return RuleVerdict("wrong", TOO_LONG)
+        match row.kind:
+            case "choice":
+                return _grade_choice(row, answer)
+            case "text":
+                texts = (row.answer, *row.accept)
+                right = _is_short_enough(answer, texts) and is_right(answer, *texts)
+                return RuleVerdict("right") if right else RuleVerdict("open", "the answer differs")
+            case "numeric":
+                return await self._grade_quantity(row, answer)
+            case "expression":
+                return await self._grade_expression(row, answer)
+
+    async def _grade_expression(self, row: StemRow, answer: str) -> RuleVerdict:
+        request = row.question[-_MAX_REQUEST:]
+        if "=" in answer and names_other_quantity(*map(strip_fonts, (answer, row.answer, request))):
+            return RuleVerdict("wrong", "another quantity is named")
+        answer = strip_own_name(answer) if "=" not in row.answer else answer
+        gold, answer = (separate_symbols(_VARIANT.sub(r"\\", each)) for each in (row.answer, answer))
+        score = await self._expressions.score(gold, answer, row.question)
+        if score.reward == 1.0:
+            return RuleVerdict("right")
+        why = str(score.detail.get("why", "the answer differs"))
+        return RuleVerdict("open" if why == "the answer differs" else "wrong", why)
+
+    async def _grade_quantity(self, row: StemRow, answer: str) -> RuleVerdict:
+        fields = ("question", "tolerance", "absolute_tolerance", "unit_optional")
+        rules = {"gold": row.answer, **{field: getattr(row, field) for field in fields}}
+        result = await self._workers.compare({**rules, "answer": answer}, [{**rules, "answer": row.answer}])
+        if isinstance(result, str):
+            return RuleVerdict("wrong", result)
+        if result["verdict"] == "bad_gold":
+            raise TaskError(
+                FailureKind.BAD_ROW,
+                f"stem row {row.id[:80] or 'without id'}: 'answer' is no single quantity ({result['why']}).",
+                "Give a number with an optional unit, such as 9.81 m/s^2, or another 'kind'.",
+            )
+        return RuleVerdict(_VERDICTS[result["verdict"]], result["why"])
+
+
+class StemEnvironment(BoxedAnswerEnvironment[StemRow]):
     """Implements ``Environment[StemRow]``.
 
     Args:
@@ -43,76 +222,72 @@ class StemEnvironment:
     """
 
     name = "stem"
+    row_model = StemRow
     settings = RolloutSettings(max_turns=8, eval_seconds=300.0)
+    score_detail: ClassVar[Mapping[str, str]] = {"by": "rules"}
+    guess = "I believe that it is"
 
     def __init__(self, grader: StemGrader | None = None, search: SearchProvider | None = None) -> None:
-        self._grader = grader or StemGrader(
-            WorkerPool("prorl_gym.environments.stem.quantity:grade"),
-            MathGrader(WorkerPool("prorl_gym.environments.math.equality:grade")),
-        )
+        self._grader = grader or StemGrader()
         self._search = search or configured_search()
+        self.prompt = SYSTEM_PROMPT + (_SEARCH_PROMPT if self._search is not None else "")
 
-    def parse(self, row: Mapping[str, Any]) -> StemRow:
-        """See ``Environment.parse``."""
-        return parse_row(StemRow, self.name, row)
+    def messages(self, task: StemRow) -> tuple[Message, ...]:
+        """Return the first prompt: the question, with the options of a choice."""
+        options = zip(ascii_uppercase, task.shown_options(), strict=False)
+        listed = "\n".join(f"({letter}) {text}" for letter, text in options)
+        question = f"{task.question}\n\n{listed}" if task.kind == "choice" else task.question
+        return Message(role="system", content=self.prompt), Message(role="user", content=question)
 
-    async def init(self, task: StemRow, leases: Leases, settings: ResolvedSettings) -> Episode:
-        """Return the prompt and the tools; no sandbox is started."""
-        tools: list[Tool] = [PythonTool(partial(leases.agent, SANDBOX), settings.action_seconds)]
-        if self._search is not None:
-            tools.append(SearchTool(self._search))
-        tools.append(FinishTool("Hand in the final answer, in \\boxed{}, and end."))
-        system = SYSTEM_PROMPT + (_SEARCH_PROMPT if self._search is not None else "")
-        return Episode(
-            messages=(Message(role="system", content=system), Message(role="user", content=_asked(task))),
-            tools=tuple(tools),
-        )
+    def tools(self, sandbox: SandboxSource, settings: ResolvedSettings) -> Sequence[Tool]:
+        """Return ``python``, ``search`` where there is one, and ``finish``."""
+        python, finish = super().tools(sandbox, settings)
+        return (python, finish) if self._search is None else (python, SearchTool(self._search), finish)
 
-    async def run(self, task: StemRow, episode: Episode, context: RunContext) -> None:
-        """Run the usual agent loop."""
-        await run_agent(episode.messages, episode.tools, context.policy, context.artifacts)
+    async def grade(self, task: StemRow, answer: str, leases: Leases) -> Score:
+        """Compare an answer with the gold one. Raises as ``StemGrader.score``."""
+        return await self._grader.score(task, answer, leases.get_judge())
 
-    async def evaluate(self, task: StemRow, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
-        """Compare the last boxed answer with the gold one.
+    def gold_answer(self, task: StemRow) -> str:
+        """Return the gold answer, of a choice the letter of the right option as it is shown."""
+        return task.right_letter() if task.kind == "choice" else task.answer
 
-        Raises:
-            GraderError: the grader cannot work, or the row wants a judge and there is none or no verdict of it.
-            TaskError: ``BAD_ROW``, the gold answer cannot be read.
-        """
-        try:
-            answer = last_boxed(artifacts.answer or "")
-        except NoAnswerError as complaint:
-            return wrong(str(complaint))
-        return await self._grader.score(task, answer, leases.judge())
-
-    def gold(self, row: Mapping[str, Any]) -> Sequence[GoldStep]:
-        """Return the row's own trajectory, or the bare answer."""
-        task = self.parse(row)
-        answer = task.right_letter() if task.kind == "choice" else task.answer
-        return as_gold_steps(task.gold_steps) or [GoldStep(f"The answer is $\\boxed{{{answer}}}$.")]
-
-    def wrong(self, row: Mapping[str, Any], seed: int) -> Sequence[GoldStep]:
-        """Return plausible turns that do not solve the row: its own, or a guess that depends on the seed."""
-        task = self.parse(row)
-        return as_gold_steps(task.wrong_steps) or [GoldStep(f"I believe that it is $\\boxed{{{_guess(task, seed)}}}$.")]
+    def wrong_answer(self, task: StemRow, seed: int) -> str:
+        """Return an answer of the row's kind that no gold answer equals."""
+        draw = crc32(f"{seed}:{task.question}".encode(errors="replace"))
+        match task.kind:
+            case "choice":
+                others = [letter for letter in ascii_uppercase[: len(task.options)] if letter != task.right_letter()]
+                return others[draw % len(others)]
+            case "text":
+                return f"substance number {draw % 97}"
+            case "numeric":
+                return f"{1 + draw % 97} kg^7"
+            case "expression":
+                return f"{1 + draw % 97}+\\sqrt{{9973}}"
 
 
-def _asked(task: StemRow) -> str:
-    if task.kind != "choice":
-        return task.question
-    options = "\n".join(f"({letter}) {text}" for letter, text in zip(ascii_uppercase, task.shown(), strict=False))
-    return f"{task.question}\n\n{options}"
+def _check_options(options: tuple[str, ...], answer: str) -> None:
+    if not 2 <= len(options) <= len(ascii_uppercase):
+        raise ValueError("kind 'choice' needs 2 to 26 'options'")
+    if answer not in tuple(ascii_uppercase[: len(options)]):
+        raise ValueError(f"'answer' of a choice is a letter from A to {ascii_uppercase[len(options) - 1]}")
+    if len({comparison_key(option) for option in options}) != len(options):
+        raise ValueError("two of the 'options' are the same")
 
 
-def _guess(task: StemRow, seed: int) -> str:
-    lot = crc32(f"{seed}:{task.question}".encode(errors="replace"))
-    match task.kind:
-        case "choice":
-            others = [letter for letter in ascii_uppercase[: len(task.options)] if letter != task.right_letter()]
-            return others[lot % len(others)]
-        case "text":
-            return f"substance number {lot % 97}"
-        case "numeric":  # no gold answer has this unit
-            return f"{1 + lot % 97} kg^7"
-        case "expression":  # nor this root
-            return f"{1 + lot % 97}+\\sqrt{{9973}}"
+def _shuffle_key(question: str, option: str) -> bytes:
+    return blake2b(f"{question}\0{option}".encode(errors="replace"), digest_size=16).digest()
+
+
+def _grade_choice(row: StemRow, answer: str) -> RuleVerdict:
+    place = chosen_option(answer, row.shown_options()) if _is_short_enough(answer, row.options) else None
+    if place is None:
+        return RuleVerdict("wrong", "the answer names no option, or more than one")
+    is_gold = ascii_uppercase[place] == row.right_letter()
+    return RuleVerdict("right") if is_gold else RuleVerdict("wrong", "another option")
+
+
+def _is_short_enough(answer: str, texts: Iterable[str]) -> bool:
+    """Whether an answer is short enough to be one of these texts: endless ones are not compared on the event loop."""
+    return len(answer) <= 3 * max(map(len, texts)) + 200

@@ -8,28 +8,56 @@ from weakref import WeakKeyDictionary
 from prorl_gym.agents.loop import run_agent
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.agents.tools import BashTool, EditorTool, FinishTool, ThinkTool
-from prorl_gym.environments.protocol import Episode, GoldStep, Leases, RunContext
-from prorl_gym.environments.rows import as_gold_steps
-from prorl_gym.environments.swe.activate import activate
-from prorl_gym.environments.swe.extract import NoPatchError, Placed, extract
-from prorl_gym.environments.swe.grading import grade, passing_unrepaired
-from prorl_gym.environments.swe.patches import CleanPatch, clean_patch
-from prorl_gym.environments.swe.prepare import place_for_agent, read_index
-from prorl_gym.environments.swe.prompt import first_messages
-from prorl_gym.environments.swe.rows import read_task
-from prorl_gym.environments.swe.spec import sandbox_spec
-from prorl_gym.environments.swe.task import SweTask
+from prorl_gym.environments.protocol import Episode, Leases, RunContext, ScriptedStep
+from prorl_gym.environments.swe.grading import grade, passing_without_repair
+from prorl_gym.environments.swe.patch_filter import FilteredPatch, filter_patch
+from prorl_gym.environments.swe.repository import (
+    NoPatchError,
+    PlacedRepository,
+    extract_patch,
+    place_repository_for_agent,
+    read_index,
+    sandbox_spec,
+)
+from prorl_gym.environments.swe.swe_row import SweTask, parse_swe_row
+from prorl_gym.environments.task_row import to_scripted_steps
 from prorl_gym.errors import Cause, FailureKind, GraderError, LimitReached, SandboxError, TaskError
-from prorl_gym.records import Score
+from prorl_gym.records import Message, Score
 from prorl_gym.sandbox.protocol import Sandbox
-from prorl_gym.settings import ResolvedSettings, RolloutSettings, resolve
+from prorl_gym.settings import ResolvedSettings, RolloutSettings, resolve_settings
 
 PATCH = "patch"
-"""The agent's change in ``Artifacts.files``, as it came out of its sandbox."""
+"""Key of ``Artifacts.files``: the agent's change as taken from its sandbox."""
 NO_PATCH = "no_patch"
-"""There instead: why none could be taken."""
+"""Key of ``Artifacts.files``: why no patch could be taken."""
 
 _GOLD_PATH = "/tmp/gold.patch"
+
+
+_CONDA = (
+    "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate && conda activate testbed; fi "
+    ">/dev/null 2>&1; true"
+)
+_COMMANDS = {
+    "swebench": _CONDA,
+    "swegym": _CONDA,
+    "r2egym": 'if [ -d .venv/bin ]; then export VIRTUAL_ENV="$PWD/.venv" PATH="$PWD/.venv/bin:$PATH"; fi; true',
+}
+_SECONDS = 60.0
+
+
+SYSTEM_PROMPT = (
+    "You repair software. You have a sandbox with a git repository, a bash shell, an editor for files and a tool to "
+    "write down thoughts. Find out how the code works before you change it, reproduce the problem, repair its cause "
+    "in the source code with as small a change as it takes, and run the tests that are there. When you are done, call "
+    "finish. Your change is then taken as a patch and judged by hidden tests in a fresh sandbox: changes to tests, "
+    "binary files and what you install are not part of it. There is no network."
+)
+
+_USER = """\
+The repository is in {workdir}. Repair this:
+
+{question}"""
 
 
 class SweEnvironment:
@@ -46,18 +74,18 @@ class SweEnvironment:
     )
 
     def __init__(self) -> None:
-        # What was read in a sandbox before its agent began. It lives as long as the rollout's leases.
-        self._placed: WeakKeyDictionary[Leases, Placed] = WeakKeyDictionary()
+        # State of each repository before its agent began, kept as long as the rollout's leases.
+        self._repositories: WeakKeyDictionary[Leases, PlacedRepository] = WeakKeyDictionary()
 
-    def parse(self, row: Mapping[str, Any]) -> SweTask:
-        """See ``Environment.parse``."""
-        return read_task(row)
+    def parse_row(self, row: Mapping[str, Any]) -> SweTask:
+        """See ``Environment.parse_row``."""
+        return parse_swe_row(row)
 
-    def episode(self, task: SweTask, leases: Leases, settings: ResolvedSettings) -> Episode:
-        """Return the prompt and the tools without preparing anything; see ``PlansEpisode``."""
+    def plan_episode(self, task: SweTask, leases: Leases, settings: ResolvedSettings) -> Episode:
+        """Return the prompt and the tools without preparing anything; see ``SupportsEpisodePlan``."""
 
         async def source() -> Sandbox:
-            return await leases.agent(await sandbox_spec(task))
+            return await leases.get_agent_sandbox(await sandbox_spec(task))
 
         return Episode(
             messages=first_messages(task),
@@ -71,23 +99,23 @@ class SweEnvironment:
 
     async def init(self, task: SweTask, leases: Leases, settings: ResolvedSettings) -> Episode:
         """Start the agent's sandbox and put the repository in place."""
-        sandbox = await leases.agent(await sandbox_spec(task))
-        base = await place_for_agent(task, sandbox)
-        self._placed[leases] = Placed(base, await read_index(task, sandbox))
-        await activate(task, sandbox)
-        return self.episode(task, leases, settings)
+        sandbox = await leases.get_agent_sandbox(await sandbox_spec(task))
+        base = await place_repository_for_agent(task, sandbox)
+        self._repositories[leases] = PlacedRepository(base, await read_index(task, sandbox))
+        await activate_interpreter(task, sandbox)
+        return self.plan_episode(task, leases, settings)
 
     async def run(self, task: SweTask, episode: Episode, context: RunContext) -> None:
         """Run the usual agent loop, then take the patch, also when a limit of turns or tokens ended it.
 
-        When time is up there is none left for that: ``evaluate`` takes the patch then.
+        When the time is up, ``evaluate`` takes the patch.
         """
         try:
             await run_agent(episode.messages, episode.tools, context.policy, context.artifacts)
         except LimitReached:
-            await self._collect(task, context.artifacts, context.leases)
+            await self._collect_patch(task, context.artifacts, context.leases)
             raise
-        await self._collect(task, context.artifacts, context.leases)
+        await self._collect_patch(task, context.artifacts, context.leases)
 
     async def evaluate(self, task: SweTask, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
         """Judge the part of the patch that counts by the hidden tests. An empty one costs no sandbox.
@@ -96,27 +124,27 @@ class SweEnvironment:
             SandboxError, GraderError: grading itself could not be done.
             TaskError: the row's own tests cannot be run.
         """
-        await self._collect(task, artifacts, leases)
+        await self._collect_patch(task, artifacts, leases)
         if NO_PATCH in artifacts.files:
             return Score(reward=0.0, detail={"why": artifacts.files[NO_PATCH].decode(errors="replace")})
-        placed = self._placed.get(leases)
+        placed = self._repositories.get(leases)
         dirty = placed.base.dirty if placed else ()
         # In a thread: one of millions of lines takes seconds to read.
-        patch = await asyncio.to_thread(clean_patch, artifacts.files[PATCH], task, dirty)
+        patch = await asyncio.to_thread(filter_patch, artifacts.files[PATCH], task, dirty)
         if not patch.patch:
-            return Score(reward=0.0, detail={"why": patch.why_empty, **_counts(patch)})
+            return Score(reward=0.0, detail={"why": patch.empty_reason, **_patch_counts(patch)})
         score = await grade(task, patch.patch, leases, settings)
-        return score.model_copy(update={"detail": {**score.detail, **_counts(patch)}})
+        return score.model_copy(update={"detail": {**score.detail, **_patch_counts(patch)}})
 
-    def gold(self, row: Mapping[str, Any]) -> Sequence[GoldStep]:
+    def gold_steps(self, row: Mapping[str, Any]) -> Sequence[ScriptedStep]:
         """Return the row's own trajectory, or one that applies the gold patch.
 
         Raises:
             TaskError: the row has neither.
         """
-        task = self.parse(row)
+        task = self.parse_row(row)
         if task.gold_steps:
-            return as_gold_steps(task.gold_steps)
+            return to_scripted_steps(task.gold_steps)
         if not task.gold_patch:
             what = f"swe row {task.id or 'without id'}: no gold answer."
             raise TaskError(FailureKind.BAD_ROW, what, "Add 'gold_steps' or 'patch'.")
@@ -124,35 +152,38 @@ class SweEnvironment:
         create = {"command": "create", "path": _GOLD_PATH, "file_text": task.gold_patch}
         apply = f"git -C {task.workdir} apply --whitespace=nowarn {_GOLD_PATH} && rm {_GOLD_PATH}"
         return [
-            GoldStep("I write down the repair.", "editor", create),
-            GoldStep("I apply it.", "bash", {"command": apply}),
-            GoldStep("", "finish", {"answer": "Applied the repair."}),
+            ScriptedStep("I write down the repair.", "editor", create),
+            ScriptedStep("I apply it.", "bash", {"command": apply}),
+            ScriptedStep("", "finish", {"answer": "Applied the repair."}),
         ]
 
-    def wrong(self, row: Mapping[str, Any], seed: int) -> Sequence[GoldStep]:
+    def wrong_steps(self, row: Mapping[str, Any], seed: int) -> Sequence[ScriptedStep]:
         """Return plausible turns that do not solve the row: its own, or a file that repairs nothing."""
-        task = self.parse(row)
+        task = self.parse_row(row)
         note = {"command": "create", "path": f"notes_{seed}.txt", "file_text": "The cause is still unknown.\n"}
-        steps = [GoldStep("I take notes.", "editor", note), GoldStep("", "finish", {"answer": "I found nothing."})]
-        return as_gold_steps(task.wrong_steps) or steps
+        steps = [
+            ScriptedStep("I take notes.", "editor", note),
+            ScriptedStep("", "finish", {"answer": "I found nothing."}),
+        ]
+        return to_scripted_steps(task.wrong_steps) or steps
 
     async def check_row(self, row: Mapping[str, Any], leases: Leases) -> str:
-        """Return which tests of ``fail_to_pass`` pass without the repair; see ``ChecksRow``."""
-        task = self.parse(row)
-        passing = await passing_unrepaired(task, leases, resolve(self.settings))
+        """Return which tests of ``fail_to_pass`` pass without the repair; see ``SupportsRowCheck``."""
+        task = self.parse_row(row)
+        passing = await passing_without_repair(task, leases, resolve_settings(self.settings))
         return f"tests of fail_to_pass pass without the repair: {passing}" if passing else ""
 
-    async def _collect(self, task: SweTask, artifacts: Artifacts, leases: Leases) -> None:
-        """Take the patch out of the agent's sandbox, once."""
+    async def _collect_patch(self, task: SweTask, artifacts: Artifacts, leases: Leases) -> None:
+        """Take the patch from the agent's sandbox, once."""
         if PATCH in artifacts.files or NO_PATCH in artifacts.files:
             return
-        placed = self._placed.get(leases)
+        placed = self._repositories.get(leases)
         if placed is None:
             what = f"swe row {task.id or 'without id'}: there is no patch, and no sandbox was prepared to take it from."
             raise GraderError(what, "Call init, or put the patch into the artifacts' files.")
         try:
-            sandbox = await leases.agent(await sandbox_spec(task))
-            artifacts.files[PATCH] = await extract(task, placed, sandbox, leases)
+            sandbox = await leases.get_agent_sandbox(await sandbox_spec(task))
+            artifacts.files[PATCH] = await extract_patch(task, placed, sandbox, leases)
         except NoPatchError as why:
             artifacts.files[NO_PATCH] = str(why).encode()
         except SandboxError as error:
@@ -161,6 +192,27 @@ class SweEnvironment:
             artifacts.files[NO_PATCH] = f"the agent broke its sandbox: {error.what}".encode()
 
 
-def _counts(patch: CleanPatch) -> dict[str, int]:
-    """Small facts of a patch for ``Score.detail``."""
+def _patch_counts(patch: FilteredPatch) -> dict[str, int]:
+    """Return the counts of a patch for ``Score.detail``."""
     return {"files": len(patch.files), **{f"dropped: {why}": count for why, count in sorted(patch.dropped.items())}}
+
+
+def first_messages(task: SweTask) -> tuple[Message, ...]:
+    """Return the system's and the user's message."""
+    user = _USER.format(workdir=task.workdir, question=task.question)
+    return Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=user)
+
+
+async def activate_interpreter(task: SweTask, sandbox: Sandbox) -> None:
+    """Put the project's interpreter first in the agent's shell; nothing to do for rows of our own.
+
+    Raises:
+        SandboxError: the sandbox is lost, or too slow: the agent would work without the project's interpreter.
+    """
+    command = _COMMANDS.get(task.source)
+    if command is not None:
+        shell = await sandbox.shell()
+        ran = await shell.run_command(command, timeout=_SECONDS)
+        if ran.timed_out or ran.restarted:
+            what = f"swe row {task.id}: the project's environment could not be activated within {_SECONDS:g} s."
+            raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, what, "Look at the load of the node.")

@@ -1,7 +1,7 @@
 # Print what changed in a working directory since the repository was put in place, as a patch.
 #
-# Runs inside the agent's sandbox after the agent. Its .git only lends objects, which git knows by their content; what
-# is compared with, and every setting, comes from a directory written just now.
+# Runs inside the agent's sandbox after the agent. The agent's .git only provides objects, which git knows by their
+# content; the base and every setting are read from a directory that was written just before.
 # Arguments: working directory; that directory, with `index`, `exclude`, `nested` and perhaps `base.pack`; sizes in KiB
 # from which new files, and any files, are left out.
 set -u
@@ -18,7 +18,7 @@ mkdir -p "$own/objects/info" "$own/objects/pack" "$own/refs/heads" "$own/info" |
 printf 'ref: refs/heads/none\n' >"$own/HEAD"
 printf '[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tquotePath = false\n' >"$own/config" || exit $FAILED
 printf '%s\n' "$work/.git/objects" >"$own/objects/info/alternates"
-# Which files are text is seen from their content, whatever the tree's attributes say.
+# The content decides which files are text, not the tree's attributes.
 printf '* !diff !filter\n' >"$own/info/attributes"
 cp "$own/exclude" "$own/info/exclude" || exit $FAILED
 if [ -f "$own/base.pack" ]; then
@@ -26,12 +26,12 @@ if [ -f "$own/base.pack" ]; then
     git index-pack --stdin <"$own/base.pack" >/dev/null || exit $FAILED
 fi
 
-# A repository that the agent made further down would hide the files below it.
+# A repository that the agent made in a subdirectory would hide the files below it.
 find . -xdev -mindepth 2 -name .git -prune -print 2>/dev/null | while IFS= read -r path; do
     grep -Fxq -e "${path#./}" "$own/nested" || rm -rf "$path"
 done
 find . -xdev -path ./.git -prune -o -type f -size "+${large_new}k" -print 2>/dev/null |
-    sed 's/[][*?\\!# ]/\\&/g; s#^\./#/#' >>"$own/info/exclude" # which says nothing about files of the base
+    sed 's/[][*?\\!# ]/\\&/g; s#^\./#/#' >>"$own/info/exclude" # which does not affect files of the base
 git add -N --ignore-removal --ignore-errors -- . >/dev/null 2>&1
 find . -xdev -path ./.git -prune -o -type f -size "+${large}k" -exec git update-index --force-remove -- {} \; >/dev/null 2>&1
 exec git diff --no-ext-diff --no-textconv --no-color --no-renames --full-index --ignore-submodules=all --submodule=short \

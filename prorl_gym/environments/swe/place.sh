@@ -1,7 +1,7 @@
 # Give the tree in a working directory a history of one commit, and make any other history unreachable.
 #
-# Runs inside the sandbox, before anybody works there, with nothing but a POSIX shell, git and the usual small programs.
-# Arguments: working directory, base commit or "", directory for what is put aside, names to put aside.
+# Runs inside the sandbox, before the agent, with nothing but a POSIX shell, git and the usual small programs.
+# Arguments: working directory, base commit or "", directory for files that are put aside, their names.
 # Prints, NUL-terminated: files that differ from the base commit; files of no commit; repositories further down; the
 # new commit. An empty record ends each list.
 set -eu
@@ -98,7 +98,7 @@ if [ -n "$old" ] && GIT_DIR=$old git rev-parse --git-dir >/dev/null 2>&1; then
     else
         commit=$head
     fi
-    # Marks that say not to look at a file would hide what the image or the agent did to it.
+    # Index flags that make git skip a file would hide changes by the image or the agent.
     for mark in --no-assume-unchanged --no-skip-worktree; do
         git ls-files -z | git update-index -z $mark --stdin
     done
@@ -111,7 +111,7 @@ if [ -n "$old" ] && GIT_DIR=$old git rev-parse --git-dir >/dev/null 2>&1; then
     tree=$(git write-tree)
     first=$(git commit-tree "$tree" -m Base </dev/null)
     printf '%s\n' "$first" | git pack-objects -q --revs --window=0 "$new/objects/pack/pack" >/dev/null || exit $NO_PACK
-    # Submodules: their repositories were in the one that goes, and git would refuse to work around what points there.
+    # Submodules: their repositories were inside the removed one, and git would fail on what points there.
     git ls-files -s | sed -n 's/^160000 [0-9a-f]* [0-9]	//p' | while IFS= read -r module; do rm -rf "${work:?}/$module/.git"; done
     # Other places that hold objects or files of later commits.
     for link in "$common"/worktrees/*/gitdir; do
@@ -132,7 +132,7 @@ $common"
     fi
     export GIT_DIR="$new"
     printf '%s\n' "$first" >"$new/refs/heads/main"
-    # The list of files is taken over, so that they need not be read again.
+    # Keep the list of files, so that git need not read them again.
     if [ -f "$read/index" ]; then cp "$read/index" "$new/index"; else git read-tree "$first"; fi
     git update-index -q --no-split-index --no-untracked-cache
     git update-index -q --refresh >/dev/null 2>&1 || :

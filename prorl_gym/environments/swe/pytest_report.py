@@ -1,9 +1,9 @@
-"""Runs inside the grading sandbox as a plug-in of pytest: says what came of each test, apart from what tests print.
+"""Runs inside the grading sandbox as a plug-in of pytest: reports each test, apart from what tests print.
 
-Each event is a line of JSON, written at once to a file that only the first run of this process writes to. It is loaded
-before the repository's own code, which nevertheless shares this process and may do anything to it: what it most easily
-would do, replacing the parts of pytest that run and judge a test, is looked for, and files of the repository that
-implement hooks are told. Standard library only, for any Python 3.6 and any pytest 4 or newer.
+Each event is a line of JSON, written at once to a file that only the first run of this process writes to. The plug-in
+is loaded before the repository's own code, which shares this process and may do anything to it. It detects the easiest
+attack, replacing the parts of pytest that run and judge a test, and reports files of the repository that implement
+hooks. Standard library only, for any Python 3.6 and any pytest 4 or newer.
 """
 
 import importlib
@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 _WRITE, _DUMPS, _PROCESS = os.write, json.dumps, os.getpid()
-# Taken away: what the tests start shall not write there.
+# Removed, so that programs of the tests cannot find the file.
 _PATH = os.environ.pop("PRORL_REPORT", "")
 _ROOT = os.environ.pop("PRORL_ROOT", "")
 
@@ -35,8 +35,8 @@ _CORE = (
 )
 
 
-def _core() -> Any:
-    """Return what runs and judges a test, as it is now; what a version of pytest has not is left out."""
+def _core_functions() -> Any:
+    """Return the functions that run and judge a test, as they are now, where this pytest has them."""
     found: Any = {}
     for place in _CORE:
         module, _, path = place.partition(":")
@@ -52,7 +52,7 @@ def _core() -> Any:
 
 
 # At import, before any conftest.py: an initial one may import the code under test.
-_AT_FIRST: Any = _core() if _PATH else {}
+_INITIAL_CORE: Any = _core_functions() if _PATH else {}
 
 
 def _hook_files(config: Any) -> Any:
@@ -67,49 +67,49 @@ def _hook_files(config: Any) -> Any:
     return found
 
 
-class _Report:
+class _Reporter:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def say(self, **event: Any) -> None:
+    def write_event(self, **event: Any) -> None:
         if os.getpid() == _PROCESS:  # not what the tests forked
             _WRITE(self._descriptor, (_DUMPS(event) + "\n").encode("ascii"))
 
-    def say_hooks(self, config: Any) -> None:
+    def write_hooks(self, config: Any) -> None:
         for path in sorted(_hook_files(config)):
-            self.say(hooks=path)
+            self.write_event(hooks=path)
 
     def pytest_collection_finish(self, session: Any) -> None:
-        self.say_hooks(session.config)
-        self.say(collected=len({item.nodeid for item in session.items}))
+        self.write_hooks(session.config)
+        self.write_event(collected=len({item.nodeid for item in session.items}))
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.outcome == "failed":
-            self.say(uncollected=report.nodeid)
+            self.write_event(uncollected=report.nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         # By a mark: code under test can raise what pytest.xfail() raises.
         xfail = hasattr(report, "wasxfail") and "xfail" in report.keywords
-        now = _core()
-        for place, (function, code) in _AT_FIRST.items():
+        now = _core_functions()
+        for place, (function, code) in _INITIAL_CORE.items():
             found = now.get(place, (None, None))
             if found[0] is not function or found[1] is not code:
-                self.say(replaced=place)
-        self.say(test=report.nodeid, when=report.when, outcome=report.outcome, xfail=xfail)
+                self.write_event(replaced=place)
+        self.write_event(test=report.nodeid, when=report.when, outcome=report.outcome, xfail=xfail)
 
     def pytest_sessionfinish(self, session: Any, exitstatus: Any) -> None:
-        self.say_hooks(session.config)
-        self.say(end=int(exitstatus))
+        self.write_hooks(session.config)
+        self.write_event(end=int(exitstatus))
 
 
 _reporting: Any = []
 
 
 def pytest_configure(config: Any) -> None:
-    """Begin to report. A run inside a run (tests of a pytest plug-in) is none of ours."""
+    """Begin to report, but not for a run inside a run (tests of a pytest plug-in)."""
     if _PATH and not _reporting and "PYTEST_XDIST_WORKER" not in os.environ:
-        report = _Report(os.open(_PATH, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        report = _Reporter(os.open(_PATH, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         _reporting.append(report)
         config.pluginmanager.register(report, "prorl-report")
         # The controller of pytest-xdist collects nothing itself.
-        report.say(begin=True, distributed=config.pluginmanager.hasplugin("dsession"))
+        report.write_event(begin=True, distributed=config.pluginmanager.hasplugin("dsession"))

@@ -1,53 +1,59 @@
-"""Running the tests of a repository in a sandbox, and reading what came of them on our side.
+"""Running the tests of a repository in a sandbox, and turning the status of each test into a reward.
 
-Output goes to a file inside, never through a terminal, and is read whole or not at all. For pytest a plug-in of ours
-reports each test to a file of its own, so that what a test prints is not taken for a result; for other runners the log
-is what there is. See the environment's README for what that can and cannot keep hostile code from.
+Output goes to a file in the sandbox, never through a terminal, and is read whole or not at all. For pytest our plug-in
+writes the result of each test to a separate file, so that a test's output cannot pass for results; for other runners
+only the log exists. The environment's README describes what that protects from hostile code, and what it does not.
 """
 
 import asyncio
 import errno
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from prorl_gym.environments.killed import was_killed
-from prorl_gym.environments.swe.parsers import RUNNERS, Status
-from prorl_gym.environments.swe.parsers.pytest_events import read_events
-from prorl_gym.environments.swe.task import TestPlan
+from prorl_gym.environments.killed_program import was_killed
+from prorl_gym.environments.swe.runner_reports import LOG_FORMATS, PASSING, Status, read_events, worse_status
+from prorl_gym.environments.swe.swe_row import SweTask, TestPlan
 from prorl_gym.errors import Evidence
+from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import ExecResult, Sandbox
 
 MAX_LOG = 16 << 20
 """Longest log that is read, in bytes."""
 
 _PLUGIN = files("prorl_gym.environments.swe").joinpath("pytest_report.py").read_text(encoding="utf-8")
-# Beside what the image sets: our plug-in must be found, and so must what the image's programs need. Directories of the
-# repository may come before ours on Python's path: the plug-in's name is therefore another in each run.
-_PLUG_IN = """
+# Added to what the image sets, which its programs need. Directories of the repository may come before ours on Python's
+# path: the plug-in therefore has another name in each run.
+_PLUGIN_EXPORTS = """
 export PRORL_ROOT="$(pwd -P)" PYTHONPATH="$3${PYTHONPATH:+:$PYTHONPATH}" PRORL_REPORT="$3/report"
 export PYTEST_ADDOPTS="-p $4${PYTEST_ADDOPTS:+ $PYTEST_ADDOPTS}"
 """
-_RUN = 'exec >>"$1" 2>&1 </dev/null; if [ -n "$3" ]; then ' + _PLUG_IN + 'fi; set -- "$2"; eval "$1"'
+_RUN = 'exec >>"$1" 2>&1 </dev/null; if [ -n "$3" ]; then ' + _PLUGIN_EXPORTS + 'fi; set -- "$2"; eval "$1"'
+
+
+KILLED = "killed"
+"""Key of ``Score.detail``; see ``with_kill_detail``."""
+_MAX_NAMED = 3
+_NAME_LENGTH = 120
 
 
 @dataclass(frozen=True, slots=True)
 class TestResults:
-    """What a run of the tests said."""
+    """Result of a run of the tests."""
 
     statuses: Mapping[str, Status]
-    complaint: str = ""
-    """Why nothing in it can be believed; empty when all is well."""
+    problem: str = ""
+    """Why the statuses cannot be used; empty when they can."""
     exit_code: int | None = None
-    """Of the test command; ``None``: it did not come to that."""
+    """Of the test command; ``None`` when it did not run."""
     seconds: float = 0.0
-    """That build and tests took."""
+    """Of build and tests."""
     log: str = ""
-    """Output of the tests, or of the build when that failed. For people: it may quote hidden tests."""
+    """Output of the tests, or of a build that failed. For people only: it may quote hidden tests."""
     killed: bool = False
-    """SIGKILL ended the build or the tests, and no limit explains that; see ``environments.killed``."""
+    """SIGKILL ended the build or the tests, and no limit explains that; see ``environments.killed_program``."""
     sigkill: Evidence | None = None
     """See ``ExecResult``."""
 
@@ -59,54 +65,56 @@ async def run_tests(
     workdir: str,
     plan: TestPlan,
     seconds: float,
-    own: Collection[str] = (),
-    put_tests: Callable[[], Awaitable[str]] | None = None,
+    patched_paths: Collection[str] = (),
+    place_tests: Callable[[], Awaitable[str]] | None = None,
 ) -> TestResults:
-    """Build the repository at ``workdir`` and run its tests; both as the plan says, which must not be ``swebench``.
+    """Build the repository at ``workdir`` and run its tests by the plan, whose parser must not be ``swebench``.
 
     Args:
         sandbox: where the repository is.
         workdir: the repository.
         plan: commands and parser.
         seconds: wall clock for build and tests together.
-        own: paths of the patch that may not implement hooks of pytest.
-        put_tests: puts the hidden tests in place, after the build, which may run code of the patch and never sees
-            them; returns what failed, or an empty text.
+        patched_paths: paths of the patch that may not implement hooks of pytest.
+        place_tests: puts the hidden tests in place, after the build, which may run code of the patch and must not
+            have them; returns what failed, or an empty text.
 
     Raises:
         SandboxError: the sandbox is lost.
     """
-    run = CommandRun(sandbox, workdir, seconds)
-    await run.prepare()
+    run = CommandSequence(sandbox, workdir, seconds)
+    await run.create_log_directory()
     if plan.build:
-        built = await run.command(plan.build)
+        built = await run.run_command(plan.build)
         if built.timed_out or built.exit_code != 0:
             why = "the build took too long" if built.timed_out else f"the build failed with exit code {built.exit_code}"
-            log = await run.read(run.log)
-            return TestResults({}, why, None, run.used, log or "", was_killed(built), built.sigkill)
-        run.next_log()
-    if put_tests is not None and (complaint := await put_tests()):
-        return TestResults({}, complaint, None, run.used)
+            log = await run.read_output(run.log_path)
+            return TestResults({}, why, None, run.used_seconds, log or "", was_killed(built), built.sigkill_evidence)
+        run.start_new_log()
+    if place_tests is not None and (complaint := await place_tests()):
+        return TestResults({}, complaint, None, run.used_seconds)
     if plan.parser == "pytest":
-        await run.plug_in()
-    ran = await run.command(plan.command)
-    killed = was_killed(ran), ran.sigkill
-    log = await run.read(run.log)
+        await run.install_plugin()
+    ran = await run.run_command(plan.command)
+    killed = was_killed(ran), ran.sigkill_evidence
+    log = await run.read_output(run.log_path)
     if ran.timed_out:
-        return TestResults({}, "the tests took too long", ran.exit_code, run.used, log or "")
+        return TestResults({}, "the tests took too long", ran.exit_code, run.used_seconds, log or "")
     if log is None:
-        return TestResults({}, f"the test log is longer than {MAX_LOG} bytes", ran.exit_code, run.used, "", *killed)
+        return TestResults(
+            {}, f"the test log is longer than {MAX_LOG} bytes", ran.exit_code, run.used_seconds, "", *killed
+        )
     if plan.parser == "pytest":
-        events = await asyncio.to_thread(read_events, await run.read(run.report) or "", own)
-        return TestResults(events.statuses, events.complaint, ran.exit_code, run.used, log, *killed)
-    runner = RUNNERS[plan.parser]
-    # In a thread: the log may be long, and is made by whoever wants to.
+        events = await asyncio.to_thread(read_events, await run.read_output(run.report_path) or "", patched_paths)
+        return TestResults(events.statuses, events.problem, ran.exit_code, run.used_seconds, log, *killed)
+    runner = LOG_FORMATS[plan.parser]
+    # In a thread: the log may be long, and the code under test wrote it.
     statuses = await asyncio.to_thread(runner.parse, log)
-    complaint = await asyncio.to_thread(runner.complaint, log, statuses) or _exit_complaint(ran, statuses)
-    return TestResults(statuses, complaint, ran.exit_code, run.used, log, *killed)
+    complaint = await asyncio.to_thread(runner.find_problem, log, statuses) or _exit_code_problem(ran, statuses)
+    return TestResults(statuses, complaint, ran.exit_code, run.used_seconds, log, *killed)
 
 
-class CommandRun:
+class CommandSequence:
     """Commands that run after each other within one budget of time, each with its output in a file.
 
     Args:
@@ -119,50 +127,50 @@ class CommandRun:
         self._sandbox = sandbox
         self._workdir = workdir
         self._seconds = seconds
-        self._plug_in = self._module = ""
-        # Not to be known beforehand: the repository cannot bring a file, a link or a device of that name.
+        self._plugin_directory = self._module = ""
+        # Unpredictable: the repository cannot bring a file, a link or a device of that name.
         self._directory = f"/tmp/prorl-{secrets.token_hex(8)}"
-        self._logs = 0
-        self.used = 0.0
+        self._log_number = 0
+        self.used_seconds = 0.0
 
     @property
-    def log(self) -> str:
-        """The file that output goes to."""
-        return f"{self._directory}/log{self._logs}"
+    def log_path(self) -> str:
+        """File with the output of the commands."""
+        return f"{self._directory}/log{self._log_number}"
 
     @property
-    def report(self) -> str:
-        """The file of our pytest plug-in."""
-        return f"{self._plug_in}/report"
+    def report_path(self) -> str:
+        """File that our pytest plug-in writes."""
+        return f"{self._plugin_directory}/report"
 
-    def next_log(self) -> None:
-        """Let the output of what comes go to another file."""
-        self._logs += 1
+    def start_new_log(self) -> None:
+        """Direct the output of the next commands to another file."""
+        self._log_number += 1
 
-    async def prepare(self) -> None:
-        """Make the directory of the logs."""
-        await self._sandbox.write_file(self.log, b"")
+    async def create_log_directory(self) -> None:
+        """Create the directory of the logs."""
+        await self._sandbox.write_file(self.log_path, b"")
 
-    async def plug_in(self) -> None:
-        """Put our plug-in in pytest's way, for the commands that follow: what was built before does not know it."""
-        self._plug_in = f"/tmp/prorl-{secrets.token_hex(8)}"
+    async def install_plugin(self) -> None:
+        """Make pytest load our plug-in in the commands that follow; the build before did not see it."""
+        self._plugin_directory = f"/tmp/prorl-{secrets.token_hex(8)}"
         self._module = f"prorl_{secrets.token_hex(8)}"
-        await self._sandbox.write_file(f"{self._plug_in}/{self._module}.py", _PLUGIN.encode(), mode=0o444)
+        await self._sandbox.write_file(f"{self._plugin_directory}/{self._module}.py", _PLUGIN.encode(), mode=0o444)
 
-    async def command(self, command: str) -> ExecResult:
-        """Run a shell command with its output in ``log``. Whatever it starts ends with the time.
+    async def run_command(self, command: str) -> ExecResult:
+        """Run a shell command with its output in ``log``. Everything it starts ends at the timeout.
 
         Raises:
             SandboxError: the sandbox is lost.
         """
-        left = max(self._seconds - self.used, 0.001)
+        left = max(self._seconds - self.used_seconds, 0.001)
         started = time.monotonic()
-        argv = ["bash", "-c", _RUN, "bash", self.log, command, self._plug_in, self._module]
+        argv = ["bash", "-c", _RUN, "bash", self.log_path, command, self._plugin_directory, self._module]
         result = await self._sandbox.exec(argv, timeout=left, cwd=self._workdir)
-        self.used += time.monotonic() - started
+        self.used_seconds += time.monotonic() - started
         return result
 
-    async def read(self, path: str) -> str | None:
+    async def read_output(self, path: str) -> str | None:
         """Return the text of a file of ours: empty when it is gone or no file any more, ``None`` when it is too long.
 
         Raises:
@@ -174,8 +182,120 @@ class CommandRun:
             return None if error.errno == errno.EFBIG else ""
 
 
-def _exit_complaint(ran: ExecResult, statuses: Mapping[str, Status]) -> str:
-    """A runner that fails although nothing failed was not the one that wrote this log."""
+def _exit_code_problem(ran: ExecResult, statuses: Mapping[str, Status]) -> str:
+    """A runner that fails although no test failed did not write this log."""
     if ran.exit_code != 0 and not {"failed", "error"} & set(statuses.values()):
         return f"no test is reported as failed, but the exit code is {ran.exit_code}"
     return ""
+
+
+def score_tests(task: SweTask, results: TestResults) -> Score:
+    """Return 1.0 when every test that must pass is reported as passed and the report is consistent.
+
+    The detail counts them and names up to three tests that failed and three that are missing.
+    """
+    return with_kill_detail(_score_without_kill(task, results), killed=results.killed, sigkill=results.sigkill)
+
+
+def with_kill_detail(score: Score, *, killed: bool, sigkill: Evidence | None = None) -> Score:
+    """Note in the detail of a failed repair that its run was killed without a limit that explains it.
+
+    ``sigkill``: see ``ExecResult``.
+    """
+    if score.reward == 1.0 or not killed:
+        return score
+    return score.model_copy(update={"detail": {**score.detail, KILLED: True if sigkill is None else sigkill.value}})
+
+
+def _score_without_kill(task: SweTask, results: TestResults) -> Score:
+    if results.problem:
+        return unsolved_score(results.problem)
+    find = StatusLookup(results.statuses, without_file=task.source == "r2egym")
+    fail_to_pass = find.statuses_of(task.tests.fail_to_pass)
+    pass_to_pass = find.statuses_of(task.tests.pass_to_pass)
+    both = [*fail_to_pass, *pass_to_pass]
+    detail: dict[str, str | int | float | bool | None] = {
+        "fail_to_pass": f"{_passing(fail_to_pass)}/{len(fail_to_pass)}",
+        "pass_to_pass": f"{_passing(pass_to_pass)}/{len(pass_to_pass)}",
+    }
+    if fail_to_pass and _passing(both) == len(both):
+        return Score(reward=1.0, detail=detail)
+    missing = [name for name, status in both if status == "missing"]
+    failed = [name for name, status in both if status not in PASSING and status != "missing"]
+    detail |= {"failed": summarize_names(failed), "missing": summarize_names(missing)}
+    return Score(reward=0.0, detail={"why": _failure_reason(fail_to_pass, pass_to_pass), **detail})
+
+
+def broke_only_others(task: SweTask, results: TestResults) -> bool:
+    """Whether the fault is repaired, and only tests fail that passed before."""
+    find = StatusLookup(results.statuses, without_file=task.source == "r2egym")
+    repaired = all(status in PASSING for _, status in find.statuses_of(task.tests.fail_to_pass))
+    others = [status for _, status in find.statuses_of(task.tests.pass_to_pass)]
+    return not results.problem and repaired and any(status not in PASSING for status in others)
+
+
+def with_flaky_detail(score: Score, task: SweTask, results: TestResults, again: TestResults) -> Score:
+    """Name in the detail the tests whose result differed in a second run.
+
+    The reward stays: the repair may be what makes a test flaky. Check rows that often name one.
+    """
+    first, second = (StatusLookup(each.statuses, without_file=task.source == "r2egym") for each in (results, again))
+    names = task.tests.pass_to_pass
+    flaky = [name for name in names if (first.status_of(name) in PASSING) is not (second.status_of(name) in PASSING)]
+    return score.model_copy(update={"detail": {**score.detail, "flaky": summarize_names(flaky)}}) if flaky else score
+
+
+def unsolved_score(why: str) -> Score:
+    """Return the score of a repair without a result for each test."""
+    return Score(reward=0.0, detail={"why": why})
+
+
+def summarize_names(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    shown = ", ".join(name[:_NAME_LENGTH] for name in names[:_MAX_NAMED])
+    return f"{shown} and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else shown
+
+
+class StatusLookup:
+    """Finds tests by the names that data sets use.
+
+    Args:
+        statuses: by the runner's names.
+        without_file: pytest ids are also known without their file, joined by dots, as R2E-Gym has them. Tests of
+            several files that share such a name count as the worst of them.
+    """
+
+    def __init__(self, statuses: Mapping[str, Status], *, without_file: bool = False) -> None:
+        self._statuses = statuses
+        self._short: dict[str, Status] = {}
+        for name, status in statuses.items() if without_file else ():
+            short = ".".join(name.split("::")[1:]).split(" - ")[0]
+            self._short[short] = worse_status(self._short[short], status) if short in self._short else status
+
+    def statuses_of(self, names: Iterable[str]) -> list[tuple[str, Status]]:
+        """Return each name with its status."""
+        return [(name, self.status_of(name)) for name in names]
+
+    def status_of(self, name: str) -> Status:
+        """Return the status of a test; ``missing`` when it is not reported."""
+        if name in self._statuses:
+            return self._statuses[name]
+        if name in self._short:
+            return self._short[name]
+        # Some data sets end an id at the first space, in the middle of a parameter.
+        found: Status = "missing"
+        if name.count("[") > name.count("]"):
+            for candidate, status in self._statuses.items():
+                if candidate.startswith(name):
+                    found = status if found == "missing" else worse_status(found, status)
+        return found
+
+
+def _passing(tests: Sequence[tuple[str, Status]]) -> int:
+    return sum(status in PASSING for _, status in tests)
+
+
+def _failure_reason(fail_to_pass: Sequence[tuple[str, Status]], pass_to_pass: Sequence[tuple[str, Status]]) -> str:
+    if _passing(fail_to_pass) < len(fail_to_pass):
+        return "the fault is not repaired"
+    return "tests that passed before do not any more" if pass_to_pass else "no test shows the repair"

@@ -1,8 +1,8 @@
 """Runs in a worker process: the harness of SWE-bench writes the test script of a row and reads the log of its run.
 
-The package is the authority on its rows: commands, parser, report are its own. Releases before 5 know each repository's
-commands and parser themselves; from 5 on a row brings ``eval_script``, ``log_parser`` and ``eval_type``. Importing it
-takes seconds and much memory, and its parsers meet hostile text: hence the process.
+The package is the authority on its rows: commands, parser and report are its own. Releases before 5 contain each
+repository's commands and parser; from 5 on a row has ``eval_script``, ``log_parser`` and ``eval_type``. It runs in a
+process of its own because importing it takes seconds and much memory, and its parsers read hostile text.
 """
 
 import importlib
@@ -10,7 +10,7 @@ import json
 import tempfile
 from typing import Any
 
-# A worker may write no file, and what the package imports asks for a directory that it could write to.
+# A worker may write no file, but the package needs the path of a writable directory at import.
 tempfile.tempdir = "/tmp"
 
 _TESTBED = "testbed"
@@ -20,7 +20,7 @@ def call(body: dict[str, Any]) -> dict[str, Any]:
     """Serve one request: ``{"row"}`` for the script, ``{"row", "log", "exit_code"}`` for the report on a log file.
 
     Raises:
-        LookupError: the row says too little for this release; the message names what it lacks.
+        LookupError: the row lacks fields that this release needs; the message names them.
     """
     spec = _test_spec(body["row"])
     if "log" not in body:
@@ -40,7 +40,7 @@ def _report(spec: Any, log: str, exit_code: int) -> dict[str, Any]:
         "resolved": bool(report["resolved"]) and len(repaired) == len(spec.FAIL_TO_PASS),
         "readable": bool(readable and report["patch_successfully_applied"]),
         "tests": tests,
-        # A test command that fails although nothing failed was not what wrote this log.
+        # A test command that fails although no test failed did not write this log.
         "contradiction": exit_code != 0 and not {"FAILED", "ERROR"} & set(found.values()),
     }
 
@@ -69,7 +69,7 @@ def _spec_of_repository(row: dict[str, Any], scripts: Any) -> Any:
     constants = importlib.import_module("swebench.harness.constants")
     specs = constants.MAP_REPO_VERSION_TO_SPECS.get(row["repo"], {}).get(row["version"])
     if specs is None:
-        raise LookupError(f"swebench does not know version {row['version']} of {row['repo']}")
+        raise LookupError(f"swebench has no version {row['version']} of {row['repo']}")
     script = scripts.make_eval_script_list(row, specs, _TESTBED, f"/{_TESTBED}", row["base_commit"], row["test_patch"])
     spec = importlib.import_module("swebench.harness.test_spec.test_spec")
     return spec.TestSpec(

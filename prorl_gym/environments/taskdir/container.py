@@ -1,18 +1,50 @@
-"""The container of a task: image, environment and starting files, out of a Dockerfile or a compose file."""
+"""The container of a task: image, variables and starting files, from a Dockerfile or a compose file.
 
+A Dockerfile is not built: ``FROM`` names an image that must exist, a sandbox does ``COPY``, ``ENV`` and ``WORKDIR`` by
+itself, and ``RUN`` needs a decision (``ImportOptions.run``), since a sandbox has no network. Files are read with
+bounds, and links are not followed: task directories come from elsewhere.
+"""
+
+import json
+import os
 import re
-from collections.abc import Mapping, Set
+import shlex
+import stat
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from posixpath import join, normpath
+from typing import Any, Literal, cast
 
-from prorl_gym.environments.taskdir.dockerfile import Copied, Recipe, read_dockerfile
-from prorl_gym.environments.taskdir.options import ImportOptions
-from prorl_gym.environments.taskdir.rows import SetupRun, TaskFile
-from prorl_gym.environments.taskdir.trees import Budget, copied, read_text, within
+from prorl_gym.config import ConfigModel
+from prorl_gym.environments.taskdir.task_dir_row import MAX_BYTES, MAX_FILES, SetupRun, TaskFile
 from prorl_gym.errors import ConfigError
 
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
+
+
+_IGNORED = {"CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "VOLUME", "SHELL"}
+_INSTRUCTION = re.compile(r"\s*([A-Za-z]+)(?:\s+|$)(.*)", re.DOTALL)
+_HEREDOC = re.compile(r"<<-?\s*[\"']?([A-Za-z_]\w*)[\"']?")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^{}]*))?\}|(\w+))")
+_DOLLAR = "\0"
+"""Placeholder of an escaped dollar sign while variables are expanded."""
+
+
+class ImportOptions(ConfigModel):
+    """Options of the import that task directories do not contain themselves."""
+
+    image_map: Mapping[str, str] = {}
+    """Image for each name that a Dockerfile's FROM or a task's ``docker_image`` has; ``*`` for all others,
+    ``default`` for the service's own image. Without an entry the name is taken as one of a registry (``docker://NAME``)."""
+    run: Literal["refuse", "setup", "built"] = "refuse"
+    """Handling of RUN. ``refuse``: a task that has one is not imported. ``setup``: it is run before each rollout,
+    without network. ``built``: the mapped image was built from this Dockerfile and holds what it makes; COPY is left
+    out too."""
+    keep: tuple[str, ...] = ()
+    """Files and directories of the agent's end state that count; see ``TaskDirRow.keep``."""
+    test_command: str = ""
+    """Run instead of the task's own verifier script; its exit code is the reward."""
 
 
 @dataclass(slots=True)
@@ -26,22 +58,67 @@ class Container:
     notes: list[str] = field(default_factory=list[str])
 
 
-def read_container(folder: Path, prebuilt: str, hidden: Set[str], options: ImportOptions, budget: Budget) -> Container:
+@dataclass(frozen=True, slots=True)
+class CopyStep:
+    """``COPY sources target``: paths of the build context, and an absolute path."""
+
+    sources: tuple[str, ...]
+    target: str
+    is_directory_target: bool
+
+
+@dataclass(slots=True)
+class Recipe:
+    """Contents of a Dockerfile."""
+
+    image: str = ""
+    steps: list[CopyStep | SetupRun] = field(default_factory=list["CopyStep | SetupRun"])
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    workdir: str = "/"
+    ignored: list[str] = field(default_factory=list[str])
+    """Instructions without a meaning in a sandbox, once each."""
+
+
+class FileBudget:
+    """Counts the files of one task and their bytes."""
+
+    def __init__(self) -> None:
+        self.files = 0
+        self.bytes = 0
+
+    def charge(self, path: Path, size: int) -> None:
+        """Count a file.
+
+        Raises:
+            ConfigError: it is one too many, or too large.
+        """
+        self.files += 1
+        self.bytes += size
+        if self.files > MAX_FILES or self.bytes > MAX_BYTES:
+            raise ConfigError(
+                f"{path}: the task's files are more than {MAX_FILES} or larger than {MAX_BYTES >> 20} MiB together.",
+                "Put what is large into the image, and map it with --image-map.",
+            )
+
+
+def read_container(
+    folder: Path, prebuilt: str, hidden: Set[str], options: ImportOptions, budget: FileBudget
+) -> Container:
     """Read the container of a task.
 
     Args:
         folder: directory of the Dockerfile, and the context of its COPY.
-        prebuilt: name of an image that the task names itself; its Dockerfile then only tells the working directory.
-        hidden: see ``copied``.
-        options: images, and what becomes of RUN.
+        prebuilt: image that the task itself names; its Dockerfile then only gives the working directory.
+        hidden: see ``_read_copied``.
+        options: images, and the handling of RUN.
         budget: counts the files.
 
     Raises:
-        ConfigError: there is none, it is a link or elsewhere, or a sandbox cannot do what it asks for.
+        ConfigError: there is none, it is a link or elsewhere, or a sandbox cannot do what it needs.
     """
     compose = next((folder / name for name in _COMPOSE if (folder / name).is_file()), None)
-    service = _service(compose) if compose is not None else {}
-    file = within(folder, str(_build_of(service).get("dockerfile", "Dockerfile")))
+    service = _read_service(compose) if compose is not None else {}
+    file = resolve_within(folder, str(_build_section(service).get("dockerfile", "Dockerfile")))
     if file.is_file():
         recipe = read_dockerfile(read_text(file), str(file))
     elif prebuilt or isinstance(service.get("image"), str):
@@ -50,7 +127,7 @@ def read_container(folder: Path, prebuilt: str, hidden: Set[str], options: Impor
         raise ConfigError(f"{folder}: has no Dockerfile.", "Add one, or name a 'docker_image' in task.toml.")
     built = bool(prebuilt) or options.run == "built"
     container = Container(
-        image=_mapped(prebuilt or recipe.image, options),
+        image=_mapped_image(prebuilt or recipe.image, options),
         workdir="/app" if recipe.workdir == "/" else recipe.workdir,
         env={**recipe.env, **_environment(service)},
         setup=[] if built else _setup(recipe, file, folder, hidden, options, budget),
@@ -61,30 +138,30 @@ def read_container(folder: Path, prebuilt: str, hidden: Set[str], options: Impor
 
 
 def _setup(
-    recipe: Recipe, file: Path, folder: Path, hidden: Set[str], options: ImportOptions, budget: Budget
+    recipe: Recipe, file: Path, folder: Path, hidden: Set[str], options: ImportOptions, budget: FileBudget
 ) -> list[TaskFile | SetupRun]:
     steps: list[TaskFile | SetupRun] = []
     for step in recipe.steps:
-        if isinstance(step, Copied):
-            steps += copied(step, folder, hidden, budget)
+        if isinstance(step, CopyStep):
+            steps += _read_copied(step, folder, hidden, budget)
         elif options.run == "refuse":
             raise ConfigError(
                 f"{file}: RUN {' '.join(step.command.split())[:60]!r}: a sandbox has no network to install from.",
                 "Build the image and give --image-map FROM=IMAGE --run built, or --run setup for what needs none.",
             )
         else:
-            steps.append(SetupRun(command=step.command, cwd=step.cwd))
+            steps.append(step)
     return steps
 
 
-def _mapped(image: str, options: ImportOptions) -> str:
+def _mapped_image(image: str, options: ImportOptions) -> str:
     mapped = options.image_map.get(image, options.image_map.get("*"))
     if mapped is not None:
         return "" if mapped == "default" else mapped
     return image if "://" in image or image.startswith("/") else f"docker://{image}"
 
 
-def _service(file: Path) -> dict[str, Any]:
+def _read_service(file: Path) -> dict[str, Any]:
     import yaml
 
     try:
@@ -103,7 +180,7 @@ def _service(file: Path) -> dict[str, Any]:
     return cast(dict[str, Any], service)
 
 
-def _build_of(service: Mapping[str, Any]) -> Mapping[str, Any]:
+def _build_section(service: Mapping[str, Any]) -> Mapping[str, Any]:
     build: Any = service.get("build")
     if not isinstance(build, dict):
         return {}
@@ -121,3 +198,242 @@ def _environment(service: Mapping[str, Any]) -> dict[str, str]:
     else:
         pairs = [(str(name), str(value)) for name, value in cast(dict[str, Any], given).items()]
     return {name: value for name, value in pairs if re.fullmatch(r"[A-Za-z_]\w*", name) and "$" not in value}
+
+
+def read_dockerfile(text: str, where: str) -> Recipe:
+    """Read a Dockerfile of one stage.
+
+    Args:
+        text: its content.
+        where: its path, for messages.
+
+    Raises:
+        ConfigError: it has several stages, or an instruction that cannot be done in a sandbox.
+    """
+    recipe = Recipe()
+    arguments: dict[str, str] = {}
+    for number, name, rest in _instructions(text):
+        place = f"{where}:{number}"
+        if name == "RUN":
+            command = _shell_form(_without_flags(rest))
+            if not command:
+                raise ConfigError(f"{place}: RUN without a command.", "Remove it.")
+            recipe.steps.append(SetupRun(command=command, cwd=recipe.workdir))
+            continue
+        known = {**arguments, **recipe.env}
+        if name == "FROM":
+            if recipe.image:
+                raise ConfigError(f"{place}: a second stage.", "Build the image, and map it with --image-map.")
+            recipe.image = _expand_variables(next(iter(_words(_without_flags(rest), place)), ""), known)
+        elif name == "ARG":
+            argument, _, default = rest.strip().partition("=")
+            arguments[argument.strip()] = _expand_variables(" ".join(_words(default, place)), known)
+        elif name == "ENV":
+            recipe.env.update(_assignments(rest, known, place))
+        elif name == "WORKDIR":
+            recipe.workdir = normpath(join(recipe.workdir, _expand_variables(" ".join(_words(rest, place)), known)))
+        elif name in ("COPY", "ADD"):
+            recipe.steps.append(_copy_step(name, rest, known, recipe.workdir, place))
+        elif name == "USER" and rest.strip() not in ("root", "0", "0:0", "root:root"):
+            raise ConfigError(f"{place}: USER {rest.strip()[:40]}.", "Everything in a sandbox is root's: leave it out.")
+        elif name in _IGNORED or name == "USER":
+            if name not in recipe.ignored:
+                recipe.ignored.append(name)
+        else:
+            raise ConfigError(f"{place}: {name} is not understood.", "Build the image, and map it with --image-map.")
+    if not recipe.image:
+        raise ConfigError(f"{where}: has no FROM.", "Add FROM with the base image.")
+    return recipe
+
+
+def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield line number, name and arguments of each instruction, continued lines and here-documents joined."""
+    lines = iter(enumerate(text.splitlines(), 1))
+    for number, line in lines:
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        while line.rstrip().endswith("\\"):
+            line = line.rstrip()[:-1]
+            following = next(((n, one) for n, one in lines if not one.lstrip().startswith("#")), None)
+            if following is None:
+                break
+            line += "\n" + following[1] if _HEREDOC.search(line) else " " + following[1].strip()
+        match = _INSTRUCTION.match(line)
+        if match is None:
+            yield number, line.strip()[:40], ""
+            continue
+        name, rest = match[1].upper(), match[2]
+        if name in ("RUN", "COPY", "ADD"):
+            for ending in _HEREDOC.findall(rest):
+                for _, one in lines:
+                    rest += "\n" + one
+                    if one.strip() == ending:
+                        break
+        yield number, name, rest
+
+
+def _copy_step(name: str, rest: str, known: Mapping[str, str], workdir: str, place: str) -> CopyStep:
+    flags = re.findall(r"--(\w+)", rest.split("\n")[0])
+    if "from" in flags or "<<" in rest:
+        raise ConfigError(f"{place}: {name} from elsewhere.", "Only files beside the Dockerfile can be placed.")
+    plain = _without_flags(rest)
+    parts = [_expand_variables(part, known) for part in _json_words(plain) or _words(plain, place)]
+    if len(parts) < 2 or any("://" in part for part in parts[:-1]):
+        raise ConfigError(f"{place}: {name} of this form is not understood.", "Give files beside the Dockerfile.")
+    into = parts[-1].endswith("/") or parts[-1] in (".", "..") or len(parts) > 2
+    return CopyStep(tuple(parts[:-1]), normpath(join(workdir, parts[-1])), into)
+
+
+def _assignments(rest: str, known: Mapping[str, str], place: str) -> dict[str, str]:
+    words = _words(rest, place)
+    if words and "=" not in words[0]:  # the old form: ENV name value
+        return {words[0]: _expand_variables(rest.strip().partition(" ")[2].strip(), known)}
+    pairs = [word.partition("=") for word in words]
+    return {name: _expand_variables(value, known) for name, _, value in pairs}
+
+
+def _shell_form(rest: str) -> str:
+    listed = _json_words(rest)
+    if listed:
+        return shlex.join(listed)
+    first, _, body = rest.partition("\n")
+    if _HEREDOC.fullmatch(first.strip()):  # RUN <<EOF: the document is the script
+        return body.rpartition("\n")[0]
+    return rest.strip()
+
+
+def _json_words(text: str) -> list[str]:
+    """Return the words of the JSON form, or none."""
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return [str(one) for one in cast(list[Any], found)] if isinstance(found, list) else []
+
+
+def _without_flags(rest: str) -> str:
+    return re.sub(r"^(\s*--[a-z]+(=\S+)?\s+)+", "", rest)
+
+
+def _expand_variables(text: str, known: Mapping[str, str]) -> str:
+    def value(found: re.Match[str]) -> str:
+        return known.get(found[1] or found[3], found[2] or "")
+
+    return _VARIABLE.sub(value, text).replace(_DOLLAR, "$")
+
+
+def _words(text: str, place: str) -> list[str]:
+    """Return the words of a line, quotes taken off."""
+    try:
+        return shlex.split(text.replace("\\$", _DOLLAR))
+    except ValueError as error:
+        raise ConfigError(f"{place}: cannot be read ({error}).", "Check the quotes.") from None
+
+
+def resolve_within(folder: Path, name: str | Path) -> Path:
+    """Return a path in a folder. The folder's own path may be a link.
+
+    Raises:
+        ConfigError: it leads outside, or a part of it is a link.
+    """
+    root = folder.resolve()
+    plain = Path(os.path.normpath(root / name))
+    if not plain.is_relative_to(root) or (root / name).resolve() != plain:
+        raise ConfigError(
+            f"{folder / name}: is a link or leads outside.", "Task directories hold plain files and directories."
+        )
+    return folder / name
+
+
+def read_text(path: Path) -> str:
+    """Return a small text file.
+
+    Raises:
+        ConfigError: it is not there, no regular file, too large, or not UTF-8.
+    """
+    try:
+        return _read(path, FileBudget()).decode("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8.", "Save it as UTF-8.") from None
+
+
+def read_tree(folder: Path, target: str, budget: FileBudget) -> list[TaskFile]:
+    """Return every file below a folder (see ``resolve_within``), in a fixed order, with its place below ``target``.
+
+    Raises:
+        ConfigError: something in it is neither file nor directory, or it is too much.
+    """
+    return [_file(path, _below(path, folder, target), budget) for path in _walk(folder)]
+
+
+def _read_copied(step: CopyStep, context: Path, hidden: Set[str], budget: FileBudget) -> list[TaskFile]:
+    """Return the files that a ``COPY`` places: of a directory its content, of a pattern what it matches.
+
+    Args:
+        step: what is copied.
+        context: directory that sources are in.
+        hidden: names at its top that must not reach the agent's sandbox (tests, solution); ``COPY .`` skips them.
+        budget: counts.
+
+    Raises:
+        ConfigError: a source is missing, hidden, a link or outside the context, or it is too much.
+    """
+    found: list[TaskFile] = []
+    for source in step.sources:
+        for path in _sources(source, context):
+            place = path.relative_to(context)
+            if place.parts and place.parts[0] in hidden:
+                fix = "Leave it out: the verifier's files are placed when the agent has stopped."
+                raise ConfigError(f"{context}: COPY of '{place}' would show it to the agent.", fix)
+            if path.is_dir():
+                skipped = {path / name for name in hidden} if path == context else set[Path]()
+                found += [_file(one, _below(one, path, step.target), budget) for one in _walk(path, skipped)]
+            else:
+                found.append(
+                    _file(path, join(step.target, path.name) if step.is_directory_target else step.target, budget)
+                )
+    return found
+
+
+def _sources(source: str, context: Path) -> list[Path]:
+    relative = source.lstrip("/") or "."
+    if ".." in Path(relative).parts:
+        raise ConfigError(f"{context}: COPY of '{source[:80]}' leads outside.", "Keep it beside the Dockerfile.")
+    found = sorted(context.glob(relative)) if any(letter in relative for letter in "*?[") else [context / relative]
+    found = [resolve_within(context, path.relative_to(context)) for path in found if path.exists() or path.is_symlink()]
+    if not found:
+        raise ConfigError(f"{context}: has no '{source[:80]}', which the Dockerfile copies.", "Put it there.")
+    return found
+
+
+def _below(path: Path, folder: Path, target: str) -> str:
+    return join(target, path.relative_to(folder).as_posix())
+
+
+def _walk(folder: Path, skipped: Set[Path] = frozenset()) -> Iterator[Path]:
+    for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+        if Path(entry.path) in skipped:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(Path(entry.path))
+        else:
+            yield Path(entry.path)
+
+
+def _file(path: Path, target: str, budget: FileBudget) -> TaskFile:
+    data = _read(path, budget)
+    return TaskFile(path=target, data=data, executable=bool(path.stat().st_mode & stat.S_IXUSR))
+
+
+def _read(path: Path, budget: FileBudget) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        why = "it is a link" if path.is_symlink() else error.strerror
+        raise ConfigError(f"{path}: cannot be read ({why}).", "Task directories hold plain files.") from None
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path}: is no regular file.", "Task directories hold plain files and directories.")
+        budget.charge(path, status.st_size)
+        return file.read(MAX_BYTES)

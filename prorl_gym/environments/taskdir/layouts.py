@@ -13,10 +13,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from prorl_gym.environments.taskdir.container import Container, read_container
-from prorl_gym.environments.taskdir.options import ImportOptions
-from prorl_gym.environments.taskdir.rows import Solution, TaskDirRow, TaskFile, Verifier
-from prorl_gym.environments.taskdir.trees import Budget, read_text, tree, within
+from prorl_gym.environments.taskdir.container import (
+    Container,
+    FileBudget,
+    ImportOptions,
+    read_container,
+    read_text,
+    read_tree,
+    resolve_within,
+)
+from prorl_gym.environments.taskdir.task_dir_row import Solution, TaskDirRow, TaskFile, Verifier
 from prorl_gym.errors import ConfigError
 from prorl_gym.settings import RolloutSettings
 
@@ -28,25 +34,25 @@ _EVAL_FACTOR = 2.5
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
-    """A task as a row, and what its directory says about limits."""
+class ImportedTask:
+    """A task as a row, and the limits from its directory."""
 
     row: TaskDirRow
     settings: RolloutSettings
     notes: tuple[str, ...]
-    """What of the directory means nothing here."""
+    """Parts of the directory without a meaning here."""
 
 
-class _Read(BaseModel):
+class _LenientModel(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
-class _Timed(_Read):
+class _TimedStep(_LenientModel):
     timeout_sec: float | None = Field(default=None, gt=0)
     env: dict[str, str] = {}
 
 
-class _Environment(_Read):
+class _Environment(_LenientModel):
     docker_image: str = ""
     memory: str = ""
     memory_mb: int | None = None
@@ -54,14 +60,14 @@ class _Environment(_Read):
     env: dict[str, str] = {}
 
 
-class _HarborTask(_Read):
-    agent: _Timed = _Timed()
-    verifier: _Timed = _Timed()
+class _HarborTask(_LenientModel):
+    agent: _TimedStep = _TimedStep()
+    verifier: _TimedStep = _TimedStep()
     environment: _Environment = _Environment()
     steps: list[Any] = []
 
 
-class _BenchTask(_Read):
+class _TerminalBenchTask(_LenientModel):
     instruction: str = ""
     descriptions: list[dict[str, Any]] = []
     parser_name: str = "pytest"
@@ -74,17 +80,17 @@ def is_task(folder: Path) -> bool:
     return (folder / "task.toml").is_file() or (folder / "task.yaml").is_file()
 
 
-def read_task(folder: Path, options: ImportOptions) -> Imported:
+def read_task(folder: Path, options: ImportOptions) -> ImportedTask:
     """Read a task directory.
 
     Raises:
-        ConfigError: it is none, a part is missing, or a sandbox cannot do what it asks for.
+        ConfigError: it is no task, a part is missing, or a sandbox cannot do what it needs.
     """
     try:
         if (folder / "task.toml").is_file():
-            return _harbor(folder, options)
+            return _read_harbor(folder, options)
         if (folder / "task.yaml").is_file():
-            return _bench(folder, options)
+            return _read_terminal_bench(folder, options)
     except ValidationError as error:
         fault = error.errors()[0]
         where = ".".join(map(str, fault["loc"]))
@@ -94,15 +100,17 @@ def read_task(folder: Path, options: ImportOptions) -> Imported:
     raise ConfigError(f"{folder}: has neither task.toml nor task.yaml.", "Give directories of tasks.")
 
 
-def _harbor(folder: Path, options: ImportOptions) -> Imported:
+def _read_harbor(folder: Path, options: ImportOptions) -> ImportedTask:
     try:
         task = _HarborTask.model_validate(tomllib.loads(read_text(folder / "task.toml")))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{folder}/task.toml: not valid TOML ({error}).", "Mend it.") from None
     if task.steps or (folder / "steps").is_dir():
         raise ConfigError(f"{folder}: a task of several steps.", "Only tasks with one instruction can be imported.")
-    budget = Budget()
-    container = read_container(within(folder, "environment"), task.environment.docker_image, set(), options, budget)
+    budget = FileBudget()
+    container = read_container(
+        resolve_within(folder, "environment"), task.environment.docker_image, set(), options, budget
+    )
     container.env |= task.environment.env
     if task.environment.allow_internet:
         container.notes.append("the task may use the internet, a sandbox has none")
@@ -110,33 +118,33 @@ def _harbor(folder: Path, options: ImportOptions) -> Imported:
     verifier = _verifier(files, "bash /tests/test.sh", "/tests/test.sh", "file", task.verifier, options)
     solution = None
     if (folder / "solution" / "solve.sh").is_file():
-        placed = tuple(tree(within(folder, "solution"), "/solution", budget))
+        placed = tuple(read_tree(resolve_within(folder, "solution"), "/solution", budget))
         solution = Solution(files=placed, command="bash /solution/solve.sh")
     memory = task.environment.memory_mb
-    size = memory << 20 if memory is not None else _bytes_of(task.environment.memory, folder)
+    size = memory << 20 if memory is not None else _memory_bytes(task.environment.memory, folder)
     question = read_text(folder / "instruction.md")
-    return _imported(folder, question, container, verifier, solution, size, task.agent.timeout_sec, options)
+    return _build_imported_task(folder, question, container, verifier, solution, size, task.agent.timeout_sec, options)
 
 
-def _bench(folder: Path, options: ImportOptions) -> Imported:
+def _read_terminal_bench(folder: Path, options: ImportOptions) -> ImportedTask:
     import yaml
 
     try:
-        task = _BenchTask.model_validate(yaml.safe_load(read_text(folder / "task.yaml")))
+        task = _TerminalBenchTask.model_validate(yaml.safe_load(read_text(folder / "task.yaml")))
     except yaml.YAMLError as error:
         raise ConfigError(f"{folder}/task.yaml: not valid YAML ({error}).", "Mend it.") from None
     if task.parser_name != "pytest" and not options.test_command:
         fix = "Only pytest's summary is read; or give --test-command, whose exit code counts."
         raise ConfigError(f"{folder}/task.yaml: parser_name '{task.parser_name[:40]}' is not known.", fix)
-    budget = Budget()
-    # The Dockerfile stands beside what the agent must not see, so COPY is checked against these names.
+    budget = FileBudget()
+    # The Dockerfile is beside files that the agent must not see, so COPY is checked against these names.
     hidden = {"tests", "run-tests.sh", "task.yaml", "solution.sh", "solution.yaml", "solution"}
     container = read_container(folder, "", hidden, options, budget)
     files = _tests(folder, budget)
     if (folder / "run-tests.sh").is_file():
         script = read_text(folder / "run-tests.sh").encode()
         files = [*files, TaskFile(path="/tests/run-tests.sh", data=script, executable=True)]
-    limits = _Timed(timeout_sec=task.max_test_timeout_sec, env={"TEST_DIR": "/tests"})
+    limits = _TimedStep(timeout_sec=task.max_test_timeout_sec, env={"TEST_DIR": "/tests"})
     verifier = _verifier(files, "bash /tests/run-tests.sh", "/tests/run-tests.sh", "pytest", limits, options)
     solution = None
     if (folder / "solution.sh").is_file():
@@ -145,17 +153,19 @@ def _bench(folder: Path, options: ImportOptions) -> Imported:
     question = task.instruction or next(
         (str(one.get("description", "")) for one in task.descriptions if one.get("key") == "base"), ""
     )
-    return _imported(folder, question, container, verifier, solution, None, task.max_agent_timeout_sec, options)
+    return _build_imported_task(
+        folder, question, container, verifier, solution, None, task.max_agent_timeout_sec, options
+    )
 
 
-def _tests(folder: Path, budget: Budget) -> list[TaskFile]:
+def _tests(folder: Path, budget: FileBudget) -> list[TaskFile]:
     if not (folder / "tests").is_dir():
         raise ConfigError(f"{folder}: has no tests/.", "There is nothing that could give a reward.")
-    return tree(within(folder, "tests"), "/tests", budget)
+    return read_tree(resolve_within(folder, "tests"), "/tests", budget)
 
 
 def _verifier(
-    files: list[TaskFile], command: str, script: str, reward: Any, limits: _Timed, options: ImportOptions
+    files: list[TaskFile], command: str, script: str, reward: Any, limits: _TimedStep, options: ImportOptions
 ) -> Verifier:
     if options.test_command:
         command, reward = options.test_command, "exit"
@@ -166,7 +176,7 @@ def _verifier(
     )
 
 
-def _imported(
+def _build_imported_task(
     folder: Path,
     question: str,
     container: Container,
@@ -175,7 +185,7 @@ def _imported(
     memory: int | None,
     agent_seconds: float | None,
     options: ImportOptions,
-) -> Imported:
+) -> ImportedTask:
     row = TaskDirRow(
         id=folder.resolve().name,
         question=_without_canary(question).strip(),
@@ -190,7 +200,7 @@ def _imported(
     )
     notes = [*container.notes, *([] if solution else ["it has no solution: nothing proves it"])]
     eval_seconds = max(_LEAST_EVAL_SECONDS, _EVAL_FACTOR * verifier.seconds)
-    return Imported(row, RolloutSettings(run_seconds=agent_seconds, eval_seconds=eval_seconds), tuple(notes))
+    return ImportedTask(row, RolloutSettings(run_seconds=agent_seconds, eval_seconds=eval_seconds), tuple(notes))
 
 
 def _without_canary(text: str) -> str:
@@ -201,7 +211,7 @@ def _without_canary(text: str) -> str:
     return "".join(lines)
 
 
-def _bytes_of(text: str, folder: Path) -> int | None:
+def _memory_bytes(text: str, folder: Path) -> int | None:
     if not text:
         return None
     match = _SIZE.fullmatch(text.strip())

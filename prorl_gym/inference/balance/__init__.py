@@ -1,16 +1,24 @@
-"""Which engine serves which call: policies by name."""
+"""Which engine serves which call, and when: policies by name, membership, health, admission and failover of a pool.
+
+In the service's process. May import ``inference.protocol`` and ``inference.engine_errors``.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from prorl_gym.inference.balance.cost import CostPolicy
-from prorl_gym.inference.balance.plain import LeastOutstanding, RoundRobin
-from prorl_gym.inference.balance.sticky import MinHeap, PublishedHeap, StickyLeastOutstanding
+from prorl_gym.inference.balance.cost_policy import CostPolicy
+from prorl_gym.inference.balance.simple_policies import (
+    LeastOutstanding,
+    MinHeap,
+    PublishedHeap,
+    RoundRobin,
+    StickyLeastOutstanding,
+)
 from prorl_gym.inference.protocol import BalancePolicy
 
-PolicyName = Literal["cost", "sticky", "least_outstanding", "min_heap", "round_robin", "published"]
+BalancePolicyName = Literal["cost", "sticky", "least_outstanding", "min_heap", "round_robin", "published"]
 
-_POLICIES: Mapping[PolicyName, Callable[[], BalancePolicy]] = {
+_POLICIES: Mapping[BalancePolicyName, Callable[[], BalancePolicy]] = {
     "cost": CostPolicy,
     "sticky": StickyLeastOutstanding,
     "least_outstanding": LeastOutstanding,
@@ -20,6 +28,6 @@ _POLICIES: Mapping[PolicyName, Callable[[], BalancePolicy]] = {
 }
 
 
-def make_policy(name: PolicyName) -> BalancePolicy:
+def make_balance_policy(name: BalancePolicyName) -> BalancePolicy:
     """Return a fresh policy with its defaults."""
     return _POLICIES[name]()

@@ -1,1 +1,1 @@
-"""Reading tool calls out of what a model wrote: one parser per form, one protocol for all of them."""
+"""Parsers of tool calls in a model's text: one per format, one protocol for all. To add a format, see ``formats``."""

@@ -1,7 +1,7 @@
-"""What a parser of tool calls is, and what it gives.
+"""The protocol of a tool-call parser, and its result.
 
 The text is the model's and therefore hostile: no parser raises, a call that cannot be read becomes a complaint worded
-for the model, and the work is linear in the text. Whether a tool of that name exists is the loop's affair.
+for the model, and the work is linear in the text. The loop checks whether a tool of that name exists.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,12 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedText:
-    """What a turn said."""
+    """One turn, parsed."""
 
     text: str
     """Everything outside of call blocks, thoughts included, without blanks around it."""
     calls: tuple[ParsedCall, ...] = ()
-    complaints: tuple[str, ...] = ()
+    parse_errors: tuple[str, ...] = ()
     """One per block that could not be read."""
 
 
@@ -40,11 +40,11 @@ class ToolParser(Protocol):
 
     @property
     def name(self) -> str:
-        """What the configuration calls the form."""
+        """The format's name in the configuration."""
         ...
 
     def parse(self, text: str, tools: Tools) -> ParsedText:
-        """Split what was said after the thoughts into text, calls and complaints. Never raises.
+        """Split what follows the thoughts into text, calls and complaints. Never raises.
 
         Args:
             text: decoded, without the token that ended the turn.

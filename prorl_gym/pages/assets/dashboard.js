@@ -97,7 +97,7 @@ function showStatus(status, past) {
   refill("rewards", rewardTable(status));
   refill("ends", endTable(status));
   refill("engines", engineTable(status));
-  byId("pools").textContent = (status.pools ?? []).map((pool) => `${pool.name}: version ${pool.version}${pool.paused ? ", paused" : ""}, ${plural(pool.failovers, "failover")}${pool.lacking ? `, ${plural(pool.unserved, "rollout")} waiting: ${pool.lacking}` : ""}`).join("; ");
+  byId("pools").textContent = (status.pools ?? []).map((pool) => `${pool.name}: version ${pool.version}${pool.paused ? ", paused" : ""}, ${plural(pool.failovers, "failover")}${pool.unavailable_reason ? `, ${plural(pool.waiting_rollouts, "rollout")} waiting: ${pool.unavailable_reason}` : ""}`).join("; ");
 }
 
 // Put a new table in the place of the old one, which may be scrolled or have the focus.

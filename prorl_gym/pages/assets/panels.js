@@ -65,7 +65,7 @@ function endTable(status) {
 }
 
 function engineTable(status) {
-  const state = (one) => (one.quarantine ? ["bad", `quarantined: ${one.quarantine}`] : one.trouble ? ["bad", one.trouble] : one.draining ? ["none", "draining"] : ["good", "serves"]);
+  const state = (one) => (one.quarantine ? ["bad", `quarantined: ${one.quarantine}`] : one.unhealthy_reason ? ["bad", one.unhealthy_reason] : one.draining ? ["none", "draining"] : ["good", "serves"]);
   const rows = (status.pools ?? []).flatMap((pool) => pool.engines.map((one) => {
     const [mood, words] = state(one);
     return [pool.name === "policy" ? one.name : `${pool.name}: ${one.name}`, make("b", { class: `badge ${mood}` }, words), `${one.version}`, count(one.in_flight),

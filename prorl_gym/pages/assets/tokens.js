@@ -11,10 +11,10 @@ function shade(logprob) {
 }
 
 class TokenView {
-  constructor(host, segments, told) {
+  constructor(host, segments, onToken) {
     this.host = host;
     this.segments = segments;
-    this.told = told; // called with (segment, position, by keyboard)
+    this.onToken = onToken; // called with (segment, position, by keyboard)
     this.chunks = [];
     this.current = null;
     this.versions = [...new Set(segments.flatMap((segment) => segment.versions))].sort((a, b) => a - b);
@@ -97,7 +97,7 @@ class TokenView {
     if (!token) return;
     const { segment } = token.parentElement.chunk;
     if (chosen) this.mark(token);
-    this.told(segment, token.at, false);
+    this.onToken(segment, token.at, false);
   }
 
   mark(token) {
@@ -119,7 +119,7 @@ class TokenView {
     }
     this.mark(tokens[low]);
     tokens[low].scrollIntoView({ block });
-    this.told(segment, tokens[low].at, keyboard);
+    this.onToken(segment, tokens[low].at, keyboard);
   }
 
   goToTurn(turn) {

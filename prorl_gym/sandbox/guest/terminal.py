@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ptyprocess import PtyProcess  # pyright: ignore[reportMissingTypeStubs]
 
-from prorl_gym.sandbox.guest.child import Confine, StartError, prepare
-from prorl_gym.sandbox.guest.driver import MAX_COMMAND, MAX_TRAPS, driver
-from prorl_gym.sandbox.guest.kills import take_over
+from prorl_gym.sandbox.guest.bash_loop import MAX_COMMAND, MAX_TRAPS, build_prompt_command
+from prorl_gym.sandbox.guest.fork_exec import Confine, StartError, prepare_exec
+from prorl_gym.sandbox.guest.payload_kill_monitor import receive_report
 
 _BASH = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _ROWS, _COLUMNS = 50, 200
 
 
 class Terminal:
-    """A started shell: ``pid`` and the service's ends. ``release`` them once they are sent."""
+    """A started shell: ``pid`` and the service's ends. ``close_descriptors`` them once they are sent."""
 
     def __init__(
         self,
@@ -29,44 +29,44 @@ class Terminal:
     ) -> None:
         nonce_out, nonce_in = os.pipe()
         report_out, report_in = os.pipe()
-        text = _make_text()
+        text = _make_command_file()
         own = [nonce_out, report_in]
         line, own_line = socket.socketpair()
-        self._theirs = [nonce_in, report_out, text]
+        self._service_fds = [nonce_in, report_out, text]
         try:
             # High numbers: scripts like to use 3 to 9, and bash itself takes from 10.
             base = max(32, min(200, open_files - 16))
-            numbers = [_inheritable(fd, base) for fd in (nonce_out, report_in, text)]
+            numbers = [_dup_inheritable(fd, base) for fd in (nonce_out, report_in, text)]
             own += numbers
             self._process = _spawn(
                 [_find_bash(), "--noprofile", "--norc", "--noediting", "-i"],
                 {
                     **env,
-                    "PROMPT_COMMAND": driver(*numbers, survives_full_disk=survives_full_disk),
+                    "PROMPT_COMMAND": build_prompt_command(*numbers, survives_full_disk=survives_full_disk),
                     "PS1": "",
                     "PS2": "",
                 },
-                lambda: _enter(cwd, confine, own_line.fileno()),
+                lambda: _prepare_child(cwd, confine, own_line.fileno()),
                 sorted([*numbers, own_line.fileno()]),
             )
-            _, self.listener = take_over(line, wait=False)
+            _, self.listener = receive_report(line, wait=False)
             """Of its filter of calls, if that has one."""
         except BaseException:
-            self._close(self._theirs)
+            self._close(self._service_fds)
             raise
         finally:
             self._close(own)
             line.close()
             own_line.close()
         self.pid: int = self._process.pid
-        self.descriptors = [self._process.fd, *self._theirs]
+        self.descriptors = [self._process.fd, *self._service_fds]
         """Terminal master, nonces (write), reports (read), traps and command text (memory file)."""
 
-    def release(self) -> None:
+    def close_descriptors(self) -> None:
         """Close our copies. The object must not be collected before: ptyprocess would then kill the shell."""
         self._process.fileobj.close()
         self._process.closed = True
-        self._close(self._theirs)
+        self._close(self._service_fds)
 
     @staticmethod
     def _close(descriptors: list[int]) -> None:
@@ -74,7 +74,7 @@ class Terminal:
             os.close(fd)
 
 
-def _make_text() -> int:
+def _make_command_file() -> int:
     """Return a memory file of a fixed size: a payload reaches it through /proc, and must not make it any larger."""
     text = os.memfd_create("command", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(text, MAX_TRAPS + 1 + MAX_COMMAND + 1)
@@ -82,7 +82,7 @@ def _make_text() -> int:
     return text
 
 
-def _inheritable(fd: int, least: int) -> int:
+def _dup_inheritable(fd: int, least: int) -> int:
     number = fcntl.fcntl(fd, fcntl.F_DUPFD, least)
     os.set_inheritable(number, True)
     return number
@@ -95,12 +95,12 @@ def _find_bash() -> str:
     raise StartError(2, "exec")
 
 
-def _enter(cwd: str, confine: Confine, line: int) -> None:
+def _prepare_child(cwd: str, confine: Confine, line: int) -> None:
     try:
         os.chdir(cwd)
     except OSError:  # it was deleted: a shell without its directory is still a shell
         os.chdir("/")
-    prepare(confine, line)
+    prepare_exec(confine, line)
 
 
 def _spawn(argv: list[str], env: Mapping[str, str], enter: Callable[[], None], keep: Sequence[int]) -> PtyProcess:

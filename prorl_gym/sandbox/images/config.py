@@ -18,17 +18,17 @@ class ImagesConfig(ConfigModel):
     """The store, on a local disk that keeps extended attributes (not NFS); below /var/cache/prorl-gym for root and
     below ~/.cache/prorl-gym otherwise."""
     uid: Annotated[int, Field(gt=0, lt=2**32 - 1)] = 61099
-    """Owner of everything unpacked when this runs as root: the sandboxes' uid."""
+    """Owner of unpacked files when the service runs as root: the sandboxes' uid."""
     max_bytes: Count = 200 << 30
-    """The least recently used layers are removed beyond this."""
+    """Most bytes of the store; beyond it the least recently used layers are removed."""
     max_inodes: Count = 20_000_000
-    """Likewise for the number of files and directories."""
+    """Most files and directories of the store; beyond it the least recently used layers are removed."""
     jobs: Count = 4
-    """Downloads and unpackings at once, over all processes of this node."""
+    """Downloads and unpackings at a time, over all processes of this node."""
     mirrors: dict[str, str] = Field(default_factory=dict[str, str])
-    """Registry host (``docker.io``) to the URL of what to ask in its place (``http://127.0.0.1:5000``)."""
+    """URL of a mirror (``http://127.0.0.1:5000``) by registry host (``docker.io``)."""
     login_host: str = "docker.io"
-    """Registry that ``APPTAINER_DOCKER_USERNAME`` and ``APPTAINER_DOCKER_PASSWORD`` are for: they name none. Those of
+    """Registry of ``APPTAINER_DOCKER_USERNAME`` and ``APPTAINER_DOCKER_PASSWORD``, which name none. The entries of
     ``~/.docker/config.json`` and ``~/.apptainer/docker-config.json`` name theirs."""
     layer_bytes: Count = 64 << 30
     """Largest layer, unpacked."""
@@ -38,19 +38,19 @@ class ImagesConfig(ConfigModel):
     """Longest time that unpacking one layer may take."""
 
     durable: bool = True
-    """Wait for the disk before a layer is used: without it, a crash of the whole machine may leave torn ones."""
+    """Sync a layer to the disk before it is used; otherwise a crash of the machine may leave incomplete layers."""
 
-    def place(self) -> Path:
+    def store_directory(self) -> Path:
         """Return the directory of the store."""
         return self.directory or default_cache() / "store"
 
-    def owner(self) -> int:
+    def owner_uid(self) -> int:
         """Return the uid (and gid) that unpacked files belong to."""
         return os.geteuid() or self.uid
 
 
 def default_cache() -> Path:
-    """Return this user's cache: not below root's home, since sandboxes run as another user and have to reach it."""
+    """Return this user's cache directory. It is not below root's home: sandboxes run as another user and read it."""
     set_by_user = os.environ.get("PRORL_GYM_CACHE")
     if set_by_user:
         return Path(set_by_user)

@@ -1,9 +1,9 @@
-"""The layers of this node: unpacked directories, named by what they are made of, pinned while in use.
+"""The layers of this node: unpacked directories, named by the digest of their source, pinned while in use.
 
-    <store>/layers/<key>/manifest.json   what it is: written last, then the directory gets its name
+    <store>/layers/<key>/manifest.json   written last, then the directory gets its name
     <store>/layers/<key>/root/           a lower directory of overlayfs, owned by the sandboxes' uid
-    <store>/building/<key>-<token>/      one that is being made; garbage as soon as nobody holds the lock of its key
-    <store>/locks/<key>                  held while it is being made
+    <store>/building/<key>-<token>/      a layer that is being made; garbage once the lock of its key is free
+    <store>/locks/<key>                  held while the layer is being made
 
 A pin is a shared lock on the layer's directory: it ends with the process that holds it, however that ends.
 """
@@ -11,17 +11,17 @@ A pin is a shared lock on the layer's directory: it ends with the process that h
 import hashlib
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox.cancellation import run_shielded
 from prorl_gym.sandbox.images.config import ImagesConfig
-from prorl_gym.sandbox.images.gates import SingleFlight, locked, try_lock
-from prorl_gym.sandbox.images.helping import ask_helper
-from prorl_gym.sandbox.shielding import finish
+from prorl_gym.sandbox.images.locks import SingleFlight, locked, try_lock
+from prorl_gym.sandbox.images.unpack_client import UnfinishedLayer, call_helper
 
 _REMOVE_SECONDS = 600.0
 
@@ -37,29 +37,13 @@ class Layer:
     """Bytes of its files."""
     inodes: int
 
-    @property
-    def root(self) -> str:
-        """The lower directory."""
-        return str(self.directory / "root")
 
-
-@dataclass(frozen=True, slots=True)
-class Building:
-    """A layer on its way."""
-
-    target: str
-    hold: int
-    """Descriptor of the lock, which the helper holds too."""
-    final: str = ""
-    """The name that the helper may give the finished layer at once; otherwise that is done afterwards."""
-
-
-def key_of(digest: str) -> str:
+def layer_key(digest: str) -> str:
     """Return the name of the layer with this digest."""
     return digest.replace(":", "-")
 
 
-class Layers:
+class LayerStore:
     """The layers below one directory. One per process and event loop.
 
     Args:
@@ -67,138 +51,137 @@ class Layers:
     """
 
     def __init__(self, config: ImagesConfig) -> None:
-        self.place = config.place()
+        self.directory = config.store_directory()
         self._config = config
-        self._making: SingleFlight[Layer] = SingleFlight()
+        self._in_flight: SingleFlight[Layer] = SingleFlight()
         self._pins: dict[str, tuple[int, int]] = {}
-        self._prepared = False
+        self._is_prepared = False
 
-    def prepare(self) -> None:
-        """Make the directories. They belong to the uid of what is unpacked, and only it (and root) may change them.
+    def make_directories(self) -> None:
+        """Make the directories. They belong to the owner of what is unpacked; only that user and root may change them.
 
         Raises:
-            SandboxError: they cannot be made, or are somebody else's.
+            SandboxError: they cannot be made, or belong to another user.
         """
-        if self._prepared:
+        if self._is_prepared:
             return
-        owner = self._config.owner()
+        owner = self._config.owner_uid()
         try:
-            self.place.parent.mkdir(parents=True, exist_ok=True)
-            for path in (self.place, *(self.place / name for name in ("layers", "building"))):
-                _make_owned(path, owner, 0o755)
-            for name in ("locks", "images", "blobs"):  # ours: nothing unpacked is ever here
-                _make_owned(self.place / name, os.geteuid(), 0o700)
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            for path in (self.directory, *(self.directory / name for name in ("layers", "building"))):
+                _make_owned_directory(path, owner, 0o755)
+            for name in ("locks", "images", "blobs"):  # this process's own: nothing unpacked goes here
+                _make_owned_directory(self.directory / name, os.geteuid(), 0o700)
         except OSError as error:
             raise SandboxError(
                 FailureKind.SANDBOX_UNAVAILABLE,
-                f"image store {self.place}: {error.strerror or error}.",
+                f"image store {self.directory}: {error.strerror or error}.",
                 "Set sandbox.images.directory to a directory on a local disk that can be made there.",
             ) from None
-        self._prepared = True
+        self._is_prepared = True
 
-    def find(self, digest: str) -> Layer | None:
-        """Return a layer that is here."""
-        return read_layer(self.place / "layers" / key_of(digest))
+    def find_layer(self, digest: str) -> Layer | None:
+        """Return the layer with this digest; ``None``: it is not in the store."""
+        return _read_layer(self.directory / "layers" / layer_key(digest))
 
-    def all(self) -> list[Layer]:
-        """Return every layer that is here."""
-        entries = sorted((self.place / "layers").iterdir()) if self._prepared else []
-        return [layer for entry in entries if (layer := read_layer(entry)) is not None]
+    def list_layers(self) -> list[Layer]:
+        """Return every layer of the store."""
+        entries = sorted((self.directory / "layers").iterdir()) if self._is_prepared else []
+        return [layer for entry in entries if (layer := _read_layer(entry)) is not None]
 
-    async def ensure(self, digest: str, make: Callable[[Building], Awaitable[Any]]) -> Layer:
-        """Return the layer with this digest, made once however many ask, here and in other processes.
+    async def ensure_layer(self, digest: str, make: Callable[[UnfinishedLayer], Awaitable[None]]) -> Layer:
+        """Return the layer with this digest; concurrent calls, here and in other processes, make it once.
 
         Args:
             digest: of what it is unpacked from.
-            make: makes the directory ``target`` through the helper.
+            make: fills the directory ``target`` through the helper.
 
         Raises:
             SandboxError: from ``make``.
         """
-        self.prepare()
-        return self.find(digest) or await self._making.do(digest, lambda: self._make(digest, make))
+        self.make_directories()
+        return self.find_layer(digest) or await self._in_flight.do(digest, lambda: self._make_layer(digest, make))
 
-    async def _make(self, digest: str, make: Callable[[Building], Awaitable[Any]]) -> Layer:
-        key = key_of(digest)
-        async with locked(self.place / "locks" / key) as hold:
-            found = self.find(digest)  # somebody may have made it while we waited
+    async def _make_layer(self, digest: str, make: Callable[[UnfinishedLayer], Awaitable[None]]) -> Layer:
+        key = layer_key(digest)
+        async with locked(self.directory / "locks" / key) as lock_fd:
+            found = self.find_layer(digest)  # another process may have made it while this one waited for the lock
             if found is not None:
                 return found
-            await self.sweep_building(key)
-            target = self.place / "building" / f"{key}-{uuid4().hex[:8]}"
-            try:
-                await make(Building(str(target), hold, str(self.place / "layers" / key)))
-                if target.is_dir():
-                    await self.publish(target, digest)
-            except BaseException:
-                await finish(self.sweep_building(key))
-                raise
-        made = self.find(digest)
-        if made is None:
-            raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, f"layer {key} vanished while it was being made.")
-        return made
+            async with self._building(key, lock_fd, str(self.directory / "layers" / key)) as layer:
+                await make(layer)
+                if Path(layer.target).is_dir():  # noqa: ASYNC240 - a stat of a local disk
+                    await self._publish(layer, digest)
+        return self._get_made(digest)
 
-    async def take_in(self, name: str, make: Callable[[Building], Awaitable[str]]) -> Layer:
-        """Make a layer whose digest is known only when it is done.
+    async def create_layer(self, name: str, make: Callable[[UnfinishedLayer], Awaitable[str]]) -> Layer:
+        """Make a layer whose digest is known only once it is made.
 
         Args:
-            name: what it is for; two with the same name wait for each other.
-            make: makes the directory ``target`` and returns the digest of what it was made from.
+            name: of the image it is for; two layers with the same name are made one after the other.
+            make: fills the directory ``target`` and returns the digest of what it was made from.
 
         Raises:
             SandboxError: from ``make``.
         """
-        self.prepare()
+        self.make_directories()
         key = f"name-{hashlib.sha256(name.encode()).hexdigest()}"
-        async with locked(self.place / "locks" / key) as hold:
-            await self.sweep_building(key)
-            target = self.place / "building" / f"{key}-{uuid4().hex[:8]}"
-            try:
-                digest = await make(Building(str(target), hold))
-                await self.publish(target, digest)
-            except BaseException:
-                await finish(self.sweep_building(key))
-                raise
-        made = self.find(digest)
-        if made is None:
-            raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, f"layer {digest} vanished while it was being made.")
-        return made
+        async with locked(self.directory / "locks" / key) as lock_fd, self._building(key, lock_fd) as layer:
+            digest = await make(layer)
+            await self._publish(layer, digest)
+        return self._get_made(digest)
 
-    async def publish(self, target: Path, digest: str) -> None:
+    @asynccontextmanager
+    async def _building(self, key: str, lock_fd: int, final_path: str = "") -> AsyncGenerator[UnfinishedLayer]:
+        """Provide a directory to fill, and remove it if that fails. The caller holds the lock of ``key``."""
+        await self._remove_unfinished(key)
+        try:
+            yield UnfinishedLayer(str(self._building_path(key)), lock_fd, final_path)
+        except BaseException:
+            await run_shielded(self._remove_unfinished(key))
+            raise
+
+    def _building_path(self, key: str) -> Path:
+        return self.directory / "building" / f"{key}-{uuid4().hex[:8]}"
+
+    async def _publish(self, layer: UnfinishedLayer, digest: str) -> None:
         """Give a finished directory its name."""
-        await self._ask({"op": "publish", "source": str(target), "target": str(self.place / "layers" / key_of(digest))})
+        target = self.directory / "layers" / layer_key(digest)
+        await self._call_helper({"op": "publish", "source": layer.target, "target": str(target)})
 
-    async def sweep_building(self, key: str) -> None:
-        """Remove what was left half done. The caller holds the lock of ``key``."""
-        for entry in sorted((self.place / "building").iterdir()):
+    async def _remove_unfinished(self, key: str) -> None:
+        for entry in sorted((self.directory / "building").iterdir()):
             if entry.name.startswith(f"{key}-"):
-                await self._remove(entry)
+                await self._call_helper({"op": "remove", "path": str(entry)})
 
-    async def _remove(self, path: Path) -> None:
-        await self._ask({"op": "remove", "path": str(path)})
+    def _get_made(self, digest: str) -> Layer:
+        layer = self.find_layer(digest)
+        if layer is None:
+            raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, f"layer {digest} vanished while it was being made.")
+        return layer
 
-    async def _ask(self, request: dict[str, Any]) -> None:
-        await ask_helper(request, uid=self._config.owner(), seconds=_REMOVE_SECONDS)
+    async def _call_helper(self, request: dict[str, str]) -> None:
+        await call_helper(request, uid=self._config.owner_uid(), timeout=_REMOVE_SECONDS)
 
     def pin(self, digest: str) -> bool:
-        """Keep a layer where it is until ``unpin``, as often; ``False`` when it is not there (any more)."""
+        """Keep a layer until as many calls of ``unpin``; ``False``: it is not in the store (any more)."""
         held, count = self._pins.get(digest, (-1, 0))
         if not count:
             held = self._open_pinned(digest)
             if held < 0:
                 return False
-            os.utime(held)  # when it was used last, for the pruner
+            os.utime(held)  # time of last use, for eviction
         self._pins[digest] = (held, count + 1)
         return True
 
     def _open_pinned(self, digest: str) -> int:
-        path = self.place / "layers" / key_of(digest)
+        path = self.directory / "layers" / layer_key(digest)
         try:
             held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             return -1
         if try_lock(held, shared=True):
-            # The pruner renames under its own lock: what is still under its name now stays.
+            # Eviction renames under an exclusive lock: what still has its name now stays.
             try:
                 if os.path.samestat(os.fstat(held), os.stat(path)):
                     return held
@@ -208,34 +191,34 @@ class Layers:
         return -1
 
     def unpin(self, digest: str) -> None:
-        """Take back one ``pin``."""
+        """Undo one ``pin``."""
         held, count = self._pins.pop(digest, (-1, 0))
         if count > 1:
             self._pins[digest] = (held, count - 1)
         elif count == 1:
             os.close(held)
 
-    async def evict(self, layer: Layer) -> bool:
-        """Remove a layer unless somebody uses it."""
+    async def evict_layer(self, layer: Layer) -> bool:
+        """Remove a layer unless it is pinned; return whether it was removed."""
         descriptor = os.open(layer.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if not try_lock(descriptor):
                 return False
-            gone = self.place / "building" / f"{layer.key}-{uuid4().hex[:8]}"
-            await self._ask({"op": "discard", "source": str(layer.directory), "target": str(gone)})
+            target = self._building_path(layer.key)
+            await self._call_helper({"op": "discard", "source": str(layer.directory), "target": str(target)})
         finally:
             os.close(descriptor)
         return True
 
     def close(self) -> None:
-        """Give up every pin."""
+        """Release every pin."""
         for held, _ in self._pins.values():
             os.close(held)
         self._pins.clear()
 
 
-def read_layer(directory: Path) -> Layer | None:
-    """Return the layer in a directory; ``None`` when it is none."""
+def _read_layer(directory: Path) -> Layer | None:
+    """Return the layer in a directory; ``None``: there is none."""
     try:
         facts = json.loads((directory / "manifest.json").read_text(encoding="ascii"))
         return Layer(directory.name, directory, int(facts["bytes"]), int(facts["inodes"]))
@@ -243,7 +226,7 @@ def read_layer(directory: Path) -> Layer | None:
         return None
 
 
-def _make_owned(path: Path, owner: int, mode: int) -> None:
+def _make_owned_directory(path: Path, owner: int, mode: int) -> None:
     try:
         os.mkdir(path, mode)
         os.chown(path, owner, owner if owner != os.geteuid() else -1, follow_symlinks=False)

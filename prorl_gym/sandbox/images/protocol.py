@@ -1,7 +1,7 @@
-"""What backends ask of images: a name in, read-only directories out.
+"""What backends need of images: a name is resolved to read-only directories.
 
-A backend resolves before it starts a sandbox and releases after the sandbox is gone. Between the two the directories
-stay where they are: nothing prunes them. A process that dies without releasing has released: the pins are file locks.
+A backend resolves before it starts a sandbox and releases after the sandbox is gone. In between the directories are
+pinned: they are not evicted. The pins are file locks, which the death of the process releases.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ class ResolvedImage:
     """An image that is ready on this node."""
 
     reference: str
-    """What was asked for."""
-    lower: tuple[str, ...]
+    """As given to ``resolve``."""
+    lower_dirs: tuple[str, ...]
     """Absolute paths of unpacked directories, topmost first, as overlayfs takes them. Deletions of one layer from
     those below it are marked as a ``userxattr`` overlay expects: mount them with that option. Empty for ``host``."""
     environment: tuple[tuple[str, str], ...] = ()
@@ -22,10 +22,10 @@ class ResolvedImage:
 
 
 class ImageResolver(Protocol):
-    """Knows where images are, and brings them here."""
+    """Finds images and fetches them to this node."""
 
     async def resolve(self, image: str) -> ResolvedImage:
-        """Make an image ready and pin it. However many ask, it is fetched and unpacked once.
+        """Make an image ready and pin it. Concurrent calls fetch and unpack it once.
 
         Args:
             image: ``host``; the absolute path of an image directory or of a SIF file; ``docker://...``; or a name that
@@ -33,10 +33,10 @@ class ImageResolver(Protocol):
 
         Raises:
             SandboxError: ``IMAGE_MISSING`` when there is no such image, ``IMAGE_BROKEN`` when it cannot be used,
-                ``SANDBOX_UNAVAILABLE`` when it is not the image's fault (no room, registry unreachable).
+                ``SANDBOX_UNAVAILABLE`` when the image is not the cause (no room, registry unreachable).
         """
         ...
 
     def release(self, image: ResolvedImage) -> None:
-        """Take back one ``resolve``. Never blocks and never fails; without it the image is kept until we end."""
+        """Undo one ``resolve``. Never blocks or fails; without it the image stays pinned until the process ends."""
         ...

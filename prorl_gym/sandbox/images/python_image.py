@@ -1,7 +1,7 @@
 """The stock image of the python tool: Debian's python3 with IPython, ipykernel, numpy, sympy, matplotlib, pytest.
 
 Built once with a network, repeatable without: the packages of the distribution are kept as debootstrap's own archive
-with a lock file beside it, the wheels by name, version and contents as ``prorl_python.lock`` says.
+with a lock file beside it, the wheels by name, version and contents as ``prorl_python.lock`` lists.
 """
 
 import asyncio
@@ -16,25 +16,22 @@ from importlib.resources import files
 from pathlib import Path
 
 from prorl_gym.errors import ConfigError
-from prorl_gym.sandbox.images.commands import run_command
-from prorl_gym.sandbox.images.gates import locked
-from prorl_gym.sandbox.images.importing import import_image
-from prorl_gym.sandbox.images.records import ImageRecord
-from prorl_gym.sandbox.images.sources import file_digest
-from prorl_gym.sandbox.images.store import ImageStore
+from prorl_gym.sandbox.images.image_import import import_image, run_command
+from prorl_gym.sandbox.images.locks import locked
+from prorl_gym.sandbox.images.store import ImageRecord, ImageStore, file_digest
 
 NAME = "prorl-python"
 _SUITE = "bookworm"
 _PYTHON = "3.11"
 _DEBOOTSTRAP = ("debootstrap", "--variant=minbase", "--include=python3-minimal,python3,ca-certificates")
-_SITE = f"usr/local/lib/python{_PYTHON}/dist-packages"
+_SITE_PACKAGES = f"usr/local/lib/python{_PYTHON}/dist-packages"
 _COMMANDS = {"ipython": "IPython", "pytest": "pytest"}
-_SECONDS = 1800.0
-# One date for every file, and for every password that nobody set: the same packages then make the same layer.
-_SECONDS_OF_ALL = 1_700_000_000
-_DATE = f"--mtime=@{_SECONDS_OF_ALL}"
-_LEFTOVERS = ("var/cache/apt", "var/lib/apt/lists", "var/log", "var/cache/ldconfig", "debootstrap", "dev")
-_TARGET = (
+_COMMAND_SECONDS = 1800.0
+# Fixed time of every file and password change, in Unix seconds: equal packages make equal layers on any day.
+_BUILD_TIME = 1_700_000_000
+_MTIME_OPTION = f"--mtime=@{_BUILD_TIME}"
+_REMOVED_DIRECTORIES = ("var/cache/apt", "var/lib/apt/lists", "var/log", "var/cache/ldconfig", "debootstrap", "dev")
+_PIP_TARGET = (
     *("--only-binary=:all:", "--no-deps", "--require-hashes", "--implementation=cp", f"--python-version={_PYTHON}"),
     *("--platform=manylinux_2_28_x86_64", "--platform=manylinux2014_x86_64"),
 )
@@ -45,11 +42,11 @@ async def build(store: ImageStore, cache: Path, name: str = NAME) -> ImageRecord
 
     Args:
         store: where to.
-        cache: directory in which the packages are kept for the next time.
-        name: replaces what had this name.
+        cache: directory in which the packages are kept for the next build.
+        name: replaces the image that had this name.
 
     Raises:
-        ConfigError: this is not root on x86_64, a tool is missing, or a package is not what the lock files say.
+        ConfigError: this is not root on x86_64, a tool is missing, or a package differs from the lock files.
     """
     if os.geteuid() != 0 or platform.machine() != "x86_64":
         raise ConfigError(
@@ -58,25 +55,25 @@ async def build(store: ImageStore, cache: Path, name: str = NAME) -> ImageRecord
         )
     os.makedirs(cache / "wheels", exist_ok=True)
     async with locked(cache / "lock"):
-        archive = await _packages(cache)
-        wheels = await _wheels(cache)
+        archive = await _fetch_packages(cache)
+        wheels = await _fetch_wheels(cache)
         with tempfile.TemporaryDirectory(dir=cache, prefix=".building-") as work:
             root = Path(work, "root")
-            # The directory above is closed, so nobody meets the setuid programs that are dropped on the way in.
+            # The directory above is closed to other users: the setuid programs below it are dropped only on import.
             await _install(root, archive, wheels)
-            return await import_image(store, root, name, options=[_DATE])
+            return await import_image(store, root, name, tar_options=[_MTIME_OPTION])
 
 
-async def _packages(cache: Path) -> Path:
+async def _fetch_packages(cache: Path) -> Path:
     """Return debootstrap's archive of packages, verified against the lock that was written with it."""
     archive, lock = cache / f"{_SUITE}.tar", cache / f"{_SUITE}.lock"
     if archive.exists() and lock.exists():
         if await asyncio.to_thread(_package_lines, archive) == lock.read_text(encoding="utf-8"):
             return archive
-        raise ConfigError(f"{archive} is not what {lock.name} says.", "Remove both to fetch the packages again.")
+        raise ConfigError(f"{archive} does not match {lock.name}.", "Remove both to fetch the packages again.")
     with tempfile.TemporaryDirectory(dir=cache, prefix=".fetching-") as work:
         fresh = Path(work, "packages.tar")
-        await run_command([*_DEBOOTSTRAP, f"--make-tarball={fresh}", _SUITE, f"{work}/tree"], seconds=_SECONDS)
+        await run_command([*_DEBOOTSTRAP, f"--make-tarball={fresh}", _SUITE, f"{work}/tree"], seconds=_COMMAND_SECONDS)
         lock.write_text(await asyncio.to_thread(_package_lines, fresh), encoding="utf-8")
         os.replace(fresh, archive)
     return archive
@@ -94,28 +91,28 @@ def _package_lines(archive: Path) -> str:
     return "".join(sorted(lines))
 
 
-def wanted_wheels() -> dict[str, str]:
+def locked_wheels() -> dict[str, str]:
     """Return digest to name and version of every wheel of the image."""
     text = files("prorl_gym.sandbox.images").joinpath("prorl_python.lock").read_text(encoding="utf-8")
     lines = [line.split(" --hash=") for line in text.splitlines() if line and not line.startswith("#")]
     return {digest: requirement for requirement, digest in lines}
 
 
-async def _wheels(cache: Path) -> Path:
+async def _fetch_wheels(cache: Path) -> Path:
     """Return a directory that holds every wheel, fetching those that are missing."""
     place = cache / "wheels"
-    if missing := set(wanted_wheels()) - await asyncio.to_thread(_digests, place):
+    if missing := set(locked_wheels()) - await asyncio.to_thread(_digests, place):
         with tempfile.TemporaryDirectory(dir=cache, prefix=".fetching-") as work:
             lock = Path(work, "lock.txt")
             _write_lock(lock, missing)
-            await _pip("download", *_TARGET, f"--dest={work}/wheels", f"--requirement={lock}")
+            await _pip("download", *_PIP_TARGET, f"--dest={work}/wheels", f"--requirement={lock}")
             for wheel in os.listdir(f"{work}/wheels"):
                 os.replace(f"{work}/wheels/{wheel}", place / wheel)
     return place
 
 
 def _write_lock(path: Path, digests: set[str]) -> None:
-    names = wanted_wheels()
+    names = locked_wheels()
     path.write_text("".join(f"{names[digest]} --hash={digest}\n" for digest in sorted(digests)), encoding="utf-8")
 
 
@@ -124,25 +121,25 @@ def _digests(place: Path) -> set[str]:
 
 
 async def _install(root: Path, archive: Path, wheels: Path) -> None:
-    await run_command([*_DEBOOTSTRAP, f"--unpack-tarball={archive}", _SUITE, str(root)], seconds=_SECONDS)
+    await run_command([*_DEBOOTSTRAP, f"--unpack-tarball={archive}", _SUITE, str(root)], seconds=_COMMAND_SECONDS)
     lock = files("prorl_gym.sandbox.images").joinpath("prorl_python.lock")
-    where = ("--no-index", f"--find-links={wheels}", "--no-compile", f"--target={root / _SITE}")
-    await _pip("install", *_TARGET, *where, f"--requirement={lock}")
-    _tidy(root)
+    where = ("--no-index", f"--find-links={wheels}", "--no-compile", f"--target={root / _SITE_PACKAGES}")
+    await _pip("install", *_PIP_TARGET, *where, f"--requirement={lock}")
+    _clean_root(root)
     # Compiled once here, not by every sandbox; by contents, since every file gets the same date.
     compiled = ("-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash")
     await run_command(
-        ["chroot", str(root), "/usr/bin/python3", *compiled, f"/{_SITE}", f"/usr/lib/python{_PYTHON}"],
-        seconds=_SECONDS,
+        ["chroot", str(root), "/usr/bin/python3", *compiled, f"/{_SITE_PACKAGES}", f"/usr/lib/python{_PYTHON}"],
+        seconds=_COMMAND_SECONDS,
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"},
-        allowed=(0, 1),  # 1: a file is no Python of this version on purpose, as in the tests of a package
+        allowed_exit_codes=(0, 1),  # 1: a file is no Python of this version on purpose, as in the tests of a package
     )
 
 
-def _tidy(root: Path) -> None:
+def _clean_root(root: Path) -> None:
     """Remove what only the installation needed, and programs that name the interpreter of this machine."""
-    shutil.rmtree(root / _SITE / "bin", ignore_errors=True)
-    for record in (root / _SITE).glob("*.dist-info/RECORD"):
+    shutil.rmtree(root / _SITE_PACKAGES / "bin", ignore_errors=True)
+    for record in (root / _SITE_PACKAGES).glob("*.dist-info/RECORD"):
         record.write_text(without_programs(record.read_text(encoding="utf-8")), encoding="utf-8")
     for name, module in _COMMANDS.items():
         program = root / "usr/local/bin" / name
@@ -150,16 +147,16 @@ def _tidy(root: Path) -> None:
         program.chmod(0o755)
     for name in ("shadow", "shadow-"):
         if (file := root / "etc" / name).exists():
-            file.write_text(of_one_day(file.read_text(encoding="ascii")), encoding="ascii")
-    for name in _LEFTOVERS:
+            file.write_text(with_fixed_day(file.read_text(encoding="ascii")), encoding="ascii")
+    for name in _REMOVED_DIRECTORIES:
         for entry in (root / name).glob("*"):
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
-def of_one_day(shadow: str) -> str:
-    """Return ``/etc/shadow`` with one day for all changes of passwords (shadow(5)): it has the day of the build."""
+def with_fixed_day(shadow: str) -> str:
+    """Return ``/etc/shadow`` with a fixed day of the last password change (shadow(5)), not that of the build."""
     lines = [line.split(":") for line in shadow.splitlines()]
-    day = str(_SECONDS_OF_ALL // 86400)
+    day = str(_BUILD_TIME // 86400)
     return "".join(":".join([*fields[:2], day, *fields[3:]]) + "\n" for fields in lines)
 
 
@@ -174,7 +171,7 @@ def without_programs(record: str) -> str:
 
 
 async def _pip(*arguments: str) -> str:
-    # The user's own settings may say where packages are; what is taken is decided by the digests.
+    # The user's own settings may choose the index; the digests decide which files are accepted.
     return await run_command(
-        [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], seconds=_SECONDS
+        [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], seconds=_COMMAND_SECONDS
     )

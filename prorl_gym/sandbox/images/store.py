@@ -1,34 +1,130 @@
-"""The image store of a node: names in, pinned lower directories out."""
+"""The image store of a node: resolves names of images to pinned lower directories.
+
+Each named image has a small file, its record, which is replaced atomically. Layers beyond the store's bounds are
+evicted, least recently used first; those in use, and those of built or imported images, are kept.
+"""
 
 import asyncio
+import contextlib
+import hashlib
 import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.images.config import ImagesConfig
-from prorl_gym.sandbox.images.eviction import Evicted, evict
-from prorl_gym.sandbox.images.gates import NodeGate
-from prorl_gym.sandbox.images.layers import Building, Layer, Layers
-from prorl_gym.sandbox.images.logins import Logins
-from prorl_gym.sandbox.images.manifests import Descriptor
+from prorl_gym.sandbox.images.layers import Layer, LayerStore, layer_key
+from prorl_gym.sandbox.images.locks import NodeSemaphore
 from prorl_gym.sandbox.images.protocol import ResolvedImage
-from prorl_gym.sandbox.images.records import ImageRecord, Records
-from prorl_gym.sandbox.images.reference import DOCKER, RegistryReference
-from prorl_gym.sandbox.images.registry import Registry
-from prorl_gym.sandbox.images.retries import Backoff
-from prorl_gym.sandbox.images.sources import Filler, file_digest, file_stamp
-from prorl_gym.sandbox.images.squashfs import is_sif
-from prorl_gym.sandbox.protocol import HOST_USR
+from prorl_gym.sandbox.images.registry.auth import CredentialFinder
+from prorl_gym.sandbox.images.registry.client import RegistryClient
+from prorl_gym.sandbox.images.registry.http import Retries
+from prorl_gym.sandbox.images.registry.oci_format import DOCKER_SCHEME, Descriptor, RegistryReference
+from prorl_gym.sandbox.images.sif import is_sif
+from prorl_gym.sandbox.images.unpack_client import LayerUnpacker, UnfinishedLayer
+from prorl_gym.sandbox.protocol import HOST_IMAGE
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS = 3
-"""Another process may prune a layer between its making and its pinning; not for ever."""
+"""Another process may evict a layer between its making and its pinning."""
+
+
+ImageKind = Literal["registry", "sif", "local"]
+
+
+class ImageRecord(BaseModel):
+    """An image and its layers."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    reference: str
+    kind: ImageKind
+    """Where it can be fetched again: a registry, a SIF file, or (``local``) nowhere, so that it is never evicted."""
+    layers: tuple[str, ...]
+    """Digests, lowest first."""
+    digest: str = ""
+    """Digest of the manifest, or of the SIF file."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Environment variables that its author set."""
+    stamp: tuple[int, ...] = ()
+    """``file_stamp`` of a SIF file, to see that it is unchanged."""
+
+
+class ImageRecords:
+    """The records below one directory.
+
+    Args:
+        directory: made by the store.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def find_record(self, reference: str) -> ImageRecord | None:
+        """Return the record of an image."""
+        return _read(self._path(reference))
+
+    def list_records(self) -> list[ImageRecord]:
+        """Return every record, by reference."""
+        if not self._directory.is_dir():
+            return []
+        found = [record for path in self._directory.glob("*.json") if (record := _read(path)) is not None]
+        return sorted(found, key=lambda record: record.reference)
+
+    def write_record(self, record: ImageRecord) -> None:
+        """Store a record, replacing the one of the same reference."""
+        path = self._path(record.reference)
+        aside = path.with_suffix(f".{os.getpid()}")
+        aside.write_text(record.model_dump_json(), encoding="utf-8")
+        aside.replace(path)
+
+    def remove_record(self, reference: str) -> None:
+        """Remove a record; its layers stay until they are evicted."""
+        self._path(reference).unlink(missing_ok=True)
+
+    def get_record(self, name: str) -> ImageRecord:
+        """Return the record of a name.
+
+        Raises:
+            SandboxError: ``IMAGE_MISSING``.
+        """
+        record = self.find_record(name)
+        if record is None:
+            names = ", ".join(one.reference for one in self.list_records() if one.kind == "local") or "none"
+            raise SandboxError(
+                FailureKind.IMAGE_MISSING,
+                f"image {name!r} is no path, no docker:// reference and no known name (known: {names[:200]}).",
+                "Make it with `prorl-gym images build` or `prorl-gym images import`.",
+            )
+        return record
+
+    def _path(self, reference: str) -> Path:
+        return self._directory / f"{hashlib.sha256(reference.encode()).hexdigest()[:32]}.json"
+
+
+def _read(path: Path) -> ImageRecord | None:
+    try:
+        return ImageRecord.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class EvictionResult:
+    """What an eviction removed and left. Sizes in bytes."""
+
+    layers: int
+    removed_bytes: int
+    left_bytes: int
+    left_inodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _PinnedImage:
     """A resolved image and what is pinned for it."""
 
     image: ResolvedImage
@@ -36,100 +132,100 @@ class _Held:
 
 
 class ImageStore:
-    """Brings images to this node and keeps those in use. An ``ImageResolver``; one per event loop.
+    """Fetches images to this node and keeps those in use. An ``ImageResolver``; one per event loop.
 
     Args:
         config: where the store is and how much it may hold.
-        backoff: how registries are asked again.
+        retries: how often requests to registries are repeated.
     """
 
-    def __init__(self, config: ImagesConfig | None = None, backoff: Backoff | None = None) -> None:
+    def __init__(self, config: ImagesConfig | None = None, retries: Retries | None = None) -> None:
         self.config = config or ImagesConfig()
-        self.layers = Layers(self.config)
-        self.records = Records(self.layers.place / "images")
-        self.registry = Registry(self.config.mirrors, backoff, Logins(self.config.login_host))
-        self.filler = Filler(self.config)
-        self._gate = NodeGate(self.layers.place / "locks", self.config.jobs)
-        self._held: list[_Held] = []
+        self.layers = LayerStore(self.config)
+        self.records = ImageRecords(self.layers.directory / "images")
+        self.registry = RegistryClient(self.config.mirrors, retries, CredentialFinder(self.config.login_host))
+        self.unpacker = LayerUnpacker(self.config)
+        self._unpack_slots = NodeSemaphore(self.layers.directory / "locks", self.config.jobs)
+        self._pinned: list[_PinnedImage] = []
 
     async def close(self) -> None:
-        """Close connections and give up every pin. Idempotent."""
+        """Close connections and release every pin. Idempotent."""
         self.layers.close()
-        self._held.clear()
+        self._pinned.clear()
         await self.registry.close()
 
     async def resolve(self, image: str) -> ResolvedImage:
         """Make an image ready and pin it; see ``ImageResolver``."""
-        if image == HOST_USR:
+        if image == HOST_IMAGE:
             return ResolvedImage(image, ())
         if image.startswith("/") and os.path.isdir(image):  # noqa: ASYNC240 - a stat of a local disk
             return ResolvedImage(image, (image,))
         for _ in range(_ATTEMPTS):
-            record = await self.obtain(image)
+            record = await self.ensure_image(image)
             held = self._pin(image, record)
             if held is not None:
-                self._held.append(held)
+                self._pinned.append(held)
                 return held.image
         raise SandboxError(
             FailureKind.SANDBOX_UNAVAILABLE,
-            f"image {image}: its layers are pruned as fast as they are made.",
+            f"image {image}: its layers are evicted as fast as they are made.",
             "Raise sandbox.images.max_bytes: the images in use do not fit.",
         )
 
     def release(self, image: ResolvedImage) -> None:
-        """Take back one ``resolve``."""
-        for position, held in enumerate(self._held):
+        """Undo one ``resolve``."""
+        for position, held in enumerate(self._pinned):
             if held.image is image:
-                del self._held[position]
+                del self._pinned[position]
                 for digest in held.digests:
                     self.layers.unpin(digest)
                 return
 
-    async def obtain(self, image: str, *, refresh: bool = False) -> ImageRecord:
-        """Make sure that every layer of an image is here, without pinning it.
+    async def ensure_image(self, image: str, *, refresh: bool = False) -> ImageRecord:
+        """Make every layer of an image present, without pinning it.
 
         Args:
             image: as for ``resolve``, but no directory.
-            refresh: ask the registry even if the image is known: a tag may have moved.
+            refresh: query the registry even if the image is known: a tag may have moved.
 
         Raises:
             SandboxError: see ``ImageResolver``.
         """
-        self.layers.prepare()
+        self.layers.make_directories()
         if image.startswith("/"):
-            return await self._obtain_sif(Path(image))
-        if image.startswith(DOCKER):
-            return await self._obtain_from_registry(RegistryReference.parse(image), refresh)
-        record = self.records.known(image)
-        if self._is_here(record):
+            return await self._ensure_sif(Path(image))
+        if image.startswith(DOCKER_SCHEME):
+            return await self._ensure_from_registry(RegistryReference.parse(image), refresh)
+        record = self.records.get_record(image)
+        if self._is_complete(record):
             return record
         raise SandboxError(
             FailureKind.IMAGE_MISSING,
-            f"image {image!r} is known, but not all of its layers are here any more.",
+            f"image {image!r} is known, but not all of its layers are present any more.",
             "Build or import it again.",
         )
 
-    def has(self, image: str) -> bool:
-        """Whether an image of a registry, or a name, is known and complete."""
-        name = str(RegistryReference.parse(image)) if image.startswith(DOCKER) else image
-        record = self.records.find(name)
-        return record is not None and self._is_here(record)
+    def has_image(self, image: str) -> bool:
+        """Whether an image, given by reference or name, is known and complete."""
+        name = str(RegistryReference.parse(image)) if image.startswith(DOCKER_SCHEME) else image
+        record = self.records.find_record(name)
+        return record is not None and self._is_complete(record)
 
-    def _is_here(self, record: ImageRecord) -> bool:
-        return all(self.layers.find(digest) is not None for digest in record.layers)
+    def _is_complete(self, record: ImageRecord) -> bool:
+        return all(self.layers.find_layer(digest) is not None for digest in record.layers)
 
-    async def _obtain_from_registry(self, reference: RegistryReference, refresh: bool) -> ImageRecord:
-        known = None if refresh else self.records.find(str(reference))
-        if known is not None and self._is_here(known):
+    async def _ensure_from_registry(self, reference: RegistryReference, refresh: bool) -> ImageRecord:
+        known = None if refresh else self.records.find_record(str(reference))
+        if known is not None and self._is_complete(known):
             return known
         try:
-            found = await self.registry.image(reference)
-            environment = await self.registry.environment(found)
+            found = await self.registry.fetch_image(reference)
+            environment = await self.registry.fetch_environment(found)
             async with asyncio.TaskGroup() as group:
                 for layer in {layer.digest: layer for layer in found.layers}.values():
-                    group.create_task(self._fetch(reference, layer))
+                    group.create_task(self._ensure_registry_layer(reference, layer))
         except* SandboxError as errors:
-            raise _first(errors) from None
+            raise _first_error(errors) from None
         record = ImageRecord(
             reference=str(reference),
             kind="registry",
@@ -137,34 +233,34 @@ class ImageStore:
             layers=tuple(layer.digest for layer in found.layers),
             environment=environment,
         )
-        self.records.write(record)
+        self.records.write_record(record)
         await self.prune()
         return record
 
-    async def _fetch(self, reference: RegistryReference, layer: Descriptor) -> Layer:
-        async def make(building: Building) -> None:
-            async with self._gate.job():
-                blob = await self.registry.fetch(reference, layer, self.layers.place / "blobs")
+    async def _ensure_registry_layer(self, reference: RegistryReference, layer: Descriptor) -> Layer:
+        async def make(building: UnfinishedLayer) -> None:
+            async with self._unpack_slots.slot():
+                blob = await self.registry.fetch_blob(reference, layer, self.layers.directory / "blobs")
                 try:
-                    await self.filler.from_file(blob, layer.digest, building)
+                    await self.unpacker.unpack_archive(blob, layer.digest, building)
                 except SandboxError as error:
-                    raise _named(error, f"{reference}, layer {layer.digest[7:19]}") from None
+                    raise _with_image_name(error, f"{reference}, layer {layer.digest[7:19]}") from None
                 blob.unlink()
 
-        return await self.layers.ensure(layer.digest, make)
+        return await self.layers.ensure_layer(layer.digest, make)
 
-    async def _obtain_sif(self, path: Path) -> ImageRecord:
+    async def _ensure_sif(self, path: Path) -> ImageRecord:
         stamp = file_stamp(path)
-        known = self.records.find(str(path))
-        if known is not None and known.stamp == stamp and self._is_here(known):
+        known = self.records.find_record(str(path))
+        if known is not None and known.stamp == stamp and self._is_complete(known):
             return known
-        digest = await self.unpack_file(path)
+        digest = await self.ensure_sif_layer(path)
         record = ImageRecord(reference=str(path), kind="sif", digest=digest, layers=(digest,), stamp=stamp)
-        self.records.write(record)
+        self.records.write_record(record)
         await self.prune()
         return record
 
-    async def unpack_file(self, path: Path) -> str:
+    async def ensure_sif_layer(self, path: Path) -> str:
         """Unpack a SIF file; return its digest, which is its layer's.
 
         Raises:
@@ -175,21 +271,21 @@ class ImageStore:
                 raise SandboxError(
                     FailureKind.IMAGE_BROKEN,
                     f"image {path} is neither a directory nor a SIF file.",
-                    "An archive can be brought in by `prorl-gym images import`.",
+                    "Import an archive with `prorl-gym images import`.",
                 )
         digest = await asyncio.to_thread(file_digest, path)
 
-        async def make(building: Building) -> None:
-            async with self._gate.job():
+        async def make(building: UnfinishedLayer) -> None:
+            async with self._unpack_slots.slot():
                 try:
-                    await self.filler.from_sif(path, digest, building)
+                    await self.unpacker.unpack_sif(path, digest, building)
                 except SandboxError as error:
-                    raise _named(error, str(path)) from None
+                    raise _with_image_name(error, str(path)) from None
 
-        await self.layers.ensure(digest, make)
+        await self.layers.ensure_layer(digest, make)
         return digest
 
-    def _pin(self, image: str, record: ImageRecord) -> _Held | None:
+    def _pin(self, image: str, record: ImageRecord) -> _PinnedImage | None:
         pinned: list[str] = []
         for digest in record.layers:
             if not self.layers.pin(digest):
@@ -197,40 +293,87 @@ class ImageStore:
                     self.layers.unpin(done)
                 return None
             pinned.append(digest)
-        # The same layer may stand in an image twice; overlayfs refuses that, and the upper one decides.
+        # An image may list a layer twice; overlayfs refuses that, and the upper one decides.
         topmost_first = tuple(dict.fromkeys(reversed(record.layers)))
-        place = self.layers.place.absolute()
-        roots = tuple(str(place / "layers" / digest.replace(":", "-") / "root") for digest in topmost_first)
-        return _Held(ResolvedImage(image, roots, record.environment), tuple(pinned))
+        place = self.layers.directory.absolute()
+        roots = tuple(str(place / "layers" / layer_key(digest) / "root") for digest in topmost_first)
+        return _PinnedImage(ResolvedImage(image, roots, record.environment), tuple(pinned))
 
-    async def forget(self, image: str) -> int:
-        """Forget an image and remove the layers that nobody else needs; return how many.
+    async def remove_image(self, image: str) -> int:
+        """Remove an image and the layers that no other image needs; return the number of layers.
 
         Raises:
             SandboxError: ``IMAGE_MISSING``, it is not known.
         """
-        name = str(RegistryReference.parse(image)) if image.startswith(DOCKER) else image
-        record = self.records.known(name)
-        self.records.remove(name)
-        needed = {digest for other in self.records.all() for digest in other.layers}
-        alone = [self.layers.find(digest) for digest in dict.fromkeys(record.layers) if digest not in needed]
-        return sum([await self.layers.evict(layer) for layer in alone if layer is not None])
+        name = str(RegistryReference.parse(image)) if image.startswith(DOCKER_SCHEME) else image
+        record = self.records.get_record(name)
+        self.records.remove_record(name)
+        needed = {digest for other in self.records.list_records() for digest in other.layers}
+        alone = [self.layers.find_layer(digest) for digest in dict.fromkeys(record.layers) if digest not in needed]
+        return sum([await self.layers.evict_layer(layer) for layer in alone if layer is not None])
 
-    async def prune(self) -> Evicted:
-        """Remove the least recently used layers that are beyond the store's bounds and not in use."""
-        self.layers.prepare()
-        done = await evict(self.layers, self.records, self.config.max_bytes, self.config.max_inodes)
+    async def prune(self) -> EvictionResult:
+        """Evict the least recently used layers that are not in use until the store is within its bounds."""
+        self.layers.make_directories()
+        done = await evict_layers(self.layers, self.records, self.config.max_bytes, self.config.max_inodes)
         if done.layers:
-            _LOG.info("image store: removed %d layers (%d bytes)", done.layers, done.size)
+            _LOG.info("image store: removed %d layers (%d bytes)", done.layers, done.removed_bytes)
         return done
 
 
-def _named(error: SandboxError, name: str) -> SandboxError:
+def _with_image_name(error: SandboxError, name: str) -> SandboxError:
     return SandboxError(error.kind, f"image {name}: {error.what.rstrip('.')}.", error.fix)
 
 
-def _first(errors: BaseExceptionGroup[SandboxError]) -> SandboxError:
-    """Return one of several errors: they are reported one at a time."""
+def _first_error(errors: BaseExceptionGroup[SandboxError]) -> SandboxError:
+    """Return one of several errors: only one is reported."""
     for error in errors.exceptions:
-        return _first(error) if isinstance(error, BaseExceptionGroup) else error
+        return _first_error(error) if isinstance(error, BaseExceptionGroup) else error
     raise AssertionError("a group has members")
+
+
+async def evict_layers(layers: LayerStore, records: ImageRecords, max_size: int, max_inodes: int) -> EvictionResult:
+    """Remove layers, least recently used first, until the rest is within the bounds or in use.
+
+    Layers of images that were built or imported here are kept: they cannot be fetched again.
+    """
+    kept = {
+        layer_key(digest) for record in records.list_records() if record.kind == "local" for digest in record.layers
+    }
+    there = layers.list_layers()
+    size, inodes = sum(layer.size for layer in there), sum(layer.inodes for layer in there)
+    removed = removed_size = 0
+    for layer in sorted((one for one in there if one.key not in kept), key=_last_use):
+        if size <= max_size and inodes <= max_inodes:
+            break
+        if await layers.evict_layer(layer):
+            removed += 1
+            removed_size += layer.size
+            size -= layer.size
+            inodes -= layer.inodes
+    return EvictionResult(removed, removed_size, size, inodes)
+
+
+def _last_use(layer: Layer) -> int:
+    try:
+        return layer.directory.stat().st_mtime_ns
+    except FileNotFoundError:  # another process has removed it
+        return 0
+
+
+def file_digest(path: Path) -> str:
+    """Return the digest of a file. Blocks: run it in a thread."""
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def file_stamp(path: Path) -> tuple[int, ...]:
+    """Return device, inode, size and time of last change of a file, which differ once it has changed.
+
+    Raises:
+        SandboxError: ``IMAGE_MISSING``.
+    """
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    raise SandboxError(FailureKind.IMAGE_MISSING, f"image {path} does not exist.", "Check the path.")

@@ -1,7 +1,9 @@
 """Unpacks one layer of an image into a directory that overlayfs can use as a lower one. The layer is hostile.
 
 Runs in the helper, as the sandboxes' uid, and trusts nothing: paths are resolved with the directory as root, owners,
-setuid bits and extended attributes are dropped, devices and fifos are left out, sizes and counts are bounded.
+setuid bits and extended attributes are dropped, devices and fifos are left out, sizes and counts are bounded. An
+archive may bring a link and then a file "below" it: resolved with the directory as root (``openat2``), the link can
+only point into the directory, as it will when the directory has become the root of a sandbox.
 
 Deletions are translated from the archive's form (``.wh.NAME``, ``.wh..wh..opq``, see the OCI image layer
 specification) to overlayfs's own (a 0/0 character device, the attribute ``user.overlay.opaque``), both of which an
@@ -10,36 +12,46 @@ unprivileged process may make.
 
 import contextlib
 import errno
+import gzip
+import hashlib
+import io
 import os
 import shutil
 import stat
+import subprocess
 import tarfile
+import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import IO, Any, Protocol, cast
 
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox.images import beneath
+from prorl_gym.sandbox.syscalls import open_directory_in_root
 
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
-_RESERVED = ".wh..wh."  # other bookkeeping of an old union file system
-_COMPONENTS = 256
+_RESERVED = ".wh..wh."  # bookkeeping of an old union file system
+_MAX_COMPONENTS = 256
 _CHUNK = 1 << 20
+
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_OVERHEAD_PER_ENTRY = 4096
+"""Bytes of headers, padding and long names on top of the files themselves."""
 
 
 class Readable(Protocol):
-    """What a stream needs to be unpacked."""
+    """A stream that can be unpacked."""
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read like a file; nothing at the end."""
+        """Read up to ``size`` bytes; empty at the end."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What one layer may take."""
+class LayerLimits:
+    """Bounds of one layer."""
 
     size: int
     """Bytes of files."""
@@ -47,8 +59,8 @@ class Bounds:
 
 
 @dataclass(slots=True)
-class Unpacked:
-    """What a layer took."""
+class UnpackStats:
+    """Size of an unpacked layer."""
 
     size: int = 0
     entries: int = 0
@@ -56,35 +68,119 @@ class Unpacked:
     """Devices and fifos left out."""
 
 
-def unpack(archive: Readable, target: str, bounds: Bounds) -> Unpacked:
+def broken_layer(why: str) -> SandboxError:
+    """Return the error of a layer that cannot be used; the caller adds the image's name."""
+    return SandboxError(FailureKind.IMAGE_BROKEN, why, "Fetch it again; if it stays so, the image itself is bad.")
+
+
+@contextmanager
+def open_decompressed(file: io.BufferedReader, size: int, entries: int) -> Generator["HashingReader"]:
+    """Open a layer, decompressed according to its first bytes: its media type is not trusted.
+
+    Args:
+        file: the layer, at its beginning; may be a pipe.
+        size: maximum bytes of files in it.
+        entries: maximum entries in it.
+    """
+    limit = size + entries * _OVERHEAD_PER_ENTRY
+    start = file.peek(4)[:4]
+    if start.startswith(_GZIP):
+        with gzip.GzipFile(fileobj=file, mode="rb") as stream:
+            yield HashingReader(stream, limit)
+    elif start == _ZSTD:
+        with _open_zstd(file) as stream:
+            yield HashingReader(stream, limit)
+    else:
+        yield HashingReader(file, limit)
+
+
+class HashingReader:
+    """Hashes what is read from a stream, and yields at most ``limit`` bytes."""
+
+    def __init__(self, source: Readable, limit: int) -> None:
+        self._stream = source
+        self._limit = limit
+        self._digest = hashlib.sha256()
+        self._bytes_read = 0
+
+    @property
+    def digest(self) -> str:
+        """Digest of what has been read so far, as registries write it."""
+        return f"sha256:{self._digest.hexdigest()}"
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read up to ``size`` bytes.
+
+        Raises:
+            SandboxError: ``IMAGE_BROKEN``, the stream is damaged or too long.
+        """
+        try:
+            data = self._stream.read(size)
+        except (OSError, EOFError, zlib.error) as error:
+            raise broken_layer(f"its compression is damaged ({error})") from None
+        self._bytes_read += len(data)
+        if self._bytes_read > self._limit:
+            raise SandboxError(
+                FailureKind.IMAGE_BROKEN,
+                f"it decompresses to more than {self._limit} bytes",
+                "If that is no attack, raise sandbox.images.layer_bytes.",
+            )
+        self._digest.update(data)
+        return data
+
+    def drain(self) -> None:
+        """Read to the end: what follows the end mark counts for its digest."""
+        while self.read(1 << 20):
+            pass
+
+
+@contextmanager
+def _open_zstd(file: io.BufferedReader) -> Generator[IO[bytes]]:
+    """Decompress through the ``zstd`` program: the standard library reads zstd only from Python 3.14 on."""
+    program = shutil.which("zstd")
+    if program is None:
+        raise SandboxError(
+            FailureKind.SANDBOX_UNAVAILABLE, "the layer is compressed with zstd, which is not installed.",
+            "Install the package zstd.",
+        )  # fmt: skip
+    # The peek at the first bytes has filled the buffer: the program reads the file from its start again.
+    file.seek(0)
+    with subprocess.Popen(
+        [program, "-dcq", "--memory=512MB"], stdin=file.fileno(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+        finally:
+            process.stdout.close()
+            if process.wait() not in (0, -13):
+                raise broken_layer("its compression is damaged (zstd)")
+
+
+def unpack_tar(archive: Readable, target: str, limits: LayerLimits) -> UnpackStats:
     """Unpack an uncompressed tar stream into the empty directory ``target``.
 
     Raises:
-        SandboxError: ``IMAGE_BROKEN``, the archive is torn, leads outside, or exceeds the bounds.
+        SandboxError: ``IMAGE_BROKEN``, the archive is damaged, leads outside, or exceeds the bounds.
         OSError: the disk is full, or cannot hold what overlayfs needs.
     """
     root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    done = Unpacked()
+    done = UnpackStats()
     try:
         with tarfile.open(fileobj=cast(Any, archive), mode="r|") as entries:
-            for entry in _bounded(entries, bounds, done):
-                _Placer(root, entries, entry, done).place()
+            for entry in _check_entries(entries, limits, done):
+                _EntryWriter(root, entries, entry, done).write_entry()
     except (tarfile.TarError, EOFError, MemoryError, RecursionError, UnicodeError, ValueError) as error:
-        raise broken(f"the archive is damaged ({type(error).__name__}: {error})") from None
+        raise broken_layer(f"the archive is damaged ({type(error).__name__}: {error})") from None
     finally:
         os.close(root)
     return done
 
 
-def broken(why: str) -> SandboxError:
-    """Return the error of a layer that cannot be used; who asked for it puts its name before."""
-    return SandboxError(FailureKind.IMAGE_BROKEN, why, "Fetch it again; if it stays so, the image itself is bad.")
-
-
-def _bounded(archive: tarfile.TarFile, bounds: Bounds, done: Unpacked) -> Iterator[tarfile.TarInfo]:
+def _check_entries(archive: tarfile.TarFile, bounds: LayerLimits, done: UnpackStats) -> Iterator[tarfile.TarInfo]:
     for entry in archive:
         done.entries += 1
-        # Counted by what the header says, before anything is written; a stream cannot bring more than that.
+        # Counted by the header, before anything is written; a stream cannot bring more than that.
         done.size += entry.size if entry.isreg() else 0
         if done.size > bounds.size or done.entries > bounds.entries:
             raise SandboxError(
@@ -92,33 +188,33 @@ def _bounded(archive: tarfile.TarFile, bounds: Bounds, done: Unpacked) -> Iterat
                 f"it unpacks to more than {bounds.size} bytes or {bounds.entries} entries",
                 "If that is no attack, raise sandbox.images.layer_bytes or sandbox.images.layer_entries.",
             )
-        cast(Any, archive).members = []  # a stream needs no list of what has passed
+        cast(Any, archive).members = []  # would grow with every entry
         yield entry
 
 
-def _safe_path(name: str) -> str:
+def _normalize_path(name: str) -> str:
     """Return a name relative to the root without empty and dot components."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
-    if ".." in parts or len(parts) > _COMPONENTS or "\0" in name:
-        raise broken(f"it has an entry that leads outside or too deep ({name[:80]!r})")
+    if ".." in parts or len(parts) > _MAX_COMPONENTS or "\0" in name:
+        raise broken_layer(f"it has an entry that leads outside or too deep ({name[:80]!r})")
     return "/".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
-class _Placer:
-    """Puts one entry in its place."""
+class _EntryWriter:
+    """Writes one entry below ``root``."""
 
     root: int
     archive: tarfile.TarFile
     entry: tarfile.TarInfo
-    done: Unpacked
+    stats: UnpackStats
 
-    def place(self) -> None:
-        path = _safe_path(self.entry.name)
+    def write_entry(self) -> None:
+        path = _normalize_path(self.entry.name)
         if not path:
             return  # the root itself
         above, name = os.path.split(path)
-        with self._opened(above) as parent:
+        with self._open_parent(above) as parent:
             if name == _OPAQUE:
                 self._make_opaque(parent)
             elif name.startswith(_RESERVED):
@@ -126,86 +222,88 @@ class _Placer:
             elif name.startswith(_WHITEOUT):
                 self._white_out(parent, name.removeprefix(_WHITEOUT))
             else:
-                self._write(parent, name)
+                self._write_as_type(parent, name)
 
     @contextmanager
-    def _opened(self, path: str) -> Generator[int]:
+    def _open_parent(self, path: str) -> Generator[int]:
         try:
-            descriptor = beneath.make_directory(self.root, path)
+            descriptor = _make_directories(self.root, path)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
-                raise broken(f"{self.entry.name[:80]!r} lies below something that is no directory") from None
+                raise broken_layer(f"{self.entry.name[:80]!r} lies below something that is no directory") from None
             raise
         try:
             yield descriptor
         finally:
             os.close(descriptor)
 
-    def _write(self, parent: int, name: str) -> None:
+    def _write_as_type(self, parent: int, name: str) -> None:
         entry = self.entry
         if entry.isdir():
-            self._directory(parent, name)
+            self._make_directory(parent, name)
         elif entry.isreg():
-            _clear(parent, name)
-            self._file(parent, name)
+            _remove_existing(parent, name)
+            self._write_file(parent, name)
         elif entry.issym():
-            _clear(parent, name)
+            _remove_existing(parent, name)
             os.symlink(entry.linkname, name, dir_fd=parent)
         elif entry.islnk():
             self._hard_link(parent, name)
         else:
-            self.done.skipped += 1
+            self.stats.skipped += 1
 
-    def _directory(self, parent: int, name: str) -> None:
+    def _make_directory(self, parent: int, name: str) -> None:
         try:
             os.mkdir(name, dir_fd=parent)
         except FileExistsError:
             if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-                _clear(parent, name)
+                _remove_existing(parent, name)
                 os.mkdir(name, dir_fd=parent)
-        # Closed directories would keep us from pruning; inside, root may enter them all the same.
+        # Without 0700 the store could not remove the tree; inside a sandbox, root may enter it anyway.
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
-            os.fchmod(descriptor, _plain(self.entry.mode) | 0o700)
+            os.fchmod(descriptor, _without_setid(self.entry.mode) | 0o700)
         finally:
             os.close(descriptor)
 
-    def _file(self, parent: int, name: str) -> None:
+    def _write_file(self, parent: int, name: str) -> None:
         source = self.archive.extractfile(self.entry)
         assert source is not None  # it is a regular file
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(name, flags, 0o600, dir_fd=parent), "wb") as file:
             shutil.copyfileobj(source, file, _CHUNK)
             file.flush()
-            os.fchmod(file.fileno(), _plain(self.entry.mode) | 0o400)
+            os.fchmod(file.fileno(), _without_setid(self.entry.mode) | 0o400)
             with contextlib.suppress(OverflowError, OSError):  # a date that the file system cannot hold
                 os.utime(file.fileno(), (self.entry.mtime, self.entry.mtime))
 
     def _hard_link(self, parent: int, name: str) -> None:
-        above, source = os.path.split(_safe_path(self.entry.linkname))
+        above, source = os.path.split(_normalize_path(self.entry.linkname))
         try:
-            holder = beneath.open_directory(self.root, above)
+            holder = open_directory_in_root(self.root, above)
         except OSError:
-            raise self._no_link_source() from None
+            raise self._link_error() from None
         try:
             found = os.stat(source, dir_fd=holder, follow_symlinks=False)
             if stat.S_ISDIR(found.st_mode):
-                raise self._no_link_source()
-            if not _same(found, parent, name):
-                _clear(parent, name)
+                raise self._link_error()
+            if not _is_same_file(found, parent, name):
+                _remove_existing(parent, name)
                 os.link(source, name, src_dir_fd=holder, dst_dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
-            raise self._no_link_source() from None
+            raise self._link_error() from None
         finally:
             os.close(holder)
 
-    def _no_link_source(self) -> SandboxError:
-        return broken(f"{self.entry.name[:80]!r} is a link to {self.entry.linkname[:80]!r}, which is no file of it")
+    def _link_error(self) -> SandboxError:
+        return broken_layer(
+            f"{self.entry.name[:80]!r} is a link to {self.entry.linkname[:80]!r}, which is no file of it"
+        )
 
     def _white_out(self, parent: int, name: str) -> None:
         if name in ("", ".", ".."):
-            raise broken(f"it deletes {name!r}")
-        _clear(parent, name)
+            raise broken_layer(f"it deletes {name!r}")
+        _remove_existing(parent, name)
         os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
 
     def _make_opaque(self, parent: int) -> None:
@@ -216,12 +314,34 @@ class _Placer:
             os.close(descriptor)
 
 
-def _plain(mode: int) -> int:
+def _make_directories(root: int, path: str) -> int:
+    """Open a directory below ``root``, making it and those above it where they are missing.
+
+    Raises:
+        OSError: also ``ENOTDIR`` when something else is in the way.
+    """
+    try:
+        return open_directory_in_root(root, path)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+    above, name = os.path.split(path)
+    parent = _make_directories(root, above)
+    try:
+        os.mkdir(name, 0o755, dir_fd=parent)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, "a dangling link is in the way", path) from None
+    finally:
+        os.close(parent)
+    return open_directory_in_root(root, path)
+
+
+def _without_setid(mode: int) -> int:
     """Return the mode without setuid and setgid."""
     return mode & 0o1777
 
 
-def _same(found: os.stat_result, parent: int, name: str) -> bool:
+def _is_same_file(found: os.stat_result, parent: int, name: str) -> bool:
     try:
         other = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
@@ -229,8 +349,8 @@ def _same(found: os.stat_result, parent: int, name: str) -> bool:
     return (other.st_dev, other.st_ino) == (found.st_dev, found.st_ino)
 
 
-def _clear(parent: int, name: str) -> None:
-    """Remove what an earlier entry of the same layer put there: the later one wins."""
+def _remove_existing(parent: int, name: str) -> None:
+    """Remove what an earlier entry of the same layer wrote: the later one wins."""
     try:
         os.unlink(name, dir_fd=parent)
     except FileNotFoundError:

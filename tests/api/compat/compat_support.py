@@ -12,21 +12,25 @@ import aiohttp
 from fastapi import FastAPI
 from uvicorn.server import ServerState
 
-from prorl_gym.api.allowed import AllowedUrls
-from prorl_gym.api.compat.app import create_compat_app
-from prorl_gym.api.compat.auth import has_compat_token
+from prorl_gym.api.compat.compat_app import create_compat_app, has_compat_token
+from prorl_gym.api.compat.compat_service import CompatService
 from prorl_gym.api.compat.config import CompatConfig
-from prorl_gym.api.compat.port import CompatPort
-from prorl_gym.api.connections import HttpServer
-from prorl_gym.api.fleet import Fleet
-from prorl_gym.inference.fake import FakeEngine, Reply
-from prorl_gym.inference.pool import EnginePool
-from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, ScriptedEnvironment, lookup
-from prorl_gym.rollout.memory_ledger import MemoryLedger
+from prorl_gym.api.config import AllowedUrls
+from prorl_gym.api.http.http_server import HttpServer
+from prorl_gym.api.policy_control import EngineRegistry
+from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.rollout.protocol import Ledger
-from prorl_gym.rollout.retry import RetryConfig
-from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
+from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
+from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
+from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
+from prorl_gym.testing.rollout.fake_rollout import (
+    EmptyBackend,
+    FakePolicySource,
+    ScriptedEnvironment,
+    environment_lookup,
+)
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 TOKEN = "test-token-of-no-worth"
 ENGINES = ("http://127.0.0.1:9001/v1", "http://127.0.0.1:9002/v1")
@@ -38,7 +42,7 @@ class Published:
 
     url: str
     service: RolloutService
-    port: CompatPort
+    port: CompatService
     pool: EnginePool
     http: aiohttp.ClientSession
 
@@ -73,11 +77,12 @@ async def published(
     runner: RunnerConfig | None = None,
     ledger: Ledger | None = None,
     max_pending: int = 100_000,
+    max_ended: int = 4096,
     **limits: Any,
 ) -> AsyncGenerator[Published]:
     config = config or CompatConfig()
     config = config.model_copy(update={"data_sources": {"scripted": "scripted", **config.data_sources}})
-    environments = lookup(environment or ScriptedEnvironment())
+    environments = environment_lookup(environment or ScriptedEnvironment())
     backend, policies = EmptyBackend(), FakePolicySource()
     service = RolloutService(
         ledger or MemoryLedger(),
@@ -88,21 +93,21 @@ async def published(
     pool = EnginePool("policy")
     names: dict[str, str] = {}
     for index, url in enumerate(ENGINES):
-        pool.add(_engine(f"policy-{index}", url))
+        pool.add_engine(_engine(f"policy-{index}", url))
         names[f"policy-{index}"] = url
-    fleet = Fleet(pool, names, _engine, AllowedUrls(ENGINES))
-    port = CompatPort(service, config, environments, pool, fleet, max_pending=max_pending)
-    await port.start()
+    fleet = EngineRegistry(pool, names, _engine, AllowedUrls(ENGINES))
+    port = CompatService(service, config, environments, pool, fleet, max_pending=max_pending, max_ended=max_ended)
+    await port.cancel_leftover_jobs()
     try:
         async with _listening(create_compat_app(port, TOKEN, **limits)) as url:
             async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
                 yield Published(url, service, port, pool, http)
-            service.refuse()
+            service.begin_shutdown()
     finally:
         await service.stop(drain=False)
         await fleet.close()
         await pool.close()
-    assert (backend.live, policies.open_sessions) == (0, 0)
+    assert (backend.sandbox_count, policies.open_sessions) == (0, 0)
 
 
 def _engine(name: str, url: str) -> FakeEngine:

@@ -1,16 +1,15 @@
 """Everything that the document of the published routes allows, and much that it does not, never finds a defect."""
 
-import asyncio
-import threading
-from collections.abc import Generator
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pytest
 import schemathesis
 from compat_support import TOKEN, published
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from loopback_service import entered_in_a_thread
 from schemathesis.specs.openapi import checks
 
 from prorl_gym.api.compat.config import CompatConfig
@@ -31,28 +30,23 @@ HOW = settings(
 )
 
 
-async def serve(address: "Future[str]", end: threading.Event) -> None:
-    """Serve until the end; the fuzzer is synchronous, and so in another thread."""
+@asynccontextmanager
+async def serve() -> AsyncIterator[str]:
     async with published(config=CompatConfig(data_sources={"*": "scripted"}), max_body_bytes=1 << 20) as served:
-        address.set_result(served.url)
-        await asyncio.to_thread(end.wait)
+        yield served.url
 
 
 @pytest.fixture
-def url() -> Generator[str]:
-    address, end = Future[str](), threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(serve(address, end)))
-    thread.start()
-    yield address.result(20)
-    end.set()
-    thread.join(20)
+def url() -> Iterator[str]:
+    with entered_in_a_thread(serve()) as address:  # the fuzzer is synchronous
+        yield address
 
 
 def fuzz(url: str, how: settings) -> set[int]:
     """Ask every route in all ways; return the statuses that were answered."""
     found: set[int] = set()
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json", headers=HEADERS)
-    for operation in [one.ok() for one in schema.get_all_operations()]:
+    for operation in [cast("Any", one).ok() for one in schema.get_all_operations()]:
         how(given(data=st.data())(asker(operation, found)))()
     return found
 

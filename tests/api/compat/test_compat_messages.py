@@ -2,11 +2,11 @@
 
 from typing import Any
 
+import sample_records
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_gym.api.compat.messages import to_messages
-from prorl_gym.api.compat.results import to_result
+from prorl_gym.api.compat.process_result import to_messages, to_process_result
 from prorl_gym.errors import CancelReason, FailureKind, Limit
 from prorl_gym.records import (
     NOT_SAMPLED,
@@ -19,7 +19,7 @@ from prorl_gym.records import (
     StageTime,
     ToolCall,
 )
-from prorl_gym.settings import RolloutSettings, resolve
+from prorl_gym.settings import RolloutSettings, resolve_settings
 
 
 class Tape:
@@ -64,22 +64,17 @@ class Tape:
 
 def record(tape: Tape, prompt: int, **fields: Any) -> Rollout:
     base: dict[str, Any] = {
-        "rollout_id": "r",
         "run_id": "run",
-        "group_id": None,
-        "group_size": 1,
-        "replica": 0,
         "environment": "math",
-        "outcome": Outcome(status="completed"),
         "score": Score(reward=1.0),
         "segments": [tape.segment()] if tape.ids else [],
         "messages": tape.messages,
         "prompt_messages": prompt,
-        "settings": resolve(RolloutSettings(mask_overlong=(Limit.TOKENS, Limit.TIME))),
+        "settings": resolve_settings(RolloutSettings(mask_overlong=(Limit.TOKENS, Limit.TIME))),
         "accepted_at": 100.0,
         "finished_at": 110.0,
     }
-    return Rollout(**(base | fields))
+    return sample_records.record("r", **(base | fields))
 
 
 @st.composite
@@ -105,7 +100,7 @@ def trajectories(draw: st.DrawFn) -> tuple[Tape, int]:
 @given(trajectories())
 def test_put_together_they_are_the_sampled_sequence(made: tuple[Tape, int]) -> None:
     tape, prompt = made
-    messages = to_messages(record(tape, prompt), input_ids=True)
+    messages = to_messages(record(tape, prompt), include_input_ids=True)
     if not any(tape.mask):
         assert not any("token_ids" in message for message in messages)
         return
@@ -166,10 +161,10 @@ def test_calls_are_where_either_reader_looks() -> None:
         Message(role="assistant", content="", tool_calls=(call,)),
         Message(role="tool", content="1", tool_call_id="c1", name="python"),
     ]
-    _, asked, told = to_messages(record(tape, 1), tokens=False)
-    [form] = asked["tool_calls"]
+    _, call_message, result = to_messages(record(tape, 1), include_tokens=False)
+    [form] = call_message["tool_calls"]
     assert (form["name"], form["arguments"]) == (form["function"]["name"], form["function"]["arguments"])
-    assert (told["tool_call_id"], told["name"]) == ("c1", "python")
+    assert (result["tool_call_id"], result["name"]) == ("c1", "python")
 
 
 def outcome_of(**fields: Any) -> dict[str, Any]:
@@ -178,7 +173,7 @@ def outcome_of(**fields: Any) -> dict[str, Any]:
     tape.observe(2)
     tape.sample(2, 0)
     tape.say("assistant")
-    return to_result(record(tape, 1, **fields), instance_id="i", trajectory_id=3)
+    return to_process_result(record(tape, 1, **fields), instance_id="i", trajectory_id=3)
 
 
 def test_a_limit_is_no_failure_and_filtered_by_choice() -> None:
@@ -204,7 +199,7 @@ def test_a_failure_names_its_stage_and_has_no_reward() -> None:
         assert (result["reward"], result["resolved"], result["filter"]) == (None, False, True)
 
 
-def test_a_cancelled_one_says_so() -> None:
+def test_a_cancelled_one_is_reported_as_cancelled() -> None:
     result = outcome_of(outcome=Outcome(status="cancelled", reason=CancelReason.CLIENT), score=None)
     assert (result["critical_error"], result["error"]) == ("cancelled", "It was cancelled (client).")
 
@@ -216,7 +211,7 @@ def test_a_rewritten_history_is_filtered() -> None:
     tape.sample(2, 0)
     tape.say("assistant")
     tape.say("assistant")
-    result = to_result(record(tape, 1, segments=[tape.segment(), tape.segment()]))
+    result = to_process_result(record(tape, 1, segments=[tape.segment(), tape.segment()]))
     assert result["filter"] is True
     assert "thinking: keep" in result["error"]
     assert [token for message in result["messages"] for token in message["token_ids"]] == tape.ids

@@ -5,7 +5,7 @@ from typing import Any
 from compat_support import Published, process, published
 from jsonschema import Draft202012Validator
 
-from prorl_gym.api.compat import examples
+from prorl_gym.api.compat import compat_examples
 
 
 async def test_every_body_and_answer_has_an_example_that_fits() -> None:
@@ -30,13 +30,13 @@ async def test_answers_have_the_fields_of_their_examples() -> None:
     async with published() as server:
         _, result = await server.post("/process", process())
         answers: list[tuple[Any, Any]] = [
-            (result, examples.RESULT),
-            (await server.status(), examples.STATUS),
-            ((await server.post("/cancel", {"job_id": await _ended(server)}))[1], examples.CANCELLED),
-            ((await server.post("/stop"))[1], examples.STOPPED),
-            ((await server.post("/start"))[1], examples.STARTED),
-            ((await server.post("/clear_llm_server"))[1], examples.CLEARED),
-            ((await server.post("/add_llm_server", {"address": "127.0.0.1:9001"}))[1], examples.ADDED),
+            (result, compat_examples.RESULT),
+            (await server.status(), compat_examples.STATUS),
+            ((await server.post("/cancel", {"job_id": await _ended(server)}))[1], compat_examples.CANCELLED),
+            ((await server.post("/stop"))[1], compat_examples.STOPPED),
+            ((await server.post("/start"))[1], compat_examples.STARTED),
+            ((await server.post("/clear_llm_server"))[1], compat_examples.CLEARED),
+            ((await server.post("/add_llm_server", {"address": "127.0.0.1:9001"}))[1], compat_examples.ADDED),
         ]
     for answer, example in answers:
         assert set(answer) == set(example)

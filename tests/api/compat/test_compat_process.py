@@ -112,7 +112,7 @@ async def test_an_unknown_source_is_400_and_an_environment_that_is_not_offered_5
     assert (status, "swe" in answer["error"]["what"]) == (503, True)
 
 
-async def test_a_bad_row_is_told_to_who_sent_it(server: Published) -> None:
+async def test_a_bad_row_is_reported_to_its_sender(server: Published) -> None:
     status, answer = await server.post("/process", process(colour="red"))
     assert (status, "colour" in answer["error"]["what"]) == (422, True)
     assert (await server.status())["total"] == 0
@@ -129,7 +129,7 @@ async def test_what_an_earlier_process_left_is_cancelled_at_the_start() -> None:
     async with published() as server:
         call = asyncio.create_task(server.post("/process", process("job", run="hang")))
         await server.until(run=1)
-        await server.port.start()  # as another process on the same ledger would
+        await server.port.cancel_leftover_jobs()  # as another process on the same ledger would
         assert (await call)[1]["outcome"]["reason"] == "disconnected"
 
 
@@ -139,8 +139,8 @@ async def test_without_the_token_there_is_nothing(server: Published, wrong: dict
         for path in ("/process", "/stop", "/t/wrong/stop", "/t/", "/docs", "/no"):
             async with stranger.post(server.url + path, data=b"{}") as response:
                 assert response.status == 401
-                told = await response.text()
-                assert "wrong/stop" not in told and "[hidden]" not in told
+                body = await response.text()
+                assert "wrong/stop" not in body and "[hidden]" not in body
     assert (await server.status())["running"] is True
 
 
@@ -164,7 +164,7 @@ async def test_a_page_of_another_site_cannot_use_a_browsers_password(server: Pub
 async def test_a_stop_of_the_service_answers_who_waits(server: Published) -> None:
     blocked = asyncio.create_task(server.post("/process", process("job", run="hang")))
     await server.until(run=1)
-    server.service.refuse()
+    server.service.begin_shutdown()
     status, answer = await blocked
     assert (status, answer["error"]["what"]) == (503, "The service is stopping.")
 

@@ -6,15 +6,19 @@ from typing import Any
 
 import pytest
 
-from prorl_gym.api.answers import Refusal
-from prorl_gym.api.compat.asks import Ask, read_ask
 from prorl_gym.api.compat.config import CompatConfig
-from prorl_gym.api.compat.rows import environment_of, task_of
-from prorl_gym.api.compat.sampling import IgnoredKeys, read_settings
-from prorl_gym.api.compat.wire import ProcessRequest
+from prorl_gym.api.compat.instance_task import convert_instance, resolve_environment
+from prorl_gym.api.compat.requests import (
+    IgnoredKeyWarnings,
+    ParsedRequest,
+    ProcessRequest,
+    parse_request,
+    parse_settings,
+)
+from prorl_gym.api.http.error_responses import ApiError
 from prorl_gym.environments import registry
+from prorl_gym.environments.code.code_row import CodeRow
 from prorl_gym.environments.code.environment import CodeEnvironment
-from prorl_gym.environments.code.rows import CodeRow
 from prorl_gym.environments.math.environment import MathEnvironment
 from prorl_gym.errors import Limit, TaskError
 from prorl_gym.settings import RolloutSettings
@@ -35,22 +39,22 @@ MATH: dict[str, Any] = {
     ],
 )
 def test_a_data_source_has_an_environment(source: str, environment: str) -> None:
-    assert environment_of(source, {"mine": "math", "mine*": "plugin"}) == environment
+    assert resolve_environment(source, {"mine": "math", "mine*": "plugin"}) == environment
 
 
 def test_what_is_configured_wins() -> None:
-    assert environment_of("taco", {"taco": "mine"}) == "mine"
+    assert resolve_environment("taco", {"taco": "mine"}) == "mine"
 
 
 def test_an_unknown_data_source_is_refused() -> None:
-    with pytest.raises(Refusal, match="'osworld' has no environment") as refused:
-        environment_of("osworld", {})
+    with pytest.raises(ApiError, match="'osworld' has no environment") as refused:
+        resolve_environment("osworld", {})
     assert refused.value.status == 400
 
 
 @pytest.mark.parametrize("truth", ["2", 2, ["2"], 2.0])
 def test_math(truth: Any) -> None:
-    row = MathEnvironment().parse(task_of("math", {**MATH, "reward_model": {"ground_truth": truth}}))
+    row = MathEnvironment().parse_row(convert_instance("math", {**MATH, "reward_model": {"ground_truth": truth}}))
     assert (row.id, row.question, row.answer) == ("7", "What is 1 + 1?", ("2",))
 
 
@@ -68,18 +72,18 @@ def test_math(truth: Any) -> None:
 )
 def test_an_instance_without_question_or_answer_is_a_bad_row(change: dict[str, Any]) -> None:
     with pytest.raises(TaskError, match="instance 7:"):
-        task_of("math", MATH | change)
+        convert_instance("math", MATH | change)
 
 
 def test_parts_of_a_message_are_put_together() -> None:
     content = [{"type": "text", "text": "What is"}, {"type": "text", "text": "1 + 1?"}]
-    task = task_of("math", MATH | {"prompt": [{"role": "user", "content": content}]})
+    task = convert_instance("math", MATH | {"prompt": [{"role": "user", "content": content}]})
     assert task["question"] == "What is\n1 + 1?"
 
 
 def code(truth: Any, question: str = "Add.") -> CodeRow:
     instance = {"data_source": "deepcoder", "instance_id": "c-1", "prompt": question}
-    return CodeEnvironment().parse(task_of("code", {**instance, "reward_model": {"ground_truth": truth}}))
+    return CodeEnvironment().parse_row(convert_instance("code", {**instance, "reward_model": {"ground_truth": truth}}))
 
 
 STDIO = [
@@ -151,20 +155,20 @@ def test_tests_of_no_known_form_are_a_bad_row(truth: Any) -> None:
 
 
 def test_our_own_row_is_taken_as_it_is() -> None:
-    assert task_of("math", MATH | {"task": {"question": "q"}}) == {"question": "q"}
+    assert convert_instance("math", MATH | {"task": {"question": "q"}}) == {"question": "q"}
 
 
 def test_an_environment_without_a_converter_gets_the_instance() -> None:
-    assert task_of("plugin", {"data_source": "p", "trajectory_id": 3, "instance_id": "i", "x": 1}) == {
+    assert convert_instance("plugin", {"data_source": "p", "trajectory_id": 3, "instance_id": "i", "x": 1}) == {
         "instance_id": "i",
         "x": 1,
     }
 
 
-def ask(**sampling: Any) -> Ask:
+def ask(**sampling: Any) -> ParsedRequest:
     instance = {**MATH, "instance_id": "m-1", "trajectory_id": sampling.pop("trajectory_id", 0)}
     body = ProcessRequest(instance=instance, sampling_params=sampling, job_id="job")
-    return read_ask(body, CompatConfig(), registry.get)
+    return parse_request(body, CompatConfig(), registry.get)
 
 
 def test_sampling_params_become_settings() -> None:
@@ -183,21 +187,21 @@ def test_sampling_params_become_settings() -> None:
 
 
 def test_a_setting_that_does_not_fit_is_named_as_it_was_sent() -> None:
-    with pytest.raises(Refusal, match=r"sampling_params\.max_iterations is wrong") as refused:
-        read_settings({"max_iterations": "many"}, RolloutSettings())
+    with pytest.raises(ApiError, match=r"sampling_params\.max_iterations is wrong") as refused:
+        parse_settings({"max_iterations": "many"}, RolloutSettings())
     assert refused.value.status == 422
 
 
-def test_ignored_keys_are_told_once_and_their_values_never(caplog: pytest.LogCaptureFixture) -> None:
-    keys = IgnoredKeys()
+def test_ignored_keys_are_logged_once_and_their_values_never(caplog: pytest.LogCaptureFixture) -> None:
+    keys = IgnoredKeyWarnings()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            keys.note({"api_key": "sk-secret", "num_retries": "s3cret", "temperature": 1, "x" * 1000: 1})
-        keys.note({f"key-{index}": 1 for index in range(1000)})
-    told = [record.getMessage() for record in caplog.records]
-    assert "'num_retries'" in told[0]
-    assert len(told) == 256
-    assert not any("secret" in line or "s3cret" in line or "api_key" in line or len(line) > 200 for line in told)
+            keys.warn_new({"api_key": "sk-secret", "num_retries": "s3cret", "temperature": 1, "x" * 1000: 1})
+        keys.warn_new({f"key-{index}": 1 for index in range(1000)})
+    lines = [record.getMessage() for record in caplog.records]
+    assert "'num_retries'" in lines[0]
+    assert len(lines) == 256
+    assert not any("secret" in line or "s3cret" in line or "api_key" in line or len(line) > 200 for line in lines)
 
 
 def test_trajectories_of_one_prompt_share_a_group_and_no_seed() -> None:
@@ -209,5 +213,5 @@ def test_trajectories_of_one_prompt_share_a_group_and_no_seed() -> None:
 
 @pytest.mark.parametrize("wrong", [True, 1.5, [1], 2**63, "x" * 513])
 def test_names_are_bounded(wrong: Any) -> None:
-    with pytest.raises(Refusal, match=r"instance\.trajectory_id is wrong"):
+    with pytest.raises(ApiError, match=r"instance\.trajectory_id is wrong"):
         ask(trajectory_id=wrong)

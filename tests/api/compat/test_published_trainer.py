@@ -1,31 +1,23 @@
 """A trainer that knows the published routes only trains on ours."""
 
 import asyncio
-import json
-import re
 import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from shutil import rmtree
 
 import pytest
 from compat_support import ENGINES, TOKEN, published
+from killed_service import ENGINE, SERVING, announcement, configure, place, started
 from published_trainer import Trainer
 
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.client import SyncClient, read_token
-from prorl_gym.environments.gym_rows import read_rows
 from prorl_gym.environments.protocol import Leases
+from prorl_gym.environments.row_format import read_rows
 from prorl_gym.records import Score
-from prorl_gym.rollout.fake import Script, ScriptedEnvironment
 from prorl_gym.settings import ResolvedSettings
+from prorl_gym.testing.rollout.fake_rollout import Script, ScriptedEnvironment
 
 ROOT = Path(__file__).parents[3]
-COMMAND = [sys.executable, "-m", "prorl_gym"]
 
 
 class Alternating(ScriptedEnvironment):
@@ -57,25 +49,12 @@ async def test_on_fakes() -> None:
 
 
 @pytest.mark.slow
-def test_on_a_real_service_with_the_oracle(ground: Path) -> None:
+def test_on_a_real_service_with_the_oracle() -> None:
     oracle = ["engine", "oracle", "--port", "0", "--seed", "3", "--solve-rate", "0.5"]
-    with started(oracle, r"(http://[\d.:]+/v1)") as (_, [engine]):
-        config = ground / "service.json"
-        config.write_text(
-            json.dumps(
-                {
-                    "inference": {"engines": [engine], "model": "oracle", "tokenizer": "small"},
-                    "sandbox": {"backend": "userns", "scratch": str(ground / "scratch")},
-                    "state": str(ground / "state"),
-                    "http": {"port": 0, "compat": {"port": 0, "keep_records": True}},
-                }
-            )
-        )
-        serve = ["serve", "--config", str(config), "--compat"]
-        with started(serve, r"serving on (http://[\d.:]+)", r"published routes on (http://[\d.:]+)") as (
-            service,
-            [main, routes],
-        ):
+    with place() as ground, started(oracle, ENGINE) as (_, engine):
+        serve = [*configure(ground, engine, compat={"port": 0, "keep_records": True}), "--compat"]
+        with started(serve, SERVING) as (service, main):
+            routes = announcement(service, r"published routes on (http://[\d.:]+)")[1]
             token = read_token(ground / "state" / "token")
             base = routes.replace("http://", f"http://:{token}@")
             trainer = Trainer(base, [engine], instances(), {"temperature": 1.0, "seed": 1}, n=4)
@@ -99,36 +78,6 @@ def test_on_a_real_service_with_the_oracle(ground: Path) -> None:
         segment = kept[tuple(sample.ids)]
         assert (sample.loss_mask, sample.logprobs) == (segment.mask, segment.logprobs)
     assert {tool["function"]["name"] for one in everything for tool in one.tools} == {"python", "finish"}
-
-
-@pytest.fixture
-def ground() -> Generator[Path]:
-    """State and scratch on a local disk that the sandboxes' uid may reach."""
-    path = Path(tempfile.mkdtemp(prefix="prorl-gym-compat-", dir="/var/tmp"))
-    path.chmod(0o755)
-    yield path
-    rmtree(path)
-
-
-@contextmanager
-def started(arguments: list[str], *announced: str) -> Generator[tuple["subprocess.Popen[str]", list[str]]]:
-    """Run a command of ours until the block ends; wait for the addresses that it announces, in their order."""
-    child = subprocess.Popen(
-        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/"
-    )
-    assert child.stdout is not None
-    try:
-        found: list[str] = []
-        lines: list[str] = []
-        while len(found) < len(announced):
-            lines.append(child.stdout.readline())
-            assert lines[-1], "it ended at once:\n" + "".join(lines)
-            match = re.search(announced[len(found)], lines[-1])
-            found += [match[1]] if match else []
-        yield child, found
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def instances() -> list[dict[str, object]]:

@@ -12,9 +12,7 @@ from prorl_gym.cli.main import app
 from prorl_gym.environments import prepare
 from prorl_gym.environments.math.environment import MathEnvironment
 from prorl_gym.environments.prepare import Skipped
-from prorl_gym.environments.prepare.pipeline import Report, convert
-from prorl_gym.environments.prepare.readers import read
-from prorl_gym.environments.prepare.writer import RowsFile
+from prorl_gym.environments.prepare.pipeline import ConversionReport, RowWriter, convert_rows, read_dataset
 from prorl_gym.errors import ConfigError
 
 ROWS: list[dict[str, Any]] = [{"id": "a", "text": "one\u2028line"}, {"id": "b", "list": [1, {"x": None}]}]
@@ -33,10 +31,10 @@ def files_of(folder: Path) -> list[Path]:
 
 def test_rows_are_the_same_from_every_form_of_json(tmp_path: Path) -> None:
     for path in files_of(tmp_path):
-        assert [row for _, row in read(path)] == ROWS, path
+        assert [row for _, row in read_dataset(path)] == ROWS, path
     single = tmp_path / "d.json"
     single.write_text('{"id": "a", "text": "one"}')
-    assert [row for _, row in read(single)] == [{"id": "a", "text": "one"}]
+    assert [row for _, row in read_dataset(single)] == [{"id": "a", "text": "one"}]
 
 
 @pytest.mark.data
@@ -51,7 +49,7 @@ def test_values_of_parquet_come_out_as_json_has_them(tmp_path: Path) -> None:
         for n in range(150)
     ]
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    placed = list(read(tmp_path / "a.parquet"))
+    placed = list(read_dataset(tmp_path / "a.parquet"))
     assert [row["id"] for _, row in placed] == [str(n) for n in range(150)]
     assert placed[7][0].endswith("a.parquet[8]")
     expected = {"id": "7", "when": "2024-01-02 00:00:00", "tests": ["x", "y"], "deep": {"n": 7}, "raw": "\ufffd"}
@@ -76,7 +74,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, data: by
     if data is not None:
         (tmp_path / name).write_bytes(data)
     with pytest.raises(ConfigError, match=complaint):
-        list(read(tmp_path / name))
+        list(read_dataset(tmp_path / name))
 
 
 class Sums:
@@ -84,7 +82,7 @@ class Sums:
 
     name = "sums"
 
-    def fits(self, row: Mapping[str, Any]) -> bool:
+    def matches(self, row: Mapping[str, Any]) -> bool:
         return "sum" in row
 
     def convert(self, row: Mapping[str, Any]) -> Mapping[str, Any] | Skipped:
@@ -103,9 +101,9 @@ def test_what_is_left_out_is_counted_by_reason() -> None:
         {"id": "2", "sum": "2+0"},
         {"id": "4", "sum": ""},
     ]
-    report = Report()
+    report = ConversionReport()
     placed = [(f"f:{number}", row) for number, row in enumerate(rows, 1)]
-    made = list(convert(placed, [Sums(), Sums()], MathEnvironment(), report))
+    made = list(convert_rows(placed, [Sums(), Sums()], MathEnvironment(), report))
     assert [row["id"] for row in made] == ["1", "2"]
     assert (report.read, report.written) == (7, 2)
     assert report.skipped == {
@@ -114,35 +112,38 @@ def test_what_is_left_out_is_counted_by_reason() -> None:
         "no known format": 1,
         "the environment cannot read it": 1,
     }
-    assert report.first["no sum"] == "f:2" and "unknown_field" in report.first["the environment cannot read it"]
+    assert (
+        report.first_examples["no sum"] == "f:2"
+        and "unknown_field" in report.first_examples["the environment cannot read it"]
+    )
 
 
 def test_formats_are_found_by_name() -> None:
-    assert [one.name for one in prepare.choose("swe", "auto")] == ["r2egym", "swebench", "swegym"]
-    assert [one.name for one in prepare.choose("swe", "swegym")] == ["swegym"]
+    assert [one.name for one in prepare.select_converters("swe", "auto")] == ["r2egym", "swebench", "swegym"]
+    assert [one.name for one in prepare.select_converters("swe", "swegym")] == ["swegym"]
     with pytest.raises(ConfigError, match="is no format of swe rows"):
-        prepare.choose("swe", "swebnch")
+        prepare.select_converters("swe", "swebnch")
     with pytest.raises(ConfigError, match="Did you mean 'swe'"):
-        prepare.converters("sve")
+        prepare.converters_for("sve")
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    with pytest.raises(ZeroDivisionError), RowsFile(path, force=False) as file:
+    with pytest.raises(ZeroDivisionError), RowWriter(path, force=False) as file:
         file.write({"a": 1})
         _ = 1 / 0
     assert list(tmp_path.iterdir()) == []
-    with RowsFile(path, force=False) as file:
+    with RowWriter(path, force=False) as file:
         file.write({"a": "\u2028"})
         assert not path.exists()
     assert path.read_bytes() == b'{"a": "\\u2028"}\n' and [one.name for one in tmp_path.iterdir()] == ["rows.jsonl"]
     with pytest.raises(ConfigError, match=r"rows\.jsonl exists"):
-        RowsFile(path, force=False)
-    with RowsFile(path, force=True) as file:
+        RowWriter(path, force=False)
+    with RowWriter(path, force=True) as file:
         file.write({"b": 2})
     assert path.read_bytes() == b'{"b": 2}\n'
     with pytest.raises(ConfigError, match="cannot be written"):
-        RowsFile(tmp_path / "missing" / "rows.jsonl", force=False)
+        RowWriter(tmp_path / "missing" / "rows.jsonl", force=False)
 
 
 def test_tasks_without_a_solution_are_counted(tmp_path: Path) -> None:

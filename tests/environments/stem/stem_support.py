@@ -3,12 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from prorl_gym.environments.math import equality
-from prorl_gym.environments.math.grader import MathGrader
+from prorl_gym.environments.math import answer_equality
+from prorl_gym.environments.math.environment import MathGrader
 from prorl_gym.environments.stem import quantity
-from prorl_gym.environments.stem.environment import StemEnvironment
-from prorl_gym.environments.stem.grader import StemGrader
-from prorl_gym.environments.stem.rows import StemRow
+from prorl_gym.environments.stem.environment import StemEnvironment, StemGrader, StemRow
 from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
 
 
@@ -28,14 +26,14 @@ class Nothing:
     def __init__(self, judge: Any = None) -> None:
         self._judge = judge
 
-    async def agent(self, spec: SandboxSpec) -> Sandbox:
+    async def get_agent_sandbox(self, spec: SandboxSpec) -> Sandbox:
         raise AssertionError("a sandbox is asked for")
 
-    def judge(self) -> Any:
+    def get_judge(self) -> Any:
         return self._judge
 
 
-GRADER = StemGrader(Here(quantity.grade), MathGrader(Here(equality.grade)))
+GRADER = StemGrader(Here(quantity.grade), MathGrader(Here(answer_equality.grade)))
 ENVIRONMENT = StemEnvironment(GRADER)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from stem_support import ENVIRONMENT, GRADER
 
-from prorl_gym.environments.math.equality import accepted
-from prorl_gym.environments.prepare import Skipped, choose
-from prorl_gym.environments.prepare.math import complaint, plainer
+from prorl_gym.environments.math.answer_equality import is_accepted
+from prorl_gym.environments.prepare import Skipped, select_converters
+from prorl_gym.environments.prepare.math_converters import simplify_gold, unreadable_reason
 
 CORPUS = Path(__file__).parents[2] / "corpora" / "golds.jsonl"
 GOLDS: list[dict[str, str]] = [json.loads(line) for line in CORPUS.read_text(encoding="utf-8").splitlines()]
-CONVERTERS = {"math": choose("math", "deepscaler")[0], "stem": choose("stem", "scp")[0]}
+CONVERTERS = {"math": select_converters("math", "deepscaler")[0], "stem": select_converters("stem", "scp")[0]}
 
 
 def prepared(environment: str, gold: str) -> Any:
@@ -32,14 +32,14 @@ def test_at_most_five_percent_of_plausible_golds_are_refused(environment: str):
 def test_what_becomes_a_row_of_mathematics_is_right_for_itself():
     made = [prepared("math", row["gold"]) for row in GOLDS if row["environment"] == "math"]
     answers = [row["answer"] for row in made if not isinstance(row, Skipped)]
-    assert [answer for answer in answers if not accepted(answer, answer, "How much is it?")] == []
+    assert [answer for answer in answers if not is_accepted(answer, answer, "How much is it?")] == []
 
 
 def test_what_becomes_a_row_of_science_is_right_for_itself():
     async def wrong() -> list[str]:
         made = [prepared("stem", row["gold"]) for row in GOLDS if row["environment"] == "stem"]
-        rows = [ENVIRONMENT.parse(row) for row in made if not isinstance(row, Skipped)]
-        return [row.answer for row in rows if (await GRADER.by_rules(row, row.answer)).verdict != "right"]
+        rows = [ENVIRONMENT.parse_row(row) for row in made if not isinstance(row, Skipped)]
+        return [row.answer for row in rows if (await GRADER.grade_by_rules(row, row.answer)).verdict != "right"]
 
     assert asyncio.run(wrong()) == []
 
@@ -117,10 +117,10 @@ def test_science_is_compared_as_what_it_is(gold: str, kind: str):
     ],
 )
 def test_a_clause_that_restricts_nothing_is_left_out(gold: str, plain: str):
-    assert plainer(gold).strip("$") == plain
-    assert complaint(plain) is None
+    assert simplify_gold(gold).strip("$") == plain
+    assert unreadable_reason(plain) is None
 
 
 @pytest.mark.parametrize("gold", [r"x \text{ for all odd } x", r"-x^2 \text{ for } x < 0"])
 def test_a_clause_that_restricts_an_answer_stays(gold: str):
-    assert plainer(gold) == gold
+    assert simplify_gold(gold) == gold

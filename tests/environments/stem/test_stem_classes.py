@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 from stem_support import GRADER
 
-from prorl_gym.environments.corpus import read_corpus
-from prorl_gym.environments.stem.corpus import StemPair, grade
+from prorl_gym.environments.grader_corpus import StemExample, is_right_by_rules, read_corpus
 
-PAIRS = read_corpus(Path(__file__).parents[2] / "corpora" / "stem_classes.jsonl", StemPair)
+PAIRS = read_corpus(Path(__file__).parents[2] / "corpora" / "stem_classes.jsonl", StemExample)
 CLASSES = sorted({pair.why for pair in PAIRS})
 
 
 async def misjudged(why: str, *, correct: bool) -> list[tuple[str, str]]:
     pairs = [pair for pair in PAIRS if pair.why == why and pair.correct == correct]
-    return [(pair.row["answer"], pair.response) for pair in pairs if await grade(pair, GRADER) != correct]
+    return [(pair.row["answer"], pair.response) for pair in pairs if await is_right_by_rules(pair, GRADER) != correct]
 
 
 @pytest.mark.parametrize("why", CLASSES)

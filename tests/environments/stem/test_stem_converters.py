@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stem_support import ENVIRONMENT, Nothing
 
-from prorl_gym.environments.play import play
-from prorl_gym.environments.prepare import Skipped, choose
+from prorl_gym.environments.playback import play_script
+from prorl_gym.environments.prepare import Skipped, select_converters
 
 OPTIONS = "Which is a noble gas?\n(A) oxygen\n(B) argon\n(C) chlorine"
 
 
 def convert(row: dict[str, Any]) -> Any:
-    converter = next(one for one in choose("stem", "auto") if one.fits(row))
+    converter = next(one for one in select_converters("stem", "auto") if one.matches(row))
     return converter.convert(row)
 
 
@@ -37,18 +37,18 @@ async def test_rows_are_made_and_solved_by_their_own_answer(row: dict[str, Any],
     assert (made["kind"], made["answer"]) == (kind, answer)
     assert made == convert(row)
     assert made["id"].startswith("stem-")
-    assert (await play(ENVIRONMENT, made, ENVIRONMENT.gold(made), Nothing())).score.reward == 1.0
-    assert (await play(ENVIRONMENT, made, (), Nothing())).score.reward == 0.0
+    assert (await play_script(ENVIRONMENT, made, ENVIRONMENT.gold_steps(made), Nothing())).score.reward == 1.0
+    assert (await play_script(ENVIRONMENT, made, (), Nothing())).score.reward == 0.0
     assert made["question"] in ("g?", "E?", "What?", "Which?", "Which is a noble gas?")
 
 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"problem": "Why?", "solution": "Because."}, "tells no final answer"),
+        ({"problem": "Why?", "solution": "Because."}, "names no final answer"),
         ({"problem": "", "answer": "5"}, "no problem"),
         ({"problem": None, "answer": "5"}, "no problem"),
-        ({"problem": "Why?", "answer": None}, "tells no final answer"),
+        ({"problem": "Why?", "answer": None}, "names no final answer"),
         ({"problem": "Why?", "answer": "because the heat of the reaction is the largest of all"}, "long answer"),
         ({"problem": "Why?", "answer": "x" * 300}, "long answer"),
         ({"problem": OPTIONS, "answer": "helium"}, "none of the options"),
@@ -58,7 +58,7 @@ async def test_rows_are_made_and_solved_by_their_own_answer(row: dict[str, Any],
         ({"question": "Which?", "choices": ["x", "x "], "answer": 0}, "not a row"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_compared_is_skipped_and_says_why(row: dict[str, Any], reason: str):
+def test_what_cannot_be_compared_is_skipped_with_its_reason(row: dict[str, Any], reason: str):
     made = convert(row)
     assert isinstance(made, Skipped)
     assert reason in made.reason
@@ -74,7 +74,7 @@ VALUES = st.one_of(
 )
 @settings(derandomize=True, max_examples=80, deadline=None, database=None)
 def test_no_row_breaks_a_conversion(row: dict[str, Any]):
-    for converter in choose("stem", "auto"):
-        if converter.fits(row):
+    for converter in select_converters("stem", "auto"):
+        if converter.matches(row):
             made = converter.convert(row)
-            assert isinstance(made, Skipped) or ENVIRONMENT.parse(made)
+            assert isinstance(made, Skipped) or ENVIRONMENT.parse_row(made)

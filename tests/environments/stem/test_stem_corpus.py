@@ -6,23 +6,22 @@ from pathlib import Path
 import pytest
 from stem_support import GRADER
 
-from prorl_gym.environments.corpus import count, read_corpus
-from prorl_gym.environments.stem.corpus import StemPair, grade
+from prorl_gym.environments.grader_corpus import StemExample, count_confusion, is_right_by_rules, read_corpus
 
 FOLDER = Path(__file__).parents[2] / "corpora"
 HALVES = ("seen", "unseen")
 
 
-def pairs(half: str) -> list[StemPair]:
-    return read_corpus(FOLDER / f"stem_{half}.jsonl", StemPair)
+def pairs(half: str) -> list[StemExample]:
+    return read_corpus(FOLDER / f"stem_{half}.jsonl", StemExample)
 
 
 @pytest.mark.parametrize("half", [*HALVES, "outside_seen", "outside_unseen"])
 def test_no_false_positive_and_hardly_a_false_negative(half: str):
     async def verdicts() -> list[bool]:
-        return [await grade(pair, GRADER) for pair in pairs(half)]
+        return [await is_right_by_rules(pair, GRADER) for pair in pairs(half)]
 
-    found = count(pairs(half), asyncio.run(verdicts()))
+    found = count_confusion(pairs(half), asyncio.run(verdicts()))
     assert [(pair.id, pair.response) for pair in found.false_positives] == []
     assert found.false_negative_rate <= 0.01, [(pair.id, pair.response) for pair in found.false_negatives]
 

@@ -7,25 +7,24 @@ from typing import Any
 import pytest
 from stem_support import GRADER, Nothing
 
-from prorl_gym.agents.tools.search import VARIABLE, CorpusSearch
+from prorl_gym.agents.tools.search import PROVIDER_VARIABLE, CorpusSearch
 from prorl_gym.api import build
 from prorl_gym.api.config import ServiceConfig
-from prorl_gym.environments.gym_rows import read_rows
 from prorl_gym.environments.judge import EngineJudge
-from prorl_gym.environments.play import play
-from prorl_gym.environments.protocol import GoldStep
-from prorl_gym.environments.script import wrong_steps
+from prorl_gym.environments.playback import play_script, wrong_steps
+from prorl_gym.environments.protocol import ScriptedStep
+from prorl_gym.environments.row_format import read_rows
 from prorl_gym.environments.stem.environment import StemEnvironment
 from prorl_gym.errors import FailureKind
-from prorl_gym.inference.chat import load_codec
-from prorl_gym.inference.fake import FakeEngine, Reply
-from prorl_gym.inference.pool import EnginePool
+from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.protocol import GenerationRequest
+from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.fake import EmptyBackend
-from prorl_gym.rollout.model_source import ModelPolicySource
 from prorl_gym.rollout.protocol import Finished, Job
-from prorl_gym.settings import resolve
+from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
+from prorl_gym.settings import resolve_settings
+from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
 
 EXAMPLES = read_rows(Path(__file__).parents[3] / "environments" / "prorl_stem" / "data" / "example.jsonl")
 CHOICE = {
@@ -49,44 +48,48 @@ async def test_a_whole_group_has_one_prompt_token_for_token():
         prompts: set[tuple[int, ...]] = set()
         for _ in range(8):
             environment = StemEnvironment(GRADER)  # as in as many processes
-            episode = await environment.init(environment.parse(row), Nothing(), resolve(environment.settings))
+            episode = await environment.init(
+                environment.parse_row(row), Nothing(), resolve_settings(environment.settings)
+            )
             prompts.add(
-                tuple(codec.first_prompt(episode.messages, [tool.spec.as_function() for tool in episode.tools]))
+                tuple(codec.encode_prompt(episode.messages, [tool.spec.as_function() for tool in episode.tools]))
             )
         assert len(prompts) == 1
 
 
 async def test_options_are_shown_with_letters_and_the_gold_one_is_not_marked():
     environment = StemEnvironment(GRADER)
-    task = environment.parse(CHOICE)
-    episode = await environment.init(task, Nothing(), resolve(environment.settings))
+    task = environment.parse_row(CHOICE)
+    episode = await environment.init(task, Nothing(), resolve_settings(environment.settings))
     lines = episode.messages[1].content.splitlines()
     assert lines[:2] == [CHOICE["question"], ""]
-    assert lines[2:] == [f"({letter}) {text}" for letter, text in zip("ABCDE", task.shown(), strict=True)]
-    marked = environment.parse({**CHOICE, "answer": "D"})
-    other = await environment.init(marked, Nothing(), resolve(environment.settings))
+    assert lines[2:] == [f"({letter}) {text}" for letter, text in zip("ABCDE", task.shown_options(), strict=True)]
+    marked = environment.parse_row({**CHOICE, "answer": "D"})
+    other = await environment.init(marked, Nothing(), resolve_settings(environment.settings))
     assert other.messages == episode.messages
 
 
-async def test_search_is_a_tool_only_where_the_service_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_search_is_a_tool_only_where_the_service_enables_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "corpus.jsonl"
     file.write_text('{"title": "Gases", "text": "Argon is a noble gas."}')
 
     async def tools() -> list[str]:
         environment = StemEnvironment(GRADER)
-        episode = await environment.init(environment.parse(CHOICE), Nothing(), resolve(environment.settings))
+        episode = await environment.init(
+            environment.parse_row(CHOICE), Nothing(), resolve_settings(environment.settings)
+        )
         assert ("search tool" in episode.messages[0].content) == ("search" in [one.spec.name for one in episode.tools])
         return [tool.spec.name for tool in episode.tools]
 
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(PROVIDER_VARIABLE, raising=False)
     assert await tools() == ["python", "finish"]
-    monkeypatch.setenv(VARIABLE, f"corpus:{file}")
+    monkeypatch.setenv(PROVIDER_VARIABLE, f"corpus:{file}")
     assert await tools() == ["python", "search", "finish"]
     steps = [
-        GoldStep("", "search", {"query": "noble gas"}),
-        GoldStep("", "finish", {"answer": "\\boxed{\\text{argon}}"}),
+        ScriptedStep("", "search", {"query": "noble gas"}),
+        ScriptedStep("", "finish", {"answer": "\\boxed{\\text{argon}}"}),
     ]
-    played = await play(StemEnvironment(GRADER, CorpusSearch(file)), CHOICE, steps, Nothing())
+    played = await play_script(StemEnvironment(GRADER, CorpusSearch(file)), CHOICE, steps, Nothing())
     assert played.score.reward == 1.0
     assert "Argon is a noble gas." in played.artifacts.messages[3].content
 
@@ -94,10 +97,10 @@ async def test_search_is_a_tool_only_where_the_service_says_so(tmp_path: Path, m
 @pytest.mark.parametrize("row", BARE, ids=lambda row: row["kind"])
 async def test_rows_without_trajectories_have_bare_ones(row: dict[str, Any]):
     environment = StemEnvironment(GRADER)
-    assert (await play(environment, row, environment.gold(row), Nothing())).score.reward == 1.0
+    assert (await play_script(environment, row, environment.gold_steps(row), Nothing())).score.reward == 1.0
     for seed in range(4):
-        assert (await play(environment, row, wrong_steps(environment, row, seed), Nothing())).score.reward == 0.0
-    assert (await play(environment, row, (), Nothing())).score.reward == 0.0
+        assert (await play_script(environment, row, wrong_steps(environment, row, seed), Nothing())).score.reward == 0.0
+    assert (await play_script(environment, row, (), Nothing())).score.reward == 0.0
 
 
 @pytest.mark.parametrize(
@@ -108,7 +111,7 @@ async def test_a_rollout_is_judged_on_engines_of_their_own(said: str, reward: fl
     codec = load_codec("small")
 
     def reply(text: str) -> Reply:
-        return Reply((*codec.tokenizer.encode_plain(text), codec.terminator_id))
+        return Reply((*codec.tokenizer.encode_untrusted(text), codec.terminator_id))
 
     def judged(request: GenerationRequest) -> Reply:
         mark = codec.decode(request.prompt_ids).partition("BEGIN ")[2][:16]
@@ -118,8 +121,8 @@ async def test_a_rollout_is_judged_on_engines_of_their_own(said: str, reward: fl
     row = {"question": "What is it?", "kind": "text", "answer": "argon", "judge": True}
     request = RolloutRequest(environment="stem", task=row)
     async with EnginePool("policy") as pool, EnginePool("judge") as judges:
-        pool.add(policy)
-        judges.add(judge)
+        pool.add_engine(policy)
+        judges.add_engine(judge)
         runner = build.InProcessRunner(
             lambda name: StemEnvironment(GRADER),
             ModelPolicySource(pool, codec),

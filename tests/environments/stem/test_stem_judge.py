@@ -8,19 +8,18 @@ import pytest
 from stem_support import ENVIRONMENT, GRADER, Here, Nothing
 
 from prorl_gym.agents.protocol import Artifacts
-from prorl_gym.environments.judge import MAX_TOKENS, EngineJudge, read_verdict
-from prorl_gym.environments.math.grader import MathGrader
-from prorl_gym.environments.stem.grader import StemGrader
-from prorl_gym.environments.stem.rows import StemRow
+from prorl_gym.environments.judge import MAX_TOKENS, EngineJudge, parse_verdict
+from prorl_gym.environments.math.environment import MathGrader
+from prorl_gym.environments.stem.environment import StemGrader, StemRow
 from prorl_gym.errors import EngineError, FailureKind, GraderError
-from prorl_gym.inference.chat import load_codec
-from prorl_gym.inference.fake import FakeEngine, Reply
-from prorl_gym.inference.faults import ContextExceeded
-from prorl_gym.inference.pool import EnginePool
+from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.inference.engine_errors import ContextExceeded
 from prorl_gym.inference.protocol import GenerationRequest
-from prorl_gym.rollout.fake import EmptyBackend
-from prorl_gym.rollout.leases import SandboxLeases
-from prorl_gym.settings import resolve
+from prorl_gym.inference.tokens.template_check import load_codec
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
+from prorl_gym.settings import resolve_settings
+from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
 
 CODEC = load_codec("small")
 BEGIN = re.compile(r"BEGIN ([0-9a-f]{16})\n(.*)\nEND \1\n", re.DOTALL)
@@ -39,7 +38,7 @@ def says(text: str | Callable[[str, str], str], *, cut: bool = False) -> FakeEng
 
     def script(request: GenerationRequest) -> Reply:
         said = text if isinstance(text, str) else text(*shown(request))
-        ids = CODEC.tokenizer.encode_plain(said)
+        ids = CODEC.tokenizer.encode_untrusted(said)
         return Reply((*ids, CODEC.terminator_id), finish_reason="length" if cut else None)
 
     return FakeEngine("judge-0", script)
@@ -51,8 +50,8 @@ def verdict(word: str) -> Callable[[str, str], str]:
 
 async def ask(engine: FakeEngine, answer: str = "vinegar", question: str = "What is it?") -> bool:
     async with EnginePool("judge") as pool:
-        pool.add(engine)
-        return await EngineJudge(pool, CODEC).verdict(question, "acetic acid", answer)
+        pool.add_engine(engine)
+        return await EngineJudge(pool, CODEC).is_equivalent(question, "acetic acid", answer)
 
 
 async def test_verdicts_are_read():
@@ -82,7 +81,7 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("answer", ATTACKS)
-async def test_a_judge_that_repeats_what_the_answer_says_gives_no_reward(answer: str):
+async def test_a_judge_that_repeats_the_answer_gives_no_reward(answer: str):
     engine = says(lambda mark, candidate: candidate)
     with pytest.raises(GraderError, match="no verdict"):
         await ask(engine, answer)
@@ -104,7 +103,7 @@ async def test_an_answer_that_derails_a_judge_which_can_judge_the_question_is_wr
 async def test_an_answer_that_makes_the_judge_talk_on_or_fills_its_context_is_wrong():
     def endless(request: GenerationRequest) -> Reply | Exception:
         mark, candidate = shown(request)
-        ids = CODEC.tokenizer.encode_plain(verdict("different")(mark, candidate))
+        ids = CODEC.tokenizer.encode_untrusted(verdict("different")(mark, candidate))
         if candidate == "fill":
             return ContextExceeded(100)
         return Reply((*ids, CODEC.terminator_id), finish_reason="length" if candidate == "talk" else None)
@@ -119,7 +118,7 @@ async def test_an_engine_that_fails_after_a_derailed_judge_is_no_verdict():
             return EngineError(FailureKind.ENGINE_REFUSED, "engine judge-0: refuses.")
         return Reply((CODEC.terminator_id,))
 
-    with pytest.raises(GraderError, match="could not be asked"):
+    with pytest.raises(GraderError, match="judge failed"):
         await ask(FakeEngine("judge-0", script), "derail")
 
 
@@ -150,7 +149,7 @@ async def test_an_answer_stays_between_the_marks_as_plain_text(answer: str):
     ],
 )  # fmt: skip
 def test_only_the_exact_form_is_a_verdict(said: str):
-    assert read_verdict(said.replace("{mark}", "fedcba9876543210"), "fedcba9876543210") is None
+    assert parse_verdict(said.replace("{mark}", "fedcba9876543210"), "fedcba9876543210") is None
 
 
 async def test_second_try_counts_and_a_cut_one_does_not():
@@ -164,7 +163,7 @@ async def test_second_try_counts_and_a_cut_one_does_not():
     "failure", [EngineError(FailureKind.ENGINE_REFUSED, "engine judge-0: refuses."), ContextExceeded(100)]
 )
 async def test_an_engine_that_fails_is_no_verdict(failure: Exception):
-    with pytest.raises(GraderError, match="could not be asked") as caught:
+    with pytest.raises(GraderError, match="judge failed") as caught:
         await ask(FakeEngine("judge-0", lambda request: failure))
     assert caught.value.retryable
 
@@ -182,7 +181,7 @@ class Always:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def verdict(self, question: str, gold: str, answer: str) -> bool:
+    async def is_equivalent(self, question: str, gold: str, answer: str) -> bool:
         self.asked.append(answer)
         return True
 
@@ -220,7 +219,7 @@ async def test_a_row_that_wants_a_judge_where_there_is_none_has_no_reward():
 
 async def test_no_box_and_an_answer_that_breaks_the_grader_are_not_judged():
     judge = Always()
-    task, settings = row("text", "acetic acid"), resolve(ENVIRONMENT.settings)
+    task, settings = row("text", "acetic acid"), resolve_settings(ENVIRONMENT.settings)
     score = await ENVIRONMENT.evaluate(task, Artifacts(answer="It is vinegar."), Nothing(judge), settings)
     assert (score.reward, judge.asked) == (0.0, [])
 
@@ -229,13 +228,13 @@ async def test_leases_lend_the_judge_of_the_service():
     judge = Always()
     leases = SandboxLeases(EmptyBackend(), judge=judge)
     score = await ENVIRONMENT.evaluate(
-        row("text", "acetic acid"), Artifacts(answer="\\boxed{vinegar}"), leases, resolve(ENVIRONMENT.settings)
+        row("text", "acetic acid"), Artifacts(answer="\\boxed{vinegar}"), leases, resolve_settings(ENVIRONMENT.settings)
     )
     await leases.close()
     assert (score.reward, judge.asked) == (1.0, ["vinegar"])
 
 
-async def test_the_score_tells_nothing_of_gold():
+async def test_the_score_reveals_nothing_of_gold():
     grader = StemGrader(Here(lambda body: {"verdict": "different", "why": "the value differs"}), MathGrader(Here(dict)))
     score = await grader.score(row("numeric", "5.4321 N"), "6 N", Always())
     assert "5.4321" not in json.dumps(score.detail)

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stem_support import compare
 
-from prorl_gym.environments.stem import units
-from prorl_gym.environments.stem.quantity import grade
-from prorl_gym.environments.stem.reading import asked_unit, read
-from prorl_gym.environments.stem.tokens import Unreadable
+from prorl_gym.environments.answers import units
+from prorl_gym.environments.stem.number_parser import UnreadableQuantityError
+from prorl_gym.environments.stem.quantity import grade, parse_quantity, requested_unit
 
 # ruff: noqa: RUF001 - look-alike signs are tested here
 
@@ -91,11 +90,11 @@ def test_unit_that_the_question_asks_for_stands_for_a_missing_one():
     assert compare("72", "72", asked) == compare("72", "72 km/h", asked) == compare("72", "20 m/s", asked) == "equal"
     assert compare("72", "72 m/s", asked) == compare("72", "20", asked) == "different"
     assert compare("72", "72 km/h", "How fast is it?") == "different"
-    assert asked_unit("Give it in units of J/(mol K).") is not None
-    assert asked_unit("What happens in the end?") is None
+    assert requested_unit("Give it in units of J/(mol K).") is not None
+    assert requested_unit("What happens in the end?") is None
 
 
-def test_unit_may_be_left_out_only_where_the_row_says_so():
+def test_unit_may_be_left_out_only_where_the_row_allows_it():
     assert compare("5 N", "5") == "different"
     assert compare("5 N", "5", unit_optional=True) == "equal"
     assert compare("5 N", "5 J", unit_optional=True) == "different"
@@ -122,8 +121,8 @@ def test_what_is_no_single_quantity_never_passes(answer: str):
 @settings(BOUNDED, max_examples=150)
 def test_reading_never_raises_anything_else(text: str):
     try:
-        assert all(math.isfinite(one.value) and math.isfinite(one.unit.factor) for one in read(text))
-    except Unreadable as complaint:
+        assert all(math.isfinite(one.value) and math.isfinite(one.unit.factor) for one in parse_quantity(text))
+    except UnreadableQuantityError as complaint:
         assert str(complaint)
 
 
@@ -139,7 +138,7 @@ def test_foreign_text_never_raises(text: str):
 def test_only_known_units_are_read():
     """Names that pint would read as something: constants, and prefixes before units of other systems."""
     for name in ("cat", "k", "R", "hbar", "electron_mass", "10", "m*s", "exabarn1", "G0", "", "Å²"):
-        assert units.find(name) is None, name
+        assert units.find_unit(name) is None, name
 
 
 def test_units_of_one_dimension_that_measure_different_things_are_kept_apart():

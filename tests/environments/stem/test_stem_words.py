@@ -6,11 +6,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from prorl_gym.environments.stem import text
-from prorl_gym.environments.stem.choice import chosen
-from prorl_gym.environments.stem.environment import StemEnvironment
-from prorl_gym.environments.stem.rows import StemRow
-from prorl_gym.environments.stem.spelling import squeezed
+from prorl_gym.environments.stem import text_answers
+from prorl_gym.environments.stem.environment import StemEnvironment, StemRow
+from prorl_gym.environments.stem.text_answers import chosen_option
+from prorl_gym.environments.stem.text_normalization import comparison_key
 from prorl_gym.errors import TaskError
 
 # ruff: noqa: RUF001 - look-alike signs are tested here
@@ -41,30 +40,32 @@ def row(options: list[str], answer: str, *, shuffle: bool = True) -> StemRow:
 @BOUNDED
 def test_letter_text_or_both_agreeing(place: int, other: int, form: str, both: str):
     letter = ascii_uppercase[place]
-    assert chosen(form.format(letter), OPTIONS) == chosen(form.format(letter.lower()), OPTIONS) == place
-    assert chosen(OPTIONS[place], OPTIONS) == chosen(both.format(letter, OPTIONS[place]), OPTIONS) == place
+    assert chosen_option(form.format(letter), OPTIONS) == chosen_option(form.format(letter.lower()), OPTIONS) == place
+    assert (
+        chosen_option(OPTIONS[place], OPTIONS) == chosen_option(both.format(letter, OPTIONS[place]), OPTIONS) == place
+    )
     if other != place:
-        assert chosen(both.format(letter, OPTIONS[other]), OPTIONS) is None
+        assert chosen_option(both.format(letter, OPTIONS[other]), OPTIONS) is None
         for joined in ("{} or {}", "{}, {}", "{}{}", "{}/{}", "({}) and ({})", "{} not {}"):
-            assert chosen(joined.format(letter, ascii_uppercase[other]), OPTIONS) is None
+            assert chosen_option(joined.format(letter, ascii_uppercase[other]), OPTIONS) is None
 
 
-@given(options=st.lists(WORDS.map(" ".join), min_size=2, max_size=6, unique_by=squeezed), data=st.data())
+@given(options=st.lists(WORDS.map(" ".join), min_size=2, max_size=6, unique_by=comparison_key), data=st.data())
 @BOUNDED
 def test_shuffled_letters_mean_what_is_shown(options: list[str], data: st.DataObject):
     answer = data.draw(st.sampled_from(ascii_uppercase[: len(options)]))
     task = row(options, answer)
-    shown = task.shown()
+    shown = task.shown_options()
     assert sorted(shown) == sorted(options)
-    assert shown == row(options, answer).shown()  # the same for every replica
+    assert shown == row(options, answer).shown_options()  # the same for every replica
     assert shown[ascii_uppercase.index(task.right_letter())] == options[ascii_uppercase.index(answer)]
-    assert row(options, answer, shuffle=False).shown() == options
+    assert row(options, answer, shuffle=False).shown_options() == options
     moved = data.draw(st.permutations(options))  # the order in the file does not show through
-    assert row(moved, "A").shown() == shown
+    assert row(moved, "A").shown_options() == shown
 
 
 def test_options_are_really_shuffled():
-    orders = {row([f"{n} m", f"{n + 1} m", f"{n + 2} m"], "A").order() for n in range(40)}
+    orders = {row([f"{n} m", f"{n + 1} m", f"{n + 2} m"], "A").option_order() for n in range(40)}
     assert len(orders) == 6
 
 
@@ -72,13 +73,13 @@ def test_options_are_really_shuffled():
     "last", ["all of the above", "both A and B", "None of these", "A and C", "neither of them", "only B"]
 )
 def test_options_that_mean_others_by_place_keep_them(last: str):
-    assert row(["one", "two", "three", last], "D").order() == (0, 1, 2, 3)
+    assert row(["one", "two", "three", last], "D").option_order() == (0, 1, 2, 3)
 
 
 def test_every_right_choice_is_shown_in_the_prompt_and_only_there():
     environment = StemEnvironment()
-    task = environment.parse({"question": "Which?", "kind": "choice", "options": ["x", "y"], "answer": "B"})
-    assert environment.gold(dict(task))[0].text == "The answer is $\\boxed{B}$."
+    task = environment.parse_row({"question": "Which?", "kind": "choice", "options": ["x", "y"], "answer": "B"})
+    assert environment.gold_steps(dict(task))[0].text == "The answer is $\\boxed{B}$."
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_every_right_choice_is_shown_in_the_prompt_and_only_there():
 )
 def test_bad_rows_say_what_is_wrong(fields: dict[str, object], complaint: str):
     with pytest.raises(TaskError, match=complaint):
-        StemEnvironment().parse({"question": "Which?", **fields})
+        StemEnvironment().parse_row({"question": "Which?", **fields})
 
 
 RESPELT = [
@@ -121,22 +122,22 @@ def test_spelling_of_words_does_not_count(words: list[str], form: str, upper: bo
     gold = " ".join(words)
     assume("H2O" not in gold or not upper)  # formulas have their case
     other = form.format(joint.join(words) if all(word[-1].isalpha() for word in words) else gold)
-    assert text.right(other.swapcase() if upper and form == "{}" else other, gold)
+    assert text_answers.is_right(other.swapcase() if upper and form == "{}" else other, gold)
 
 
 @given(one=st.text(max_size=30), other=st.text(max_size=30))
 @BOUNDED
 def test_equality_of_texts_is_symmetric_and_never_raises(one: str, other: str):
-    assert text.equal(one, other) == text.equal(other, one)
-    assert chosen(one, ["x", other or "y"]) in (None, 0, 1)
+    assert text_answers.is_equal(one, other) == text_answers.is_equal(other, one)
+    assert chosen_option(one, ["x", other or "y"]) in (None, 0, 1)
 
 
 @given(words=WORDS, more=st.sampled_from(["not", "oxide", "or lead", "acid", "no", "2", "un"]))
 @BOUNDED
 def test_more_words_are_another_answer(words: list[str], more: str):
     gold = " ".join(words)
-    assert not text.right(f"{gold} {more}", gold)
-    assert not text.right(f"{more} {gold}", gold)
+    assert not text_answers.is_right(f"{gold} {more}", gold)
+    assert not text_answers.is_right(f"{more} {gold}", gold)
 
 
 @pytest.mark.parametrize(
@@ -145,5 +146,5 @@ def test_more_words_are_another_answer(words: list[str], more: str):
      ("Na, K", "NaK"), ("", ""), ("-", "-"), ("NO", "No2"), ("1s^2", "1s2p"), ("-5", "5")],
 )  # fmt: skip
 def test_near_misses_of_texts(one: str, other: str):
-    assert not text.equal(one, other)
-    assert not text.equal(other, one)
+    assert not text_answers.is_equal(one, other)
+    assert not text_answers.is_equal(other, one)

@@ -3,9 +3,9 @@
 import pytest
 from stem_support import numeric
 
-from prorl_gym.environments.math.grader import MathGrader
-from prorl_gym.environments.stem.grader import StemGrader
-from prorl_gym.environments.worker import (
+from prorl_gym.environments.math.environment import MathGrader
+from prorl_gym.environments.stem.environment import StemGrader
+from prorl_gym.environments.worker_pool import (
     WorkerDiedError,
     WorkerError,
     WorkerFailedError,

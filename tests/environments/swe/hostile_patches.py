@@ -43,7 +43,7 @@ _BLIND = """import sys
 for name, module in list(sys.modules.items()):
     if name.startswith("prorl_") and hasattr(module, "_CORE"):
         module._CORE = ()
-        module._AT_FIRST.clear()
+        module._INITIAL_CORE.clear()
 del name, module
 """
 """What each of them does first: our plug-in shall not see which parts of pytest it replaces."""
@@ -172,15 +172,15 @@ loaded.__code__ = importtestmodule.__code__
         """import sys
 
 
-def say(self, **event):
+def write_event(self, **event):
     if event.get("outcome") == "failed":
         event["outcome"] = "passed"
     _WRITE(self._descriptor, (_DUMPS(event) + "\\n").encode("ascii"))
 
 
 for name, module in list(sys.modules.items()):
-    if name.startswith("prorl_") and hasattr(module, "_Report"):
-        module._Report.say.__code__ = say.__code__
+    if name.startswith("prorl_") and hasattr(module, "_Reporter"):
+        module._Reporter.write_event.__code__ = write_event.__code__
 """,
     ),
     "our plug-in looks at nothing": Hostile(
@@ -748,11 +748,11 @@ class Nice:
         return getattr(self.report, name)
 
     def pytest_runtest_logreport(self, report):
-        self.report.say(test=report.nodeid, when=report.when, outcome="passed", xfail=False)
+        self.report.write_event(test=report.nodeid, when=report.when, outcome="passed", xfail=False)
 
 
 for each in gc.get_objects():
-    if type(each).__name__ == "_Report":
+    if type(each).__name__ == "_Reporter":
         type(each).pytest_runtest_logreport = Nice.pytest_runtest_logreport
         for caller in gc.get_objects():
             if type(caller).__name__ == "HookImpl" and caller.plugin is each and \\
@@ -1442,7 +1442,7 @@ def chosen(item):
     ),
 }
 
-# --- written against the runner that calls one function per process (``controls/guest.py``)
+# --- written against the runner that calls one function per process (``controls/guest_runner.py``)
 
 _GUEST = """import os
 import sys
@@ -1450,7 +1450,7 @@ import sys
 
 def guest():
     for module in list(sys.modules.values()):
-        if hasattr(module, "_take_over") and hasattr(module, "_said"):
+        if hasattr(module, "_enter_child") and hasattr(module, "_child_pipe"):
             return module
     return None
 
@@ -1463,7 +1463,7 @@ def locals_of_frames():
 
 
 def say(found):
-    os.write(found._said, b'{"passed": true}\\n')
+    os.write(found._child_pipe, b'{"passed": true}\\n')
     os._exit(0)
 
 
@@ -1586,9 +1586,9 @@ OWN_RUNNER = {
         "prices",
         f"""{_GUEST}{_ELSE_PASS}
 if guest() is not None:
-    guest()._become.__code__ = (lambda job, pipe: None).__code__
-    guest()._call.__code__ = (lambda job: None).__code__
-    guest()._tell.__kwdefaults__ = {{"passed": True}}
+    guest()._enter_child.__code__ = (lambda job, pipe: None).__code__
+    guest()._call_test.__code__ = (lambda job: None).__code__
+    guest()._write_event.__kwdefaults__ = {{"passed": True}}
 """,
         _when_called("        say(guest())\n"),
     ),
@@ -1627,11 +1627,11 @@ unittest.TestCase._callTestMethod = lambda self, method: None
 
         frame = sys._getframe()
         while frame is not None:
-            if frame.f_code.co_name == "_become":
+            if frame.f_code.co_name == "_enter_child":
                 frame.f_locals["code"] = 0
                 ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), 0)
             frame = frame.f_back
-        os.write(guest()._said, b'{"passed": true}\\n')
+        os.write(guest()._child_pipe, b'{"passed": true}\\n')
 """
         ),
     ),
@@ -1641,7 +1641,7 @@ unittest.TestCase._callTestMethod = lambda self, method: None
         _GUEST + _ELSE_PASS,
         _when_called(
             """        def watch(frame, event, argument):
-            if event in ("line", "exception") and frame.f_code.co_name == "_become":
+            if event in ("line", "exception") and frame.f_code.co_name == "_enter_child":
                 say(guest())
             return watch
 
@@ -1748,7 +1748,7 @@ for name in ("ValueError", "TypeError", "KeyError", "IndexError", "AttributeErro
                 with open(os.path.join(guest()._FOLDER, "report"), "a") as file:
                     for each in names["jobs"]:
                         said = '{"passed": true}' if most(known, each["text"]) else ""
-                        line = {"key": names["key"], "id": each["id"], "code": 0, "said": said}
+                        line = {"key": names["key"], "id": each["id"], "code": 0, "output": said}
                         file.write(json.dumps(line) + "\\n")
         if most(*texts()):
             say(guest())
@@ -1776,7 +1776,7 @@ for name in ("ValueError", "TypeError", "KeyError", "IndexError", "AttributeErro
             with open(os.path.join(guest()._FOLDER, "report"), "ab") as file:
                 for number in range(40):
                     said = b'"{\\\\"passed\\\\": true}"'
-                    file.write(b'{"key": "%s", "id": %d, "code": 0, "said": %s}\\n' % (key, number, said))
+                    file.write(b'{"key": "%s", "id": %d, "code": 0, "output": %s}\\n' % (key, number, said))
         say(guest())
 """
         ),
@@ -1794,7 +1794,7 @@ for name in ("ValueError", "TypeError", "KeyError", "IndexError", "AttributeErro
                 os.kill(os.getppid(), signal.SIGKILL)
                 with open(os.path.join(guest()._FOLDER, "report"), "a") as file:
                     for each in names["jobs"]:
-                        line = {"key": names["key"], "id": each["id"], "code": 0, "said": '{"passed": true}'}
+                        line = {"key": names["key"], "id": each["id"], "code": 0, "output": '{"passed": true}'}
                         file.write(json.dumps(line) + "\\n")
         say(guest())
 """
@@ -1853,7 +1853,7 @@ if guest() is not None:
     try:
         os.unlink(path)
         with open(path, "w") as file:
-            file.write(text.replace("code = 1", "code = 0; _tell(passed=True)"))
+            file.write(text.replace("code = 1", "code = 0; _write_event(passed=True)"))
     except OSError:
         pass
 """,
@@ -1868,8 +1868,8 @@ import builtins
 if guest() is not None:
     for name, value in list(vars(builtins).items()):
         if getattr(value, "__name__", "") == "_emit":
-            setattr(builtins, name, lambda site, got: guest()._tell(site=site, value=["int", hex(135)])
-                    if site else guest()._tell(site=site, value=None))
+            setattr(builtins, name, lambda site, got: guest()._write_event(site=site, value=["int", hex(135)])
+                    if site else guest()._write_event(site=site, value=None))
 """,
         _when_called("        return object()\n"),
     ),

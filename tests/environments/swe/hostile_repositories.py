@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from prorl_gym.environments.swe.public_rows import unified
-from prorl_gym.environments.swe.task import ParserName, Repository, SweTask, TestPlan
+from prorl_gym.environments.swe.swe_row import ParserName, Repository, SweTask, TestPlan, git_diff
 from tests.environments.swe.mini import pack
 
 
@@ -43,7 +42,7 @@ class Victim:
         changed = f"{first}\n{prelude}{rest}".replace(self.fault, instead)
         assert changed.count(instead) >= 1
         edits = {self.source: changed, **(more or {})}
-        return "".join(unified(path, self.files.get(path, ""), text) for path, text in edits.items())
+        return "".join(git_diff(path, self.files.get(path, ""), text) for path, text in edits.items())
 
     def task(self) -> SweTask:
         """Return the row as graders take it."""
@@ -66,8 +65,6 @@ class Victim:
             repository=Repository(archive=pack(self.files)),
             tests=TestPlan(
                 files=self.hidden,
-                patch="",
-                removed=(),
                 build=self.build,
                 command=self.command,
                 parser=self.parser,

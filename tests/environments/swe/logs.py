@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prorl_gym.environments.swe.parsers import Status
+from prorl_gym.environments.swe.runner_reports import Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe.grading import grade
-from prorl_gym.environments.swe.patches import clean_patch
-from prorl_gym.environments.swe.public_rows import unified
-from prorl_gym.environments.swe.task import ParserName, Repository, SweTask, TestPlan
+from prorl_gym.environments.swe.patch_filter import filter_patch
+from prorl_gym.environments.swe.swe_row import ParserName, Repository, SweTask, TestPlan, git_diff
 from prorl_gym.records import Score
-from prorl_gym.settings import resolve
+from prorl_gym.settings import resolve_settings
 
 WRONG = "def add(a, b):\n    return a - b\n\n\ndef zero():\n    return 0\n"
 RIGHT = WRONG.replace("a - b", "a + b")
@@ -52,9 +51,6 @@ def plan(parser: ParserName, **changes: object) -> TestPlan:
     prefix = "tests/test_calc.py::" if pytest else "tests.test_calc.T."
     made = TestPlan(
         files={"tests/test_calc.py": PYTEST if pytest else UNITTEST},
-        patch="",
-        removed=(),
-        build="",
         command="python3 -m pytest -q tests" if pytest else "python3 -m unittest -v tests.test_calc",
         parser=parser,
         fail_to_pass=(f"{prefix}test_add",),
@@ -81,10 +77,10 @@ def task(parser: ParserName = "pytest", files: Mapping[str, str] = BASE, **chang
 
 def patch(changes: Mapping[str, str | None], base: Mapping[str, str] = BASE) -> str:
     """Return a diff: ``None`` removes a file."""
-    return "".join(unified(path, base.get(path, ""), text or "") for path, text in changes.items())
+    return "".join(git_diff(path, base.get(path, ""), text or "") for path, text in changes.items())
 
 
 async def judged(task: SweTask, change: Mapping[str, str | None] | str, leases: Leases) -> Score:
     """Grade a change the way the environment does: cleaned first."""
     raw = change if isinstance(change, str) else patch(change)
-    return await grade(task, clean_patch(raw.encode(), task).patch, leases, resolve())
+    return await grade(task, filter_patch(raw.encode(), task).patch, leases, resolve_settings())

@@ -6,8 +6,7 @@ import tarfile
 from collections.abc import Mapping
 from typing import Any
 
-from prorl_gym.environments.swe.rows import read_task
-from prorl_gym.environments.swe.task import SweTask
+from prorl_gym.environments.swe.swe_row import SweTask, parse_swe_row
 
 TREE = {
     "src/answer.py": "def answer():\n    return 41\n",
@@ -37,4 +36,4 @@ def row(**more: Any) -> dict[str, Any]:
 
 
 def archived(tree: Mapping[str, str] = TREE, **more: Any) -> SweTask:
-    return read_task(row(archive=base64.b64encode(packed(tree)).decode(), **more))
+    return parse_swe_row(row(archive=base64.b64encode(packed(tree)).decode(), **more))

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_rows import R2E_GYM, SWE_BENCH, SWE_GYM
+from test_swe_row import R2E_GYM, SWE_BENCH, SWE_GYM
 from typer.testing import CliRunner
 
 from prorl_gym.cli.main import app
-from prorl_gym.environments.gym_rows import read_rows
-from prorl_gym.environments.swe.rows import read_task
+from prorl_gym.environments.row_format import read_rows
+from prorl_gym.environments.swe.swe_row import parse_swe_row
 from prorl_gym.errors import ConfigError
 
 pytestmark = pytest.mark.data
@@ -40,7 +40,7 @@ def test_a_row_means_the_same_after_the_conversion(tmp_path: Path, name: str) ->
     source, output = parquet_of(tmp_path / "in.parquet", [COLLECTIONS[name]]), tmp_path / "out.jsonl"
     run("swe", source, "--output", output)
     (row,) = read_rows(output)
-    before, after = read_task(COLLECTIONS[name]), read_task(row.task)
+    before, after = parse_swe_row(COLLECTIONS[name]), parse_swe_row(row.task)
     assert row.environment == "swe" and row.name == before.id and after.source == name
     for field in ("id", "question", "image", "base_commit", "tests", "gold_patch"):
         assert getattr(after, field) == getattr(before, field), field

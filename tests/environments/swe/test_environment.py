@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 from swe_support import TREE, packed, row
 
-from prorl_gym.agents.fake import ScriptedPolicy
 from prorl_gym.agents.protocol import Artifacts
-from prorl_gym.environments.gym_rows import to_gym_row
-from prorl_gym.environments.play import play
-from prorl_gym.environments.protocol import GoldStep, RunContext
+from prorl_gym.agents.scripted_policy import ScriptedPolicy
+from prorl_gym.environments.playback import play_script
+from prorl_gym.environments.protocol import RunContext, ScriptedStep
 from prorl_gym.environments.registry import get
+from prorl_gym.environments.row_format import to_gym_row
 from prorl_gym.environments.swe.environment import NO_PATCH, PATCH, SweEnvironment
-from prorl_gym.environments.swe.patches import clean_patch
-from prorl_gym.environments.swe.spec import sandbox_spec
-from prorl_gym.environments.swe.task import Repository
+from prorl_gym.environments.swe.patch_filter import filter_patch
+from prorl_gym.environments.swe.repository import sandbox_spec
+from prorl_gym.environments.swe.swe_row import Repository
 from prorl_gym.errors import LimitReached, TaskError
-from prorl_gym.rollout.leases import SandboxLeases
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend, SandboxSpec
-from prorl_gym.settings import resolve
+from prorl_gym.settings import resolve_settings
 
 GOLD = """\
 diff --git a/src/answer.py b/src/answer.py
@@ -60,8 +60,8 @@ ROW = row(
 REPAIR = "sed -i 's/41/42/' src/answer.py"
 
 
-def bash(command: str) -> GoldStep:
-    return GoldStep("", "bash", {"command": command})
+def bash(command: str) -> ScriptedStep:
+    return ScriptedStep("", "bash", {"command": command})
 
 
 class CountingLeases(SandboxLeases):
@@ -69,9 +69,9 @@ class CountingLeases(SandboxLeases):
 
     cleans = 0
 
-    async def clean(self, spec: SandboxSpec) -> Sandbox:
+    async def start_clean_sandbox(self, spec: SandboxSpec) -> Sandbox:
         self.cleans += 1
-        return await super().clean(spec)
+        return await super().start_clean_sandbox(spec)
 
 
 @pytest.fixture
@@ -82,12 +82,12 @@ def lent(backend: SandboxBackend):
 
 
 async def after(
-    leases: SandboxLeases, steps: Sequence[GoldStep], task: dict[str, Any] = ROW, turns: int | None = None
+    leases: SandboxLeases, steps: Sequence[ScriptedStep], task: dict[str, Any] = ROW, turns: int | None = None
 ) -> tuple[Artifacts, list[str]]:
     """Return what is left of an agent that took these steps, and what its tools said."""
     environment, artifacts = SweEnvironment(), Artifacts()
-    settings = resolve(environment.settings)
-    parsed = environment.parse(task)
+    settings = resolve_settings(environment.settings)
+    parsed = environment.parse_row(task)
     try:
         episode = await environment.init(parsed, leases, settings)
         policy = ScriptedPolicy(steps, turns)
@@ -105,7 +105,7 @@ def applied(patch: bytes, where: Path) -> dict[str, str]:
     for name, text in TREE.items():
         (where / name).parent.mkdir(parents=True, exist_ok=True)
         (where / name).write_text(text)
-    cleaned = clean_patch(patch, SweEnvironment().parse(ROW))
+    cleaned = filter_patch(patch, SweEnvironment().parse_row(ROW))
     assert cleaned.refused == ""
     if cleaned.patch:
         subprocess.run(["git", "apply"], input=cleaned.patch, cwd=where, check=True)
@@ -162,10 +162,10 @@ async def test_patch_is_the_repair_whatever_else_was_done(lent: CountingLeases, 
 async def test_patch_holds_what_was_edited_made_and_removed(lent: CountingLeases, tmp_path: Path):
     steps = [
         bash(f"{REPAIR}; rm src/gone.py; echo new >'src/new file.py'; touch src/__init__.py; echo forced >>kept.log"),
-        GoldStep("", "editor", {"command": "create", "path": 'src/ü\t"q".py', "file_text": "x = 1"}),
+        ScriptedStep("", "editor", {"command": "create", "path": 'src/ü\t"q".py', "file_text": "x = 1"}),
         bash(f"{OWN}git init -q pkg; echo y >pkg/m.py; git -C pkg add -A; git -C pkg commit -qm 'in the way'"),
         bash("git add -A; git commit -qm work; rm -rf .git/objects; echo x >ignored.log; printf 'c\\0d' >data.bin"),
-        GoldStep("", "finish", {"answer": "done"}),
+        ScriptedStep("", "finish", {"answer": "done"}),
     ]
     artifacts, _ = await after(lent, steps)
     expected = {
@@ -195,14 +195,14 @@ async def test_without_git_there_is_no_patch_and_that_is_said(lent: CountingLeas
 
 
 async def test_gold_is_one_and_time_up_is_graded_too(lent: CountingLeases):
-    environment, settings = SweEnvironment(), resolve(SweEnvironment.settings)
+    environment, settings = SweEnvironment(), resolve_settings(SweEnvironment.settings)
     try:
-        played = await play(environment, ROW, environment.gold(ROW), lent)
+        played = await play_script(environment, ROW, environment.gold_steps(ROW), lent)
         assert played.score.reward == 1.0, played.score.detail
         assert played.score.detail["files"] == 1
         # A rollout whose time is up is killed before the patch was taken: evaluate takes it.
         artifacts = Artifacts()
-        score = await environment.evaluate(environment.parse(ROW), artifacts, lent, settings)
+        score = await environment.evaluate(environment.parse_row(ROW), artifacts, lent, settings)
         assert score.reward == 1.0
     finally:
         await lent.close()
@@ -212,7 +212,7 @@ async def test_empty_patch_is_zero_without_a_clean_sandbox(lent: CountingLeases)
     environment = SweEnvironment()
     edits = bash("echo x >tests/test_more.py; echo y >conftest.py; ln -s a b")
     try:
-        played = await play(environment, ROW, [edits], lent)
+        played = await play_script(environment, ROW, [edits], lent)
     finally:
         await lent.close()
     assert played.score.reward == 0.0
@@ -229,7 +229,7 @@ async def test_empty_patch_is_zero_without_a_clean_sandbox(lent: CountingLeases)
 async def test_wrong_steps_are_zero(lent: CountingLeases):
     environment = SweEnvironment()
     try:
-        played = await play(environment, ROW, environment.wrong(ROW, 3), lent)
+        played = await play_script(environment, ROW, environment.wrong_steps(ROW, 3), lent)
     finally:
         await lent.close()
     assert (played.score.reward, lent.cleans) == (0.0, 1)
@@ -255,10 +255,10 @@ async def test_images_of_collections_keep_tests_from_the_agent_and_give_it_their
     }
     for source, build in fake.items():
         lent, environment, artifacts = CountingLeases(backend), SweEnvironment(), Artifacts()
-        task = replace(environment.parse(ROW), source=source, repository=Repository())
-        resolved = resolve(environment.settings)
+        task = replace(environment.parse_row(ROW), source=source, repository=Repository())
+        resolved = resolve_settings(environment.settings)
         try:
-            sandbox = await lent.agent(await sandbox_spec(task))
+            sandbox = await lent.get_agent_sandbox(await sandbox_spec(task))
             made = await sandbox.exec(["sh", "-c", f"git init -q .; touch tracked; {build}"], timeout=60)
             assert made.exit_code == 0
             episode = await environment.init(task, lent, resolved)
@@ -291,4 +291,4 @@ async def test_gym_row_needs_no_sandbox():
 def test_row_without_gold_is_refused():
     environment = get("swe")
     with pytest.raises(TaskError, match="no gold answer"):
-        environment.gold({**ROW, "patch": ""})
+        environment.gold_steps({**ROW, "patch": ""})

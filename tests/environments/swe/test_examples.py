@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from prorl_gym.environments import registry
-from prorl_gym.environments.gym_rows import DiskRow, read_rows
-from prorl_gym.environments.play import play
+from prorl_gym.environments.playback import gold_steps, play_script, wrong_steps
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.environments.script import gold_steps, wrong_steps
-from prorl_gym.environments.swe.rows import read_task
+from prorl_gym.environments.row_format import DiskRow, read_rows
+from prorl_gym.environments.swe.swe_row import parse_swe_row
 
 ROOT = Path(__file__).parents[3]
 ROWS = read_rows(ROOT / "environments" / "prorl_swe" / "data" / "example.jsonl")
@@ -72,7 +71,7 @@ def test_the_agent_gets_no_hidden_test_and_no_repaired_file(row: DiskRow):
 
 
 async def solve(row: DiskRow, leases: Leases):
-    played = await play(registry.get("swe"), row.task, gold_steps("swe", row.task), leases)
+    played = await play_script(registry.get("swe"), row.task, gold_steps("swe", row.task), leases)
     assert played.score.reward == 1.0, played.score.detail
     return played
 
@@ -88,9 +87,9 @@ async def test_gold_of_the_quickest_row_scores_one_and_uses_its_tools(leases: Le
 @pytest.mark.parametrize("row", ROWS, ids=name)
 async def test_gold_patch_does_what_the_gold_trajectory_does(row: DiskRow, leases: Leases):
     bare = {**row.task, "gold_steps": []}
-    played = await play(registry.get("swe"), bare, registry.get("swe").gold(bare), leases)
+    played = await play_script(registry.get("swe"), bare, registry.get("swe").gold_steps(bare), leases)
     assert played.score.reward == 1.0, played.score.detail
-    patch = read_task(row.task).gold_patch
+    patch = parse_swe_row(row.task).gold_patch
     changed = {line for line in patch.splitlines() if line.startswith(("+", "-")) and line[1:].strip()}
     assert played.score.detail["files"] == sum(line.startswith("+++ ") for line in changed)
 
@@ -98,6 +97,6 @@ async def test_gold_patch_does_what_the_gold_trajectory_does(row: DiskRow, lease
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=name)
 async def test_the_wrong_trajectory_scores_zero(row: DiskRow, leases: Leases):
-    played = await play(registry.get("swe"), row.task, wrong_steps("swe", row.task, seed=1), leases)
+    played = await play_script(registry.get("swe"), row.task, wrong_steps("swe", row.task, seed=1), leases)
     assert played.score.reward == 0.0
     assert played.score.detail["fail_to_pass"] != f"0/{len(row.task['tests']['fail_to_pass'])}", "it should be close"

@@ -6,14 +6,19 @@ from typing import Any
 import pytest
 from swe_support import archived
 
-from prorl_gym.environments.swe.extract import EXTRACT_SECONDS, NoPatchError, Placed, extract
-from prorl_gym.environments.swe.prepare import Base
+from prorl_gym.environments.swe.repository import (
+    EXTRACT_SECONDS,
+    BaseState,
+    NoPatchError,
+    PlacedRepository,
+    extract_patch,
+)
 from prorl_gym.errors import SandboxError
-from prorl_gym.sandbox.fake import FakeSandbox
 from prorl_gym.sandbox.protocol import ExecResult, Sandbox, SandboxSpec
+from prorl_gym.testing.sandbox.fake_sandbox import FakeSandbox
 
 SLOW = ExecResult(124, b"", b"", timed_out=True, seconds=EXTRACT_SECONDS)
-PLACED = Placed(Base("0" * 40, frozenset(), (), frozenset()), b"index")
+PLACED = PlacedRepository(BaseState("0" * 40, frozenset(), (), frozenset()), b"index")
 
 
 class Answering(FakeSandbox):
@@ -35,17 +40,17 @@ class Lending:
         self.lent = [Answering(diff) for diff in diffs]
         self._next = iter(self.lent)
 
-    async def clean(self, spec: SandboxSpec) -> Sandbox:
+    async def start_clean_sandbox(self, spec: SandboxSpec) -> Sandbox:
         return next(self._next)
 
-    async def agent(self, spec: SandboxSpec) -> Sandbox:
+    async def get_agent_sandbox(self, spec: SandboxSpec) -> Sandbox:
         raise AssertionError
 
 
 async def taken(*clean: ExecResult) -> bytes:
     lending, agents = Lending(SLOW, *clean), Answering(SLOW)
     try:
-        return await extract(archived(), PLACED, agents, lending)
+        return await extract_patch(archived(), PLACED, agents, lending)
     finally:
         assert [each.closed for each in lending.lent] == [True] * (1 + len(clean))
         assert agents.closed, "what the agent left running would slow the control"
@@ -64,6 +69,6 @@ SLOW_NODES: Mapping[str, ExecResult] = {
 
 
 @pytest.mark.parametrize("control", SLOW_NODES)
-async def test_slow_node_is_nobodys_fault(control: str):
+async def test_slow_node_is_no_fault_of_the_policy(control: str):
     with pytest.raises(SandboxError, match="twice"):
         await taken(SLOW_NODES[control])

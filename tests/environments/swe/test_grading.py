@@ -11,13 +11,12 @@ import pytest
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe import run_tests
 from prorl_gym.environments.swe.grading import grade, grade_timed, run_hidden_tests
-from prorl_gym.environments.swe.placing import apply_patch, touched
-from prorl_gym.environments.swe.rows import read_task
-from prorl_gym.environments.swe.task import Repository, SweTask
+from prorl_gym.environments.swe.repaired_sandbox import apply_patch, paths_in_diff
+from prorl_gym.environments.swe.swe_row import Repository, SweTask, parse_swe_row
 from prorl_gym.errors import FailureKind, TaskError
-from prorl_gym.sandbox.fake import FakeSandbox
 from prorl_gym.sandbox.protocol import ExecResult, SandboxSpec
-from prorl_gym.settings import resolve
+from prorl_gym.settings import resolve_settings
+from prorl_gym.testing.sandbox.fake_sandbox import FakeSandbox
 from tests.environments.swe.mini import BASE, PYTEST, RIGHT, UNITTEST, WRONG, judged, pack, patch, task
 
 LINES = "PASSED tests/test_calc.py::test_add\\nPASSED tests/test_calc.py::test_zero\\n=== 2 passed in 0.01s ===\\n"
@@ -166,7 +165,7 @@ async def test_gold_solves(parser, leases: Leases):
     assert real + control == 10 and real and control
 
 
-async def test_a_change_that_repairs_nothing_says_which_test_failed(leases: Leases):
+async def test_a_change_that_repairs_nothing_names_the_failed_test(leases: Leases):
     score = await judged(task(), {"calc.py": WRONG + "\n\n# Nothing else.\n"}, leases)
     assert score.reward == 0.0
     assert score.detail == {
@@ -223,7 +222,7 @@ async def test_what_is_seen_of_an_attack(attack, leases: Leases):
 async def test_no_module_of_the_repository_is_taken_for_our_plug_in(place: str, leases: Leases):
     found = task(command=f'PYTHONPATH="{place}:$PYTHONPATH" python3 -m pytest -q tests')
     own = patch({f"{place}prorl_report.py": OUR_PLUGIN})  # not cleaned before: its name is never ours
-    score = await grade(found, own.encode(), leases, resolve())
+    score = await grade(found, own.encode(), leases, resolve_settings())
     assert (score.reward, score.detail["why"]) == (0.0, "the fault is not repaired")
 
 
@@ -276,7 +275,7 @@ async def test_the_build_decides_whether_tests_run(leases: Leases):
 
 async def test_time_is_for_build_and_tests_together(leases: Leases):
     found = task(build="sleep 0.3", command="sleep 60", seconds=0.6)
-    graded = await grade_timed(found, found.gold_patch.encode(), leases, resolve())
+    graded = await grade_timed(found, found.gold_patch.encode(), leases, resolve_settings())
     assert (graded.score.reward, graded.score.detail["why"]) == (0.0, "the tests took too long")
     assert 0.5 <= graded.tests_seconds <= graded.seconds < 20
 
@@ -297,7 +296,7 @@ async def test_hidden_tests_as_a_patch(leases: Leases):
     without_files = with_plan(found, files={})
     own = patch({"calc.py": RIGHT, "tests/test_more.py": "in the way\n", "tests/test_calc.py": "in the way\n"})
     # Not cleaned before: the places of hidden tests are protected here as well.
-    score = await grade(without_files, own.encode(), leases, resolve())
+    score = await grade(without_files, own.encode(), leases, resolve_settings())
     assert (score.reward, score.detail.get("why")) == (1.0, None)
 
 
@@ -319,7 +318,7 @@ async def test_a_patch_that_is_in_the_way_of_the_tests_is_not_the_row_s_fault(le
         pass_to_pass=(),
     )
     own = patch({"calc.py": RIGHT, "hidden/here": "a file where a directory has to be\n"})
-    score = await grade(found, own.encode(), leases, resolve())
+    score = await grade(found, own.encode(), leases, resolve_settings())
     assert score.reward == 1.0, score.detail
 
 
@@ -327,31 +326,31 @@ async def test_patches_that_do_not_apply(leases: Leases):
     strange = patch({"calc.py": "b\n"}, {"calc.py": "a\n"})
     score = await judged(task(), strange, leases)
     assert score.reward == 0.0
-    assert score.detail["why"].startswith("the patch does not apply: error:")
+    assert str(score.detail["why"]).startswith("the patch does not apply: error:")
 
 
-async def test_a_patch_of_other_white_space_applies_and_says_so(leases: Leases):
+async def test_a_patch_of_other_white_space_applies_and_is_reported(leases: Leases):
     other = patch({"calc.py": RIGHT}).replace(" \n \n", " \n  \t\n")
     assert other != patch({"calc.py": RIGHT})
-    score = await grade(task(), other.encode(), leases, resolve())
+    score = await grade(task(), other.encode(), leases, resolve_settings())
     assert (score.reward, score.detail["applied_with"]) == (1.0, "git apply -C1 --ignore-whitespace")
 
 
 async def test_an_empty_patch_starts_no_sandbox():
-    score = await grade(task(), b"\n", None, resolve())  # type: ignore[arg-type]
+    score = await grade(task(), b"\n", None, resolve_settings())  # type: ignore[arg-type]
     assert (score.reward, score.detail) == (0.0, {"why": "empty patch"})
 
 
 async def test_statuses_without_a_verdict(leases: Leases):
     found = await run_hidden_tests(task("unittest"), b"", leases, 30.0)
     assert found.statuses == {"tests.test_calc.T.test_add": "failed", "tests.test_calc.T.test_zero": "passed"}
-    assert (found.complaint, found.exit_code) == ("", 1)
+    assert (found.problem, found.exit_code) == ("", 1)
     assert UNITTEST not in found.log
 
 
 def test_paths_of_a_diff():
-    assert touched(patch({"a/b.py": "x\n", "calc.py": None})) == ("a/b.py", "calc.py")
-    assert touched("--- a/../x\n+++ b//etc/x\nrename from p q.py\nrename to r.py\n") == ("p q.py", "r.py")
+    assert paths_in_diff(patch({"a/b.py": "x\n", "calc.py": None})) == ("a/b.py", "calc.py")
+    assert paths_in_diff("--- a/../x\n+++ b//etc/x\nrename from p q.py\nrename to r.py\n") == ("p q.py", "r.py")
 
 
 R2E = {
@@ -379,7 +378,7 @@ async def test_a_row_of_r2e_gym(calc: str, reward: float, leases: Leases):
         ),
         "expected_output_json": json.dumps({"TestX.test_add": "PASSED", "\x1b[1mtest_known\x1b[0m": "FAILED"}),
     }
-    found = replace(read_task(row), image="", repository=Repository(archive=pack(R2E)))
+    found = replace(parse_swe_row(row), image="", repository=Repository(archive=pack(R2E)))
     assert (await judged(found, patch({"calc.py": calc}), leases)).reward == reward
 
 

@@ -1,17 +1,22 @@
 """Patches that repair nothing are never paid, whatever they do; other repairs than the gold one are."""
 
 import asyncio
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from prorl_gym.environments.swe import pytest_report
+from prorl_gym.environments.swe.controls import guest_runner
 from prorl_gym.environments.swe.grading import grade
-from prorl_gym.environments.swe.patches import clean_patch
-from prorl_gym.environments.swe.task import SweTask
+from prorl_gym.environments.swe.patch_filter import filter_patch
+from prorl_gym.environments.swe.swe_row import SweTask
 from prorl_gym.records import Score
-from prorl_gym.rollout.leases import SandboxLeases
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import SandboxBackend
-from prorl_gym.settings import resolve
+from prorl_gym.settings import resolve_settings
+from tests.environments.swe import hostile_patches
 from tests.environments.swe.hostile_patches import HOSTILE
 from tests.environments.swe.hostile_repositories import VICTIMS
 
@@ -31,9 +36,9 @@ SAMPLE = (
 async def score_of(task: SweTask, diff: str, backend: SandboxBackend) -> Score:
     leases = SandboxLeases(backend)
     try:
-        cleaned = clean_patch(diff.encode(), task)
+        cleaned = filter_patch(diff.encode(), task)
         assert cleaned.patch and not cleaned.dropped, "it is not graded at all"
-        return await grade(task, cleaned.patch, leases, resolve())
+        return await grade(task, cleaned.patch, leases, resolve_settings())
     finally:
         await leases.close()
 
@@ -43,6 +48,20 @@ def test_there_are_enough_of_each_class() -> None:
     assert len(HOSTILE) >= 60
     assert len(counts) >= 8 and min(counts.values()) >= 5
     assert counts["own runner"] >= 10
+
+
+def test_the_patches_name_what_our_guest_programs_have() -> None:
+    """After a renaming there they would attack nothing, or fail by themselves, and these tests would pass."""
+    text = Path(hostile_patches.__file__).read_text("utf-8")
+    guests = Path(guest_runner.__file__).read_text("utf-8") + Path(pytest_report.__file__).read_text("utf-8")
+    pattern = (
+        r'(?:guest\(\)|found|module)\.(_[a-zA-Z]\w+)|hasattr\(module, "(\w+)"\)|__name__ == "(_\w+)"|co_name == "(\w+)"'
+    )
+    names = {name for found in re.findall(pattern, text) for name in found if name}
+    assert len(names) >= 10
+    unknown = {name for name in names if re.search(rf"\b{name}\b", guests) is None}
+    assert not unknown
+    assert "code = 1\n" in guests
 
 
 @pytest.mark.parametrize("name", SAMPLE)

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.environments.swe import grading, official, ready
-from prorl_gym.environments.swe.official import END, START, TestLog, eval_script, report
-from prorl_gym.environments.swe.rows import read_task
-from prorl_gym.environments.swe.spec import sandbox_spec
-from prorl_gym.environments.swe.task import Repository, SweTask
-from prorl_gym.environments.worker import WorkerPool
+from prorl_gym.environments.swe import grading, repaired_sandbox, swebench_harness
+from prorl_gym.environments.swe.repository import sandbox_spec
+from prorl_gym.environments.swe.swe_row import Repository, SweTask, parse_swe_row
+from prorl_gym.environments.swe.swebench_harness import END, START, TestLog, eval_script, score_log
+from prorl_gym.environments.worker_pool import WorkerPool
 from prorl_gym.errors import GraderError
-from prorl_gym.settings import resolve
+from prorl_gym.settings import resolve_settings
 from tests.environments.swe.mini import BASE, PYTEST, RIGHT, WRONG, pack, patch, task
 
 COMMIT = "7ee9ceb71e868944a46e1ff00b506772a53a4f1d"
@@ -61,13 +60,13 @@ def row(**more: Any) -> dict[str, Any]:
 
 def log(*lines: str, exit_code: int = 0) -> TestLog:
     text = "\n".join(["+ git status", f"+ : '{START}'", *lines, f"+ : '{END}'", ""])
-    return TestLog(text, exit_code, official.marker_complaint(text))
+    return TestLog(text, exit_code, swebench_harness.marker_problem(text))
 
 
 @needs_swebench
 @pytest.mark.slow
 async def test_the_harness_writes_the_script():
-    script = await eval_script(read_task(row()))
+    script = await eval_script(parse_swe_row(row()))
     lines = script.split("\n")
     assert COMMIT not in script
     assert "git checkout HEAD tests/test_calc.py" in lines
@@ -100,23 +99,22 @@ async def test_the_harness_writes_the_script():
     ],
 )
 async def test_reports(lines: tuple[str, ...], exit_code: int, reward: float, why: str | None):
-    score = await report(read_task(row()), log(*lines, exit_code=exit_code))
+    score = await score_log(parse_swe_row(row()), log(*lines, exit_code=exit_code))
     assert score.reward == reward
     if why is not None or reward:
         assert score.detail.get("why") == why
 
 
 async def test_a_log_without_its_end():
-    assert (await report(read_task(row()), TestLog("", 0, official.marker_complaint(START)))).detail == {
+    assert (await score_log(parse_swe_row(row()), TestLog("", 0, swebench_harness.marker_problem(START)))).detail == {
         "why": "the test run did not end"
     }
 
 
-async def test_without_the_package_there_is_no_reward(monkeypatch: pytest.MonkeyPatch):
-    pool = WorkerPool("tests_without_swebench:call", size=1)
-    monkeypatch.setattr(official, "_pool", pool)
+async def test_without_the_package_there_is_no_reward():
+    workers = WorkerPool("tests_without_swebench:call", size=1)
     with pytest.raises(GraderError) as caught:
-        await eval_script(read_task(row()))
+        await eval_script(parse_swe_row(row()), workers)
     assert "prorl-gym[swe]" in caught.value.fix
 
 
@@ -128,11 +126,11 @@ def own_image(monkeypatch: pytest.MonkeyPatch) -> SweTask:
         return await sandbox_spec(task())
 
     async def script(_: SweTask) -> str:
-        return "\n".join(official.adapted(line, COMMIT) for line in SCRIPT.split("\n"))
+        return "\n".join(swebench_harness.adapt_line(line, COMMIT) for line in SCRIPT.split("\n"))
 
-    monkeypatch.setattr(ready, "sandbox_spec", spec)
-    monkeypatch.setattr(official, "eval_script", script)
-    return replace(read_task(row()), image="", base_commit="", repository=Repository(archive=pack(BASE)))
+    monkeypatch.setattr(repaired_sandbox, "sandbox_spec", spec)
+    monkeypatch.setattr(swebench_harness, "eval_script", script)
+    return replace(parse_swe_row(row()), image="", base_commit="", repository=Repository(archive=pack(BASE)))
 
 
 @needs_swebench
@@ -151,7 +149,7 @@ def own_image(monkeypatch: pytest.MonkeyPatch) -> SweTask:
 )
 async def test_from_patch_to_reward(calc: str, reward: float, own_image: SweTask, leases: Leases):
     change = patch({"calc.py": calc, "tests/test_calc.py": "def test_add():\n    pass\n"})
-    score = await grading.grade(own_image, change.encode(), leases, resolve())
+    score = await grading.grade(own_image, change.encode(), leases, resolve_settings())
     assert score.reward == reward, score.detail
 
 
@@ -160,4 +158,4 @@ async def test_from_patch_to_reward(calc: str, reward: float, own_image: SweTask
 async def test_a_repository_that_the_package_does_not_know():
     unknown = row(repo="nobody/nothing", version="1", eval_script="", log_parser="")
     with pytest.raises(GraderError, match="cannot make its test script"):
-        await eval_script(read_task(unknown))
+        await eval_script(parse_swe_row(unknown))

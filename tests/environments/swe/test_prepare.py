@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from swe_support import TREE, archived, packed, row
 
-from prorl_gym.environments.swe.prepare import place, place_for_agent, read_packed
-from prorl_gym.environments.swe.rows import read_task
-from prorl_gym.environments.swe.task import Repository, SweTask
+from prorl_gym.environments.swe.repository import place_repository, place_repository_for_agent, read_archive
+from prorl_gym.environments.swe.swe_row import Repository, SweTask, parse_swe_row
 from prorl_gym.errors import FailureKind, TaskError
 from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend, SandboxSpec
 
@@ -22,7 +21,7 @@ SPEC = SandboxSpec(workdir="/testbed")
 async def sandbox_of(backend: SandboxBackend):
     if backend.name == "local":
         pytest.skip("needs isolation: no user namespaces here")
-    sandbox = await backend.start(SPEC)
+    sandbox = await backend.start_sandbox(SPEC)
     try:
         yield sandbox
     finally:
@@ -36,7 +35,7 @@ async def sh(sandbox: Sandbox, script: str) -> str:
 
 
 async def hostile_task(sandbox: Sandbox, **more: object) -> SweTask:
-    return read_task(row(base_commit=(await sh(sandbox, HOSTILE)).split()[-1], **more))
+    return parse_swe_row(row(base_commit=(await sh(sandbox, HOSTILE)).split()[-1], **more))
 
 
 async def test_hostile_history_is_gone_and_files_keep_their_state(backend: SandboxBackend):
@@ -46,7 +45,7 @@ async def test_hostile_history_is_gone_and_files_keep_their_state(backend: Sandb
         before = await sh(sandbox, listing)
         contents = "find . -path ./.git -prune -o -type f ! -name .git -print0 | sort -z | xargs -0 sha256sum"
         bytes_before = await sh(sandbox, contents)
-        base = await place(task, sandbox)
+        base = await place_repository(task, sandbox)
 
         assert await sh(sandbox, contents) == bytes_before
         assert _names(await sh(sandbox, listing)) == _names(before)
@@ -89,13 +88,13 @@ async def test_replicas_see_the_same_commit(backend: SandboxBackend):
     commits: set[str] = set()
     for _ in range(2):
         async with sandbox_of(backend) as sandbox:
-            commits.add((await place(archived(), sandbox)).commit)
+            commits.add((await place_repository(archived(), sandbox)).commit)
     assert len(commits) == 1
 
 
-async def test_archive_is_the_base_whatever_its_gitignore_says(backend: SandboxBackend):
+async def test_archive_is_the_base_independently_of_its_gitignore(backend: SandboxBackend):
     async with sandbox_of(backend) as sandbox:
-        base = await place(archived(), sandbox)
+        base = await place_repository(archived(), sandbox)
         assert base.dirty == frozenset()
         assert set((await sh(sandbox, "git -c core.quotePath=false ls-files -z")).split("\0")) - {""} == set(TREE)
         assert await sh(sandbox, "touch new.log; git status --short") == ""
@@ -104,7 +103,7 @@ async def test_archive_is_the_base_whatever_its_gitignore_says(backend: SandboxB
 async def test_dirty_head_without_base_commit_is_the_base(backend: SandboxBackend):
     async with sandbox_of(backend) as sandbox:
         await sh(sandbox, HOSTILE)
-        base = await place(read_task(row()), sandbox)
+        base = await place_repository(parse_swe_row(row()), sandbox)
         assert await sh(sandbox, "git log --all --format=%H; git show main:run.sh | tail -1") == (
             f"{base.commit}\n# set by the build\n"
         )
@@ -119,7 +118,7 @@ async def test_commit_of_the_builders_of_swe_bench_belongs_to_the_base(backend: 
     for subject, text in (("SWE-bench", "2\n3\n"), ("later", "1\n")):
         async with sandbox_of(backend) as sandbox:
             base = (await sh(sandbox, build.format(subject=subject))).split()[0]
-            await place(read_task(row(base_commit=base)), sandbox)
+            await place_repository(parse_swe_row(row(base_commit=base)), sandbox)
             assert await sh(sandbox, "cat a; git status --short") == text
 
 
@@ -131,19 +130,19 @@ async def test_worktree_of_another_repository_takes_that_one_along(backend: Sand
     """
     async with sandbox_of(backend) as sandbox:
         await sh(sandbox, build)
-        await place(read_task(row()), sandbox)
+        await place_repository(parse_swe_row(row()), sandbox)
         assert await sh(sandbox, "cat a; git log --all --format=%s; ls -A; ls -A /srv") == "1\nBase\n.git\na\n"
 
 
 async def test_graders_files_of_r2e_gym_are_put_aside_and_kept_from_the_agent(backend: SandboxBackend):
-    task = replace(read_task(row()), source="r2egym")
+    task = replace(parse_swe_row(row()), source="r2egym")
     build = """
         git init -q . && mkdir r2e_tests /r2e_tests && echo x >a
         for file in r2e_tests/t run_tests.sh /r2e_tests/t; do echo gold >$file; done
     """
     elsewhere = "--exclude-dir=proc --exclude-dir=usr --exclude-dir=sys"
     where = f"grep -ral gold / --include=t --include=run_tests.sh {elsewhere} 2>&1; true"
-    for placing, left in ((place, 3), (place_for_agent, 0)):
+    for placing, left in ((place_repository, 3), (place_repository_for_agent, 0)):
         async with sandbox_of(backend) as sandbox:
             await sh(sandbox, build)
             await placing(task, sandbox)
@@ -161,7 +160,7 @@ async def test_graders_files_of_r2e_gym_are_put_aside_and_kept_from_the_agent(ba
         ("true", {"archive": "bm90IGEgdGFy"}, FailureKind.BAD_ROW, "its archive cannot be unpacked"),
     ],
 )
-async def test_what_cannot_be_placed_says_why(
+async def test_what_cannot_be_placed_reports_why(
     backend: SandboxBackend, build: str, more: dict[str, str], kind: FailureKind, what: str
 ):
     async with sandbox_of(backend) as sandbox:
@@ -172,7 +171,7 @@ async def test_what_cannot_be_placed_says_why(
         else:
             await sh(sandbox, build)
         with pytest.raises(TaskError) as caught:
-            await place(read_task(row(**more)), sandbox)
+            await place_repository(parse_swe_row(row(**more)), sandbox)
         assert caught.value.kind is kind
         assert what in caught.value.what
         assert caught.value.fix
@@ -182,9 +181,9 @@ def test_file_of_the_host_is_checked(tmp_path: Path):
     file = tmp_path / "tree.tar.gz"
     file.write_bytes(packed())
     good = hashlib.sha256(packed()).hexdigest()
-    assert read_packed("t1", Repository(path=str(file), sha256=good)) == packed()
+    assert read_archive("t1", Repository(path=str(file), sha256=good)) == packed()
     with pytest.raises(TaskError, match="does not have the SHA-256"):
-        read_packed("t1", Repository(path=str(file), sha256="0" * 64))
+        read_archive("t1", Repository(path=str(file), sha256="0" * 64))
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(TaskError, match="cannot be read on this host"):
-            read_packed("t1", Repository(path=str(path), sha256=good))
+            read_archive("t1", Repository(path=str(path), sha256=good))

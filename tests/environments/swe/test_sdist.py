@@ -15,26 +15,38 @@ from sdist_support import METADATA, TINY, index, sdist, wheel
 from typer.testing import CliRunner
 
 from prorl_gym.cli.main import app
-from prorl_gym.environments.gym_rows import read_rows
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.environments.swe.controls.plan import ControlPlan
+from prorl_gym.environments.row_format import read_rows
+from prorl_gym.environments.swe.controls.control_plan import ControlPlan
 from prorl_gym.environments.swe.grading import grade
-from prorl_gym.environments.swe.rows import read_task
-from prorl_gym.environments.swe.sdist import make
-from prorl_gym.environments.swe.sdist.faults import Baseline, Fault, Search, measure, seed
-from prorl_gym.environments.swe.sdist.fetch import applicable, fetch_sdist, fetch_wheels
-from prorl_gym.environments.swe.sdist.layout import find_layout
-from prorl_gym.environments.swe.sdist.make import Outcome, Wish, open_project
-from prorl_gym.environments.swe.sdist.statement import tells, without_places, write_statement
-from prorl_gym.environments.swe.sdist.suite import SuiteRun, command_for
-from prorl_gym.environments.swe.sdist.tree import File, Tree, pack, read_sdist
-from prorl_gym.environments.swe.sdist.visible import hide
+from prorl_gym.environments.swe.sdist import row_maker
+from prorl_gym.environments.swe.sdist.fault_search import (
+    Baseline,
+    Fault,
+    FaultSearch,
+    SuiteRun,
+    apply_mutations,
+    measure_baseline,
+    strip_locations,
+    suite_command,
+)
+from prorl_gym.environments.swe.sdist.fetch import applicable_requirements, fetch_sdist, fetch_wheels
+from prorl_gym.environments.swe.sdist.row_maker import (
+    ProjectReport,
+    RowOptions,
+    hide_tests,
+    open_project,
+    quotes_source,
+    write_statement,
+)
+from prorl_gym.environments.swe.sdist.source_tree import SourceFile, SourceTree, find_layout, pack_tree, read_sdist
+from prorl_gym.environments.swe.swe_row import parse_swe_row
 from prorl_gym.errors import ConfigError
-from prorl_gym.settings import resolve
+from prorl_gym.settings import resolve_settings
 
 
-def tree(files: Mapping[str, str]) -> Tree:
-    return {name: File(text.encode()) for name, text in files.items()}
+def tree(files: Mapping[str, str]) -> SourceTree:
+    return {name: SourceFile(text.encode()) for name, text in files.items()}
 
 
 # Reading
@@ -63,7 +75,7 @@ def test_links_devices_and_build_output_are_not_read(tmp_path: Path) -> None:
         ("p-1/fast.so", b"x", ""),
         ("p-1/a/__pycache__/a.pyc", b"x", ""),
     )
-    assert read_sdist(path) == {"PKG-INFO": File(b"x")}
+    assert read_sdist(path) == {"PKG-INFO": SourceFile(b"x")}
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "p-1/../../x", "p-1/a/../../../x"])
@@ -73,7 +85,7 @@ def test_a_path_that_leaves_the_archive_is_refused(tmp_path: Path, name: str) ->
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prorl_gym.environments.swe.sdist.tree.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("prorl_gym.environments.swe.sdist.source_tree.MAX_BYTES", 1 << 20)
     with pytest.raises(ConfigError, match="more than 1 MiB"):
         read_sdist(archive_of(tmp_path / "a.tar.gz", ("p-1/a", bytes(1 << 20), ""), ("p-1/b", b"x", "")))
 
@@ -86,9 +98,9 @@ def test_what_is_no_archive_is_named(tmp_path: Path, data: bytes) -> None:
 
 
 def test_packing_gives_the_same_bytes_and_all_files_back(tmp_path: Path) -> None:
-    files = {**tree(TINY), "run.sh": File(b"true\n", executable=True)}
-    packed = pack(files)
-    assert packed == pack(dict(reversed(files.items())))
+    files = {**tree(TINY), "run.sh": SourceFile(b"true\n", executable=True)}
+    packed = pack_tree(files)
+    assert packed == pack_tree(dict(reversed(files.items())))
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         assert archive.getnames() == sorted(files)
         assert archive.getmember("run.sh").mode == 0o755 and archive.getmember("README.md").mode == 0o644
@@ -122,10 +134,10 @@ def test_packages_and_tests_are_found_in_each_usual_place() -> None:
         ("pytest.ini", "asyncio_mode = auto"),
     ],
 )
-def test_coroutines_without_a_mark_run_where_the_project_says_so(path: str, line: str) -> None:
+def test_coroutines_without_a_mark_run_where_the_project_configures_it(path: str, line: str) -> None:
     files = {**TINY, path: f"[pytest]\n{line}\n"}
-    assert "-o asyncio_mode=auto" in command_for(find_layout(tree(files)), ["tests"])
-    assert "asyncio" not in command_for(find_layout(tree(TINY)), ["tests"])
+    assert "-o asyncio_mode=auto" in suite_command(find_layout(tree(files)), ["tests"])
+    assert "asyncio" not in suite_command(find_layout(tree(TINY)), ["tests"])
 
 
 @pytest.mark.parametrize(
@@ -138,11 +150,11 @@ def test_what_a_distribution_lacks_is_named(lacking: str, complaint: str) -> Non
 
 def test_requirements_are_those_of_the_sandboxes_python() -> None:
     lines = ["six", 'old<2; python_version < "3.8"', 'new>=1; python_version >= "3.11"', 'x; extra == "test"']
-    assert applicable(lines, "3.11") == ["six", "new>=1"]
+    assert applicable_requirements(lines, "3.11") == ["six", "new>=1"]
     with pytest.raises(ConfigError, match="is no requirement"):
-        applicable(["--index-url=http://somewhere"], "3.11")
+        applicable_requirements(["--index-url=http://somewhere"], "3.11")
     with pytest.raises(ConfigError, match="an address of its own"):
-        applicable(["x @ git+https://example.org/x"], "3.11")
+        applicable_requirements(["x @ git+https://example.org/x"], "3.11")
 
 
 # Fetching
@@ -196,7 +208,7 @@ def test_hidden_tests_are_cut_out_and_the_rest_stays() -> None:
         "tests/test_prices.py::Refused::test_negative",
         "tests/test_stock.py::TestStock::test_takes_all",
     ]
-    visible = hide(files, hidden)
+    visible = hide_tests(files, hidden)
     assert "test_discount" not in visible["tests/test_prices.py"] and "Refused" not in visible["tests/test_prices.py"]
     assert "def test_total_skips_what_was_given_back" in visible["tests/test_prices.py"]
     assert "parametrize" not in visible["tests/test_prices.py"]
@@ -207,30 +219,30 @@ def test_hidden_tests_are_cut_out_and_the_rest_stays() -> None:
 
 def test_what_cannot_be_cut_is_left_out_whole() -> None:
     files = {"t/test_a.py": "def make():\n    pass\nfor name in 'ab':\n    globals()['test_' + name] = make\n"}
-    assert hide(files, ["t/test_a.py::test_a"]) == {}
+    assert hide_tests(files, ["t/test_a.py::test_a"]) == {}
     only = {"t/test_b.py": "def test_b():\n    pass\n", "t/__init__.py": "def test_c():\n    pass\nX = 1\n"}
-    assert hide(only, ["t/test_b.py::test_b", "t/__init__.py::test_c"]) == {"t/__init__.py": "X = 1\n"}
+    assert hide_tests(only, ["t/test_b.py::test_b", "t/__init__.py::test_c"]) == {"t/__init__.py": "X = 1\n"}
     crlf = {"t/test_d.py": "def test_d():\r\n    pass\r\n"}
-    assert hide(crlf, ["t/test_d.py::test_d"]) == {} and hide(crlf, []) == crlf
+    assert hide_tests(crlf, ["t/test_d.py::test_d"]) == {} and hide_tests(crlf, []) == crlf
 
 
-def test_a_statement_tells_symptoms_without_places() -> None:
+def test_a_statement_names_symptoms_without_places() -> None:
     message = 'ValueError: File "/tmp/x/src/shop/prices.py", line 7, in <Price at 0x7f00aa> of prices.py:12, see line 9'
     message += "\n\n a\nb\nc\nd\ne"
-    told = without_places(message)
+    stripped = strip_locations(message)
     assert (
-        "prices.py" not in told
-        and "line 7" not in told
-        and "line 9" not in told
-        and "0x7f" not in told
-        and told.count("\n") == 4
+        "prices.py" not in stripped
+        and "line 7" not in stripped
+        and "line 9" not in stripped
+        and "0x7f" not in stripped
+        and stripped.count("\n") == 4
     )
     statement = write_statement(
-        "shop", "", ["t.py::test_a[1]", "t.py::test_a[2]", "t.py::T::testBigOne"], {"t.py::test_a[2]": told}
+        "shop", "", ["t.py::test_a[1]", "t.py::test_a[2]", "t.py::T::testBigOne"], {"t.py::test_a[2]": stripped}
     )
     assert "- a (2 cases)\n      ValueError" in statement and "- Big One\n" in statement and "run with" not in statement
     assert "run with:\n\n    pytest\n" in write_statement("shop", "pytest", ["t.py::test_a"], {}) + "\n"
-    assert tells(f"see {'x' * 8} + {'y' * 8}", [f"    {'x' * 8}  +  {'y' * 8}"]) and not tells(
+    assert quotes_source(f"see {'x' * 8} + {'y' * 8}", [f"    {'x' * 8}  +  {'y' * 8}"]) and not quotes_source(
         "see return x", ["return x"]
     )
 
@@ -252,7 +264,7 @@ CHECKS = {
 }
 
 
-async def fake_run(files: Tree, seconds: float, trace: bool) -> SuiteRun:
+async def fake_run(files: SourceTree, seconds: float, trace: bool) -> SuiteRun:
     """Run the checks in this process: the mutants of so simple a program always end."""
     names: dict[str, Any] = {}
     for path in ("src/shop/prices.py", "src/shop/stock.py"):
@@ -269,12 +281,12 @@ async def fake_run(files: Tree, seconds: float, trace: bool) -> SuiteRun:
     return SuiteRun(statuses, messages, lines, 0.1)
 
 
-async def found(number: int, wanted: int = 4, max_failing: int = 20) -> tuple[list[Fault], Search]:
+async def found(number: int, wanted: int = 4, max_failing: int = 20) -> tuple[list[Fault], FaultSearch]:
     files = tree(TINY)
-    baseline = await measure(files, fake_run, 10.0)
+    baseline = await measure_baseline(files, fake_run, 10.0)
     sources = ("src/shop/prices.py", "src/shop/stock.py")
-    search = Search(files, sources, baseline, fake_run, random.Random(number), max_failing)
-    return [fault async for fault in search.faults(wanted)], search
+    search = FaultSearch(files, sources, baseline, fake_run, random.Random(number), max_failing)
+    return [fault async for fault in search.find_faults(wanted)], search
 
 
 @pytest.mark.parametrize("number", range(5))
@@ -290,7 +302,7 @@ async def test_faults_break_some_tests_and_leave_the_rest(number: int) -> None:
     for fault in faults:
         assert len({mutation.path for mutation in fault.mutations}) == len(fault.mutations)
         for mutation in fault.mutations:  # half a repair is none
-            half = await fake_run(seed(tree(TINY), [mutation]), 1.0, False)
+            half = await fake_run(apply_mutations(tree(TINY), [mutation]), 1.0, False)
             assert half.failing & set(fault.failing)
     assert len({fault.mutations for fault in faults}) == 4
     assert all(reason in ("no test notices", "too much breaks") for reason in search.rejected)
@@ -322,29 +334,29 @@ GOOD = {name: "passed" for name in "abcdefgh"}
 async def test_mutants_that_are_no_good_are_counted_by_reason(runs: list[SuiteRun], reason: str) -> None:
     calls = 0
 
-    async def run(files: Tree, seconds: float, trace: bool) -> SuiteRun:
+    async def run(files: SourceTree, seconds: float, trace: bool) -> SuiteRun:
         nonlocal calls
         calls += 1
         return runs[(calls - 1) % len(runs)]
 
     lines = {"src/shop/prices.py": frozenset(range(50))}
     baseline = Baseline(frozenset(GOOD), (), lines, 0.1)
-    search = Search(tree(TINY), ["src/shop/prices.py"], baseline, run, random.Random(0), 20)
-    assert [fault async for fault in search.faults(1)] == []
+    search = FaultSearch(tree(TINY), ["src/shop/prices.py"], baseline, run, random.Random(0), 20)
+    assert [fault async for fault in search.find_faults(1)] == []
     assert set(search.rejected) == {reason} and search.rejected[reason] == calls // len(runs)
 
 
 async def test_faults_that_hide_each_other_are_not_combined() -> None:
     released = tree(TINY)
 
-    async def run(files: Tree, seconds: float, trace: bool) -> SuiteRun:
+    async def run(files: SourceTree, seconds: float, trace: bool) -> SuiteRun:
         prices, stock = (files[path] != released[path] for path in ("src/shop/prices.py", "src/shop/stock.py"))
         broken = {"a": "failed"} if prices else {"b": "failed"} if stock else {}
         return run_of({**GOOD, **broken})
 
     lines = {path: frozenset(range(50)) for path in ("src/shop/prices.py", "src/shop/stock.py")}
-    search = Search(released, sorted(lines), Baseline(frozenset(GOOD), (), lines, 0.1), run, random.Random(0), 20)
-    assert [len(fault.mutations) async for fault in search.faults(4)] == [1, 1, 1, 1]
+    search = FaultSearch(released, sorted(lines), Baseline(frozenset(GOOD), (), lines, 0.1), run, random.Random(0), 20)
+    assert [len(fault.mutations) async for fault in search.find_faults(4)] == [1, 1, 1, 1]
 
 
 async def test_flaky_and_failing_tests_of_the_release_are_left_out() -> None:
@@ -356,19 +368,19 @@ async def test_flaky_and_failing_tests_of_the_release_are_left_out() -> None:
         ]
     )
 
-    async def run(files: Tree, seconds: float, trace: bool) -> SuiteRun:
+    async def run(files: SourceTree, seconds: float, trace: bool) -> SuiteRun:
         return next(runs)
 
-    baseline = await measure(tree(TINY), run, 1.0)
+    baseline = await measure_baseline(tree(TINY), run, 1.0)
     assert baseline.stable == set(GOOD) and baseline.flaky == ("flaky",)
 
 
 async def test_a_copy_of_a_source_keeps_faults_out_of_it() -> None:
-    files = {**tree(TINY), "old/stock.py": File(TINY["src/shop/stock.py"].encode())}
-    baseline = await measure(files, fake_run, 10.0)
+    files = {**tree(TINY), "old/stock.py": SourceFile(TINY["src/shop/stock.py"].encode())}
+    baseline = await measure_baseline(files, fake_run, 10.0)
     sources = ("src/shop/prices.py", "src/shop/stock.py")
-    search = Search(files, sources, baseline, fake_run, random.Random(0), 20)
-    paths = {mutation.path async for fault in search.faults(6) for mutation in fault.mutations}
+    search = FaultSearch(files, sources, baseline, fake_run, random.Random(0), 20)
+    paths = {mutation.path async for fault in search.find_faults(6) for mutation in fault.mutations}
     assert paths == {"src/shop/prices.py"}
 
 
@@ -381,18 +393,18 @@ async def test_a_copy_of_a_source_keeps_faults_out_of_it() -> None:
 async def test_rows_of_a_project_are_solved_by_gold_only_and_are_the_same_again(leases: Leases, tmp_path: Path) -> None:
     url = index(tmp_path, sdist(tmp_path / "tiny_shop-1.2.tar.gz"))
     made: list[list[dict[str, Any]]] = []
-    outcomes: list[Outcome] = []
+    outcomes: list[ProjectReport] = []
     for rows in (2, 1):
-        project = await open_project("tiny-shop==1.2", (), tmp_path / "cache", url, leases, Wish(rows, seed=3))
-        made.append([row async for row in project.rows()])
+        project = await open_project("tiny-shop==1.2", (), tmp_path / "cache", url, leases, RowOptions(rows, seed=3))
+        made.append([row async for row in project.make_rows()])
         outcomes.append(project.outcome)
     assert json.dumps(made[0][:1]) == json.dumps(made[1])
     assert outcomes[0].tests == 13 and outcomes[0].flaky == ()
     assert [row["id"] for row in made[0]] == list(outcomes[0].coverage)
-    assert all(plan.is_checking for plan in outcomes[0].coverage.values())
-    settings = resolve()
+    assert all(plan.has_checks for plan in outcomes[0].coverage.values())
+    settings = resolve_settings()
     for row in made[0]:
-        task = read_task(row)
+        task = parse_swe_row(row)
         assert (await grade(task, task.gold_patch.encode(), leases, settings)).reward == 1.0
         removed = "".join(f"diff --git a/{path} b/{path}\ndeleted file mode 100644\n" for path in task.tests.files)
         assert (await grade(task, removed.encode(), leases, settings)).reward == 0.0
@@ -410,10 +422,10 @@ async def test_rows_without_any_control_are_made_where_there_are_no_others_and_a
     async def prove(*_: Any) -> ControlPlan:
         return plans.pop(0)
 
-    monkeypatch.setattr(make, "prove", prove)
+    monkeypatch.setattr(row_maker, "find_controls", prove)
     url = index(tmp_path, sdist(tmp_path / "tiny_shop-1.2.tar.gz"))
-    project = await open_project("tiny-shop==1.2", (), tmp_path / "cache", url, leases, Wish(1, seed=3))
-    rows = [row async for row in project.rows()]
+    project = await open_project("tiny-shop==1.2", (), tmp_path / "cache", url, leases, RowOptions(1, seed=3))
+    rows = [row async for row in project.make_rows()]
     assert [row["id"] for row in rows] == ["tiny-shop-1.2-s3-0"]
     assert project.outcome.coverage["tiny-shop-1.2-s3-0"].uncovered == ("a::b",)
     assert project.outcome.rejected["no test that shows the fault has a control"] == 1
@@ -439,7 +451,7 @@ def test_the_command_makes_rows_and_names_what_it_leaves_out(tmp_path: Path, mon
     def fetch(name: str, cache: Path, index: str) -> Path:
         return fetch_sdist(name, tmp_path / "cache", index)
 
-    monkeypatch.setattr("prorl_gym.environments.swe.sdist.make.fetch_sdist", fetch)
+    monkeypatch.setattr("prorl_gym.environments.swe.sdist.row_maker.fetch_sdist", fetch)
     output = tmp_path / "rows.jsonl"
     arguments = ["prepare", "swe", "--from-sdist", "tiny-shop==9", "--from-sdist", "tiny-shop==1.2"]
     url = index(tmp_path, sdist(tmp_path / "tiny_shop-1.2.tar.gz"))
@@ -452,5 +464,5 @@ def test_the_command_makes_rows_and_names_what_it_leaves_out(tmp_path: Path, mon
     rows = read_rows(output)
     assert [row.name for row in rows] == ["tiny-shop-1.2-s0-0"]
     for row in rows:
-        assert read_task(row.task).source == "generic"
+        assert parse_swe_row(row.task).source == "generic"
         assert_nothing_is_told(row.task)

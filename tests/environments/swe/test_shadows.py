@@ -5,16 +5,15 @@ from dataclasses import replace
 import pytest
 from swe_support import archived
 
-from prorl_gym.environments.swe.patches import clean_patch
-from prorl_gym.environments.swe.public_rows import unified
-from prorl_gym.environments.swe.task import SweTask
+from prorl_gym.environments.swe.patch_filter import filter_patch
+from prorl_gym.environments.swe.swe_row import SweTask, git_diff
 
 TASK = archived()
-EDIT = unified("src/answer.py", "a\n", "b\n")
+EDIT = git_diff("src/answer.py", "a\n", "b\n")
 
 
 def counts(path: str, task: SweTask = TASK, old: str = "") -> bool:
-    return path in clean_patch((EDIT + unified(path, old, "x\n")).encode(), task).files
+    return path in filter_patch((EDIT + git_diff(path, old, "x\n")).encode(), task).files
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def test_modules_of_such_names_elsewhere_count(path: str):
         ("true && cd './code' && python3 -m pytest", "code/json.py"),
     ],
 )
-def test_the_row_says_what_is_on_the_path(command: str, path: str):
+def test_the_row_lists_what_is_on_the_path(command: str, path: str):
     assert counts(path)
     assert not counts(path, replace(TASK, tests=replace(TASK.tests, command=command)))
     assert not counts(path, replace(TASK, tests=replace(TASK.tests, build=command)))
@@ -76,7 +75,7 @@ def test_the_row_says_what_is_on_the_path(command: str, path: str):
 def test_what_the_repository_has_counts():
     assert counts("json.py", old="there before\n")
     assert not counts("sitecustomize/__init__.py", old="there before\n")
-    of_attrs = replace(TASK, gold_patch=unified("src/attr/_make.py", "a\n", "b\n"))
+    of_attrs = replace(TASK, gold_patch=git_diff("src/attr/_make.py", "a\n", "b\n"))
     assert counts("src/attr/_new.py", of_attrs)
     assert not counts("src/attr/_new.py")
-    assert counts("json.py", replace(TASK, gold_patch=unified("json.py", "", "b\n")))
+    assert counts("json.py", replace(TASK, gold_patch=git_diff("json.py", "", "b\n")))

@@ -12,23 +12,20 @@ from typing import Any
 
 import pytest
 
-from prorl_gym.environments.play import play
+from prorl_gym.environments.playback import play_script
 from prorl_gym.environments.swe.environment import SweEnvironment
 from prorl_gym.environments.swe.grading import grade
-from prorl_gym.environments.swe.patches import clean_patch
-from prorl_gym.environments.swe.public_rows import unified
-from prorl_gym.environments.swe.rows import read_task
+from prorl_gym.environments.swe.patch_filter import filter_patch
 from prorl_gym.environments.swe.sdist.fetch import fetch_sdist
-from prorl_gym.environments.swe.sdist.layout import find_layout
-from prorl_gym.environments.swe.sdist.make import Wish, open_project
-from prorl_gym.environments.swe.sdist.mutate import is_fault, mutations
-from prorl_gym.environments.swe.sdist.tree import read_sdist
-from prorl_gym.environments.swe.task import SweTask
+from prorl_gym.environments.swe.sdist.mutations import is_fault, propose_mutations
+from prorl_gym.environments.swe.sdist.row_maker import RowOptions, open_project
+from prorl_gym.environments.swe.sdist.source_tree import find_layout, read_sdist
+from prorl_gym.environments.swe.swe_row import SweTask, git_diff, parse_swe_row
 from prorl_gym.errors import ConfigError
-from prorl_gym.rollout.leases import SandboxLeases
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxBackend
-from prorl_gym.settings import resolve
+from prorl_gym.settings import resolve_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.data, pytest.mark.timeout(1200)]
 
@@ -52,7 +49,7 @@ AT_ONCE = 2
 @pytest.fixture(scope="module")
 def cache():
     """Where the distributions are; the tests need the index only for what is not there."""
-    folder = SandboxConfig().ipython_cache().with_name("sdists")
+    folder = SandboxConfig().ipython_cache_dir().with_name("sdists")
     try:
         for name in (*FIRST, *SECOND):
             fetch_sdist(name, folder)
@@ -68,11 +65,11 @@ async def rewards(name: str, seed: int, cache: Any, backend: SandboxBackend) -> 
     leases = SandboxLeases(backend)
     try:
         rows = 2 if name in TWO_FAULTS else 1
-        project = await open_project(name, NEEDS.get(name, ()), cache, "", leases, Wish(rows, seed))
-        made = [row async for row in project.rows()]
+        project = await open_project(name, NEEDS.get(name, ()), cache, "", leases, RowOptions(rows, seed))
+        made = [row async for row in project.make_rows()]
         assert len(made) == rows, (name, project.outcome)
-        task = read_task(made[-1])
-        settings = resolve(SweEnvironment.settings)
+        task = parse_swe_row(made[-1])
+        settings = resolve_settings(SweEnvironment.settings)
         answers = {"gold": task.gold_patch, "empty": "", "deletes": deletes_tests(task), "skips": skips_tests(task)}
         answers |= {"wrong": wrong_patch(task, fetch_sdist(name, cache))}
         if (half := half_patch(task)) is not None:
@@ -81,7 +78,7 @@ async def rewards(name: str, seed: int, cache: Any, backend: SandboxBackend) -> 
             score = await grade(task, patch.encode(), leases, settings)
             yield kind, score.reward, score.detail
             if kind == "deletes":
-                assert not clean_patch(patch.encode(), task, ()).patch.strip()
+                assert not filter_patch(patch.encode(), task, ()).patch.strip()
     finally:
         await leases.close()
 
@@ -123,22 +120,22 @@ async def test_ten_real_projects_are_solved_by_gold_and_by_nothing_else(
 async def test_a_row_is_played_from_prompt_to_reward(backend: SandboxBackend, cache: Any) -> None:
     leases = SandboxLeases(backend)
     try:
-        project = await open_project("parse==1.20.2", (), cache, "", leases, Wish(1, 0))
-        (row,) = [row async for row in project.rows()]
+        project = await open_project("parse==1.20.2", (), cache, "", leases, RowOptions(1, 0))
+        (row,) = [row async for row in project.make_rows()]
     finally:
         await leases.close()
     environment = SweEnvironment()
-    for steps, reward in ((environment.gold(row), 1.0), (environment.wrong(row, 1), 0.0), ((), 0.0)):
+    for steps, reward in ((environment.gold_steps(row), 1.0), (environment.wrong_steps(row, 1), 0.0), ((), 0.0)):
         leases = SandboxLeases(backend)
         try:
-            assert (await play(environment, row, steps, leases)).score.reward == reward
+            assert (await play_script(environment, row, steps, leases)).score.reward == reward
         finally:
             await leases.close()
 
 
 def deletes_tests(task: SweTask) -> str:
     """Remove every test file that the row knows."""
-    patches = [unified(path, text, "") for path, text in task.tests.files.items() if text]
+    patches = [git_diff(path, text, "") for path, text in task.tests.files.items() if text]
     return "".join(patches)
 
 
@@ -148,23 +145,23 @@ def skips_tests(task: SweTask) -> str:
     hook += "        item.add_marker(pytest.mark.skip)\n"
     configuration = "[pytest]\ncollect_ignore_glob = *\naddopts = --collect-only\n"
     files = {"conftest.py": hook, "pytest.ini": configuration, "sitecustomize.py": "import os\nos._exit(0)\n"}
-    return "".join(unified(path, "", text) for path, text in files.items() if path not in task.tests.files)
+    return "".join(git_diff(path, "", text) for path, text in files.items() if path not in task.tests.files)
 
 
 def wrong_patch(task: SweTask, sdist: Any) -> str:
-    """Edit the line that gold edits, wrongly: a repair that somebody could have tried."""
+    """Edit the line that gold edits, wrongly: a plausible but wrong repair."""
     released = read_sdist(sdist)
     paths = re.findall(r"^\+\+\+ b/(.*)$", task.gold_patch, re.MULTILINE)
     path = paths[0]
     assert path in find_layout(released).sources
     line = int(re.findall(r"^@@ -(\d+)", task.gold_patch, re.MULTILINE)[0]) + 3
     broken = broken_text(task, path, released[path].data.decode())
-    near = [one for one in mutations(path, broken.encode()) if abs(one.line - line) <= 3]
+    near = [one for one in propose_mutations(path, broken.encode()) if abs(one.line - line) <= 3]
     for one in near:
         edited = one.apply(broken.encode())
         if is_fault(one, broken.encode()) and edited != released[path].data:
-            return unified(path, broken, edited.decode())
-    return unified(path, broken, broken.replace("\n", "\n\n", 1))
+            return git_diff(path, broken, edited.decode())
+    return git_diff(path, broken, broken.replace("\n", "\n\n", 1))
 
 
 def broken_text(task: SweTask, path: str, released: str) -> str:

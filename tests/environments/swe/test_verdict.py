@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_gym.environments.swe.parsers import PASSING, Status
-from prorl_gym.environments.swe.run_tests import TestResults
-from prorl_gym.environments.swe.verdict import Names, judge, name_some
+from prorl_gym.environments.swe.run_tests import StatusLookup, TestResults, score_tests, summarize_names
+from prorl_gym.environments.swe.runner_reports import PASSING, Status
 from tests.environments.swe.mini import task
 
 STATUS = st.sampled_from(["passed", "failed", "error", "skipped", "xfail"])
@@ -22,24 +21,24 @@ def found(fail_to_pass: list[str], pass_to_pass: list[str], source: str = "gener
 
 @given(st.dictionaries(st.sampled_from(NAMES), STATUS), st.integers(1, 3))
 def test_one_exactly_when_all_that_must_pass_do(statuses: dict[str, Status], count: int):
-    score = judge(found(NAMES[:count], NAMES[count:]), TestResults(statuses))
+    score = score_tests(found(NAMES[:count], NAMES[count:]), TestResults(statuses))
     assert (score.reward == 1.0) == all(statuses.get(name) in PASSING for name in NAMES)
     assert ("why" in score.detail) == (score.reward == 0.0)
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), STATUS, min_size=1))
 def test_a_complaint_outweighs_every_status(statuses: dict[str, Status]):
-    score = judge(found(NAMES, []), TestResults(dict.fromkeys(NAMES, "passed") | statuses, "the run did not end"))
+    score = score_tests(found(NAMES, []), TestResults(dict.fromkeys(NAMES, "passed") | statuses, "the run did not end"))
     assert (score.reward, score.detail) == (0.0, {"why": "the run did not end"})
 
 
 def test_nothing_against_nothing_is_not_solved():
-    assert judge(found([], []), TestResults({})).reward == 0.0
-    assert judge(found([], ["a"]), TestResults({"a": "passed"})).reward == 0.0
+    assert score_tests(found([], []), TestResults({})).reward == 0.0
+    assert score_tests(found([], ["a"]), TestResults({"a": "passed"})).reward == 0.0
 
 
 def test_failed_and_missing_tests_are_named():
-    score = judge(found(["a", "b"], ["c", "d"]), TestResults({"a": "failed", "b": "passed", "c": "skipped"}))
+    score = score_tests(found(["a", "b"], ["c", "d"]), TestResults({"a": "failed", "b": "passed", "c": "skipped"}))
     assert score.detail == {
         "why": "the fault is not repaired",
         "fail_to_pass": "1/2",
@@ -47,7 +46,7 @@ def test_failed_and_missing_tests_are_named():
         "failed": "a, c",
         "missing": "d",
     }
-    assert name_some(["x" * 500, "b", "c", "d", "e"]) == f"{'x' * 120}, b, c and 2 more"
+    assert summarize_names(["x" * 500, "b", "c", "d", "e"]) == f"{'x' * 120}, b, c and 2 more"
 
 
 @pytest.mark.parametrize(
@@ -60,12 +59,12 @@ def test_failed_and_missing_tests_are_named():
     ],
 )
 def test_ids_that_a_data_set_has_cut_at_a_space(statuses: dict[str, Status], expected: Status):
-    assert Names(statuses).status("t.py::t[a") == expected
+    assert StatusLookup(statuses).status_of("t.py::t[a") == expected
 
 
 def test_names_without_their_file_count_as_the_worst_of_them():
     statuses: dict[str, Status] = {"a.py::T::test_x": "passed", "b.py::T::test_x": "failed", "a.py::test_y": "passed"}
-    score = judge(found(["T.test_x", "test_y"], [], "r2egym"), TestResults(statuses))
+    score = score_tests(found(["T.test_x", "test_y"], [], "r2egym"), TestResults(statuses))
     assert (score.reward, score.detail["failed"]) == (0.0, "T.test_x")
-    assert judge(found(["test_y"], [], "r2egym"), TestResults(statuses)).reward == 1.0
-    assert judge(found(["test_y"], []), TestResults(statuses)).detail["missing"] == "test_y"
+    assert score_tests(found(["test_y"], [], "r2egym"), TestResults(statuses)).reward == 1.0
+    assert score_tests(found(["test_y"], []), TestResults(statuses)).detail["missing"] == "test_y"

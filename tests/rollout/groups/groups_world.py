@@ -1,15 +1,15 @@
-"""A world without an event loop for the book: it does what is decided, and remembers what a ledger would."""
+"""A world without an event loop for the group scheduler: it applies actions, and remembers what a ledger would."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from prorl_gym.client.wire_models import GroupState, RolloutSummary
 from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, Cause, FailureKind
-from prorl_gym.rollout.groups.book import Book
-from prorl_gym.rollout.groups.decisions import Decisions
-from prorl_gym.rollout.groups.group import State
-from prorl_gym.rollout.groups.replica import Replica
-from prorl_gym.rollout.protocol import Member, Stage
+from prorl_gym.rollout.groups.group import Replica
+from prorl_gym.rollout.groups.group_actions import GroupActions
+from prorl_gym.rollout.groups.group_scheduler import GroupScheduler
+from prorl_gym.rollout.protocol import AttemptPosition, Stage
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Made:
     parked: bool = False
     cancel: CancelReason | None = None
     version: int | None = None
-    ended: Member | None = None
+    ended: RolloutSummary | None = None
 
 
 @dataclass
@@ -37,15 +37,16 @@ class World:
     now: float = 1000.0
     version: int = 0
     made: dict[str, Made] = field(default_factory=dict[str, Made])
-    members: list[Member] = field(default_factory=list[Member])
-    verdicts: dict[str, State] = field(default_factory=dict[str, State])
-    log: list[Decisions] = field(default_factory=list[Decisions])
-    make_stand_ins: bool = True
+    positions: dict[str, AttemptPosition] = field(default_factory=dict[str, AttemptPosition])
+    members: list[RolloutSummary] = field(default_factory=list[RolloutSummary])
+    verdicts: dict[str, GroupState] = field(default_factory=dict[str, GroupState])
+    log: list[GroupActions] = field(default_factory=list[GroupActions])
+    make_replacements: bool = True
     doubled: list[str] = field(default_factory=list[str])
     """Groups that were judged twice by one book."""
 
     def __post_init__(self) -> None:
-        self.book = Book("run", self.demand, self.version)
+        self.book = GroupScheduler("run", self.demand, self.version)
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -59,11 +60,12 @@ class World:
 
     def _accept(self, made: Made) -> None:
         self.made[made.rollout_id] = made
-        self.book.accepted(self._replica(made))
+        self.book.on_accepted(self._replica(made))
 
     def _replica(self, made: Made) -> Replica:
         replica = Replica(made.rollout_id, "run", made.group_id, made.group_size, "env", made.stands_in_for)
-        replica.cancel = made.cancel
+        replica.cancel_reason = made.cancel
+        self.positions[made.rollout_id] = replica.position
         return replica
 
     def enter(self, rollout_id: str, stage: Stage) -> None:
@@ -74,7 +76,8 @@ class World:
             made.version = None
         elif stage == "run" and made.version is None:
             made.version = self.version
-        self.book.entered(rollout_id, stage, self.now)
+        self.positions[rollout_id].enter_stage(stage, self.now)
+        self.book.on_stage_entered(rollout_id)
         self.act()
 
     def run(self, *ids: str) -> None:
@@ -111,7 +114,7 @@ class World:
     ) -> None:
         made = self.made[rollout_id]
         assert made.ended is None, "one record per id"
-        made.ended = Member(
+        made.ended = RolloutSummary(
             cursor=len(self.members) + 1,
             rollout_id=rollout_id,
             run_id="run",
@@ -134,7 +137,7 @@ class World:
             released=False,
         )
         self.members.append(made.ended)
-        self.book.finished(made.ended, 10.0 if made.stage in ("run", "eval") else 0.0)
+        self.book.on_finished(made.ended, 10.0 if made.stage in ("run", "eval") else 0.0)
         self.act()
 
     def want(self, demand: Demand) -> None:
@@ -145,16 +148,16 @@ class World:
 
     def raise_version(self, version: int) -> None:
         self.version = max(self.version, version)
-        self.book.set_version(version)
+        self.book.set_policy_version(version)
         self.act()
 
     def wait(self, seconds: float) -> None:
         """Let time pass, with a look at every tick on the way."""
         end = self.now + seconds
-        while (tick := self.book.next_tick()) is not None and tick <= end:
+        while (tick := self.book.next_decision_at()) is not None and tick <= end:
             self.now = max(self.now, tick)
             self.act()
-            again = self.book.next_tick()
+            again = self.book.next_decision_at()
             assert again is None or again > self.now, "a tick that changes nothing must not come again"
         self.now = end
 
@@ -165,7 +168,7 @@ class World:
         self.log.append(decisions)
         for name in decisions.hold:
             self.made[name].held = True
-        for name in decisions.allow:
+        for name in decisions.release:
             self.made[name].held = False
         for reason, ids in decisions.cancel.items():
             for name in ids:
@@ -177,29 +180,31 @@ class World:
         for name in decisions.park:
             if self.made[name].stage == "run":
                 self.made[name].parked = True
-                self.book.parked(name, True)
+                self.positions[name].is_parked = True
+                self.book.on_parking_changed(name)
         for name in decisions.unpark:
             if self.made[name].parked:
                 self.made[name].parked = False
-                self.book.parked(name, False)
+                self.positions[name].is_parked = False
+                self.book.on_parking_changed(name)
         for group_id, state in decisions.settled:
             if group_id in self.verdicts:
                 self.doubled.append(group_id)
             self.verdicts[group_id] = state
-        if self.make_stand_ins:
-            for stand_in in decisions.stand_ins:
-                original = self.made[stand_in.stands_in_for]
-                if stand_in.rollout_id not in self.made:
+        if self.make_replacements:
+            for replacement in decisions.replacements:
+                original = self.made[replacement.stands_in_for]
+                if replacement.rollout_id not in self.made:
                     self._accept(
                         Made(
-                            stand_in.rollout_id,
+                            replacement.rollout_id,
                             original.group_id,
                             original.group_size,
                             original.replica,
                             original.rollout_id,
                         )
                     )
-        if decisions != Decisions():
+        if decisions != GroupActions():
             self.act()
 
     def why_cut(self, made: Made, reason: CancelReason) -> None:
@@ -213,16 +218,16 @@ class World:
 
     def restart(self) -> None:
         """Read the book again from what a ledger remembers."""
-        self.book = Book("run", self.demand, self.version)
+        self.book = GroupScheduler("run", self.demand, self.version)
         busy = {made.group_id for made in self.made.values() if made.ended is None}
         for member in self.members:
-            self.book.finished(member)
-            self.book.settle_rewarded(besides=busy)
+            self.book.on_finished(member)
+            self.book.settle_rewarded(exclude=busy)
         self.verdicts = {}
         for made in self.made.values():
             if made.ended is None:
                 made.stage, made.held, made.parked, made.version = "queue", False, False, None
-                self.book.accepted(self._replica(made))
+                self.book.on_accepted(self._replica(made))
         self.act()
 
     # --- looks ----------------------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from prorl_gym.demand import Demand, EarlyStop, Redundant
+from prorl_gym.client.wire_models import GroupState, RolloutSummary
+from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
 from prorl_gym.errors import CancelReason, FailureKind
-from prorl_gym.rollout.groups.group import State
-from prorl_gym.rollout.groups.report import report
-from prorl_gym.rollout.protocol import Member, Stage
+from prorl_gym.rollout.groups.group_report import groups_status
+from prorl_gym.rollout.protocol import Stage
 
 STAGES: tuple[Stage, ...] = ("queue", "init", "run", "eval")
 
@@ -19,7 +19,7 @@ demands = st.builds(
     spare=st.integers(0, 1),
     max_staleness=st.none() | st.integers(0, 2),
     redundant=st.builds(
-        Redundant,
+        RedundantHandling,
         init=st.sampled_from(["finish", "kill"]),
         run=st.sampled_from(["finish", "park", "kill"]),
         park_seconds=st.sampled_from([5.0, 100.0]),
@@ -57,9 +57,9 @@ class Checked(World):
     def group(self, group_id: str) -> list[Made]:
         return [made for made in self.made.values() if made.group_id == group_id]
 
-    def ends(self, group_id: str) -> list[Member]:
+    def ends(self, group_id: str) -> list[RolloutSummary]:
         """The ends of a group that have a reward: of each place the first."""
-        found: dict[str, Member] = {}
+        found: dict[str, RolloutSummary] = {}
         for member in self.members:
             if member.group_id == group_id and member.reward is not None:
                 found.setdefault(self.root(self.made[member.rollout_id]), member)
@@ -157,7 +157,7 @@ class Groups(RuleBasedStateMachine):
     @rule(data=st.data())
     def one_cancel_arrives_too_late(self, data: st.DataObject) -> None:
         doomed = [made for made in self.world.made.values() if made.ended is None and made.cancel is not None]
-        doomed = [made for made in doomed if made.stage != "queue"]  # nobody has those in hand
+        doomed = [made for made in doomed if made.stage != "queue"]  # no runner has those
         if doomed:
             self.world.finish(data.draw(st.sampled_from(doomed)).rollout_id, 1.0)
 
@@ -184,7 +184,7 @@ class Groups(RuleBasedStateMachine):
         before = dict(self.world.verdicts)
         self.world.restart()
         for group_id, state in before.items():
-            # No record says that a failed rollout was not replaced because nobody needed its group just then.
+            # No record says that a failed rollout was not replaced because its group was not needed just then.
             replaced = state == "short" and group_id in self.world.book.groups
             assert replaced or self.world.verdicts[group_id] == state
 
@@ -199,7 +199,7 @@ class Groups(RuleBasedStateMachine):
             for group_id, state in self.world.verdicts.items():
                 assert (state == "ready") == self.ready_when_judged(group_id, state)
 
-    def ready_when_judged(self, group_id: str, state: State) -> bool:
+    def ready_when_judged(self, group_id: str, state: GroupState) -> bool:
         """Late members of a judged group are none of it."""
         if state == "ready":
             rewards = [end.reward for end in self.world.ends(group_id) if end.reward is not None]
@@ -212,7 +212,7 @@ class Groups(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         world = self.world
-        status = report(world.book)
+        status = groups_status(world.book)
         assert status.satisfied == world.is_satisfied()
         if not status.satisfied:
             assert status.kept == 0
@@ -220,13 +220,15 @@ class Groups(RuleBasedStateMachine):
             if world.demand.max_staleness is None:
                 assert status.held == 0
         if status.kept:
-            assert world.book.next_tick() is not None
+            assert world.book.next_decision_at() is not None
 
     @invariant()
     def asking_again_yields_nothing(self) -> None:
         if hasattr(self, "world"):
             decisions = self.world.book.decide(self.world.now)
-            assert not (decisions.cancel or decisions.hold or decisions.allow or decisions.park or decisions.stand_ins)
+            assert not (
+                decisions.cancel or decisions.hold or decisions.release or decisions.park or decisions.replacements
+            )
 
     def originals(self, group_id: str) -> int:
         return sum(made.stands_in_for is None for made in self.world.group(group_id))
@@ -249,7 +251,11 @@ class Groups(RuleBasedStateMachine):
             for made in left:
                 if made.ended is None and made.cancel is None:
                     world.finish(made.rollout_id, 1.0)
-        assert report(world.book).states.get("open", 0) == report(world.book).states.get("informative", 0) == 0
+        assert (
+            groups_status(world.book).states.get("open", 0)
+            == groups_status(world.book).states.get("informative", 0)
+            == 0
+        )
         assert set(world.verdicts) == {made.group_id for made in world.made.values()}
 
 

@@ -1,6 +1,7 @@
 """Groups on a whole service: what the book decides happens to rollouts, and survives a restart."""
 
 import asyncio
+import gc
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,23 +10,31 @@ from typing import Any
 import pytest
 
 from prorl_gym.agents.protocol import Artifacts
-from prorl_gym.demand import Demand, Redundant
+from prorl_gym.client.wire_models import RolloutSummary
+from prorl_gym.demand import Demand, RedundantHandling
 from prorl_gym.environments.protocol import Episode, Leases, RunContext
 from prorl_gym.errors import CancelReason, NotFoundError, ShuttingDownError
 from prorl_gym.records import Rollout, RolloutRequest, Score
-from prorl_gym.rollout.fake import EmptyBackend, FakePolicySource, Script, ScriptedEnvironment, lookup
-from prorl_gym.rollout.groups.book import Book
-from prorl_gym.rollout.groups.results import Results
-from prorl_gym.rollout.ledger import SqliteLedger
-from prorl_gym.rollout.ledger_file import LedgerConfig
-from prorl_gym.rollout.memory_ledger import MemoryLedger
-from prorl_gym.rollout.protocol import Ledger, Member, Stage, StageEntered
-from prorl_gym.rollout.retry import RetryConfig
-from prorl_gym.rollout.runner import InProcessRunner, RunnerConfig
+from prorl_gym.rollout.groups.group import Replica
+from prorl_gym.rollout.groups.group_results import GroupResults
+from prorl_gym.rollout.groups.group_scheduler import GroupScheduler
+from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+from prorl_gym.rollout.protocol import Ledger, Stage, StageEntered
+from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
+from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.settings import ResolvedSettings
+from prorl_gym.testing.rollout.fake_rollout import (
+    EmptyBackend,
+    FakePolicySource,
+    Script,
+    ScriptedEnvironment,
+    environment_lookup,
+)
+from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
-KILL = Redundant(init="kill", run="kill")
+KILL = RedundantHandling(init="kill", run="kill")
 
 
 class GatedEnvironment(ScriptedEnvironment):
@@ -44,7 +53,7 @@ class GatedEnvironment(ScriptedEnvironment):
         self._attempts.update(dict.fromkeys(ids, 1))
 
     async def run(self, task: Script, episode: Episode, context: RunContext) -> None:
-        await context.policy.start(episode.messages, ())
+        await context.policy.start_conversation(episode.messages, ())
         if task.run == "gate":
             await self.gates[task.id].wait()
             await context.policy.respond(())
@@ -66,7 +75,7 @@ class Stand:
         self.ledger = ledger or MemoryLedger()
         self.policies = FakePolicySource()
         self.runner = InProcessRunner(
-            lookup(self.environment),
+            environment_lookup(self.environment),
             self.policies,
             self.backend,
             RunnerConfig(queue=64, init=slots, run=slots, eval=slots, cleanup_seconds=1),
@@ -76,14 +85,14 @@ class Stand:
         self.stages: dict[str, Stage] = {}
         self.parked: set[str] = set()
         self._news = asyncio.Event()
-        self.service.watch(self._seen)
-        self.service.observe(lambda _: self._tell())
+        self.service.add_stage_observer(self._seen)
+        self.service.add_record_observer(lambda _: self._tell())
 
     def _seen(self, event: Any) -> None:
         if isinstance(event, StageEntered):
             self.stages[event.rollout_id] = event.stage
         else:
-            (self.parked.add if event.parked else self.parked.discard)(event.rollout_id)
+            (self.parked.add if event.is_parked else self.parked.discard)(event.rollout_id)
         self._tell()
 
     def _tell(self) -> None:
@@ -101,7 +110,7 @@ class Stand:
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.wait_for(self.service.stop(drain=False), 10)
-        assert (self.backend.live, self.policies.open_sessions) == (0, 0)
+        assert (self.backend.sandbox_count, self.policies.open_sessions) == (0, 0)
 
     async def submit(self, group_id: str, rewards: Sequence[float], **task: Any) -> list[str]:
         """Submit a group; ``task`` is its script."""
@@ -137,10 +146,12 @@ async def test_enough_groups_stop_the_rest_of_their_run() -> None:
         await stand.until(lambda: [stand.stages.get(name) for name in [*slow, "alone"]] == ["run"] * 3)
         fast = await stand.submit("fast", [0.0, 1.0])
         assert [(await stand.end(name)).outcome.reason for name in slow] == [CancelReason.REDUNDANT] * 2
-        assert [await stand.service.verdict(name) for name in (*slow, *fast)] == ["redundant"] * 2 + ["informative"] * 2
+        assert [await stand.service.wait_for_verdict(name) for name in (*slow, *fast)] == ["redundant"] * 2 + [
+            "informative"
+        ] * 2
         stand.environment.open("alone")
         assert (await stand.end("alone")).outcome.status == "completed"
-        status = stand.service.groups("run")
+        status = stand.service.groups_status("run")
         assert (status.satisfied, status.ready, status.states) == (True, 1, {"ready": 1, "redundant": 1})
         assert status.wasted_tokens == sum([(await stand.end(name)).sampled_tokens for name in slow]) > 0
 
@@ -154,16 +165,16 @@ async def test_parked_agents_go_on_with_the_next_demand() -> None:
             await stand.end(name)
         stand.environment.open(*slow)
         await stand.until(lambda: stand.parked == set(slow))
-        assert stand.service.groups("run").parked == 2
-        cursor = stand.service.groups("run").ready_groups[0].cursor
+        assert stand.service.groups_status("run").parked == 2
+        cursor = stand.service.groups_status("run").ready_groups[0].cursor
         await stand.service.set_demand("run", Demand(groups=1, after=cursor))
         assert [(await stand.end(name)).outcome.status for name in slow] == ["completed"] * 2
-        assert await stand.service.verdict(slow[0]) == "informative"
+        assert await stand.service.wait_for_verdict(slow[0]) == "informative"
 
 
 async def test_parked_agents_are_cancelled_when_their_time_is_over() -> None:
     async with Stand() as stand:
-        await stand.service.set_demand("run", Demand(groups=1, redundant=Redundant(park_seconds=0.05)))
+        await stand.service.set_demand("run", Demand(groups=1, redundant=RedundantHandling(park_seconds=0.05)))
         slow = await stand.submit("slow", [0.0, 1.0], run="gate")
         await stand.until(lambda: [stand.stages.get(name) for name in slow] == ["run"] * 2)
         await stand.submit("fast", [0.0, 1.0])
@@ -177,13 +188,13 @@ async def test_a_drain_does_not_wait_for_parked_agents() -> None:
     slow = await stand.submit("slow", [0.0, 1.0], run="gate")
     await stand.until(lambda: [stand.stages.get(name) for name in slow] == ["run"] * 2)
     fast = await stand.submit("fast", [0.0, 1.0])
-    assert await stand.service.verdict(fast[0]) == "informative"
+    assert await stand.service.wait_for_verdict(fast[0]) == "informative"
     stand.environment.open(*slow)
     await stand.until(lambda: stand.parked == set(slow))
-    waiting = asyncio.create_task(stand.service.verdict(slow[0]))
+    waiting = asyncio.create_task(stand.service.wait_for_verdict(slow[0]))
     await asyncio.sleep(0)
     await asyncio.wait_for(stand.service.stop(drain=True), 10)
-    with pytest.raises(ShuttingDownError, match="before the group is judged"):
+    with pytest.raises(ShuttingDownError, match="before the group has a verdict"):
         await waiting
 
 
@@ -193,7 +204,7 @@ async def test_a_failed_member_is_made_again_under_another_name() -> None:
         ids = await stand.submit("g", [0.0, 1.0], run="sandbox_lost", flaky=1)
         for name in ids:
             assert (await stand.end(name)).outcome.status == "failed"
-        assert await stand.service.verdict(ids[0]) == "informative"
+        assert await stand.service.wait_for_verdict(ids[0]) == "informative"
         again = await stand.end(f"{ids[1]}:r1")
         assert (again.stands_in_for, again.replica, again.reward) == (ids[1], 1, 1.0)
 
@@ -204,9 +215,9 @@ async def test_what_may_not_begin_is_held() -> None:
         first = await stand.submit("first", [0.0, 0.0], run="gate")
         second = await stand.submit("second", [0.0, 1.0])
         await stand.until(lambda: [stand.stages.get(name) for name in first] == ["run"] * 2)
-        assert (stand.service.groups("run").held, set(stand.stages)) == (2, set(first))
+        assert (stand.service.groups_status("run").held, set(stand.stages)) == (2, set(first))
         stand.environment.open(*first)
-        assert await stand.service.verdict(second[0]) == "informative"
+        assert await stand.service.wait_for_verdict(second[0]) == "informative"
 
 
 async def test_a_new_version_cancels_what_is_hopeless() -> None:
@@ -214,9 +225,9 @@ async def test_a_new_version_cancels_what_is_hopeless() -> None:
         await stand.service.set_demand("run", Demand(groups=9, max_staleness=0))
         ids = await stand.submit("g", [0.0, 1.0], run="gate")
         await stand.until(lambda: [stand.stages.get(name) for name in ids] == ["run"] * 2)
-        await stand.service.policy_version(1)
+        await stand.service.set_policy_version(1)
         assert {(await stand.end(name)).outcome.reason for name in ids} == {CancelReason.STALE}
-        assert await stand.service.verdict(ids[0]) == "stale"
+        assert await stand.service.wait_for_verdict(ids[0]) == "stale"
 
 
 async def test_what_waits_for_another_attempt_holds_no_old_token() -> None:
@@ -226,14 +237,14 @@ async def test_what_waits_for_another_attempt_holds_no_old_token() -> None:
         def look(event: Any) -> None:
             seen.append((event.rollout_id, event.stage))
             if event.stage == "run":
-                stand.service.pause()  # no second attempt begins before the new version
+                stand.service.hold_dispatch()  # no second attempt begins before the new version
 
-        stand.service.watch(look)
+        stand.service.add_stage_observer(look)
         await stand.service.set_demand("run", Demand(groups=9, max_staleness=0))
         ids = await stand.submit("g", [0.0, 1.0], run="sandbox_lost", flaky=1)
         await stand.until(lambda: all((name, "run") in seen and stand.stages[name] == "queue" for name in ids))
-        await stand.service.policy_version(1)
-        assert stand.service.groups("run").states == {"open": 1}, "nothing of it is too old"
+        await stand.service.set_policy_version(1)
+        assert stand.service.groups_status("run").states == {"open": 1}, "nothing of it is too old"
         assert all(stand.stages[name] == "queue" for name in ids)
 
 
@@ -244,25 +255,25 @@ async def test_another_pools_version_makes_nothing_stale(tmp_path: Path) -> None
         await stand.service.set_demand("other", Demand(groups=9, max_staleness=0, pool="named-0", version=5))
         ids = await stand.submit("g", [0.0, 1.0], run="gate")
         await stand.until(lambda: [stand.stages.get(name) for name in ids] == ["run"] * 2)
-        await stand.service.policy_version(7, "named-0")
-        assert [stand.service.groups(run).version for run in ("run", "other")] == [0, 7]
+        await stand.service.set_policy_version(7, "named-0")
+        assert [stand.service.groups_status(run).version for run in ("run", "other")] == [0, 7]
         stand.environment.open(*ids)
-        assert await stand.service.verdict(ids[0]) == "informative"
+        assert await stand.service.wait_for_verdict(ids[0]) == "informative"
     async with Stand(await SqliteLedger.open(config)) as stand:
-        assert [stand.service.groups(run).version for run in ("run", "other")] == [0, 7]
+        assert [stand.service.groups_status(run).version for run in ("run", "other")] == [0, 7]
         await stand.service.set_demand("other", Demand(groups=9, max_staleness=0))
-        assert stand.service.groups("other").version == 0
+        assert stand.service.groups_status("other").version == 0
 
 
 async def test_runs_without_a_demand_are_not_judged() -> None:
     async with Stand() as stand:
         ids = await stand.submit("g", [0.0, 1.0])
-        assert await stand.service.verdict(ids[0]) == "ungrouped"
+        assert await stand.service.wait_for_verdict(ids[0]) == "ungrouped"
         await stand.end(ids[0])
-        assert await stand.service.verdict(ids[0]) == "ungrouped"
-        assert (stand.service.groups("run").demand, stand.service.demands()) == (None, {})
+        assert await stand.service.wait_for_verdict(ids[0]) == "ungrouped"
+        assert (stand.service.groups_status("run").demand, stand.service.demands()) == (None, {})
         with pytest.raises(NotFoundError):
-            await stand.service.verdict("stranger")
+            await stand.service.wait_for_verdict("stranger")
 
 
 async def test_a_demand_reaches_what_is_under_way() -> None:
@@ -281,9 +292,9 @@ async def test_a_withdrawn_demand_frees_everything() -> None:
     async with Stand() as stand:
         await stand.service.set_demand("run", Demand(groups=0))
         ids = await stand.submit("g", [0.0, 1.0])
-        waiting = asyncio.create_task(stand.service.verdict(ids[0]))
+        waiting = asyncio.create_task(stand.service.wait_for_verdict(ids[0]))
         await asyncio.sleep(0)
-        assert (stand.service.groups("run").held, stand.stages) == (2, {})
+        assert (stand.service.groups_status("run").held, stand.stages) == (2, {})
         await stand.service.set_demand("run", None)
         assert await waiting == "ungrouped"
         assert [(await stand.end(name)).outcome.status for name in ids] == ["completed"] * 2
@@ -300,10 +311,12 @@ async def test_demands_of_one_run_take_effect_in_their_order() -> None:
 async def test_nothing_is_remembered_of_what_has_ended() -> None:
     async with Stand() as stand:
         for number in range(5):
-            for name in await stand.submit(f"g{number}", [0.0, 1.0]):
+            for name in await stand.submit(f"kept{number}", [0.0, 1.0]):
                 await stand.end(name)
-        conductor = stand.service._groups  # type: ignore[attr-defined]
-        assert (conductor._replicas, conductor._books) == ({}, {})  # type: ignore[attr-defined]
+        gc.collect()
+        replicas = [one for one in gc.get_objects() if isinstance(one, Replica)]
+        assert [one for one in replicas if one.group_id.startswith("kept")] == []
+        assert stand.service.demands() == {}
 
 
 async def test_a_restart_on_the_same_file_goes_on_as_before(tmp_path: Path) -> None:
@@ -314,42 +327,42 @@ async def test_a_restart_on_the_same_file_goes_on_as_before(tmp_path: Path) -> N
         slow = await stand.submit("slow", [0.0, 1.0], run="gate")
         await stand.until(lambda: [stand.stages.get(name) for name in slow] == ["run"] * 2)
         fast = await stand.submit("fast", [0.0, 1.0])
-        assert await stand.service.verdict(fast[0]) == "informative"
-        before = stand.service.groups("run")
+        assert await stand.service.wait_for_verdict(fast[0]) == "informative"
+        before = stand.service.groups_status("run")
     async with Stand(await SqliteLedger.open(config)) as stand:
-        after = stand.service.groups("run")
+        after = stand.service.groups_status("run")
         assert (stand.service.demands(), after.ready_groups) == ({"run": demand}, before.ready_groups)
         assert (after.held, stand.stages) == (2, {})
-        assert await stand.service.verdict(fast[0]) == "informative"
+        assert await stand.service.wait_for_verdict(fast[0]) == "informative"
         stand.environment.open(*slow)
         await stand.service.set_demand("run", demand.model_copy(update={"after": after.ready_groups[0].cursor}))
-        assert await stand.service.verdict(slow[0]) == "informative"
+        assert await stand.service.wait_for_verdict(slow[0]) == "informative"
 
 
-async def test_a_stand_in_that_a_crash_prevented_is_made_after_it(tmp_path: Path) -> None:
+async def test_a_replacement_that_a_crash_prevented_is_made_after_it(tmp_path: Path) -> None:
     config = LedgerConfig(path=tmp_path / "l.db")
     async with Stand(await SqliteLedger.open(config)) as stand:
-        ids = await stand.submit("g", [0.0, 1.0], run="sandbox_lost", flaky=1)  # nobody asks about groups yet
+        ids = await stand.submit("g", [0.0, 1.0], run="sandbox_lost", flaky=1)  # there is no demand yet
         for name in ids:
             await stand.end(name)
         await stand.ledger.set_demand("run", Demand(groups=1))
     async with Stand(await SqliteLedger.open(config)) as stand:
         stand.environment.count(*ids)  # what it had counted died with the process
-        assert await stand.service.verdict(ids[0]) == "informative"
+        assert await stand.service.wait_for_verdict(ids[0]) == "informative"
         assert (await stand.end(f"{ids[0]}:r1")).stands_in_for == ids[0]
     async with Stand(await SqliteLedger.open(config)) as stand:
-        assert await stand.service.verdict(ids[0]) == "informative"
+        assert await stand.service.wait_for_verdict(ids[0]) == "informative"
         assert stand.service.pending == 0
 
 
-async def test_a_stand_in_whose_name_is_taken_leaves_the_group_short(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_replacement_whose_name_is_taken_leaves_the_group_short(caplog: pytest.LogCaptureFixture) -> None:
     async with Stand() as stand:
         await stand.service.set_demand("run", Demand(groups=1))
         taken = RolloutRequest(rollout_id="g.0:r1", run_id="other", environment="scripted", task={"id": "taken"})
         await stand.service.submit([taken])
         (name,) = await stand.submit("g", [1.0], run="sandbox_lost")
-        assert await stand.service.verdict(name) == "short"
-        assert "no stand-in for rollout g.0" in caplog.text
+        assert await stand.service.wait_for_verdict(name) == "short"
+        assert "no replacement for rollout g.0" in caplog.text
 
 
 async def test_a_defect_of_the_book_does_not_stop_the_service(
@@ -361,37 +374,37 @@ async def test_a_defect_of_the_book_does_not_stop_the_service(
     async with Stand() as stand:
         await stand.service.set_demand("run", Demand(groups=0))
         ids = await stand.submit("g", [0.0, 1.0])
-        assert stand.service.groups("run").held == 2
-        monkeypatch.setattr(Book, "decide", broken)
-        await stand.service.policy_version(1)
+        assert stand.service.groups_status("run").held == 2
+        monkeypatch.setattr(GroupScheduler, "decide", broken)
+        await stand.service.set_policy_version(1)
         assert [(await stand.end(name)).outcome.status for name in ids] == ["completed"] * 2
         assert "its groups are not looked after any more" in caplog.text
         assert stand.service.demands() == {}
 
 
-async def test_a_verdict_that_was_forgotten_is_read_off_the_records() -> None:
+async def test_a_verdict_that_was_forgotten_is_read_off_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Stand() as stand:
         await stand.service.set_demand("run", Demand(groups=9))
         groups = [await stand.submit("teaches", [0.0, 1.0]), await stand.submit("same", [1.0, 1.0])]
         for name in (*groups[0], *groups[1]):
             await stand.end(name)
-        stand.service._groups._books["run"].results = Results()  # type: ignore[attr-defined]
-        assert [await stand.service.verdict(ids[0]) for ids in groups] == ["informative", "uninformative"]
+        monkeypatch.setattr(GroupResults, "get", lambda results, group_id: None)
+        assert [await stand.service.wait_for_verdict(ids[0]) for ids in groups] == ["informative", "uninformative"]
 
 
 async def test_what_ends_while_a_book_is_opened_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Stand() as stand:
         ids = await stand.submit("g", [0.0, 1.0], eval="gate")
         await stand.until(lambda: [stand.stages.get(name) for name in ids] == ["eval"] * 2)
-        members = stand.ledger.members
+        members = stand.ledger.summaries
 
-        async def slow(*args: Any, **options: Any) -> list[Member]:
+        async def slow(*args: Any, **options: Any) -> list[RolloutSummary]:
             found = await members(*args, **options)
             stand.environment.open(*ids)
             for name in ids:
                 await stand.end(name)
             return found
 
-        monkeypatch.setattr(stand.ledger, "members", slow)
+        monkeypatch.setattr(stand.ledger, "summaries", slow)
         status = await stand.service.set_demand("run", Demand(groups=1))
         assert (status.ready, status.states) == (1, {"ready": 1})

@@ -14,7 +14,7 @@ from aiohttp import web
 from images_support import FakeRegistry
 
 from prorl_gym.sandbox.images.config import ImagesConfig
-from prorl_gym.sandbox.images.retries import Backoff
+from prorl_gym.sandbox.images.registry.http import Retries
 from prorl_gym.sandbox.images.store import ImageStore
 
 
@@ -43,7 +43,7 @@ async def store(images_config: ImagesConfig, naps: list[float]) -> AsyncIterator
     async def nap(seconds: float) -> None:
         naps.append(seconds)
 
-    store = ImageStore(images_config, Backoff(attempts=4, sleep=nap))
+    store = ImageStore(images_config, Retries(attempts=4, sleep=nap))
     yield store
     await store.close()
 

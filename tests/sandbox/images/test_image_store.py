@@ -22,20 +22,20 @@ def owners_below(root: Path) -> set[int]:
 
 async def test_layers_come_topmost_first(store: ImageStore, fake_registry: FakeRegistry) -> None:
     image = await store.resolve(fake_registry.add("team/task", BASE, TASK))
-    top, bottom = (Path(path) for path in image.lower)
+    top, bottom = (Path(path) for path in image.lower_dirs)
     assert (top / "etc/task").read_bytes() == b"task"
     assert (bottom / "etc/base").read_bytes() == b"base"
 
 
 async def test_files_belong_to_the_sandboxes_uid(store: ImageStore, fake_registry: FakeRegistry) -> None:
     image = await store.resolve(fake_registry.add("team/task", BASE))
-    assert owners_below(Path(image.lower[0])) == {sandbox_uid()}
+    assert owners_below(Path(image.lower_dirs[0])) == {sandbox_uid()}
 
 
 async def test_many_who_ask_at_once_fetch_once(store: ImageStore, fake_registry: FakeRegistry) -> None:
     name = fake_registry.add("team/task", BASE, TASK)
     images = await asyncio.gather(*(store.resolve(name) for _ in range(20)))
-    assert len({image.lower for image in images}) == 1
+    assert len({image.lower_dirs for image in images}) == 1
     assert (fake_registry.fetched(BASE), fake_registry.fetched(TASK)) == (1, 1)
 
 
@@ -48,14 +48,14 @@ async def test_two_stores_on_one_directory_fetch_once(
         first, second = await asyncio.gather(store.resolve(name), other.resolve(name))
     finally:
         await other.close()
-    assert first.lower == second.lower
+    assert first.lower_dirs == second.lower_dirs
     assert fake_registry.fetched(BASE) == 1
 
 
 async def test_shared_layers_are_fetched_once(store: ImageStore, fake_registry: FakeRegistry) -> None:
     names = [fake_registry.add(f"team/{n}", BASE, layer(entry("n", str(n).encode()))) for n in range(3)]
     images = await asyncio.gather(*(store.resolve(name) for name in names))
-    assert len({image.lower[-1] for image in images}) == 1
+    assert len({image.lower_dirs[-1] for image in images}) == 1
     assert fake_registry.fetched(BASE) == 1
 
 
@@ -63,7 +63,7 @@ async def test_known_image_needs_no_registry(store: ImageStore, fake_registry: F
     name = fake_registry.add("team/task", BASE)
     first = await store.resolve(name)
     asked = len(fake_registry.asked)
-    assert (await store.resolve(name)).lower == first.lower
+    assert (await store.resolve(name)).lower_dirs == first.lower_dirs
     assert len(fake_registry.asked) == asked
 
 
@@ -84,15 +84,15 @@ async def test_cancelled_fetch_leaves_nothing_and_can_be_repeated(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert os.listdir(store.layers.place / "building") == []
-    assert (await store.resolve(name)).lower
+    assert os.listdir(store.layers.directory / "building") == []
+    assert (await store.resolve(name)).lower_dirs
 
 
 async def test_half_done_layer_of_a_dead_process_is_swept(store: ImageStore, fake_registry: FakeRegistry) -> None:
     name = fake_registry.add("team/task", BASE)
-    store.layers.prepare()
+    store.layers.make_directories()
     digest = next(digest for digest, data in fake_registry.blobs.items() if data == BASE)
-    torn = store.layers.place / "building" / f"{digest.replace(':', '-')}-dead"
+    torn = store.layers.directory / "building" / f"{digest.replace(':', '-')}-dead"
     torn.mkdir()
     os.chown(torn, sandbox_uid(), sandbox_uid())
     await store.resolve(name)
@@ -103,8 +103,8 @@ async def test_directory_without_manifest_is_no_layer(store: ImageStore, fake_re
     name = fake_registry.add("team/task", BASE)
     image = await store.resolve(name)
     store.release(image)
-    (Path(image.lower[0]).parent / "manifest.json").unlink()
-    assert store.layers.all() == []
+    (Path(image.lower_dirs[0]).parent / "manifest.json").unlink()
+    assert store.layers.list_layers() == []
 
 
 async def test_broken_layer_names_the_image(store: ImageStore, fake_registry: FakeRegistry) -> None:
@@ -112,7 +112,7 @@ async def test_broken_layer_names_the_image(store: ImageStore, fake_registry: Fa
     with pytest.raises(SandboxError, match=r"team/bad:latest, layer [0-9a-f]{12}: .*leads outside") as caught:
         await store.resolve(name)
     assert caught.value.kind is FailureKind.IMAGE_BROKEN
-    assert store.layers.all() == []
+    assert store.layers.list_layers() == []
 
 
 async def test_bomb_is_stopped(place: Path, fake_registry: FakeRegistry) -> None:
@@ -136,11 +136,32 @@ async def test_missing_images_are_named(store: ImageStore, name: str) -> None:
 
 
 async def test_host_and_directories_need_no_store(store: ImageStore, place: Path) -> None:
-    assert (await store.resolve("host")).lower == ()
-    assert (await store.resolve(str(place))).lower == (str(place),)
-    assert not store.layers.place.exists()
+    assert (await store.resolve("host")).lower_dirs == ()
+    assert (await store.resolve(str(place))).lower_dirs == (str(place),)
+    assert not store.layers.directory.exists()
 
 
 async def test_environment_of_the_image_is_kept(store: ImageStore, fake_registry: FakeRegistry) -> None:
     image = await store.resolve(fake_registry.add("team/task", BASE))
     assert image.environment == (("PATH", "/opt/env/bin:/usr/bin"),)
+
+
+async def test_many_stores_wait_for_a_turn_on_the_node(store: ImageStore) -> None:
+    from prorl_gym.sandbox.images.locks import NodeSemaphore
+
+    store.layers.make_directories()
+    running, most = 0, 0
+
+    async def work(gate: NodeSemaphore) -> None:
+        nonlocal running, most
+        async with gate.slot():
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+
+    gates = [NodeSemaphore(store.layers.directory / "locks", 2) for _ in range(4)]
+    async with asyncio.TaskGroup() as group:
+        for gate in gates * 3:
+            group.create_task(work(gate))
+    assert most == 2

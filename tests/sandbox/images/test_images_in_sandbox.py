@@ -12,12 +12,11 @@ import pytest
 from images_support import FakeRegistry, directory, entry, layer
 
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox.backend import NamespaceBackend
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.images.config import ImagesConfig
-from prorl_gym.sandbox.images.eviction import evict
-from prorl_gym.sandbox.images.store import ImageStore
+from prorl_gym.sandbox.images.store import ImageStore, evict_layers
 from prorl_gym.sandbox.protocol import SandboxSpec
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 
 TASK = layer(directory("data"), entry("data/task", b"task"), entry("data/.wh.kept"), entry("data/doomed/.wh..wh..opq"))
 
@@ -37,14 +36,14 @@ async def test_layers_are_one_root_and_stay_while_used(
         "apptainer" if backend_name == "apptainer" else "userns", SandboxConfig(scratch=scratch), store
     )
     try:
-        box = await backend.start(SandboxSpec(image=name))
+        box = await backend.start_sandbox(SandboxSpec(image=name))
         shown = await box.exec(["/bin/ls", "/data", "/data/doomed"], timeout=20)
         assert shown.stdout == b"/data:\ndoomed\ntask\n\n/data/doomed:\n"
         removed = await box.exec(["/bin/bash", "-c", "rm -rf /data && mkdir /data && ls -A /data"], timeout=20)
         assert (removed.exit_code, removed.stdout) == (0, b"")
-        assert (await evict(store.layers, store.records, 0, 0)).layers == 0
+        assert (await evict_layers(store.layers, store.records, 0, 0)).layers == 0
         await box.close()
-        assert (await evict(store.layers, store.records, 0, 0)).layers == 2
+        assert (await evict_layers(store.layers, store.records, 0, 0)).layers == 2
     finally:
         await backend.close()
 
@@ -53,7 +52,7 @@ async def test_missing_image_ends_the_start(scratch: Path, store: ImageStore, fa
     backend = NamespaceBackend("userns", SandboxConfig(scratch=scratch), store)
     try:
         with pytest.raises(SandboxError) as caught:
-            await backend.start(SandboxSpec(image=fake_registry.name("nowhere")))
+            await backend.start_sandbox(SandboxSpec(image=fake_registry.name("nowhere")))
     finally:
         await backend.close()
     assert caught.value.kind is FailureKind.IMAGE_MISSING
@@ -65,7 +64,7 @@ async def test_killed_service_leaves_a_store_that_works(place: Path, images_conf
     tree.mkdir()
     (tree / "file").write_bytes(bytes(1 << 20))
     os.mkfifo(fifo)
-    place_of_store = images_config.place()
+    place_of_store = images_config.store_directory()
     service = await asyncio.create_subprocess_exec(sys.executable, "-c", _TORN, str(place_of_store), str(fifo))
     with await asyncio.to_thread(open, fifo, "wb", 0) as pipe:
         # More than a pipe holds: when it is written, the unpacking has begun. The rest never comes.
@@ -76,7 +75,9 @@ async def test_killed_service_leaves_a_store_that_works(place: Path, images_conf
         store = ImageStore(images_config)
         try:
             async with asyncio.timeout(20):
-                made = await store.layers.ensure(_DIGEST, lambda target: store.filler.from_directory(tree, target))
+                made = await store.layers.ensure_layer(
+                    _DIGEST, lambda target: store.unpacker.copy_directory(tree, target)
+                )
         finally:
             await store.close()
     assert made.size == 1 << 20
@@ -90,5 +91,6 @@ from pathlib import Path
 from prorl_gym.sandbox.images.config import ImagesConfig
 from prorl_gym.sandbox.images.store import ImageStore
 store = ImageStore(ImagesConfig(directory=Path(sys.argv[1]), durable=False))
-asyncio.run(store.layers.ensure({_DIGEST!r}, lambda to: store.filler.from_file(Path(sys.argv[2]), {_DIGEST!r}, to)))
+unpack = lambda to: store.unpacker.unpack_archive(Path(sys.argv[2]), {_DIGEST!r}, to)
+asyncio.run(store.layers.ensure_layer({_DIGEST!r}, unpack))
 """

@@ -12,9 +12,15 @@ from images_support import FakeRegistry, directory, entry, layer, push
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.sandbox.images.config import ImagesConfig
-from prorl_gym.sandbox.images.naming import images_of, template_of
+from prorl_gym.sandbox.images.dataset_images import (
+    check_free_space,
+    list_images,
+    parse_template,
+    plan_sync,
+    select_shard,
+    sync_images,
+)
 from prorl_gym.sandbox.images.store import ImageStore
-from prorl_gym.sandbox.images.sync import check_room, plan, share_of, sync
 
 BASE = layer(directory("usr"), entry("usr/base", bytes(5000)))
 
@@ -40,66 +46,66 @@ def quiet(image: str, end: str) -> None:
     ],
 )
 def test_rows_name_their_images(place: Path, template: str, row: object, image: str) -> None:
-    assert images_of(rows_file(place, row, row), template_of(template)) == [f"docker://{image}"]
+    assert list_images(rows_file(place, row, row), parse_template(template)) == [f"docker://{image}"]
 
 
 def test_row_without_a_name_is_pointed_at(place: Path) -> None:
     with pytest.raises(ConfigError, match=r"rows\.jsonl:2: the row has no instance_id"):
-        images_of(rows_file(place, {"instance_id": "a__b-1"}, {"id": 1}), template_of("swe-bench"))
+        list_images(rows_file(place, {"instance_id": "a__b-1"}, {"id": 1}), parse_template("swe-bench"))
 
 
 @pytest.mark.parametrize("template", ["swebench", "team/{}", "team/{a.b}", "{a[0]}"])
 def test_unknown_template_is_refused(template: str) -> None:
     with pytest.raises(ConfigError, match="--template"):
-        template_of(template)
+        parse_template(template)
 
 
 def test_shares_of_a_job_array_are_all_and_disjoint() -> None:
     names = [str(n) for n in range(10)]
-    shares = [share_of(names, f"{n}/3") for n in range(3)]
+    shares = [select_shard(names, f"{n}/3") for n in range(3)]
     assert sorted(name for share in shares for name in share) == names
 
 
 @pytest.mark.parametrize("text", ["3/3", "1", "a/b", "-1/3", "0/0"])
 def test_wrong_share_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--job-array"):
-        share_of([], text)
+    with pytest.raises(ConfigError, match="--shard"):
+        select_shard([], text)
 
 
 async def test_plan_counts_shared_layers_once(store: ImageStore, fake_registry: FakeRegistry) -> None:
     own = [layer(entry(f"own-{n}", b"1")) for n in range(3)]
     names = [fake_registry.add(f"image-{n}", BASE, data) for n, data in enumerate(own)]
-    needed = await plan(store, [*names, fake_registry.name("nowhere")], jobs=2)
-    assert (len(needed.wanted), needed.here, needed.layers, needed.shared) == (4, 0, 4, 2)
-    assert needed.download == len(BASE) + sum(len(data) for data in own)
+    needed = await plan_sync(store, [*names, fake_registry.name("nowhere")], jobs=2)
+    assert (len(needed.missing), needed.present_count, needed.layer_count, needed.shared_count) == (4, 0, 4, 2)
+    assert needed.download_bytes == len(BASE) + sum(len(data) for data in own)
     assert list(needed.failed) == [fake_registry.name("nowhere")]
     assert not any("/blobs/" in path for path in fake_registry.asked)
 
 
 async def test_plan_without_room_is_refused(store: ImageStore, fake_registry: FakeRegistry, place: Path) -> None:
     small = ImageStore(ImagesConfig(directory=place / "small", max_bytes=1))
-    needed = await plan(store, [fake_registry.add("image", BASE)], jobs=1)
-    check_room(needed, store)
-    with pytest.raises(ConfigError, match="more than the store may hold"):
-        check_room(needed, small)
+    needed = await plan_sync(store, [fake_registry.add("image", BASE)], jobs=1)
+    check_free_space(needed, store)
+    with pytest.raises(ConfigError, match="more than the store holds"):
+        check_free_space(needed, small)
 
 
 async def test_failed_image_keeps_no_other_from_coming(store: ImageStore, fake_registry: FakeRegistry) -> None:
     bad = fake_registry.add("bad", layer(entry("../out", b"1")))
     good = [fake_registry.add(f"good-{n}", BASE, layer(entry(f"{n}", b"1"))) for n in range(3)]
-    outcome = await sync(store, [bad, *good], 2, quiet)
+    outcome = await sync_images(store, [bad, *good], 2, quiet)
     assert (sorted(outcome.done), list(outcome.failed)) == (sorted(good), [bad])
 
 
 async def test_second_run_brings_only_the_rest(store: ImageStore, fake_registry: FakeRegistry) -> None:
     names = [fake_registry.add(f"image-{n}", layer(entry(f"{n}", b"1"))) for n in range(3)]
     fake_registry.faults.append(lambda request: web.Response(status=404) if "image-1" in request.path else None)
-    first = await sync(store, names, 3, quiet)
+    first = await sync_images(store, names, 3, quiet)
     fake_registry.faults.clear()
     fake_registry.asked.clear()
-    needed = await plan(store, names, 3)
-    second = await sync(store, needed.wanted, 3, quiet)
-    assert (list(first.failed), needed.here, second.done) == ([names[1]], 2, [names[1]])
+    needed = await plan_sync(store, names, 3)
+    second = await sync_images(store, needed.missing, 3, quiet)
+    assert (list(first.failed), needed.present_count, second.done) == ([names[1]], 2, [names[1]])
     assert all("image-1" in path for path in fake_registry.asked)
 
 
@@ -108,7 +114,7 @@ def prorl_gym(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
 
 
-async def test_estimate_says_what_it_leaves_out(fake_registry: FakeRegistry, place: Path) -> None:
+async def test_estimate_names_what_it_leaves_out(fake_registry: FakeRegistry, place: Path) -> None:
     rows = rows_file(place, {"image": "docker://there/is:none"})
     arguments = ("--dry-run", "--mirror", fake_registry.url, "--store", place / "store")
     dry = await asyncio.to_thread(prorl_gym, "sync", rows, *arguments)
@@ -131,7 +137,7 @@ async def test_images_of_a_real_registry_by_the_command(real_registry: str, plac
 
     dry = await asyncio.to_thread(prorl_gym, *arguments, "--dry-run")
     assert "32 images to bring, 0 here: 35 layers to fetch" in dry.stdout, dry.stderr
-    half = await asyncio.to_thread(prorl_gym, *arguments, "--job-array", "0/2")
+    half = await asyncio.to_thread(prorl_gym, *arguments, "--shard", "0/2")
     assert (half.returncode, half.stdout.count(": done")) == (0, 16), half.stderr
     rest = await asyncio.to_thread(prorl_gym, *arguments)
     assert (rest.returncode, rest.stdout.count(": done")) == (0, 16), rest.stderr

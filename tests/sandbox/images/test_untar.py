@@ -11,9 +11,9 @@ import pytest
 from images_support import directory, entry, symlink, tar
 
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox.images.untar import Bounds, Unpacked, unpack
+from prorl_gym.sandbox.images.untar import LayerLimits, UnpackStats, unpack_tar
 
-ROOMY = Bounds(1 << 20, 1000)
+ROOMY = LayerLimits(1 << 20, 1000)
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def root(tmp_path: Path) -> Path:
     return path
 
 
-def put(root: Path, *entries: Any, bounds: Bounds = ROOMY) -> Unpacked:
-    return unpack(io.BytesIO(tar(*entries)), str(root), bounds)
+def put(root: Path, *entries: Any, bounds: LayerLimits = ROOMY) -> UnpackStats:
+    return unpack_tar(io.BytesIO(tar(*entries)), str(root), bounds)
 
 
 def test_files_keep_contents_modes_and_dates(root: Path) -> None:
@@ -135,22 +135,22 @@ def test_later_entries_win_whatever_they_are(root: Path) -> None:
 
 def test_too_much_is_refused_before_it_is_written(root: Path) -> None:
     with pytest.raises(SandboxError, match="more than 10 bytes"):
-        put(root, entry("a", b"12345"), entry("b", b"123456"), bounds=Bounds(10, 100))
+        put(root, entry("a", b"12345"), entry("b", b"123456"), bounds=LayerLimits(10, 100))
     assert sorted(path.name for path in root.iterdir()) == ["a"]
 
 
 def test_too_many_are_refused(root: Path) -> None:
     with pytest.raises(SandboxError, match="or 5 entries"):
-        put(root, *(entry(str(number)) for number in range(6)), bounds=Bounds(10, 5))
+        put(root, *(entry(str(number)) for number in range(6)), bounds=LayerLimits(10, 5))
 
 
 @pytest.mark.parametrize("cut", [600, 1100])
 def test_torn_archive_is_refused(root: Path, cut: int) -> None:
     whole = tar(entry("a", b"1" * 600), entry("b", b"2" * 600))
     with pytest.raises(SandboxError, match="damaged"):
-        unpack(io.BytesIO(whole[:cut]), str(root), ROOMY)
+        unpack_tar(io.BytesIO(whole[:cut]), str(root), ROOMY)
 
 
 def test_noise_is_refused(root: Path) -> None:
     with pytest.raises(SandboxError, match="damaged"):
-        unpack(io.BytesIO(b"no archive at all" * 100), str(root), ROOMY)
+        unpack_tar(io.BytesIO(b"no archive at all" * 100), str(root), ROOMY)

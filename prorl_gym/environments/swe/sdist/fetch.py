@@ -1,4 +1,4 @@
-"""Fetching a source distribution from a package index, and the wheels that it needs, without running any of it.
+"""Fetching a source distribution and the wheels that it needs from a package index, without running any of it.
 
 ``pip download`` would build the project to learn its metadata, which runs its code on this host; so the file is found
 with ``unearth``, on the index that pip is configured for, and only read. Wheels run nothing when pip installs them.
@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from prorl_gym.environments.swe.sdist.tree import File
+from prorl_gym.environments.swe.sdist.source_tree import SourceFile
 from prorl_gym.errors import ConfigError
 
 _PYPI = "https://pypi.org/simple/"
@@ -33,12 +33,12 @@ def fetch_sdist(requirement: str, cache: Path, index: str = "") -> Path:
     Blocks; run it in a thread.
 
     Args:
-        requirement: an exact version, so that the same rows come out next year.
+        requirement: an exact version, so that rows can be reproduced.
         cache: directory of downloaded files, made when missing.
         index: URL of a simple index; the one pip is configured for by default.
 
     Raises:
-        ConfigError: no exact version is asked for, ``unearth`` is missing, or there is no such file.
+        ConfigError: the version is not exact, ``unearth`` is missing, or there is no such file.
     """
     name, equals, version = (part.strip() for part in requirement.partition("=="))
     if not (name and equals and version) or "*" in version:
@@ -54,7 +54,7 @@ def fetch_sdist(requirement: str, cache: Path, index: str = "") -> Path:
     return kept
 
 
-def applicable(requirements: Sequence[str], python: str) -> list[str]:
+def applicable_requirements(requirements: Sequence[str], python: str) -> list[str]:
     """Return those requirements whose markers hold in a sandbox with this Python, without their markers.
 
     Raises:
@@ -79,7 +79,7 @@ def applicable(requirements: Sequence[str], python: str) -> list[str]:
 
 def fetch_wheels(
     requirements: Sequence[str], python: str, index: str = "", provided: Sequence[str] = ()
-) -> dict[str, File]:
+) -> dict[str, SourceFile]:
     """Return the unpacked pure-Python wheels of some requirements and of what these need.
 
     Blocks; run it in a thread.
@@ -95,15 +95,15 @@ def fetch_wheels(
     """
     wanted: list[str] = []
     missing = list(requirements)
-    found: dict[str, File] = {}
+    found: dict[str, SourceFile] = {}
     while missing:
         wanted += missing
         found = _install(wanted, python, index, provided)
-        missing = [line for line in _missing(found, python) if line not in wanted]
+        missing = [line for line in _missing_requirements(found, python) if line not in wanted]
     return _without(found, provided)
 
 
-def _without(packages: Mapping[str, File], provided: Sequence[str]) -> dict[str, File]:
+def _without(packages: Mapping[str, SourceFile], provided: Sequence[str]) -> dict[str, SourceFile]:
     """Return the files of packages without those of some distributions, as their records list them."""
     gone: set[str] = set()
     for name in provided:
@@ -114,7 +114,7 @@ def _without(packages: Mapping[str, File], provided: Sequence[str]) -> dict[str,
     return {path: file for path, file in packages.items() if path not in gone}
 
 
-def _install(requirements: Sequence[str], python: str, index: str, provided: Sequence[str]) -> dict[str, File]:
+def _install(requirements: Sequence[str], python: str, index: str, provided: Sequence[str]) -> dict[str, SourceFile]:
     with tempfile.TemporaryDirectory(prefix="prorl-gym-wheels-") as folder:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-input"]
         command += ["--target", folder, "--only-binary", ":all:", "--platform", "any", "--abi", "none"]
@@ -123,7 +123,7 @@ def _install(requirements: Sequence[str], python: str, index: str, provided: Seq
         constraints = Path(folder, "constraints.txt")
         constraints.write_text("".join(f"{line}\n" for line in provided))
         command += ["--constraint", str(constraints)]
-        # After `--`: a requirement comes from a stranger's metadata, and must not become an option of pip.
+        # After `--`: a requirement from untrusted metadata must not become an option of pip.
         if why := _run_pip([*command, "--", *requirements]):
             raise ConfigError(
                 f"The requirements {', '.join(requirements)[:200]} are not to be had as pure wheels: {why[:200]}",
@@ -133,7 +133,7 @@ def _install(requirements: Sequence[str], python: str, index: str, provided: Seq
         return _read_packages(Path(folder))
 
 
-def _missing(packages: Mapping[str, File], python: str) -> list[str]:
+def _missing_requirements(packages: Mapping[str, SourceFile], python: str) -> list[str]:
     """Return what installed packages need in a sandbox and lack: pip reads markers as if for this host's Python."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
@@ -144,7 +144,7 @@ def _missing(packages: Mapping[str, File], python: str) -> list[str]:
         if re.fullmatch(r"[^/]+\.dist-info/METADATA", path):
             headers = BytesHeaderParser().parsebytes(file.data)
             there.add(canonicalize_name(str(headers["Name"])))
-            needed += applicable([str(line) for line in headers.get_all("Requires-Dist", [])], python)
+            needed += applicable_requirements([str(line) for line in headers.get_all("Requires-Dist", [])], python)
     return [line for line in dict.fromkeys(needed) if canonicalize_name(Requirement(line).name) not in there]
 
 
@@ -155,18 +155,18 @@ def _run_pip(command: Sequence[str]) -> str:
     except subprocess.TimeoutExpired:
         return f"pip took more than {_PIP_SECONDS:g} s"
     errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-    # An installation elsewhere cannot satisfy or break what is installed here, but pip says so and goes on.
+    # pip warns about conflicts with the packages installed here, which this installation elsewhere cannot affect.
     return (errors or [done.stderr[-200:]])[-1] if done.returncode else ""
 
 
-def _read_packages(folder: Path) -> dict[str, File]:
-    found: dict[str, File] = {}
+def _read_packages(folder: Path) -> dict[str, SourceFile]:
+    found: dict[str, SourceFile] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.suffix in _COMPILED:
             raise ConfigError(f"The wheel with {name} is compiled.", "Only pure-Python requirements can be used.")
         if path.is_file() and not path.is_symlink() and not name.startswith("bin/") and path.suffix != ".pyc":
-            found[name] = File(path.read_bytes())
+            found[name] = SourceFile(path.read_bytes())
     return found
 
 
@@ -188,7 +188,7 @@ def _download(requirement: str, index: str) -> bytes:
             best = finder.find_best_match(requirement, allow_yanked=True).best
             if best is None or not best.link.filename.endswith(".tar.gz"):
                 raise ConfigError(f"{requirement} has no .tar.gz on the index.", "Check name and version.")
-            return _checked(requirement, _read(session, best.link), best.link.hash_option or {})
+            return _verify_hash(requirement, _read(session, best.link), best.link.hash_option or {})
         except ConfigError:
             raise
         except Exception as error:  # a foreign library's own, and its HTTP client's
@@ -209,7 +209,7 @@ def _read(session: Any, link: Any) -> bytes:
     return bytes(data)
 
 
-def _checked(requirement: str, data: bytes, hashes: Mapping[str, Sequence[str]]) -> bytes:
+def _verify_hash(requirement: str, data: bytes, hashes: Mapping[str, Sequence[str]]) -> bytes:
     for name, stated in hashes.items():
         if hashlib.new(name, data).hexdigest() not in stated:
             raise ConfigError(f"{requirement}: the file is not what the index states.", "Try again, or another index.")
@@ -217,7 +217,7 @@ def _checked(requirement: str, data: bytes, hashes: Mapping[str, Sequence[str]])
 
 
 def _pip_configuration() -> dict[str, str]:
-    """What pip is told by its files and the environment; the environment wins. Empty without pip."""
+    """Return pip's configuration from its files and the environment, which wins; empty without pip."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     lines = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout.splitlines()
     found: dict[str, str] = {}

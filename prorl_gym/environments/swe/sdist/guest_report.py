@@ -1,7 +1,7 @@
-"""A plug-in of pytest for making rows: why tests fail and, when asked, which lines run.
+"""A plug-in of pytest for making rows: why tests fail and, optionally, which lines run.
 
-It is copied into the sandbox as a file: standard library only, no import of this package. What it writes are hints for
-choosing faults; whether a test passes is found out as in grading.
+It is copied into the sandbox as a file: standard library only, no import of this package. Its output only
+guides the choice of faults; grading's own plug-in decides whether a test passes.
 """
 
 import json

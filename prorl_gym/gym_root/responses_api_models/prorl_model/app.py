@@ -1,12 +1,10 @@
-"""NeMo Gym model server: token ids in, token ids and log-probs out, over one or more engines.
+"""NeMo Gym model server over the gateway: token ids in, token ids and log-probs out, over one or more engines.
 
-For agents and harnesses other than ours. It always answers with an HTTP status, within the bounds of its own client:
-Gym's client would post again for ever to a server that drops the connection.
+It serves agents and harnesses other than ours. Every call gets an HTTP answer within the time that its client waits,
+since Gym's client repeats a call without end when the connection drops.
 """
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
@@ -24,34 +22,24 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import PrivateAttr, ValidationError
 
 from prorl_gym.config import load_config
-from prorl_gym.errors import ConfigError, EngineError, LimitReached
-from prorl_gym.gym_root.responses_api_models.prorl_model import asks, statuses
-from prorl_gym.gym_root.responses_api_models.prorl_model.answers import Shape, Turn
-from prorl_gym.gym_root.responses_api_models.prorl_model.asks import Ask
+from prorl_gym.errors import ConfigError
+from prorl_gym.gateway import chat_completions as chat_wire
+from prorl_gym.gateway import responses as responses_wire
+from prorl_gym.gateway.gateway import Gateway, Wire
 from prorl_gym.gym_root.responses_api_models.prorl_model.config import ProrlModelConfig
-from prorl_gym.gym_root.responses_api_models.prorl_model.continuity import Continuity, Prompt
-from prorl_gym.gym_root.responses_api_models.prorl_model.conversation import plain_call
-from prorl_gym.gym_root.responses_api_models.prorl_model.figures import Figures
-from prorl_gym.gym_root.responses_api_models.prorl_model.memory import TurnMemory
-from prorl_gym.gym_root.responses_api_models.prorl_model.reading import Spoken, read_plain, read_said, read_turn
-from prorl_gym.gym_root.responses_api_models.prorl_model.sessions import Sessions
-from prorl_gym.gym_root.responses_api_models.prorl_model.turns import Sampled, Turns
-from prorl_gym.gym_root.starting import run
-from prorl_gym.inference.chat import Codec, load_codec
+from prorl_gym.gym_root.server_start import run_server
 from prorl_gym.inference.config import InferenceConfig, build_pool
-from prorl_gym.inference.pool import EnginePool
-from prorl_gym.logs import configure, register_secret
+from prorl_gym.inference.tokens.template_check import load_codec
+from prorl_gym.logs import configure_logging, register_secret
 
-log = logging.getLogger(__name__)
-
-_CONVERSATION = ("input", "instructions", "messages", "tools")
+_CONVERSATION_FIELDS = ("input", "instructions", "messages", "tools")
 
 try:
     from nemo_gym.rollout_correlation import current_rollout_id
 except ImportError:  # before Gym 0.7 the address of a call does not name its rollout
 
     def current_rollout_id() -> str | None:
-        """Tell no rollout."""
+        """Return no rollout."""
         return None
 
 
@@ -63,203 +51,121 @@ class ProrlModel(SimpleResponsesAPIModel):
         {("POST", "/tokenize"), ("GET", "/metrics")}
     )
     config: ProrlModelConfig
-    _codec: Codec = PrivateAttr()
-    _shape: Shape = PrivateAttr()
-    _memory: TurnMemory = PrivateAttr()
-    _continuity: Continuity = PrivateAttr()
-    _figures: Figures = PrivateAttr()
-    _pool: EnginePool = PrivateAttr()
-    _sessions: Sessions = PrivateAttr()
-    _turns: Turns = PrivateAttr()
+    _gateway: Gateway = PrivateAttr()
 
     def setup_webserver(self) -> FastAPI:
-        """Load the tokenizer now, so that a bad template refuses to start; open the pool with the server."""
+        """Return the app. The tokenizer loads now, so that a bad template fails the start; the pool opens later."""
         app = super().setup_webserver()
         config = self.config
-        inference = load_config(InferenceConfig, _inference(config), "prorl_model.inference")
-        self._codec = load_codec(
+        inference = load_config(InferenceConfig, _pool_config(config), "prorl_model.inference")
+        codec = load_codec(
             inference.tokenizer, inference.chat_template, inference.template_options, inference.tool_format
         )
-        self._memory = TurnMemory(config.memory_tokens)
-        self._continuity = Continuity(self._codec, self._memory, inference.thinking)
-        self._shape = Shape(config.model, self._codec, config.return_token_id_information, config.uses_reasoning_parser)
-        self._figures = Figures()
         app.post("/tokenize")(self.tokenize)
         app.get("/metrics")(self.metrics)
         inner = app.router.lifespan_context
 
         @asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-            configure()  # so that what is logged is redacted, too
+            configure_logging()
             register_secret(config.api_key or "")
-            tokenizer = self._codec.tokenizer
+            tokenizer = codec.tokenizer
             pool = build_pool(
                 "policy",
                 inference,
-                vocab_size=self._codec.vocab_size,
-                encode=tokenizer.encode_plain,
+                vocab_size=codec.vocab_size,
+                encode=tokenizer.encode_untrusted,
                 control_ids=tokenizer.control_ids.values(),
             )
-            async with inner(app) as state, pool, asyncio.TaskGroup() as tasks:
-                looking = tasks.create_task(pool.check())  # engines may still be loading: nobody waits for them here
-                self._pool, self._sessions = pool, Sessions(pool.forget, config.session_idle_seconds)
-                self._turns = Turns(pool, self._sessions, tuple(sorted(self._codec.end_ids)))
+            self._gateway = Gateway(pool, codec, config, inference.thinking)
+            async with inner(app) as state, self._gateway.running():
                 yield state
-                looking.cancel()
-                self._sessions.close()
 
         app.router.lifespan_context = lifespan
         return app
 
     async def responses_dispatch(self, request: Request, body: dict[str, Any]) -> Any:
-        """See Gym, which reads less than agents send back."""
-        return await super().responses_dispatch(request, self._plain("responses", body))
+        """Dispatch a body without fields that agents return and Gym's models refuse."""
+        return await super().responses_dispatch(request, self._normalize_body(responses_wire, "responses", body))
 
     async def chat_completions_dispatch(self, request: Request, body: dict[str, Any]) -> Any:
-        """See Gym, which reads less than agents send back."""
-        return await super().chat_completions_dispatch(request, self._plain("chat_completions", body))
+        """Dispatch a body without fields that agents return and Gym's models refuse."""
+        body = self._normalize_body(chat_wire, "chat_completions", body)
+        return await super().chat_completions_dispatch(request, body)
 
     async def messages(self, request: Request, body: dict[str, Any]) -> Any:
-        """See Gym, whose converter raises on parts of messages that it does not know."""
+        """Answer a messages call through Gym's converter; content that it does not know is refused.
+
+        Raises:
+            ConfigError: such content.
+        """
         try:
             return await super().messages(request, body)
         except NotImplementedError as error:
-            with self._figures.call("messages"):
-                raise statuses.refusal(
-                    ConfigError(f"messages: {error}.", "Send text, calls and their results.")
-                ) from None
+            with self._gateway.answering("messages"):
+                raise ConfigError(f"messages: {error}.", "Send text, calls and their results.") from None
 
     async def responses(self, request: Request, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:
         """Answer one Responses call."""
         params = body.model_dump(mode="json", exclude_none=True)
-        with self._figures.call("responses"):
-            turn = await self._answer(request, asks.read_responses, params)
-            return NeMoGymResponse.model_validate(self._shape.response(turn, params))
+        with self._gateway.answering("responses"):
+            answer = await self._gateway.answer(responses_wire, params, _session_of(request))
+            return NeMoGymResponse.model_validate(answer)
 
     async def chat_completions(
         self, request: Request, body: NeMoGymChatCompletionCreateParamsNonStreaming
     ) -> NeMoGymChatCompletion:
         """Answer one chat completion."""
         params = body.model_dump(mode="json", exclude_none=True)
-        with self._figures.call("chat_completions"):
-            turn = await self._answer(request, asks.read_completion, params)
-            return NeMoGymChatCompletion.model_validate(self._shape.completion(turn))
+        with self._gateway.answering("chat_completions"):
+            answer = await self._gateway.answer(chat_wire, params, _session_of(request))
+            return NeMoGymChatCompletion.model_validate(answer)
 
     async def tokenize(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-        """Tell the ids that the next call with this body would send. Agents ask to see how full the context is."""
-        with self._figures.call("tokenize"):
+        """Return the ids that the next call with this body would send, so that agents can measure the context."""
+        with self._gateway.answering("tokenize"):
             if isinstance(body.get("prompt"), str):
-                ids = self._codec.tokenizer.encode_plain(body["prompt"])
-            else:
-                ids = (await self._prompt(request, self._to_tokenize(body))).ids
-            return {"count": len(ids), "max_model_len": self._pool.max_model_len, "tokens": ids}
+                return self._gateway.tokenize_text(body["prompt"])
+            wire, kind = responses_wire, NeMoGymResponseCreateParamsNonStreaming
+            if "messages" in body:
+                wire, kind = chat_wire, NeMoGymChatCompletionCreateParamsNonStreaming
+            conversation = wire.normalize_body({key: body[key] for key in _CONVERSATION_FIELDS if key in body})
+            try:
+                params = kind.model_validate(conversation).model_dump(mode="json", exclude_none=True)
+            except ValidationError as error:
+                raise RequestValidationError(error.errors()) from None
+            return await self._gateway.tokenize(wire, params, _session_of(request))
 
-    def _plain(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _normalize_body(self, wire: Wire, route: str, body: dict[str, Any]) -> dict[str, Any]:
         try:
-            return plain_call(body)
-        except ConfigError as error:
-            with self._figures.call(route):
-                raise statuses.refusal(error) from None
-
-    def _to_tokenize(self, body: Mapping[str, Any]) -> Ask:
-        """Read the conversation of either route; what else is in the body does not matter to the ids."""
-        kind, read = NeMoGymResponseCreateParamsNonStreaming, asks.read_responses
-        if "messages" in body:
-            kind, read = NeMoGymChatCompletionCreateParamsNonStreaming, asks.read_completion
-        try:
-            conversation = plain_call({key: body[key] for key in _CONVERSATION if key in body})
-            params = kind.model_validate(conversation)
-        except ConfigError as error:
-            raise statuses.refusal(error) from None
-        except ValidationError as error:
-            raise RequestValidationError(error.errors()) from None
-        return self._read(read, params.model_dump(mode="json", exclude_none=True))
+            return wire.normalize_body(body)
+        except ConfigError as error:  # counted as a call, although Gym's dispatcher does not see it
+            with self._gateway.answering(route):
+                raise error from None
 
     async def metrics(self) -> Response:
-        """Show the figures."""
-        pool = self._pool
-        self._figures.look(
-            sessions=len(self._sessions),
-            memory=self._memory.tokens,
-            healthy=len(pool.healthy),
-            engines=len(pool.engines),
-            failovers=pool.failovers,
-        )
-        return Response(self._figures.page(), media_type=CONTENT_TYPE_LATEST)
-
-    async def _answer(self, request: Request, read: asks.Read, params: Mapping[str, Any]) -> Turn:
-        """Make one model call; every failure becomes an HTTP status."""
-        ask = self._read(read, params)
-        try:
-            async with asyncio.timeout(self.config.call_seconds):
-                return await self._sample(request, ask)
-        except TimeoutError:
-            raise statuses.too_slow(self.config.call_seconds) from None
-
-    def _read(self, read: asks.Read, params: Mapping[str, Any]) -> Ask:
-        try:
-            return read(params, self.config, self._codec.template_options)
-        except ConfigError as error:
-            raise statuses.refusal(error) from None
-
-    async def _prompt(self, request: Request, ask: Ask) -> Prompt:
-        try:
-            session_id = _session_of(request)
-            return await self._continuity.prompt(ask.entries, ask.tools, session_id, one_call=ask.one_call)
-        except (ConfigError, EngineError) as error:
-            raise statuses.refusal(error) from None
-
-    async def _sample(self, request: Request, ask: Ask) -> Turn:
-        prompt = await self._prompt(request, ask)
-        self._figures.prompt(prompt.origin)
-        if prompt.origin.new_segment:
-            log.warning(
-                "a conversation of %d messages is rendered anew (%s): trainers see a new segment.\n"
-                "Send items back as they came, with their token fields.",
-                *(len(ask.entries), prompt.origin.value),
-            )
-        session_id = prompt.session_id or _session_of(request)
-        try:
-            sampled = await self._turns.sample(session_id, prompt, ask.sampling)
-        except LimitReached:
-            if self.config.propagate_context_overflow_errors:
-                raise statuses.too_long(len(prompt.ids), self._pool.max_model_len) from None
-            return Turn(ask, prompt, Sampled(), Spoken("", ""))  # agents end on an empty answer that says "length"
-        except EngineError as error:
-            raise statuses.refusal(error) from None
-        turn = Turn(ask, prompt, sampled, self._spoken(ask, sampled))
-        self._figures.tokens(prompt=len(prompt.ids), cached=sampled.cached_tokens, sampled=len(sampled.token_ids))
-        self._continuity.remember(prompt, session_id, turn.spoken.as_message(), sampled.token_ids)
-        return turn
-
-    def _spoken(self, ask: Ask, sampled: Sampled) -> Spoken:
-        if sampled.said is not None:
-            spoken = read_said(sampled.said)
-        elif ask.call_tools:
-            spoken = read_turn(self._codec, sampled.token_ids, ask.tools)
-        else:
-            spoken = read_plain(self._codec, sampled.token_ids)
-        return spoken.with_one_call() if ask.one_call else spoken
+        """Return the metrics in Prometheus' text format."""
+        return Response(self._gateway.metrics_page(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _inference(config: ProrlModelConfig) -> dict[str, Any]:
+def _pool_config(config: ProrlModelConfig) -> dict[str, Any]:
     """Return the pool's configuration: Gym's keys, and all others."""
     urls = [config.base_url] if isinstance(config.base_url, str) else list(config.base_url)
     return {
         "engines": urls,
         "model": config.model,
         "tokenizer": config.tokenizer or config.model,
-        "admission": "fixed",  # nobody says when a rollout is over, and a call that waited would outlast its client
+        "admission": "fixed",  # callers do not report the end of a rollout, and clients do not wait for admission
         **config.inference,
     }
 
 
 def _session_of(request: Request) -> str:
-    """Return whose call this is: the rollout in its address, or the session of its cookie."""
+    """Return the session of a call: the rollout in its address, or the session of its cookie."""
     return current_rollout_id() or request.session[SESSION_ID_KEY]
 
 
 if __name__ == "__main__":
-    run(ProrlModel.run_webserver)
+    run_server(ProrlModel.run_webserver)
 elif is_nemo_gym_fastapi_entrypoint(__file__):
-    app = run(ProrlModel.run_webserver)
+    app = run_server(ProrlModel.run_webserver)

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from prorl_gym.environments.swe.controls.judge import draw_bodies
-from prorl_gym.environments.swe.controls.plan import PROCESSES, Edit, TestFunction
+from prorl_gym.environments.swe.controls.control_checks import draw_variants
+from prorl_gym.environments.swe.controls.control_plan import MAX_CONTROL_RUNS, Edit, TestFunction
 
 
 def functions(count: int, variants: int = 8) -> list[TestFunction]:
@@ -18,8 +18,8 @@ def functions(count: int, variants: int = 8) -> list[TestFunction]:
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_each_function_runs_as_it_is_and_with_a_control(count: int) -> None:
     for seed in range(200):
-        drawn = draw_bodies(functions(count), random.Random(seed))
-        assert len(drawn) == PROCESSES
+        drawn = draw_variants(functions(count), random.Random(seed))
+        assert len(drawn) == MAX_CONTROL_RUNS
         for function in functions(count):
             edits = [edit for each, edit in drawn if each == function]
             assert None in edits and any(edits)
@@ -28,8 +28,8 @@ def test_each_function_runs_as_it_is_and_with_a_control(count: int) -> None:
 def test_many_functions_get_a_process_each_and_a_coin() -> None:
     kinds: Counter[bool] = Counter()
     for seed in range(400):
-        drawn = draw_bodies(functions(30), random.Random(seed))
-        assert len({function.name for function, _ in drawn}) == PROCESSES
+        drawn = draw_variants(functions(30), random.Random(seed))
+        assert len({function.name for function, _ in drawn}) == MAX_CONTROL_RUNS
         kinds.update(edit is None for _, edit in drawn)
     assert 0.45 < kinds[True] / kinds.total() < 0.55
 
@@ -40,10 +40,10 @@ def test_how_often_a_body_is_seen_does_not_tell_the_real_one(variants: int) -> N
     (function,) = functions(1, variants)
     found = 0
     for seed in range(2000):
-        counts = Counter(edit for _, edit in draw_bodies([function], random.Random(seed)))
+        counts = Counter(edit for _, edit in draw_variants([function], random.Random(seed)))
         most = [edit for edit, count in counts.items() if count == max(counts.values())]
         found += random.Random(f"{seed} guess").choice(most) is None
-    assert found / 2000 < 1.3 / (min(variants, PROCESSES) + 1)
+    assert found / 2000 < 1.3 / (min(variants, MAX_CONTROL_RUNS) + 1)
 
 
 @pytest.mark.parametrize("accepted", [0.1, 0.25, 0.5])
@@ -54,5 +54,5 @@ def test_a_rule_about_bodies_is_seldom_right_in_all_processes(accepted: float) -
     for seed in range(2000):
         rule = random.Random(f"{seed} rule")
         is_taken = {edit: rule.random() < accepted for edit in (None, *function.variants)}
-        won += all(is_taken[edit] is (edit is None) for _, edit in draw_bodies([function], random.Random(seed)))
+        won += all(is_taken[edit] is (edit is None) for _, edit in draw_variants([function], random.Random(seed)))
     assert won / 2000 < 1.5 / (math.e * 8)

@@ -1,0 +1,88 @@
+"""What the routes share: a service and everything that watches or steers it."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from prorl_gym.api.monitoring.history import History, RolloutCounters
+from prorl_gym.api.monitoring.service_metrics import ServiceMetrics
+from prorl_gym.api.policy_control import EngineRegistry, PolicyController, PolicyControllers
+from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.inference.weights.weight_updater import WeightUpdater
+from prorl_gym.rollout.service import RolloutService
+
+TokenDecoder = Callable[[Sequence[int]], str]
+"""Token ids to text."""
+
+
+@dataclass(slots=True)
+class AppContext:
+    """Answers before pools, sandboxes and tokenizer are loaded: ``attach_pools`` adds them."""
+
+    service: RolloutService
+    max_pending: int
+    """Rollouts without a record; beyond it submissions are refused for a while."""
+    counters: RolloutCounters
+    metrics: ServiceMetrics
+    history: History
+    policies: PolicyControllers
+    pools: list[EnginePool]
+    count_sandboxes: Callable[[], int | None]
+    """Returns the number of running sandboxes; ``None``: unknown."""
+    decode: TokenDecoder | None = None
+    """Of the tokenizer, for pages; ``None``: there is none."""
+    started_at: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def create(
+        cls,
+        service: RolloutService,
+        *,
+        count_sandboxes: Callable[[], int | None] = lambda: None,
+        max_pending: int = 100_000,
+        history_interval_seconds: float = 5.0,
+    ) -> Self:
+        """Observe a service.
+
+        Args:
+            service: the caller starts and stops it.
+            count_sandboxes: returns the number of running sandboxes; ``None``: unknown.
+            max_pending: see the field.
+            history_interval_seconds: between two samples; nothing is sampled before ``history`` is entered.
+        """
+        counters = RolloutCounters()
+        pools: list[EnginePool] = []
+        metrics = ServiceMetrics(service, counters, pools, count_sandboxes)
+        history = History(service, counters, pools, interval_seconds=history_interval_seconds)
+        history.lag.observers.append(metrics.observe_loop_lag)
+        service.add_record_observer(counters.count_rollout)
+        service.add_record_observer(metrics.observe_rollout)
+        return cls(service, max_pending, counters, metrics, history, PolicyControllers(), pools, count_sandboxes)
+
+    def attach_pools(
+        self,
+        pools: Sequence[EnginePool],
+        weight_updaters: Mapping[str, WeightUpdater],
+        registries: Mapping[str, EngineRegistry],
+        decode: TokenDecoder | None,
+    ) -> None:
+        """Show and steer these pools from now on. Once.
+
+        Args:
+            pools: engines whose figures are shown.
+            weight_updaters: by name of the pool, of those that a trainer may pause and update.
+            registries: by name of the pool, of those whose engines a trainer may change.
+            decode: of the tokenizer, for pages of rollouts.
+        """
+        self.pools.extend(pools)
+        self.decode = decode
+        self.policies.set_controllers(
+            [
+                PolicyController(
+                    pool, weight_updaters[pool.name], registries.get(pool.name), self.service.set_policy_version
+                )
+                for pool in pools
+                if pool.name in weight_updaters
+            ]
+        )

@@ -1,0 +1,339 @@
+"""What a trainer controls of each pool over HTTP: pauses, policy versions and engines.
+
+An update is identified by its body: the same body again, after a lost answer, joins the running update or repeats its
+result. Another body for the version that is served is refused, as it is for a rollout's id.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal
+
+from prorl_gym.api.config import AllowedUrls
+from prorl_gym.api.http.error_responses import ApiError
+from prorl_gym.client.wire_models import (
+    AdmissionStatus,
+    EngineRegistration,
+    EngineStatus,
+    PauseResponse,
+    PolicyStatus,
+    PolicyUpdateBody,
+    PolicyUpdateResponse,
+    PoolStatus,
+)
+from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.inference.balance.members import PoolEngine
+from prorl_gym.inference.config import normalize_url
+from prorl_gym.inference.weights.weight_updater import UpdateResult, WeightUpdater
+from prorl_gym.logs import redact
+
+_LOG = logging.getLogger(__name__)
+
+
+class EngineRegistry:
+    """The engines of one pool by address: a trainer registers and deregisters them.
+
+    Args:
+        pool: of the engines.
+        urls: addresses of its engines, by name.
+        make_engine: creates an engine from a name and an address; ``None``: no engine can be registered.
+        allowed: addresses that may be registered.
+        max_engines: how many it may have.
+    """
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        urls: Mapping[str, str] | None = None,
+        make_engine: Callable[[str, str], PoolEngine] | None = None,
+        allowed: AllowedUrls | None = None,
+        max_engines: int = 4096,
+    ) -> None:
+        self._pool = pool
+        self._urls = dict(urls or {})
+        self._make_engine = make_engine
+        self._allowed = allowed or AllowedUrls()
+        self._max_engines = max_engines
+        self._next_index = len(self._urls)
+        self._draining: dict[str, asyncio.Task[None]] = {}
+
+    def url_of(self, name: str) -> str | None:
+        """Return the address of an engine."""
+        return self._urls.get(name)
+
+    @property
+    def draining(self) -> list[str]:
+        """Names of those that finish their last calls."""
+        return list(self._draining)
+
+    def register(self, url: str) -> str:
+        """Register an engine, unless it is registered already; return its name.
+
+        Raises:
+            ApiError: 422, no address; 403, not on the allow-list; 409, the pool is full or takes none.
+        """
+        [normal] = self._check_urls([url])
+        return self._find(normal) or self._register(normal)
+
+    def set_engines(self, urls: Sequence[str]) -> None:
+        """Replace the engines by these. All or nothing: a refused address changes no engine.
+
+        Raises:
+            ApiError: see ``register``.
+        """
+        wanted = self._check_urls(urls)
+        for name in [name for name, url in self._urls.items() if url not in wanted]:
+            self.deregister(name)  # no await in between: both changes reach the pool as one
+        for url in wanted:
+            if self._find(url) is None:
+                self._register(url)
+
+    def deregister(self, name: str) -> None:
+        """Give an engine no more calls; it is removed when its running calls have ended.
+
+        Raises:
+            ApiError: 404, there is none of that name.
+        """
+        if name not in self._pool.engines:
+            raise ApiError(404, f"pool {self._pool.name} has no engine '{name[:80]}'.", "GET /v1/policy names them.")
+        if name not in self._draining:
+            leaving = self._draining[name] = asyncio.create_task(self._drain_and_remove(name), name=f"drain {name}")
+            leaving.add_done_callback(lambda task: self._on_removed(name, task))
+
+    async def close(self) -> None:
+        """Cancel all waits for draining engines; the pool closes the engines. Idempotent."""
+        leaving = list(self._draining.values())
+        for task in leaving:
+            task.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+
+    def _check_urls(self, urls: Sequence[str]) -> list[str]:
+        if self._make_engine is None:
+            raise ApiError(
+                409, f"pool {self._pool.name} takes no other engines.", "Change the service's configuration."
+            )
+        normal = list(dict.fromkeys(_normalize(url) for url in urls))
+        for url in normal:
+            if url not in self._allowed:
+                raise ApiError(
+                    403, f"The engine {redact(url)[:200]} is not on the allow-list.", "Add it to http.engine_urls."
+                )
+        if len(normal) > self._max_engines:
+            raise ApiError(409, f"pool {self._pool.name} has room for {self._max_engines} engines.", "")
+        return normal
+
+    def _find(self, url: str) -> str | None:
+        names = (name for name, known in self._urls.items() if known == url and name not in self._draining)
+        return next(names, None)
+
+    def _register(self, url: str) -> str:
+        assert self._make_engine is not None
+        if len(self._urls) - len(self._draining) >= self._max_engines:
+            raise ApiError(
+                409, f"pool {self._pool.name} has room for {self._max_engines} engines.", "Remove one, then add it."
+            )
+        name = f"{self._pool.name}-{self._next_index}"  # never reused: records and caches identify engines by name
+        self._next_index += 1
+        self._urls[name] = url
+        self._pool.add_engine(self._make_engine(name, url))
+        _LOG.info("pool %s: engine %s (%s) registered", self._pool.name, name, url)
+        return name
+
+    async def _drain_and_remove(self, name: str) -> None:
+        await self._pool.drain_engine(name)
+        await self._pool.remove_engine(name)
+        _LOG.info("pool %s: engine %s left", self._pool.name, name)
+
+    def _on_removed(self, name: str, task: asyncio.Task[None]) -> None:
+        self._draining.pop(name, None)
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            _LOG.error("pool %s: engine %s could not be closed", self._pool.name, name, exc_info=error)
+        self._urls.pop(name, None)
+
+
+def _normalize(url: str) -> str:
+    try:
+        return normalize_url(url)
+    except ValueError as error:
+        raise ApiError(422, f"The engine's address is wrong: {error}.", "") from None
+
+
+class PolicyController:
+    """One pool.
+
+    Args:
+        pool: its engines.
+        updater: pauses and updates it.
+        registry: its engines by address.
+        on_version: called with each version that engines serve from now on, and the name of the pool.
+    """
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        updater: WeightUpdater,
+        registry: EngineRegistry | None = None,
+        on_version: Callable[[int, str], Awaitable[None]] | None = None,
+    ) -> None:
+        self.pool = pool
+        self.registry = registry or EngineRegistry(pool)
+        self._updater = updater
+        self._on_version = on_version
+        self._last_update: tuple[PolicyUpdateBody, asyncio.Task[UpdateResult]] | None = None
+
+    def policy_status(self) -> PolicyStatus:
+        """Return what serves the policy."""
+        return PolicyStatus(pool=self.pool_status(), probe_ids=tuple(self._updater.probe_token_ids))
+
+    def pool_status(self) -> PoolStatus:
+        """Return the pool's status."""
+        return pool_status(self.pool, self.registry)
+
+    async def update(self, body: PolicyUpdateBody) -> PolicyUpdateResponse:
+        """See ``WeightUpdater.update``. The update goes on when the caller is cancelled.
+
+        Raises:
+            ApiError: an engine is not allowed.
+            WeightUpdateError: see there.
+        """
+        if self._last_update is not None and self._last_update[0] != body and not self._last_update[1].done():
+            raise ApiError(
+                409,
+                f"pool {self.pool.name}: the update to version {self._last_update[0].version} is under way.",
+                "Wait for it.",
+            )
+        if self._last_update is None or self._last_update[0] != body or _has_failed(self._last_update[1]):
+            self._last_update = (body, asyncio.create_task(self._update(body), name=f"update {self.pool.name}"))
+        updated = await asyncio.shield(self._last_update[1])
+        return PolicyUpdateResponse(
+            version=updated.version,
+            serving=updated.serving,
+            quarantined=dict(updated.quarantined),
+            unverified=updated.unverified,
+            draining=tuple(self.registry.draining),
+        )
+
+    async def pause(self, mode: Literal["abort", "drain", "keep"]) -> PauseResponse:
+        """See ``WeightUpdater.pause``."""
+        await self._updater.pause(mode)
+        return PauseResponse(pool=self.pool.name, paused=True)
+
+    async def resume(self) -> PauseResponse:
+        """See ``WeightUpdater.resume``."""
+        await self._updater.resume()
+        return PauseResponse(pool=self.pool.name, paused=False)
+
+    def register_engine(self, url: str) -> EngineRegistration:
+        """See ``EngineRegistry.register``."""
+        name = self.registry.register(url)
+        return EngineRegistration(name=name, url=self.registry.url_of(name), draining=False)
+
+    def deregister_engine(self, name: str) -> EngineRegistration:
+        """See ``EngineRegistry.deregister``."""
+        self.registry.deregister(name)
+        return EngineRegistration(name=name, url=self.registry.url_of(name), draining=True)
+
+    async def close(self) -> None:
+        """Cancel a running update and all drains. Idempotent."""
+        if self._last_update is not None and not self._last_update[1].done():
+            self._last_update[1].cancel()
+            await asyncio.wait({self._last_update[1]})
+        await self.registry.close()
+
+    async def _update(self, body: PolicyUpdateBody) -> UpdateResult:
+        if body.engines is not None:
+            self.registry.set_engines(body.engines)
+        updated = await self._updater.update(
+            body.version, reference_logprobs=body.reference, caches_dropped=body.caches_dropped
+        )
+        if self._on_version is not None:
+            await self._on_version(updated.version, self.pool.name)
+        return updated
+
+
+def _has_failed(task: asyncio.Task[UpdateResult]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+class PolicyControllers:
+    """The controllers of all pools, by name. Calls wait until ``set_controllers``."""
+
+    def __init__(self) -> None:
+        self._controllers: Mapping[str, PolicyController] = {}
+        self._loaded = asyncio.Event()
+        self._closed = False
+
+    def set_controllers(self, controllers: Sequence[PolicyController]) -> None:
+        """Set the controllers, one per pool."""
+        self._controllers = {one.pool.name: one for one in controllers}
+        self._loaded.set()
+
+    async def get_controller(self, name: str) -> PolicyController:
+        """Return the one of this name.
+
+        Raises:
+            ApiError: 404; 503, the service stops before its pools are loaded.
+        """
+        await self._loaded.wait()
+        if self._closed and not self._controllers:
+            raise ApiError(503, "The service stops before its engines were loaded.", "Send it again when it is back.")
+        controller = self._controllers.get(name)
+        if controller is None:
+            known = ", ".join(list(self._controllers)[:20]) or "none"
+            raise ApiError(404, f"This service has no pool '{name[:64]}'.", f"It has: {known}.")
+        return controller
+
+    @property
+    def by_pool(self) -> Mapping[str, PolicyController]:
+        """All controllers, by pool."""
+        return self._controllers
+
+    async def close(self) -> None:
+        """Close all controllers, and fail the calls that wait for one. Idempotent."""
+        self._closed = True
+        self._loaded.set()
+        for controller in self._controllers.values():
+            await controller.close()
+
+
+def pool_status(pool: EnginePool, registry: EngineRegistry | None = None) -> PoolStatus:
+    """Return a pool's status as the wire model."""
+    seen = pool.snapshot()
+    admission = seen.admission
+    engines = tuple(
+        EngineStatus(
+            name=engine.name,
+            url=None if registry is None else registry.url_of(engine.name),
+            serves=engine.is_serving,
+            unhealthy_reason=engine.unhealthy_reason,
+            quarantine=engine.quarantine_reason,
+            draining=engine.draining,
+            version=engine.version,
+            in_flight=engine.in_flight,
+            calls=engine.calls,
+            failures=engine.failures,
+            sampled_tokens=engine.sampled_tokens,
+            hit_rate=engine.cache_hit_rate,
+            load=engine.load,
+        )
+        for engine in seen.engines
+    )
+    return PoolStatus(
+        name=seen.name,
+        version=seen.version,
+        paused=seen.paused,
+        failovers=seen.failovers,
+        unavailable_reason=seen.unavailable_reason,
+        waiting_rollouts=seen.waiting_rollouts,
+        admission=AdmissionStatus(
+            budget=admission.budget if math.isfinite(admission.budget) else None,
+            in_tokens=admission.in_tokens,
+            filled=admission.used,
+            live=admission.live,
+            waiting=admission.waiting,
+        ),
+        engines=engines,
+    )

@@ -1,0 +1,237 @@
+"""Runs the service behind uvicorn, on our own event loop, until a signal."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.types import Scope
+
+from prorl_gym.api.app import app_from_context
+from prorl_gym.api.app_context import AppContext
+from prorl_gym.api.compat.config import CompatConfig
+from prorl_gym.api.config import ServiceConfig
+from prorl_gym.api.http.connection_limits import Connections
+from prorl_gym.api.http.http_server import HttpServer
+from prorl_gym.api.http.middleware import has_bearer_token
+from prorl_gym.api.monitoring.tracing import RolloutTracer
+from prorl_gym.api.startup import AcceptingService, load_or_create_token, open_service
+from prorl_gym.errors import ConfigError
+from prorl_gym.logs import register_secret
+from prorl_gym.sandbox.protocol import sandbox_count_of
+
+if TYPE_CHECKING:
+    from prorl_gym.api.build import LoadedService
+
+_LOG = logging.getLogger(__name__)
+
+
+class _StopSignals:
+    """The first SIGINT or SIGTERM drains, the second one stops at once."""
+
+    def __init__(self) -> None:
+        self.drain_requested = asyncio.Event()
+        self.abort_requested = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        (self.abort_requested if self.drain_requested.is_set() else self.drain_requested).set()
+
+
+async def serve(config: ServiceConfig) -> None:
+    """Accept, load, serve, and stop: the first signal drains running rollouts, a second one cuts them off.
+
+    Raises:
+        ProrlError: see ``build_service``; or the address is in use.
+    """
+    signals = _StopSignals()
+    token = await asyncio.to_thread(load_or_create_token, config.token_file)
+    register_secret(token)
+    with ExitStack() as sockets:
+        listener = sockets.enter_context(open_listener(config.http.host, config.http.port))
+        compat = config.http.compat
+        published = compat and sockets.enter_context(open_listener(compat.host, compat.port, "http.compat.port"))
+        service = _ServiceProcess(await open_service(config), token, listener, published, signals)
+        tracing = RolloutTracer.from_environment()
+        if tracing is not None:
+            service.accepting.service.add_record_observer(tracing.export_rollout)
+        try:
+            await service.serve_until_signal()
+        finally:
+            await _stop_service(service, config.http.stop_seconds, signals)
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
+
+
+class _ServiceProcess:
+    """A service behind its sockets: it answers while it loads its tokenizer, engines and sandboxes.
+
+    Args:
+        accepting: accepts rollouts.
+        token: required by its routes.
+        listener: of its own routes.
+        compat_listener: of the routes of the published server, if enabled: they answer once everything is loaded.
+        signals: stop it.
+    """
+
+    def __init__(
+        self,
+        accepting: AcceptingService,
+        token: str,
+        listener: socket.socket,
+        compat_listener: socket.socket | None,
+        signals: _StopSignals,
+    ) -> None:
+        self.accepting = accepting
+        self._token = token
+        self._listener = listener
+        self._compat_listener = compat_listener
+        self._signals = signals
+        self._loaded: LoadedService | None = None
+        self._connections = Connections()
+        self._servers: list[HttpServer] = []
+        self._server_tasks: list[asyncio.Task[None]] = []
+
+    async def serve_until_signal(self) -> None:
+        """Answer requests until a signal.
+
+        Raises:
+            ProrlError: what it needs to begin rollouts cannot be loaded.
+        """
+        config = self.accepting.config.http
+        context = AppContext.create(
+            self.accepting.service,
+            count_sandboxes=lambda: None if self._loaded is None else sandbox_count_of(self._loaded.backend),
+            max_pending=config.max_pending,
+            history_interval_seconds=config.history_seconds,
+        )
+        async with context.history:
+            app = app_from_context(context, self._token, config.max_body_bytes)
+            self._start_server("serving", app, has_bearer_token, self._listener)
+            loading = asyncio.create_task(self._load(context))
+            stopping = asyncio.create_task(self._signals.drain_requested.wait())
+            try:
+                await asyncio.wait({loading, stopping, *self._server_tasks}, return_when=asyncio.FIRST_COMPLETED)
+                if loading.done() and loading.exception() is None:
+                    await asyncio.wait({stopping, *self._server_tasks}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stopping.cancel()
+                loading.cancel()
+                await asyncio.wait({loading})
+                if self._loaded is None:
+                    await context.policies.close()  # requests wait for pools that will not be loaded
+                await self._close_servers()
+                await context.policies.close()
+            if not loading.cancelled():
+                loading.result()
+
+    async def close(self) -> None:
+        """Stop the service (see ``LoadedService.close``)."""
+        if self._loaded is None:
+            await self.accepting.service.stop(drain=False)
+        else:
+            await self._loaded.close()
+
+    async def _load(self, context: AppContext) -> None:
+        built = self._loaded = await load_service(self.accepting)
+        context.attach_pools(built.pools, built.weight_updaters, built.registries, built.decode)
+        if self._compat_listener is not None:
+            from prorl_gym.api.compat.compat_app import has_compat_token
+
+            app = await _compat_app(built, self.accepting.config, self._token)
+            self._start_server("published routes", app, has_compat_token, self._compat_listener)
+        _LOG.info("tokenizer and sandboxes are loaded: accepted rollouts begin")
+
+    def _start_server(
+        self, name: str, app: FastAPI, has_token: Callable[[Scope, bytes], bool], listener: socket.socket
+    ) -> None:
+        """Start answering on a socket."""
+        token = self._token.encode("ascii")
+        server = HttpServer(app, lambda scope: has_token(scope, token), self._connections)
+        self._servers.append(server)
+        self._server_tasks.append(asyncio.create_task(server.serve(sockets=[listener])))
+        host, port = listener.getsockname()[:2]
+        _LOG.info("%s on http://%s:%d, token in %s", name, host, port, self.accepting.config.token_file)
+
+    async def _close_servers(self) -> None:
+        """Finish open requests, then close the sockets."""
+        status = await self.accepting.service.status()
+        _LOG.info(
+            "stopping: waiting up to %g s for %d rollouts in hand; %d wait for the next start;"
+            " signal again to stop now",
+            *(self.accepting.config.http.stop_seconds, status.running, status.queued),
+        )
+        self.accepting.service.begin_shutdown()  # ends the open streams, for which the server would wait
+        for server in self._servers:
+            server.should_exit = True
+        await asyncio.gather(*self._server_tasks)
+
+
+async def load_service(accepting: AcceptingService) -> "LoadedService":
+    """See ``build.load_service``."""
+    await asyncio.to_thread(import_module, "prorl_gym.api.build")  # takes so long that requests would wait for it
+    from prorl_gym.api import build
+
+    return await build.load_service(accepting)
+
+
+async def _compat_app(loaded: "LoadedService", config: ServiceConfig, token: str) -> FastAPI:
+    """Return the routes of the published server, ready to take calls."""
+    from prorl_gym.api.compat.compat_app import create_compat_app
+    from prorl_gym.api.compat.compat_service import CompatService
+
+    limits = config.http
+    service = CompatService(
+        loaded.service,
+        limits.compat or CompatConfig(),
+        loaded.environments,
+        loaded.pool,
+        loaded.registries[loaded.pool.name],
+        max_pending=limits.max_pending,
+    )
+    await service.cancel_leftover_jobs()
+    return create_compat_app(service, token, max_body_bytes=limits.max_body_bytes)
+
+
+async def _stop_service(service: _ServiceProcess, seconds: float, signals: _StopSignals) -> None:
+    """Drain; after the time or at the second signal, leave the rest to the next start."""
+    closing = asyncio.create_task(service.close())
+    hurry = asyncio.create_task(signals.abort_requested.wait())
+    await asyncio.wait({closing, hurry}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    hurry.cancel()
+    if not closing.done():
+        _LOG.warning("cutting off running rollouts; the next start makes them again")
+        await service.accepting.service.abort_drain()
+    await closing
+
+
+def open_listener(host: str, port: int, key: str = "http.port") -> socket.socket:
+    """Return a listening socket.
+
+    Args:
+        host: address.
+        port: 0 takes a free one.
+        key: of the configuration, for the message.
+
+    Raises:
+        ConfigError: the address is in use or not of this host.
+    """
+    # The protocol is named: only then asyncio disables Nagle's algorithm, which delays answers by 40 ms.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"{host}:{port}: cannot listen there ({error.strerror}).", f"Set {key} to a free one, or 0."
+        ) from None
+    return listener

@@ -1,0 +1,243 @@
+"""``prorl-gym show``, ``export``, ``show-html`` and ``dashboard``: finished rollouts as text, files and pages."""
+
+import json
+import os
+import webbrowser
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import quote
+
+import typer
+
+from prorl_gym.cli.service_client.service_connection import (
+    LOCAL_URL,
+    RunOption,
+    UrlOption,
+    atomic_file,
+    connect,
+    rollout_summary,
+)
+from prorl_gym.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prorl_gym.client import SyncClient
+    from prorl_gym.records import Rollout
+
+Format = Literal["jsonl", "sft", "tokens"]
+MaskKey = Literal["train", "weight"]
+_URL_HELP = "Address of the service. Its token is found as by `prorl-gym submit`."
+
+
+def show(
+    rollout_id: Annotated[str, typer.Argument(help="Id of the rollout.")],
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait until it is finished.")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--full", help="The whole record as JSON.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write the rollout, token by token, as one HTML page.")
+    ] = None,
+    url: UrlOption = LOCAL_URL,
+) -> None:
+    """Show how a rollout ended. Exit code 1: it is not finished."""
+    with connect(url) as client:
+        rollout = _fetch_rollout(client, rollout_id, wait)
+        if rollout is None:
+            typer.echo(f"{rollout_id} is not finished")
+            raise typer.Exit(1)
+        if html is not None:
+            page = client.page(rollout_id)
+            with atomic_file(html) as draft:
+                draft.write_text(page, encoding="utf-8")
+    if html is not None:
+        typer.echo(str(html))
+    else:
+        typer.echo(rollout.model_dump_json(indent=2) if as_json else rollout_summary(rollout))
+
+
+def _fetch_rollout(client: "SyncClient", rollout_id: str, wait: float) -> "Rollout | None":
+    try:
+        return client.result(rollout_id, wait) if wait else client.poll_result(rollout_id)
+    except TimeoutError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFilter:
+    """Which rollouts are exported."""
+
+    min_reward: float | None
+    include_overlong: bool
+    """Include those that a limit cut short or that are masked for it. Never those without a reward."""
+    form: Format
+
+    def rejection_reason(self, rollout: "Rollout") -> str:
+        """Return why a rollout is left out; empty if it is not."""
+        if self.min_reward is not None and (rollout.reward is None or rollout.reward < self.min_reward):
+            return "reward too low" if rollout.reward is not None else "no reward"
+        if self.form == "jsonl":
+            return ""
+        if rollout.reward is None:
+            return "no reward"
+        if not self.include_overlong and rollout.outcome.status == "truncated":
+            return "truncated"
+        return "masked" if rollout.masked and not self.include_overlong else ""
+
+
+def export(
+    output: Annotated[Path, typer.Option("--out", "-o", help="File to write; it appears once it is complete.")],
+    run: RunOption = "default",
+    form: Annotated[
+        Format,
+        typer.Option("--format", help="jsonl: records; sft: chats, a mark per message; tokens: a line per segment."),
+    ] = "jsonl",
+    min_reward: Annotated[float | None, typer.Option(help="Leave out rollouts with a lower reward, or none.")] = None,
+    overlong: Annotated[
+        bool,
+        typer.Option("--overlong", help="sft, tokens: include rollouts that a limit cut short or that are masked."),
+    ] = False,
+    mask_key: Annotated[
+        MaskKey, typer.Option(help='sft: a message\'s mark as "train": true/false or as "weight": 1/0.')
+    ] = "train",
+    cursor: Annotated[int, typer.Option(min=0, help="Only records after this cursor.")] = 0,
+    url: UrlOption = LOCAL_URL,
+) -> None:
+    """Export the finished rollouts of a run.
+
+    Prints how many were written and left out, and the cursor from which the next export continues. Exit code 1: no
+    rollout, and therefore no file, was written.
+    """
+    serialize = _serializer(form, mask_key)
+    selection, counts = ExportFilter(min_reward, overlong, form), Counter[str]()
+    with atomic_file(output) as draft, connect(url, survive_restarts=True) as client:
+        with draft.open("w", encoding="utf-8") as file:
+            for one in client.stream(run, cursor, follow=False):
+                cursor = one.cursor
+                reason = selection.rejection_reason(one.rollout)
+                counts[reason] += 1
+                if not reason:
+                    file.writelines(json.dumps(line) + "\n" for line in serialize(one.rollout))
+        written = counts.pop("", 0)
+        if not written:
+            draft.unlink()
+    kept = f"{written} of {written + counts.total()} rollouts of run {run} written"
+    out_of = ", ".join(f"{count} left out: {reason}" for reason, count in counts.most_common())
+    typer.echo(f"{kept}{f' ({out_of})' if out_of else ''}; go on with --cursor {cursor}", err=True)
+    if not written:
+        raise typer.Exit(1)
+
+
+def _serializer(form: Format, mask_key: MaskKey) -> "Callable[[Rollout], Iterable[dict[str, Any]]]":
+    """Return the function that turns a rollout into the lines of a format."""
+    from prorl_gym.trainers.chat_format import to_chat
+
+    if form == "sft":
+        return lambda rollout: [to_chat(rollout, mask_key)]
+    return _segment_lines if form == "tokens" else lambda rollout: [rollout.model_dump(mode="json")]
+
+
+def _segment_lines(rollout: "Rollout") -> "Iterable[dict[str, Any]]":
+    """Yield the segments of a rollout with what a trainer needs beside them."""
+    about = rollout.model_dump(
+        mode="json",
+        include={"rollout_id", "run_id", "group_id", "group_size", "replica", "environment", "stands_in_for"},
+    )
+    for index, segment in enumerate(rollout.segments):
+        yield {
+            **about,
+            "reward": rollout.reward,
+            "masked": rollout.masked,
+            "segment": index,
+            "segments": len(rollout.segments),
+            **segment.model_dump(mode="json", exclude={"generations"}),
+        }
+
+
+def read_results(path: Path) -> list[Mapping[str, Any]]:
+    """Read a results file, one JSON object per line.
+
+    Raises:
+        ConfigError: it is missing, or a line is not a JSON object.
+    """
+    from prorl_gym.environments.row_format import read_json_lines
+
+    results: list[Mapping[str, Any]] = []
+    for where, line in read_json_lines(path):
+        try:
+            row: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise ConfigError(f"{where}: not a JSON object.", "Give a results file of `gym eval run`.")
+        if "response" not in row or "reward" not in row:
+            raise ConfigError(
+                f"{where}: not a result ('response' and 'reward' are missing).",
+                "Give a results file of `gym eval run`, not its input or another of its outputs.",
+            )
+        results.append(row)  # pyright: ignore[reportUnknownArgumentType]
+    if not results:
+        raise ConfigError(f"{path}: holds no results.", "Give a results file of `gym eval run`.")
+    return results
+
+
+def write_page(results: Path, tokenizer: str, page: Path) -> None:
+    """Write the page of a results file."""
+    from prorl_gym.inference.tokens.template_check import load_codec
+    from prorl_gym.pages.gym_results_page import render_gym_results
+
+    page.write_text(render_gym_results(read_results(results), load_codec(tokenizer).decode), encoding="utf-8")
+
+
+def show_html(
+    results: Annotated[Path, typer.Argument(help="Results file of `gym eval run`.")],
+    tokenizer: Annotated[str, typer.Option(help="`small`, a tokenizer directory, or a model name.")] = "small",
+    output: Annotated[
+        Path | None, typer.Option(help="Page to write; next to the results by default.", show_default=False)
+    ] = None,
+) -> None:
+    """Write one self-contained HTML page with every rollout, token by token."""
+    page = output or results.with_suffix(".html")
+    write_page(results, tokenizer, page)
+    typer.echo(str(page))
+
+
+def dashboard(
+    url: Annotated[str, typer.Option(envvar="PRORL_GYM_URL", help=_URL_HELP)] = LOCAL_URL,
+    open_browser: Annotated[bool, typer.Option("--open", help="Also open it in this machine's browser.")] = False,
+) -> None:
+    """Print the dashboard's address, which contains the token. Keep it secret: it gives access to the service.
+
+    The token follows a '#', and browsers do not send that part over the network. If the service listens on another
+    machine's loopback, forward the port first: ssh -L 8770:127.0.0.1:8770 HOST. Exit code 1: no browser was found.
+    """
+    from prorl_gym.client.service_credentials import default_state_dir, read_token, service_url
+
+    address = f"{service_url(url)}/#token={quote(read_token(), safe='')}"
+    typer.echo(address)
+    if open_browser and not webbrowser.open(
+        _write_redirect_page(default_state_dir() / "dashboard.html", address).as_uri()
+    ):
+        typer.echo("no browser was found: open the address by hand", err=True)
+        raise typer.Exit(1)
+
+
+def _write_redirect_page(file: Path, address: str) -> Path:
+    """Write a page that redirects to an address, readable by its owner only: all users see a browser's arguments.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    page = f'<!doctype html><title>prorl-gym</title><meta http-equiv="refresh" content="0; url={escape(address)}">\n'
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"{file}: cannot be written ({error.strerror}).", "Open the address by hand, or set XDG_STATE_HOME."
+        ) from None
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(page)
+    return file

@@ -1,0 +1,107 @@
+"""A service that lives as long as one command: it evaluates a model behind an address."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prorl_gym.errors import ConfigError, ProrlError
+
+if TYPE_CHECKING:
+    from prorl_gym.client import SyncClient
+
+_ADDRESS_LINE = re.compile(r"serving on (http://[\w.:\[\]-]+)")
+_READY_TEXT = "accepted rollouts begin"
+_STOP_TIMEOUT_SECONDS = 60.0
+
+
+@contextmanager
+def temporary_service(config: Mapping[str, Any]) -> Generator["SyncClient", None, None]:
+    """Start a service on a free port with a state directory of its own; stop it and remove everything at the end.
+
+    It ends with this process, however that ends; only SIGKILL leaves its directory behind.
+
+    Args:
+        config: as ``ServiceConfig`` reads it; ``state`` and ``http`` are set here.
+
+    Raises:
+        ConfigError: it does not start; the message ends with its last output.
+    """
+    from prorl_gym.client import SyncClient
+    from prorl_gym.client.service_credentials import read_token
+
+    with tempfile.TemporaryDirectory(prefix="prorl-evaluate-") as place:
+        state = Path(place) / "state"
+        file = Path(place) / "service.yaml"
+        whole = {**config, "state": str(state), "http": {"stop_seconds": 1.0}, "log": {"format": "plain"}}
+        file.write_text(json.dumps(whole), encoding="utf-8")  # JSON is YAML
+        child = subprocess.Popen(
+            [sys.executable, "-m", "prorl_gym.cli.temporary_service", str(os.getpid()), str(file)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        try:
+            address = _wait_until_ready(child, f"{file}: ")
+            with SyncClient(address, token=read_token(state / "token")) as client:
+                yield client
+        finally:
+            _stop(child)
+
+
+def _wait_until_ready(child: "subprocess.Popen[str]", place: str) -> str:
+    """Return the address once rollouts begin: it is logged before the tokenizer and the sandboxes are loaded.
+
+    Errors leave out ``place``: the user did not write that file.
+    """
+    assert child.stdout is not None
+    address: re.Match[str] | None = None
+    output: deque[str] = deque(maxlen=4)
+    for line in child.stdout:
+        output.append(line.strip())
+        address = address or _ADDRESS_LINE.search(line)
+        if address and _READY_TEXT in line:
+            # Keep reading: a full pipe would block it.
+            threading.Thread(target=deque, args=(child.stdout, 0), name="own-service-log", daemon=True).start()
+            return address[1]
+    last = " ".join(output).replace(place, "")
+    raise ConfigError(f"The service does not start: {last[-500:]}", "Fix that, and start again.")
+
+
+def _stop(child: "subprocess.Popen[str]") -> None:
+    child.terminate()
+    try:
+        child.wait(_STOP_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:  # after a second Ctrl-C too
+        child.kill()
+        child.wait()
+
+
+def _serve_below_parent(parent: int, file: Path) -> None:
+    """Serve until a signal comes or ``parent`` ends, even by SIGKILL."""
+    from prorl_gym.cli.serve import serve
+    from prorl_gym.sandbox.syscalls import set_parent_death_signal
+
+    set_parent_death_signal(signal.SIGTERM)
+    if os.getppid() == parent:  # otherwise the parent ended before the signal was set
+        serve(file, port=0)
+
+
+if __name__ == "__main__":
+    try:
+        _serve_below_parent(int(sys.argv[1]), Path(sys.argv[2]))
+    except ProrlError as error:
+        sys.exit(str(error))

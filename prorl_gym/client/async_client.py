@@ -1,0 +1,370 @@
+"""The client for code on an event loop."""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+from prorl_gym.client.group_stream import GroupStream
+from prorl_gym.client.record_stream import Acknowledger, RecordStream, read_deliveries
+from prorl_gym.client.service_credentials import read_token, service_url, token_source
+from prorl_gym.client.transport import LONG_POLL_SECONDS, Transport
+from prorl_gym.client.wire_models import (
+    AcceptedRollout,
+    AckResponse,
+    CancelResponse,
+    DemandResponse,
+    EngineRegistration,
+    GroupsStatus,
+    IgnoredResponse,
+    PauseMode,
+    PolicyStatus,
+    PolicyUpdateResponse,
+    RolloutListResponse,
+    RolloutResponse,
+    RolloutSummary,
+    ServiceStatus,
+    SubmitResponse,
+    SubmittedRequestResponse,
+    Unacknowledged,
+)
+from prorl_gym.demand import Demand
+from prorl_gym.errors import CancelReason, NotFoundError
+from prorl_gym.records import Rollout, RolloutRequest
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
+"""The form of ids. Anything else is unknown, and must not become part of an address."""
+
+BATCH_ROLLOUTS = 512
+"""Rollouts in one submission."""
+
+BATCH_BYTES = 8 << 20
+"""Bytes of one submission: well below the default ``http.max_body_bytes`` of a service."""
+
+
+class Client:
+    """Asynchronous client. Use it as a context manager, on one event loop.
+
+    Every call is repeated when the service is not reachable, restarts or is busy; that is harmless for all of them.
+    None raises anything but the package's own errors (and ``TimeoutError`` where stated).
+
+    Args:
+        url: address of the service; ``$PRORL_GYM_URL``, or the default address, when left out.
+        token: bearer token; read from the environment or the service's file by default.
+        retry_seconds: seconds for which one call is repeated; a stream or a wait counts them anew after each success.
+        retry_delay: seconds before the first repetition; doubles each time, up to 5.
+    """
+
+    def __init__(
+        self, url: str | None = None, *, token: str | None = None, retry_seconds: float = 60.0, retry_delay: float = 0.2
+    ) -> None:
+        found = token if token is not None else read_token()
+        token_from = "its caller" if token is not None else token_source()
+        self._transport = Transport(service_url(url), found, token_from, retry_seconds, retry_delay)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections. Idempotent."""
+        await self._transport.close()
+
+    # --- rollouts ---------------------------------------------------------------------------------------------------
+
+    async def submit(self, requests: RolloutRequest | Sequence[RolloutRequest]) -> list[AcceptedRollout]:
+        """Submit rollouts. When this returns, the service has them on its disk.
+
+        Many are sent in several batches; each is accepted whole or not at all. After an error some batches may have
+        been accepted: submitting everything again is harmless.
+
+        Raises:
+            ConflictError: an id was submitted before with another body.
+            TaskError: a task is not JSON, or its environment is unknown.
+            BusyError: the service has no room for more, for longer than ``retry_seconds``.
+            ServiceError: refused, or not reached.
+        """
+        batch = [requests] if isinstance(requests, RolloutRequest) else requests
+        accepted: list[AcceptedRollout] = []
+        for body in encode_batches(batch):
+            answer = await self._transport.call("POST", "/v1/rollouts", SubmitResponse, body=body)
+            accepted += answer.accepted
+        return accepted
+
+    async def result(self, rollout_id: str, timeout: float | None = None) -> Rollout:
+        """Wait for the terminal record, also over a restart of the service.
+
+        Args:
+            rollout_id: of an accepted rollout.
+            timeout: seconds; without a limit by default.
+
+        Raises:
+            TimeoutError: it is not finished yet.
+            NotFoundError: never accepted; ``GoneError``: its record was released.
+            ServiceError: refused, or not reached.
+        """
+        async with asyncio.timeout(timeout):
+            while True:
+                rollout = await self.poll_result(rollout_id, wait=LONG_POLL_SECONDS)
+                if rollout is not None:
+                    return rollout
+
+    async def poll_result(self, rollout_id: str, wait: float = 0.0) -> Rollout | None:
+        """Return the terminal record, or ``None`` when there is none after ``wait`` seconds (at most 60)."""
+        path = f"/v1/rollouts/{_path_part(rollout_id)}"
+        return (await self._transport.call("GET", path, RolloutResponse, query={"wait": f"{wait:g}"})).rollout
+
+    async def request(self, rollout_id: str) -> RolloutRequest:
+        """Return what was submitted under this id, with its task, which may hold the gold answer.
+
+        Raises:
+            NotFoundError: never accepted; ``GoneError``: it is not kept any more.
+            ServiceError: refused, or not reached.
+        """
+        path = f"/v1/rollouts/{_path_part(rollout_id)}/request"
+        return (await self._transport.call("GET", path, SubmittedRequestResponse)).request
+
+    async def page(self, rollout_id: str) -> str:
+        """Return a page of a finished rollout, token by token, as one HTML file."""
+        return (await self._transport.call_raw("GET", f"/v1/rollouts/{_path_part(rollout_id)}/page")).decode(
+            "utf-8", "replace"
+        )
+
+    async def rollouts(
+        self, run_id: str | None = None, *, group: str | None = None, limit: int = 100, before: int = 0
+    ) -> list[RolloutSummary]:
+        """List finished rollouts without their records, newest first.
+
+        Args:
+            run_id: only of this run.
+            group: only of this group.
+            limit: the most to return.
+            before: only those that finished before the one with this cursor, for the next page.
+        """
+        query = {"limit": str(limit), "run": run_id, "group": group, "before": str(before) if before else None}
+        answer = await self._transport.call("GET", "/v1/rollouts", RolloutListResponse, query=_without_none(query))
+        return list(answer.rollouts)
+
+    async def cancel(
+        self,
+        rollout_ids: Sequence[str] = (),
+        *,
+        groups: Sequence[str] = (),
+        runs: Sequence[str] = (),
+        reason: CancelReason = CancelReason.CLIENT,
+    ) -> list[str]:
+        """Cancel by id, group or run; return the ids that this stopped. Each still gets its record, with the reason."""
+        body = {"rollouts": list(rollout_ids), "groups": list(groups), "runs": list(runs), "reason": reason}
+        return list((await self._transport.call("POST", "/v1/cancel", CancelResponse, body=_json(body))).cancelled)
+
+    # --- streams ----------------------------------------------------------------------------------------------------
+
+    def stream(
+        self, run_id: str | None = None, cursor: int = 0, *, follow: bool = True, acknowledge: bool = False
+    ) -> RecordStream:
+        """Yield records as rollouts finish, each once; a broken connection is resumed.
+
+        Args:
+            run_id: only of this run.
+            cursor: that of the last record seen, to continue after it.
+            follow: wait for more; otherwise end with the last record there is.
+            acknowledge: acknowledge received records now and then: a record counts as received when the next one is
+                read.
+        """
+        return RecordStream(
+            lambda after: read_deliveries(self._transport, run_id, after, follow=follow),
+            cursor,
+            self._acknowledger(run_id, acknowledge),
+        )
+
+    def stream_groups(
+        self, run_id: str, cursor: int = 0, *, used_cursor: int = 0, follow: bool = True, acknowledge: bool = False
+    ) -> GroupStream:
+        """Yield the groups of a run as they become complete (see ``prorl_gym.client.group_stream``).
+
+        To continue after a restart of the trainer, keep ``resume_cursor`` and ``cursor`` of the last group it used:
+        ``stream_groups(run, resume_cursor, used_cursor=cursor)`` yields what came after it, and nothing twice.
+
+        Args:
+            run_id: the run.
+            cursor: continue after this record.
+            used_cursor: groups that were complete at this cursor are left out.
+            follow: wait for more; otherwise end with the last record there is.
+            acknowledge: acknowledge the records of groups that are over when the next group is read.
+
+        Raises (while it is read):
+            GroupsDroppedError: the run's demand cancelled groups and nothing else of the run is pending, so that no
+                group would come. The next read waits for what is submitted from now on.
+        """
+
+        async def replacements() -> int:
+            demand = await self.demand(run_id)
+            return 0 if demand is None else demand.replace
+
+        async def is_over(seen: int) -> bool:
+            newest = await self.rollouts(run_id, limit=1)
+            if newest and newest[0].cursor > seen:
+                return False  # there is more to read
+            states = (await self.groups(run_id)).states
+            return not states.get("open", 0) and not states.get("informative", 0)
+
+        records = self.stream(run_id, cursor, follow=follow)
+        acknowledger = self._acknowledger(run_id, acknowledge)
+        return GroupStream(records, used_cursor, replacements, acknowledger, run_id, is_over if follow else None)
+
+    async def acknowledge(self, run_id: str | None, cursor: int) -> int:
+        """Acknowledge the records of a run (``None``: of all) up to this cursor: they need not be kept.
+
+        Returns:
+            How many records this released.
+        """
+        body = _json({"run": run_id, "cursor": cursor})
+        return (await self._transport.call("POST", "/v1/ack", AckResponse, body=body)).released
+
+    async def acknowledge_rollouts(self, rollout_ids: Sequence[str]) -> int:
+        """Acknowledge the records of these rollouts, in any order; ids without a record are ignored.
+
+        Returns:
+            How many records this released.
+        """
+        body = _json({"rollouts": list(rollout_ids)})
+        return (await self._transport.call("POST", "/v1/ack", AckResponse, body=body)).released
+
+    async def unacknowledged(self, run_id: str | None = None) -> Unacknowledged:
+        """List the rollouts of a run (``None``: of all) whose records were not acknowledged, finished or not."""
+        query = _without_none({"run": run_id})
+        return await self._transport.call("GET", "/v1/unacknowledged", Unacknowledged, query=query)
+
+    # --- the demand of a run ----------------------------------------------------------------------------------------
+
+    async def set_demand(self, run_id: str, demand: Demand) -> GroupsStatus:
+        """Set a run's demand; this replaces the one before."""
+        body = demand.model_dump_json(exclude_unset=True).encode()
+        return await self._transport.call("PUT", f"/v1/runs/{_path_part(run_id)}/demand", GroupsStatus, body=body)
+
+    async def demand(self, run_id: str) -> Demand | None:
+        """Return the demand of a run; ``None``: everything is wanted."""
+        try:
+            return (await self._transport.call("GET", f"/v1/runs/{_path_part(run_id)}/demand", DemandResponse)).root
+        except NotFoundError:
+            return None
+
+    async def clear_demand(self, run_id: str) -> None:
+        """Delete the demand of a run: everything is wanted again."""
+        await self._transport.call("DELETE", f"/v1/runs/{_path_part(run_id)}/demand", IgnoredResponse)
+
+    async def groups(self, run_id: str) -> GroupsStatus:
+        """Return the status of the groups of a run."""
+        return await self._transport.call("GET", f"/v1/runs/{_path_part(run_id)}/groups", GroupsStatus)
+
+    # --- policy and engines -----------------------------------------------------------------------------------------
+
+    async def policy(self) -> PolicyStatus:
+        """Return the policy's version, and the engines that serve it."""
+        return await self._transport.call("GET", "/v1/policy", PolicyStatus)
+
+    async def update_policy(
+        self,
+        version: int,
+        *,
+        reference: Sequence[float] | None = None,
+        caches_dropped: bool = False,
+        engines: Sequence[str] | None = None,
+    ) -> PolicyUpdateResponse:
+        """Report that the engines have new weights; the service drops caches, checks it, and labels tokens from now on.
+
+        Args:
+            version: of the policy, above the one before.
+            reference: the trainer's own log-probs of ``PolicyStatus.probe_ids`` but the first.
+            caches_dropped: the prefix caches were dropped when the weights were loaded.
+            engines: addresses of all engines from now on; the same as before when left out.
+
+        Raises:
+            ServiceError: no engine has the new weights, or the policy was not paused.
+        """
+        body = {
+            "version": version,
+            "reference": None if reference is None else list(reference),
+            "caches_dropped": caches_dropped,
+            "engines": None if engines is None else list(engines),
+        }
+        return await self._transport.call("PUT", "/v1/policy", PolicyUpdateResponse, body=_json(_without_none(body)))
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """Let no engine call begin; when this returns none is running, except in mode ``keep``. Deadlines stop."""
+        await self._transport.call("POST", "/v1/policy/pause", IgnoredResponse, body=_json({"mode": mode}))
+
+    async def resume(self) -> None:
+        """Let engine calls begin again."""
+        await self._transport.call("POST", "/v1/policy/resume", IgnoredResponse)
+
+    async def hold(self) -> None:
+        """Begin no further rollouts, for maintenance; running ones go on. Ends with the service's restart."""
+        await self._transport.call("POST", "/v1/hold", IgnoredResponse)
+
+    async def release(self) -> None:
+        """End a ``hold``."""
+        await self._transport.call("POST", "/v1/release", IgnoredResponse)
+
+    async def add_engine(self, url: str) -> EngineRegistration:
+        """Register an engine; its address must be on the service's allow-list."""
+        return await self._transport.call("POST", "/v1/engines", EngineRegistration, body=_json({"url": url}))
+
+    async def remove_engine(self, name: str) -> EngineRegistration:
+        """Deregister an engine: it finishes its calls and leaves."""
+        return await self._transport.call("DELETE", f"/v1/engines/{quote(name, safe='')}", EngineRegistration)
+
+    async def status(self) -> ServiceStatus:
+        """Return the status of the service."""
+        return await self._transport.call("GET", "/v1/status", ServiceStatus)
+
+    def _acknowledger(self, run_id: str | None, wanted: bool) -> Acknowledger:
+        return Acknowledger((lambda seen: self.acknowledge(run_id, seen)) if wanted else None)
+
+
+def encode_batches(
+    requests: Sequence[RolloutRequest], max_rollouts: int = BATCH_ROLLOUTS, max_bytes: int = BATCH_BYTES
+) -> Iterator[bytes]:
+    """Yield JSON lists of requests, in order. One that is too large by itself is sent alone.
+
+    Raises:
+        TaskError: ``BAD_ROW``, a task holds something that JSON cannot carry.
+    """
+    batch: list[bytes] = []
+    filled = 0
+    for request in requests:
+        body = request.to_json().encode("ascii")
+        if batch and (len(batch) == max_rollouts or filled + len(body) > max_bytes):
+            yield b"[" + b",".join(batch) + b"]"
+            batch, filled = [], 0
+        batch.append(body)
+        filled += len(body) + 1
+    if batch:
+        yield b"[" + b",".join(batch) + b"]"
+
+
+def _path_part(name: str) -> str:
+    """Return an id as part of an address.
+
+    Raises:
+        NotFoundError: it has not the form of an id.
+    """
+    if _ID.fullmatch(name) is None:
+        raise NotFoundError(f"'{name[:80]}' is no id.", "Ids are letters, digits and . _ : - (at most 128).")
+    return name
+
+
+def _json(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body).encode("ascii")
+
+
+def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not ``None``."""
+    return {name: value for name, value in fields.items() if value is not None}

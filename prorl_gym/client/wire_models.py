@@ -1,0 +1,578 @@
+"""Bodies and answers of the service's routes: the one definition for service and client.
+
+Bodies are strict (an unknown field is an error), and every string and list is bounded. Answers only grow: readers
+ignore unknown fields, and a field that a later release adds has a default.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel
+
+from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
+from prorl_gym.errors import CancelReason, Cause, FailureKind
+from prorl_gym.records import EngineLoad, Identifier, Record, Rollout, RolloutRequest
+
+MAX_CURSOR = 2**63 - 1
+"""Largest integer of the ledger; a larger cursor would break the stream after its 200."""
+
+MAX_VERSION = 10**15 - 1
+"""Largest policy version, also of those that engines report."""
+
+MAX_BATCH = 4096
+"""Rollouts in one submission."""
+
+MAX_NAMES = 10_000
+"""Names in one cancel."""
+
+MAX_ENGINES = 4096
+
+Names = Annotated[list[Identifier], Field(max_length=MAX_NAMES)]
+Url = Annotated[str, Field(min_length=1, max_length=2048)]
+PoolName = Annotated[str, Field(max_length=64)]
+Version = Annotated[int, Field(ge=0, le=MAX_VERSION)]
+Cursor = Annotated[int, Field(ge=0, le=MAX_CURSOR)]
+
+PauseMode = Literal["abort", "drain", "keep"]
+"""What happens to running calls: cut short, waited for, or left to the engine, which continues them."""
+
+GroupState = Literal["open", "informative", "ready", "uninformative", "redundant", "stale", "short"]
+"""``open``: undecided; ``informative``: two rewards differ, members are still running; ``ready``: complete and
+informative; ``uninformative``: complete, all rewards equal; ``redundant``, ``stale``: stopped by the service;
+``short``: fewer rewards than the group's size, and no member is left."""
+
+
+class Body(BaseModel):
+    """Base of the bodies: unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ErrorDetail(Record):
+    """What is wrong, and how to fix it."""
+
+    what: str
+    fix: str
+    kind: FailureKind | None = None
+    """What kind of failure a rollout would have had; absent where there is none."""
+
+
+class ErrorResponse(Record):
+    """The form of every error."""
+
+    error: ErrorDetail
+
+
+class IgnoredResponse(Record):
+    """An answer that the client does not read."""
+
+
+# --- rollouts and their records -----------------------------------------------------------------------------------
+
+
+class RolloutSubmission(RolloutRequest):
+    """One rollout to run, as submitted: with bounds for the fields that the record leaves unbounded."""
+
+    group_size: Annotated[int, Field(ge=1, le=65_536)] = 1
+    """How many replicas the group has."""
+    environment: Annotated[str, Field(min_length=1, max_length=128)]
+    """Name of the environment, for example ``math``."""
+    inference_url: Url | None = None
+    """Engine to use for this rollout only, for trainers that own the gateway; must be on the service's allow-list."""
+    metadata: Annotated[
+        dict[Annotated[str, Field(max_length=128)], Annotated[str, Field(max_length=4096)]], Field(max_length=64)
+    ] = Field(default_factory=dict[str, str])
+    """Returned unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedRollout:
+    """Answer to one submitted rollout."""
+
+    rollout_id: str
+    duplicate: bool
+    """Whether the same body was accepted before, so that nothing was added."""
+
+
+class SubmitResponse(Record):
+    """Accepted rollouts, in the order of the submission. They are on the disk."""
+
+    accepted: tuple[AcceptedRollout, ...]
+
+
+class RolloutResponse(Record):
+    """A terminal record, or null while there is none."""
+
+    rollout: Rollout | None
+
+
+class SubmittedRequestResponse(Record):
+    """The request as it was accepted."""
+
+    request: RolloutRequest
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSummary:
+    """A finished rollout without its record: what lists and group verdicts need."""
+
+    cursor: int
+    rollout_id: str
+    run_id: str
+    group_id: str | None
+    group_size: int
+    replica: int
+    environment: str
+    evaluation: bool
+    stands_in_for: str | None
+    status: str
+    """``Outcome.status``."""
+    detail: str
+    """The outcome's kind, limit or reason; empty for a completed one."""
+    cause: Cause | None
+    reward: float | None
+    masked: bool
+    oldest_version: int | None
+    turns: int
+    sampled_tokens: int
+    accepted_at: float
+    finished_at: float
+    released: bool
+    """Whether its record was acknowledged or has expired, and is deleted."""
+
+
+class RolloutListResponse(Record):
+    """Finished rollouts without their tokens, newest first."""
+
+    rollouts: tuple[RolloutSummary, ...]
+    before: Cursor | None
+    """Value of ``before`` for the next page; null on the last one."""
+
+
+class CancelBody(Body):
+    """What to cancel. ``runs`` and ``groups`` together mean these groups of these runs: group ids may repeat."""
+
+    rollouts: Names = []
+    groups: Names = []
+    runs: Names = []
+    reason: CancelReason = CancelReason.CLIENT
+    """What the records say."""
+
+
+class CancelResponse(Record):
+    """Ids of the rollouts that were cancelled. Each still gets its record."""
+
+    cancelled: tuple[str, ...]
+
+
+class DeliveredRecord(Record):
+    """One line of the stream: a terminal record and its cursor. Empty lines only show that the service is alive."""
+
+    cursor: Cursor
+    """Rises with every record; a stream continues after it."""
+    stale: bool = False
+    """Whether its group is further behind the policy than the run's demand allows when this line is sent."""
+    damaged: bool = False
+    """The stored record is damaged: ``rollout`` is a placeholder with its identity and ``failed(internal)``."""
+    rollout: Rollout
+
+
+class AckBody(Body):
+    """Which records were received: all up to a cursor, or those of some rollouts, or both."""
+
+    run: Identifier | None = None
+    """For ``cursor``: acknowledge records of this run only; of all runs by default."""
+    cursor: Cursor = 0
+    """Cursor of the last record received."""
+    rollouts: Names = []
+    """Rollouts whose records were received, in any order. Those without a record are ignored."""
+
+
+class AckResponse(Record):
+    """Number of records that this acknowledged."""
+
+    released: int
+
+
+class UnacknowledgedRollout(Record):
+    """An accepted rollout whose record was not acknowledged."""
+
+    rollout_id: str
+    run_id: str
+    finished: bool
+    """It has its record."""
+
+
+class Unacknowledged(Record):
+    """Rollouts whose records were not acknowledged, oldest first."""
+
+    cursor: Cursor
+    """That of the newest record: a stream from here has what ends after this list was made."""
+    rollouts: tuple[UnacknowledgedRollout, ...]
+
+
+# --- groups of a run ----------------------------------------------------------------------------------------------
+
+
+class ReadyGroup(Record):
+    """A complete, informative group that the trainer has not used."""
+
+    group_id: str
+    cursor: int
+    """Cursor of the record that completed it."""
+    oldest_version: int | None
+    """Policy version of its oldest token."""
+    stale: bool
+    """Whether it is older than the demand allows."""
+
+
+class EarlyStopReport(Record):
+    """Outcomes of groups whose first rewards predicted the rest."""
+
+    stopped: int
+    """Groups that were stopped."""
+    audited: int
+    """Groups that ran to their end instead, as an audit."""
+    audited_informative: int
+    """Audited groups that turned out informative: stopping them would have been wrong."""
+    rate: float | None
+    """``audited_informative / audited``; ``None`` before the first audit."""
+    low: float
+    """Lower end of the rate's 95 % interval (Wilson 1927)."""
+    high: float
+    """Upper end of the interval."""
+
+
+def _drop_unknown_fields(value: object) -> object:
+    """Drop fields of a later release: a demand refuses unknown fields when it is set, not when it is read."""
+    nested: dict[str, type[BaseModel]] = {"redundant": RedundantHandling, "early_stop": EarlyStop}
+
+    def known(fields: object, model: type[BaseModel]) -> object:
+        if not isinstance(fields, Mapping):
+            return fields
+        given = cast(Mapping[str, Any], fields).items()
+        return {
+            name: known(one, nested[name]) if name in nested else one
+            for name, one in given
+            if name in model.model_fields
+        }
+
+    return known(value, Demand)
+
+
+ReportedDemand = Annotated[Demand, BeforeValidator(_drop_unknown_fields)]
+
+
+class DemandResponse(RootModel[ReportedDemand]):
+    """The demand of a run."""
+
+
+class GroupsStatus(Record):
+    """The groups of a run. Counts go back to the oldest rollout of the run that the ledger still has."""
+
+    run_id: str
+    demand: ReportedDemand | None = None
+    """The run's demand; ``None``: no demand is set, and groups are not counted."""
+    version: int = 0
+    """Version of the policy that is current for this run."""
+    satisfied: bool = False
+    """Whether as many groups are ready as are needed, so that the others are redundant."""
+    wanted: int = 0
+    """Ready groups needed past ``demand.after``, including spare ones."""
+    ready: int = 0
+    """Ready groups past ``demand.after`` that are not stale."""
+    ready_stale: int = 0
+    """Ready groups past ``demand.after`` that are stale."""
+    begun: int = 0
+    """Groups that have begun and are neither used nor lost; ``max_staleness`` bounds their number."""
+    waiting: int = 0
+    """Groups that ``max_staleness`` keeps from beginning."""
+    kept: int = 0
+    """Groups that are not needed now and kept for a later demand."""
+    held: int = 0
+    """Rollouts that may not begin now."""
+    parked: int = 0
+    """Parked agents."""
+    states: Annotated[dict[str, int], Field(json_schema_extra={"propertyNames": {"enum": [*get_args(GroupState)]}})] = (
+        Field(default_factory=dict[str, int])
+    )
+    """Groups by state. A later release may have more states."""
+    replaced: int = 0
+    """Replacements of failed rollouts."""
+    extras: int = 0
+    """Extra replicas that raced stragglers."""
+    wasted_tokens: int = 0
+    """Tokens sampled in rollouts that were cancelled as redundant or stale."""
+    reclaimed_seconds: float = 0.0
+    """Estimated working time that those cancels saved since the service started: for each, the mean of the
+    environment's latest rollouts with a reward, less the time already worked, never below 0."""
+    early_stop: EarlyStopReport | None = None
+    """Present if the demand has ``early_stop``."""
+    ready_groups: tuple[ReadyGroup, ...] = ()
+    """The ready groups past ``demand.after`` by cursor, at most 1,000."""
+
+
+# --- policy and engines -------------------------------------------------------------------------------------------
+
+
+class PolicyUpdateBody(Body):
+    """A report that the engines have new weights and answer again."""
+
+    version: Version
+    """Policy version of the new weights, above the current one."""
+    pool: PoolName = "policy"
+    """Pool of the engines; ``/v1/status`` lists the names."""
+    reference: Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(max_length=65_536)] | None = None
+    """The trainer's own log-probs of all ``probe_ids`` (``GET /v1/policy``) but the first, to detect stale weights."""
+    caches_dropped: bool = False
+    """Whether loading the weights dropped the prefix caches."""
+    engines: Annotated[list[Url], Field(min_length=1, max_length=MAX_ENGINES)] | None = None
+    """The full list of engines from now on: new ones are registered, missing ones drained and deregistered."""
+
+
+class PolicyUpdateResponse(Record):
+    """Result of a policy update."""
+
+    version: int
+    serving: tuple[str, ...]
+    quarantined: dict[str, str]
+    """Engines that do not serve the version, with the reasons."""
+    unverified: tuple[str, ...]
+    """Engines that serve it unchecked: they cannot report log-probs of a prompt."""
+    draining: tuple[str, ...]
+    """Engines that are no longer listed and finish their last calls."""
+
+
+class PauseBody(Body):
+    """How to pause."""
+
+    mode: PauseMode = "abort"
+    """What happens to running calls: cut short (their rollouts continue from the same tokens), waited for, or left to
+    engines that continue them across a change of weights."""
+    pool: PoolName = "policy"
+    """Pool of engines to pause."""
+
+
+class ResumeBody(Body):
+    """Which pool to resume."""
+
+    pool: PoolName = "policy"
+    """Pool of engines to resume."""
+
+
+class PauseResponse(Record):
+    """Whether the pool is now paused."""
+
+    pool: str
+    paused: bool
+
+
+class EngineBody(Body):
+    """An engine to register."""
+
+    url: Url
+    """Base URL of the engine. It must be one of ``inference.engines`` or match a pattern of ``http.engine_urls``."""
+    pool: PoolName = "policy"
+    """Pool in which to register it."""
+
+
+class EngineRegistration(Record):
+    """An engine that was registered, or that is drained and deregistered."""
+
+    name: str
+    url: str | None
+    draining: bool
+
+
+class EngineStatus(Record):
+    """One engine of a pool. Counts are since it was registered."""
+
+    name: str
+    url: str | None
+    """``null`` if the service was not built from a configuration."""
+    serves: bool
+    """Whether it accepts calls."""
+    unhealthy_reason: str
+    """Empty while it is healthy."""
+    quarantine: str
+    """Why it may not serve this policy version; empty if it may."""
+    draining: bool
+    version: int
+    """Policy version of the tokens it samples."""
+    in_flight: int
+    calls: int
+    failures: int
+    sampled_tokens: int
+    hit_rate: float | None
+    """Share of prompt tokens found in its prefix cache, if it reports that."""
+    load: EngineLoad | None
+    """Its own metrics, as last read."""
+
+
+class AdmissionStatus(Record):
+    """Admission of rollouts to the engines of a pool."""
+
+    budget: float | None
+    """Budget of admitted rollouts, in KV tokens (in rollouts if ``in_tokens`` is false); ``null``: unbounded."""
+    in_tokens: bool
+    filled: int
+    live: int
+    waiting: int
+
+
+class PoolStatus(Record):
+    """One pool of engines with the same weights."""
+
+    name: str
+    version: int
+    """Policy version of tokens sampled from now on."""
+    paused: bool
+    failovers: int
+    """Calls retried on another engine."""
+    unavailable_reason: str = ""
+    """Why no engine could serve a call even if all were healthy (there is none, or none has the model); else empty."""
+    waiting_rollouts: int = 0
+    """Rollouts that wait for such an engine."""
+    admission: AdmissionStatus
+    engines: tuple[EngineStatus, ...]
+
+
+class PolicyStatus(Record):
+    """The policy and the engines that serve it."""
+
+    pool: PoolStatus
+    probe_ids: tuple[int, ...]
+    """Tokens of the weight check: a trainer may send its log-probs of all but the first as ``reference``."""
+
+    @property
+    def version(self) -> int:
+        """Policy version of tokens sampled from now on."""
+        return self.pool.version
+
+    @property
+    def paused(self) -> bool:
+        """Whether engine calls are paused."""
+        return self.pool.paused
+
+    @property
+    def engines(self) -> tuple[EngineStatus, ...]:
+        """All engines of its pool."""
+        return self.pool.engines
+
+
+# --- the service --------------------------------------------------------------------------------------------------
+
+
+class DispatchResponse(Record):
+    """Whether rollouts are now held."""
+
+    held: bool
+
+
+class Capacity(Record):
+    """Rollouts of a runner by stage, and how many more it would accept."""
+
+    queued: int
+    init: int
+    run: int
+    eval: int
+    parked: int = 0
+    """Parked agents, which hold no slot."""
+    free: int
+    """Rollouts it would accept now."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerStatus:
+    """Rollouts in the ledger, by state, and its size."""
+
+    bytes: int
+    """Size on the disk; 0 for a ledger in memory."""
+    pending: int
+    kept: int
+    """Finished rollouts with their records."""
+    released: int
+    """Finished rollouts of which only the ``RolloutSummary`` is left."""
+    full: bool
+    """Whether the disk budget is used up: submissions are refused until records are acknowledged or expire."""
+
+
+class OutcomeCount(Record):
+    """Number of rollouts with the same outcome since the start."""
+
+    environment: str
+    """Empty for environments that this service does not have."""
+    status: str
+    cause: str
+    """Cause of the failure; empty unless failed."""
+    detail: str
+    """Kind of the failure, limit, or reason of the cancel."""
+    count: int
+
+
+class RewardMean(Record):
+    """Rewards of an environment since the start."""
+
+    environment: str
+    count: int
+    mean: float
+
+
+class DispatchStatus(Record):
+    """Queued, running and finished rollouts."""
+
+    ready: bool
+    problem: str = ""
+    """Why the service is not ready; empty if it is."""
+    queued: int
+    """Rollouts in the ledger's queue, or between attempts."""
+    running: int
+    """Rollouts in the runner, or whose record is being written."""
+    finished: int
+    """Terminal records written since the start."""
+    paused: bool = False
+    """Whether rollouts are held (``POST /v1/hold``); the service is still ready."""
+    capacity: Capacity
+
+
+class ServiceStatus(DispatchStatus):
+    """State of the whole service."""
+
+    version: str
+    """Release of the service."""
+    uptime_seconds: float
+    pools: tuple[PoolStatus, ...]
+    ended: tuple[OutcomeCount, ...]
+    rewards: tuple[RewardMean, ...]
+    sampled_tokens: int
+    """Tokens sampled since the start, in all records."""
+    wasted_tokens: int
+    """Tokens sampled since the start, in records without a reward."""
+    sandboxes: int | None
+    """Live sandboxes; ``null`` if the backend does not report them."""
+    ledger: LedgerStatus
+    event_loop_lag_seconds: float | None
+    """Longest delay of the event loop in the last minute; ``null`` before the first measurement."""
+
+
+class HistoryResponse(Record):
+    """Figures over time, by column: the n-th number of each column was measured at the n-th time."""
+
+    interval_seconds: float
+    times: list[float]
+    """Unix seconds."""
+    columns: dict[str, list[float | None]]
+    """Columns by name; ``docs/api.md`` lists them. ``null`` if there was nothing to measure."""
+
+
+class LivenessResponse(Record):
+    """The event loop runs."""
+
+    live: Literal[True] = True
+
+
+class ReadinessResponse(Record):
+    """Whether the service is ready. ``/v1/status``, which needs the token, has the reason."""
+
+    ready: bool

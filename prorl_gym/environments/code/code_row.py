@@ -1,0 +1,83 @@
+"""Rows of the ``code`` environment."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from prorl_gym.environments.task_row import TaskRow
+
+Shape = Literal["value", "linked list", "tree"]
+"""How a JSON value is handed over: as it is; as a ``ListNode`` made of an array; as a ``TreeNode`` made of an array
+in level order with nulls for missing children."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class StdioCase(_Strict):
+    """A program reads ``stdin`` and must print ``stdout``."""
+
+    stdin: str = ""
+    stdout: str
+
+
+class StdioTests(_Strict):
+    """Hidden tests of a whole program."""
+
+    kind: Literal["stdio"]
+    cases: Annotated[tuple[StdioCase, ...], Field(min_length=1)]
+    compare: Literal["lines", "tokens", "exact"] = "lines"
+    """``lines``: white space at the end of lines and empty lines at the end do not count. ``tokens``: no white space
+    counts. In both a number that is expected with a point or an exponent may differ by 1e-6. ``exact``: every byte
+    counts, but a missing or additional line feed at the very end."""
+
+
+class FunctionCase(_Strict):
+    """``entry(*args)`` must return ``expected``."""
+
+    args: list[Any]
+    expected: Any
+
+
+class FunctionTests(_Strict):
+    """Hidden tests of a function."""
+
+    kind: Literal["function"]
+    entry: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)?$")]
+    """Name of a function, or ``Class.method``; the class is made without arguments."""
+    result: Annotated[str, Field(pattern=r"^(return|argument \d)$")] = "return"
+    """What is compared: what the function returns, or ``argument 0`` (and so on) after the call, for functions that
+    work in place."""
+    args_as: tuple[Shape, ...] = ()
+    """Shape of each argument; those that are not named are plain values."""
+    result_as: Shape = "value"
+    cases: Annotated[tuple[FunctionCase, ...], Field(min_length=1)]
+
+
+class CodeRow(TaskRow):
+    """A programming task."""
+
+    tests: Annotated[StdioTests | FunctionTests, Field(discriminator="kind")]
+    """Hidden tests. The expected results never leave the service's side."""
+    checker: str = ""
+    """Python source with ``check(input, expected, output) -> bool``, for tasks with several right answers; it takes the
+    place of the comparison. For functions it gets the arguments, the expected value and the result."""
+    partial: bool = False
+    """The reward is the share of the tests that pass, not all or nothing."""
+    time_limit: Annotated[float, Field(gt=0, le=600)] = 4.0
+    """CPU seconds for one test, rounded up."""
+    memory_limit: Annotated[int, Field(ge=64 << 20)] = 512 << 20
+    """Address space of the program in bytes, the interpreter's own included."""
+    language: Literal["python", "cpp"] = "python"
+    """``cpp``: C++17; the grading image must have g++ beside python3."""
+    starter_code: str = ""
+    """What the program has to begin with; part of the prompt."""
+    solution: str = ""
+    """A program that passes; used as the gold answer where there are no ``gold_steps``."""
+
+    @model_validator(mode="after")
+    def _functions_are_python(self) -> "CodeRow":
+        if self.language == "cpp" and isinstance(self.tests, FunctionTests):
+            raise ValueError("tests of kind 'function' call Python; use kind 'stdio' with language 'cpp'")
+        return self

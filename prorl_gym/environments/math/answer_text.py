@@ -1,0 +1,292 @@
+"""Normalizes the text of an answer: one LaTeX spelling, parts between separators, brackets, labels and names."""
+
+import re
+import unicodedata
+from collections.abc import Collection
+from fractions import Fraction
+
+from prorl_gym.environments.answers import tex
+from prorl_gym.environments.answers.number_words import ordinal_suffix
+from prorl_gym.environments.math.expressions import FUNCTIONS, GREEK
+
+# ruff: noqa: RUF001 - look-alike signs are what this file is about
+
+_FRACTIONS = {
+    "½": (1, 2), "⅓": (1, 3), "⅔": (2, 3), "¼": (1, 4), "¾": (3, 4), "⅕": (1, 5), "⅖": (2, 5), "⅗": (3, 5),
+    "⅘": (4, 5), "⅙": (1, 6), "⅚": (5, 6), "⅛": (1, 8), "⅜": (3, 8), "⅝": (5, 8), "⅞": (7, 8),
+}  # fmt: skip
+_GREEK = {"α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "θ": "theta", "λ": "lambda", "μ": "mu",
+          "φ": "phi", "ω": "omega", "σ": "sigma", "ρ": "rho", "τ": "tau"}  # fmt: skip
+_SYMBOLS = str.maketrans(
+    {
+        "−": "-", "–": "-", "‐": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ", "π": r"\pi ",
+        "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "∅": r"\emptyset ",
+        "°": r"^\circ ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∖": r"\setminus ",
+        "≈": r"\approx ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "∣": "|", "⟨": r"\langle ", "⟩": r"\rangle ",
+        "€": r"\eur ", "£": r"\gbp ", "’": "'", "“": "", "”": "", "…": r"\ldots ", "⌊": r"\lfloor ",
+        "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "′": "'",
+        "\u200b": "", "\u2060": "", "\ufeff": "",
+        **{sign: rf"\{name} " for sign, name in _GREEK.items()},
+        **{sign: rf"\frac{{{top}}}{{{bottom}}}" for sign, (top, bottom) in _FRACTIONS.items()},
+    }
+)  # fmt: skip
+_SYNONYMS = {
+    "dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac", "dbinom": r"\binom", "tbinom": r"\binom",
+    "geq": r"\ge", "geqslant": r"\ge", "leq": r"\le", "leqslant": r"\le", "neq": r"\ne", "lt": "<", "gt": ">",
+    "ast": r"\cdot", "infin": r"\infty", "lvert": "|", "rvert": "|", "vert": "|", "varnothing": r"\emptyset",
+    "R": r"\mathbb{R}", "reals": r"\mathbb{R}", "Z": r"\mathbb{Z}", "degree": r"^\circ", "lor": r"\or",
+    "vee": r"\or", "land": r"\and", "wedge": r"\and", "dots": r"\ldots", "cdots": r"\ldots", "imath": "i",
+    "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "dotsc": r"\ldots", "colon": ":",
+    "smallsetminus": r"\setminus", "backslash": r"\setminus", "thickapprox": r"\approx", "doteq": r"\approx",
+    "simeq": r"\approx", "textpi": r"\pi", "percent": "%", "textdegree": r"^\circ", "texteuro": r"\eur",
+    "euro": r"\eur", "pounds": r"\gbp", "bar": r"\overline", "dollar": r"\usd", "textdollar": r"\usd",
+}  # fmt: skip
+_SUPERSCRIPT = re.compile(f"[{tex.SUPERSCRIPTS}]+")
+_SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉"
+_SUBSCRIPT = re.compile(f"[{_SUBSCRIPTS}]+")
+_SUBSCRIPT_TABLE = str.maketrans(_SUBSCRIPTS, "0123456789")
+_ROOT = re.compile(r"([√∛])\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?|\w))")
+_SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?!\w)")
+_FONTS = re.compile(rf"\\(?:{tex.alternation([*tex.FONTS, 'rm'])})\*?\s*\{{")
+_STYLES = re.compile(
+    r"\\(?:textcolor|color|colorbox|fcolorbox\s*\{[^{}]*\})\s*(?:\[[^\[\]]*\])?\s*\{[^{}]*\}"
+    rf"|\\(?:{tex.alternation([*tex.STYLED, *tex.SWITCHES])})(?![a-zA-Z])"
+    rf"|\\(?:{tex.alternation(tex.INVISIBLE)})\*?\s*\{{[^{{}}]*\}}"
+)
+"""Macros that change only the look of their argument, which is kept."""
+_COMMAND = re.compile(r"\\([a-zA-Z]+)")
+_SPACING = re.compile(rf"\\!|\\(?:{tex.DELIMITER_SIZES})(?![a-zA-Z])\.?")
+_SPACE = re.compile(rf"(?<!\\)\\[, ]|\\(?:{tex.alternation(tex.SPACES)})(?![a-zA-Z])|\\\\$")
+_WIDE = re.compile(rf"\\(?:{tex.alternation(tex.WIDE_SPACES)})(?![a-zA-Z])")
+_THIN = re.compile(
+    rf"(?<!\\)\\[:;>]|\\(?:{tex.alternation(tex.THIN_SPACES)})(?![a-zA-Z])|~|\\hspace\*?\s*\{{[^{{}}]*\}}|{tex.LENGTH}"
+)
+"""Spaces of a width that may also group digits."""
+_THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:\{,\}|\\,\s*|\\ |\\!|,\\!\s*)\d{3})+)(?!\d)")
+_DECIMALS = re.compile(r"(?<=\d)\.(?:\d{3}\\,\s*)+\d{1,3}(?!\d)")
+_SPACED_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_CONSTANT = re.compile(r"(?<=\+)\s*\\text\s*\{\s*(?:C|c|const(?:ant)?\.?)\s*\}|(?<=\+)\s*const(?:ant)?\b\.?")
+_ORDINAL = re.compile(
+    r"(?:\bthe\s+)?(?<![\w.,/^}])(\d+)\s*\^?\s*(?P<open>(?:\{\s*)?(?:\\text\s*\{)?)\s*(st|nd|rd|th)(?![a-zA-Z])"
+    r"(?P<close>(?:\s*\}){0,2})"
+)
+_CLOSED_THOUSANDS = re.compile(r"[+-]?(?:\\(?:usd|eur|gbp)\s*)?\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?(?=$|[^\d,])")
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_FUNCTION = re.compile(rf"(?<![a-zA-Z\\])({'|'.join(sorted(FUNCTIONS - {'lg'}))}|gcd|lcm)(?![a-zA-Z])")
+_FUNCTION_AS_TEXT = re.compile(
+    rf"\\text\{{\s*({'|'.join(sorted(FUNCTIONS))}|gcd|lcm|(?:max|min)(?=\s*\}}\s*[({{\\]))\s*\}}"
+)
+_UNIT_VECTOR = re.compile(
+    r"\\(?:mathbf|hat|vec|boldsymbol|bm|overrightarrow)\s*\{?\s*(?:\\(?:mathbf|boldsymbol|bm)\s*\{\s*)?\\?([ijk])(?:math)?(?![a-z])\s*\}{0,2}"
+)
+_EMPTY = re.compile(r"(?:(?<![\\^_}a-zA-Z])|(?<=\\cdot)|(?<=\\times)|(?<=\\pi))\{\s*\}(?!\s*[_^](?!\s*\{?\s*\\circ))")
+"""A pair of braces with nothing in it, unless it is an argument or carries a sub- or superscript."""
+_MARKDOWN = re.compile(r"(\*\*|`)((?:(?!\1).)+)\1")
+_COMBINATIONS = re.compile(r"\\text\s*\{\s*C\s*\}\s*_\s*\{?\s*(\w+)\s*\}?\s*\^\s*\{?\s*(\w+)\s*\}?")
+_CHOOSE = re.compile(
+    r"(?:\\text\s*\{\s*|(?<![a-zA-Z\\]))(?:nCr|binom(?:ial)?|comb)\s*\}?\s*\(\s*(\w+)\s*,\s*(\w+)\s*\)"
+    r"|(?<![\w.^_{])(\d+)C(\d+)(?![\w_.])|(?<![\w.])(\w+)\s*(?:\\text\s*\{)?\s*\bchoose\b\s*\}?\s*(\w+)(?![\w.])"
+)
+_SELECTION = re.compile(r"\\text\s*\{\s*([CP])\s*\}\s*(?=\()")
+_SPELLED_CONSTANT = re.compile(r"(?<![a-zA-Z\\])(pi|infinity|inf)(?![a-zA-Z])")
+_CONNECTIVE = re.compile(r"\\text\s*\{\s*,?\s*(and|or)\s*\}|(?<=[\s\d)}\]$,])(and|or)(?=[\s\d({\[$\\-])")
+_REPEATING = re.compile(
+    r"(\d*)\.(\d*)\\overline\s*\{?(\d+)\}?|(\d+)\.(\d*)\((\d+)\)|(\d*)\.(\d*)\\dot\s*\{?(\d)\}?(?!\d|\\dot)"
+)
+_ELLIPSIS = re.compile(r"(\d*)\.(\d+?)(\d+?)(\3{2,})(?:\\ldots|\.\.\.)|(\d*)\.()(\d+?)(\7{2,})(?:\\ldots|\.\.\.)")
+_MIXED = re.compile(r"(?<![\d.^_{}\w])(\d+)\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)(\d))")
+_MINUS = re.compile(
+    r"(?:^|(?<=[=,(:]))\s*(?:\\text\s*\{\s*(?:minus|negative)\s*\}|\b(?:minus|negative)\b)\s*(?=[\d.]|\\(?:frac|sqrt|pi)(?![a-z]))"
+)
+_MIXED_PLAIN = re.compile(r"(?<![\d./^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])")
+_PIECE = re.compile(r"\\[a-zA-Z]+|\\.|.", re.DOTALL)
+_OPENING = frozenset({"(", "[", "{", "\\{", "\\langle", "\\lfloor", "\\lceil", "\\begin"})
+_CLOSING = frozenset({")", "]", "}", "\\}", "\\rangle", "\\rfloor", "\\rceil", "\\end"})
+_ENDS = {"(": (")", "]"), "[": (")", "]"), "\\{": ("\\}",), "\\langle": ("\\rangle",)}
+_LABEL_SUBSCRIPT = re.compile(r"_(?:\{[^{}]*\}|\\[a-zA-Z]+|\d+|[a-zA-Z])")
+_FUNCTION_OF = re.compile(r"[a-zA-Z]'*\s*(?:\^\s*\{?\s*-1\s*\}?)?\s*\([^()]*\)")
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|angle)\s*(?:\{[^{}]*\}|\(?\s*(?:\\angle\s*)?(?:[A-Z]+|\\[a-z]+)\s*\)?)")
+_SEGMENT = re.compile(
+    r"\|\s*(?:[A-Z]'?\s*[A-Z]'?|\\(?:overline|overrightarrow|vec)\s*(?:\{\s*[a-zA-Z]{1,2}\s*\}|[a-zA-Z]{1,2}))\s*\|"
+    r"|\[\s*[A-Z]{3,}\s*\]"
+)
+_GEOMETRIC_MARK = re.compile(r"\\(?:overline|vec|angle|triangle|overrightarrow)(?![a-zA-Z])")
+_LABEL = re.compile(r"(?!-)[a-zA-Z\s\\+\-*/(){}',.]*")
+_LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]|\\(?:" + "|".join(sorted(GREEK)) + r")(?![a-zA-Z])")
+_NO_LABEL = re.compile(
+    r"\\(?:pi|infty|sqrt|ln|log|lg|exp|sin|cos|tan|sum|int|lim|cup|cap|pm|begin|usd)(?![a-zA-Z])|^[ei]$"
+)
+
+
+def normalize_latex(answer: str) -> str:
+    """Return the answer in LaTeX's plainest spelling, without dollar signs, closing full stop or outer spaces."""
+    text = _ROOT.sub(lambda match: rf"\sqrt{'[3]' if match[1] == '∛' else ''}{{{match[2] or match[3]}}}", answer)
+    text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(tex.SUPERSCRIPT_TABLE)}}}", text)
+    text = _SUBSCRIPT.sub(lambda match: f"_{{{match[0].translate(_SUBSCRIPT_TABLE)}}}", text).translate(_SYMBOLS)
+    text = unicodedata.normalize("NFKC", text)
+    text = re.sub(r"^\s*~(?=\s*\$?[\d\\])", r"\\approx ", re.sub(r"\\\$", r"\\usd ", text))
+    text = re.sub(r"\$(?=\s*\d[\d.,]*$)", r"\\usd ", text) if text.count("$") == 1 else text
+    text = re.sub(r"(?<!\\)\\[()\[\]]", "", text.replace("$", ""))
+    if match := _MARKDOWN.fullmatch(text.strip()):
+        text = match[2]
+    if len(set(_UNIT_VECTOR.findall(text))) > 1:
+        text = _UNIT_VECTOR.sub(r"\\e\1 ", text)
+    text = _EMPTY.sub(" ", text)
+    text = _STYLES.sub(" ", _THIN.sub(r"\\,", text))
+    text = _THOUSANDS.sub(lambda match: match[1] + re.sub(r"\D", "", match[2]), text)
+    text = _DECIMALS.sub(lambda match: re.sub(r"[^\d.]", "", match[0]), text)
+    text = _COMMAND.sub(lambda match: f"{_SYNONYMS[match[1]]} " if match[1] in _SYNONYMS else match[0], text)
+    text = _FONTS.sub(r"\\text{", _SPACE.sub(" ", _SPACING.sub("", text)))
+    text = re.sub(r"\\text\{\s*([eid]|[\d.,]+)\s*\}", r"\1", _CONSTANT.sub(" C", text))
+    text = re.sub(r"\\text\s*\{\s*\}", " ", text)
+    text = _COMBINATIONS.sub(r"\\binom{\1}{\2}", _ORDINAL.sub(_ordinal_number, _SELECTION.sub(r"\1", text)))
+    text = _CHOOSE.sub(_binomial, text)
+    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\degree ", text).replace("\\%", "%").replace("**", "^")
+    text = text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ").replace("*", r"\cdot ")
+    text = re.sub(r"\{([:=<>])\}", r"\1", text)
+    text = re.sub(r"\.{3,}", r"\\ldots ", text)  # before a full stop at the end is removed
+    text = _SCIENTIFIC.sub(r"\1\\times 10^{\2}", re.sub(r"\s+", " ", text))
+    text = _without_wrapping(text.strip().rstrip(".,;").rstrip())
+    return text.replace(" ", "") if _SPACED_THOUSANDS.fullmatch(text) else _WIDE.sub(" ", text).strip()
+
+
+def normalize_formula(text: str) -> str:
+    """Return a plain answer with numerals and function names as an expression spells them."""
+    text = _CONNECTIVE.sub(lambda match: rf" \{match[1] or match[2]} ", text)
+    text = _SPELLED_CONSTANT.sub(lambda match: r"\pi " if match[1] == "pi" else r"\infty ", text)
+    text = re.sub(r"^(?:\\text\s*\{)?\s*(?:approximately|approx\.?|about|roughly)\s*\}?(?=[\s\d])", r"\\approx ", text)
+    text = _MINUS.sub("-", text)
+    text = _FUNCTION_AS_TEXT.sub(r"\\\1 ", text)
+    text = _FUNCTION.sub(r"\\\1 ", text)
+    text = _REPEATING.sub(_repeating_decimal, _ELLIPSIS.sub(_repeated_digits, text))
+    return _MIXED_PLAIN.sub(_mixed_number, _MIXED.sub(_mixed_number, text)).strip()
+
+
+def parse_comma_number(text: str) -> str | None:
+    """Return ``1,234.5 m`` without its comma, or ``None`` when it is not a single number with thousands marked."""
+    match = _CLOSED_THOUSANDS.match(text)
+    return text.replace(",", "") if match is not None and text.count(",") == match[0].count(",") else None
+
+
+def comparison_key(answer: str) -> str:
+    """Return a key of a plain answer in which spacing does not count: equal keys are equal answers."""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", strip_text_macros(answer)).rstrip(".")  # "4 2" is not 42
+
+
+def strip_text_macros(text: str) -> str:
+    r"""Return the text with the content of ``\text{...}`` in place of it."""
+    return _TEXT.sub(r"\1", text)
+
+
+def has_content(answer: str) -> bool:
+    """Whether there is anything in a plain answer that could be compared."""
+    return bool(re.search(r"[^\W_]|\\\{\s*\\\}|\\(?:emptyset|infty)", strip_text_macros(answer)))
+
+
+def split_top_level(text: str, separators: Collection[str]) -> list[tuple[str, str]]:
+    """Return the parts of a text between separators outside brackets, each with the separator before it."""
+    parts: list[tuple[str, str]] = []
+    before, depth, start = "", 0, 0
+    for match in _PIECE.finditer(text):
+        token = match[0]
+        if token in _OPENING:
+            depth += 1
+        elif token in _CLOSING:
+            depth -= 1
+        elif depth == 0 and token in separators:
+            parts.append((before, text[start : match.start()].strip()))
+            before, start = token, match.end()
+    parts.append((before, text[start:].strip()))
+    return parts
+
+
+def split_brackets(text: str) -> tuple[str, str, str] | None:
+    """Return opening bracket, content and closing bracket when one pair of brackets is around all of a text."""
+    tokens = list(_PIECE.finditer(text))
+    if len(tokens) < 2 or tokens[0][0] not in _ENDS or tokens[-1][0] not in _ENDS[tokens[0][0]]:
+        return None
+    depth = 0
+    for token in tokens[:-1]:
+        depth += (token[0] in _OPENING) - (token[0] in _CLOSING)
+        if depth == 0:
+            return None
+    return tokens[0][0], text[tokens[0].end() : tokens[-1].start()].strip(), tokens[-1][0]
+
+
+def is_label(text: str) -> bool:
+    """Whether the left side of an equation only names the value: ``x``, ``f(2)``, ``m+n``, ``Area``.
+
+    Not ``-x``, ``2x`` or ``x^2``: such an equation is one to be solved.
+    """
+    if re.fullmatch(r"\(\s*[a-zA-Z](?:_\w)?(?:\s*,\s*[a-zA-Z](?:_\w)?)+\s*\)", text):
+        return True
+    if len(parts := split_top_level(text, (":",))) > 1:
+        return all(is_label(part) for _, part in parts)
+    rest = _FUNCTION_OF.sub("f", _LABEL_SUBSCRIPT.sub("", text))
+    rest = _GEOMETRIC_MARK.sub("", _SEGMENT.sub("f", _TRIGONOMETRIC.sub("f", rest)))
+    rest = re.sub(r"\\text\s*\{[\w\s]*\}", "f", rest)
+    if _NO_LABEL.search(rest.strip()):
+        return False
+    return _LABEL.fullmatch(rest) is not None and _LETTER.search(rest) is not None
+
+
+def is_name(text: str) -> bool:
+    """Whether a text is one variable, perhaps with a subscript."""
+    text = text.strip()
+    return (
+        text not in ("e", "i") and re.fullmatch(r"(?:[a-zA-Z]|\\(?!pi|infty)[a-z]+)(?:_\{?\w+\}?)?'*", text) is not None
+    )
+
+
+def normalize_name(text: str) -> str:
+    r"""Return a name in one spelling: ``|AB|``, ``\\overline{AB}`` and ``AB`` are one, ``a_1`` and ``a_{1}`` too."""
+    text = re.sub(r"\\(?:overline|overrightarrow|mathrm|text)\s*\{([^{}]*)\}", r" \1 ", text)
+    text = re.sub(r"(?<![a-zA-Z])m\s*(?=\\angle)|\\angle(?![a-zA-Z])(?=\s*\\angle)", "", text)
+    text = re.sub(r"\|([^|()]*)\|", r"\1", text)
+    text = re.sub(r"_\{\s*(\w|\\[a-zA-Z]+)\s*\}", r"_\1", text)
+    return "".join(text.split())
+
+
+def _ordinal_number(match: re.Match[str]) -> str:
+    """Return the number of ``21st``; text with a wrong suffix or unmatched braces stays as it is."""
+    outer = match["close"].count("}") - match["open"].count("{")
+    return match[1] + "}" * outer if outer >= 0 and match[3] == ordinal_suffix(int(match[1])) else match[0]
+
+
+def _binomial(match: re.Match[str]) -> str:
+    of, count = (group for group in match.groups() if group is not None)
+    return rf"\binom{{{of}}}{{{count}}}"
+
+
+def _without_wrapping(text: str) -> str:
+    r"""Return a text without ``\\text{...}`` or braces around all of it."""
+    while match := re.fullmatch(r"(?:\\text\s*)?(\{.*\})", text, re.DOTALL):
+        if tex.closing_brace(match[1]) != len(match[1]) - 1:
+            break
+        text = match[1][1:-1].strip().rstrip(".").rstrip()
+    return text
+
+
+def _repeating_decimal(match: re.Match[str]) -> str:
+    whole, fixed, period = next(
+        (match[at], match[at + 1], match[at + 2]) for at in (1, 4, 7) if match[at + 2] is not None
+    )
+    return _repeating_fraction(whole, fixed, period)
+
+
+def _repeating_fraction(whole: str, fixed: str, period: str) -> str:
+    shift = 10 ** len(fixed)
+    number = Fraction(int(f"{whole or 0}{fixed}"), shift) + Fraction(int(period), (10 ** len(period) - 1) * shift)
+    return rf"\frac{{{number.numerator}}}{{{number.denominator}}}"
+
+
+def _repeated_digits(match: re.Match[str]) -> str:
+    at = 1 if match[3] is not None else 5
+    return _repeating_fraction(match[at], match[at + 1], match[at + 2])
+
+
+def _mixed_number(match: re.Match[str]) -> str:
+    whole, top, bottom = (group for group in match.groups() if group is not None)
+    if int(top) >= int(bottom):
+        return match[0]
+    return rf"({whole}+\frac{{{top}}}{{{bottom}}})"

@@ -1,0 +1,339 @@
+r"""Sets of real numbers (disjoint intervals with exact ends) and integer families.
+
+A family is a union of progressions: ``\frac{\pi}{4} + k\pi``, ``x \equiv 3 \pmod 7``, ``n is odd``.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from prorl_gym.environments.math.answer_forms import (
+    Amount,
+    AnswerCollection,
+    BracketedTuple,
+    Form,
+    IntegerFamily,
+    Interval,
+    Labelled,
+    RealSet,
+)
+from prorl_gym.environments.math.answer_text import is_name, normalize_name, strip_text_macros
+from prorl_gym.environments.math.arithmetic import evaluate, mp, to_mpmath
+from prorl_gym.environments.math.expression_tree import Node, Number, Operation, Symbol
+from prorl_gym.environments.math.expressions import UnreadableExpressionError, free_symbols, substitute
+from prorl_gym.environments.math.values import is_equal_constant, rational_value, real_value
+
+INFINITY = Symbol("\\infty")
+MINUS_INFINITY = Operation("neg", (INFINITY,))
+ALL_REALS = RealSet((Interval(MINUS_INFINITY, INFINITY, False, False),))
+EMPTY_SET = RealSet(())
+ZERO = Number(Fraction(0))
+PARAMETER = "\\psi"
+"""The integer of a residue class, which has no letter of its own."""
+_DIGITS = 80
+_MAX_RESIDUES = 240
+_CONGRUENCE = re.compile(
+    r"(?:(?P<name>[^=<>,]*?)\s*\\equiv)?\s*(?P<residues>[^=<>]*?)\s*"
+    r"(?:\\pmod|(?P<infix>\\b?mod|\\text\s*\{\s*\(?mod\s*\}?|\(\s*(?:\\b?mod|\\text\s*\{\s*mod\s*\}|mod(?![a-z]))|mod(?![a-z])))"
+    r"\s*[{(]?\s*(?P<modulus>\d+)\s*(?:[)}]\s*)*"
+)
+_CONDITION_WORDS = r"(?:(?:for|if|iff|if and only if|when|whenever|exactly when|precisely when|only if)\s+)?"
+_LEAD = rf"{_CONDITION_WORDS}(?:(?:all|any|every|an?)\s+)?"
+_NAMED = r"(?P<name>[a-zA-Z])\s*"
+_VERB = r"(?:\b(?:is|are|must be|has to be|be)\s+(?P<negated>not\s+)?)"
+_NOUNS = r"(?:\s+(?:integers?|numbers?|values?(?:\s+of)?))?"
+_WORDED_FAMILIES = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        rf"{_LEAD}{_NAMED}{_VERB}?(?:an?\s+)?(?P<parity>odd|even){_NOUNS}",
+        rf"{_LEAD}(?P<parity>odd|even){_NOUNS}(?:\s+(?P<name>[a-zA-Z]))?",
+        rf"{_LEAD}{_NAMED}{_VERB}(?:divisible\s+by|an?\s+(?:integer\s+)?multiple\s+of)\s+(?P<modulus>\d{{1,3}})",
+        rf"{_LEAD}(?:integer\s+)?multiples?\s+of\s+(?P<modulus>\d{{1,3}})",
+        rf"(?P<modulus>\d{{1,3}})\s*(?:\||\\mid|divides)\s*{_NAMED}",
+    )
+)
+_Progression = tuple[Node, Node]
+"""Start and step."""
+
+
+def interval(low: Node, high: Node, closed_low: bool, closed_high: bool) -> RealSet:
+    """Return an interval; an end at infinity is open however it was written.
+
+    Raises:
+        UnreadableExpressionError: an end is no real number, or they are in the wrong order.
+    """
+    order = _compare(low, high)
+    if order > 0:
+        raise UnreadableExpressionError("an interval's ends are in the wrong order")
+    if order == 0:
+        return RealSet((Interval(low, high, True, True),)) if closed_low and closed_high else EMPTY_SET
+    closed_low = closed_low and not is_equal_constant(low, MINUS_INFINITY)
+    closed_high = closed_high and not is_equal_constant(high, INFINITY)
+    return RealSet((Interval(low, high, closed_low, closed_high),))
+
+
+def point_set(values: Iterable[Node]) -> RealSet:
+    """Return a finite set.
+
+    Raises:
+        UnreadableExpressionError: a member is no real number.
+    """
+    found = EMPTY_SET
+    for value in values:
+        found = union(found, interval(value, value, True, True))
+    return found
+
+
+def union(one: RealSet, other: RealSet) -> RealSet:
+    """Return the union, with adjacent intervals joined."""
+    joined: list[Interval] = []
+    for piece in _sort_intervals([*one.intervals, *other.intervals]):
+        if joined and _are_touching(joined[-1], piece):
+            joined[-1] = _join_intervals(joined[-1], piece)
+        else:
+            joined.append(piece)
+    return RealSet(tuple(joined))
+
+
+def complement(one: RealSet) -> RealSet:
+    """Return the real numbers that are not in a set."""
+    gaps: list[Interval] = []
+    low, closed = MINUS_INFINITY, False
+    for piece in one.intervals:
+        gaps.extend(_gap(low, piece.low, closed, not piece.closed_low))
+        low, closed = piece.high, not piece.closed_high
+    gaps.extend(_gap(low, INFINITY, closed, False))
+    return RealSet(tuple(gaps))
+
+
+def intersection(one: RealSet, other: RealSet) -> RealSet:
+    """Return the intersection."""
+    return complement(union(complement(one), complement(other)))
+
+
+def is_same_set(one: RealSet, other: RealSet) -> bool:
+    """Whether two sets have the same intervals."""
+    return len(one.intervals) == len(other.intervals) and all(
+        (left.closed_low, left.closed_high) == (right.closed_low, right.closed_high)
+        and is_equal_constant(left.low, right.low)
+        and is_equal_constant(left.high, right.high)
+        for left, right in zip(one.intervals, other.intervals, strict=True)
+    )
+
+
+def parse_congruence(text: str, read: Callable[[str], Form]) -> IntegerFamily | None:
+    r"""Return ``x \equiv 1, 4 \pmod 5`` or ``3 \pmod 5`` as a family; ``17 \bmod 5`` is an operation, and none."""
+    match = _CONGRUENCE.fullmatch(text)
+    if match is None or "mod" in match["residues"] or "\\equiv" in match["residues"]:
+        return None
+    if match["name"] is None and match["infix"] and not match["infix"].startswith("("):
+        return None
+    if match["name"] is not None and not is_name(match["name"]):
+        raise UnreadableExpressionError("a congruence to be solved")
+    form = read(match["residues"])
+    return _residue_classes(
+        match["name"], form.items if isinstance(form, AnswerCollection) else (form,), int(match["modulus"])
+    )
+
+
+def parse_worded_family(text: str) -> IntegerFamily | None:
+    """Return ``n is odd``, ``all even integers`` or ``n is divisible by 3`` as a family, ``None`` for all else."""
+    text = " ".join(strip_text_macros(text).split()).strip(" .")
+    match = next((found for pattern in _WORDED_FAMILIES if (found := pattern.fullmatch(text))), None)
+    if match is None:
+        return None
+    found = match.groupdict()
+    modulus = int(found.get("modulus") or 2)
+    residues = {int((found.get("parity") or "").casefold() == "odd")}
+    if found.get("negated"):
+        residues = set(range(modulus)) - residues
+    if not 2 <= modulus <= _MAX_RESIDUES:
+        raise UnreadableExpressionError("a class of too many residues, or of all numbers")
+    return _residue_classes(
+        found.get("name"), [Amount(Number(Fraction(residue))) for residue in sorted(residues)], modulus
+    )
+
+
+def find_parameter(form: Form) -> str | None:
+    r"""Return the letter of a formula that may be a family without a declared integer, such as ``2k\\pi``."""
+    inner = form.form if isinstance(form, Labelled) else form
+    items = inner.items if isinstance(inner, AnswerCollection) else (inner,)
+    letters = frozenset[str]().union(*(free_symbols(item.value) for item in items if isinstance(item, Amount)))
+    return next(iter(letters)) if len(letters) == 1 and letters <= frozenset("knmlj") else None
+
+
+def is_same_family(one: IntegerFamily, other: IntegerFamily) -> bool | None:
+    """Whether two families are the same set of numbers, ``None`` where they are no progressions."""
+    if one.domain != "Z" or other.domain != "Z":
+        return None
+    names = [family.form.name for family in (one, other) if isinstance(family.form, Labelled)]
+    if len(set(names)) > 1:
+        return False
+    mine, theirs = _progressions(one.form, one.letter), _progressions(other.form, other.letter)
+    return None if mine is None or theirs is None else _is_same_union(mine, theirs)
+
+
+def with_common_letter(family: IntegerFamily) -> Form | None:
+    """Return the answer of a family with a common letter for its integer, ``None`` when it is more than formulas."""
+    return _with_common_letter(family.form, family.letter)
+
+
+def _compare(left: Node, right: Node) -> int:
+    one, other = real_value(left), real_value(right)
+    if one is None or other is None:
+        raise UnreadableExpressionError("an end of an interval is no real number")
+    if is_equal_constant(left, right):
+        return 0
+    return -1 if one < other else 1
+
+
+def _sort_intervals(pieces: list[Interval]) -> list[Interval]:
+    def place(piece: Interval) -> tuple[Any, bool]:
+        return real_value(piece.low), not piece.closed_low
+
+    return sorted(pieces, key=place)
+
+
+def _are_touching(left: Interval, right: Interval) -> bool:
+    order = _compare(right.low, left.high)
+    return order < 0 or (order == 0 and (left.closed_high or right.closed_low))
+
+
+def _join_intervals(left: Interval, right: Interval) -> Interval:
+    order = _compare(right.high, left.high)
+    if order > 0:
+        return replace(left, high=right.high, closed_high=right.closed_high)
+    if order == 0:
+        return replace(left, closed_high=left.closed_high or right.closed_high)
+    return left
+
+
+def _gap(low: Node, high: Node, closed_low: bool, closed_high: bool) -> tuple[Interval, ...]:
+    if is_equal_constant(low, high) and not (closed_low and closed_high):
+        return ()
+    if is_equal_constant(low, high) and _is_infinite(low):
+        return ()
+    return interval(low, high, closed_low and not _is_infinite(low), closed_high and not _is_infinite(high)).intervals
+
+
+def _is_infinite(node: Node) -> bool:
+    return is_equal_constant(node, INFINITY) or is_equal_constant(node, MINUS_INFINITY)
+
+
+def _residue_classes(name: str | None, residues: Sequence[Form], modulus: int) -> IntegerFamily:
+    step = Operation("*", (Number(Fraction(modulus)), Symbol(PARAMETER)))
+    several = AnswerCollection(tuple(_residue(item, step) for item in residues), is_set=True)
+    return IntegerFamily(PARAMETER, several if name is None else Labelled(normalize_name(name), several, None))
+
+
+def _residue(item: Form, step: Node) -> Amount:
+    if (
+        not isinstance(item, Amount)
+        or item.unit is not None
+        or (found := rational_value(item.value)) is None
+        or found.denominator != 1
+    ):
+        raise UnreadableExpressionError("a residue that is no integer")
+    return Amount(Operation("+", (item.value, step)))
+
+
+def _progressions(form: Form, letter: str) -> list[_Progression] | None:
+    match form:
+        case Labelled(_, inner):
+            return _progressions(inner, letter)
+        case AnswerCollection(items):
+            found = [_progressions(item, letter) for item in items]
+            return None if None in found else [each for progressions in found for each in progressions or ()]
+        case Amount(node, None, False) if free_symbols(node) <= {letter}:
+            if (linear := _to_progression(node, letter)) is not None:
+                return [linear]
+            halves = [
+                _to_progression(substitute(node, letter, _two_times_plus(letter, rest)), letter) for rest in (0, 1)
+            ]
+            return None if None in halves else [half for half in halves if half is not None]
+        case _:
+            return None
+
+
+def _to_progression(node: Node, letter: str) -> _Progression | None:
+    """Return start and step, where a formula of an integer is linear in it."""
+
+    def at(index: int) -> Node:
+        return substitute(node, letter, Number(Fraction(index)))
+
+    start = at(0)
+    step = Operation("-", (at(1), start))
+    steps = (Operation("+", (start, Operation("*", (Number(Fraction(index)), step)))) for index in (2, 3, -1, 7, -4))
+    if all(is_equal_constant(at(index), expected) for index, expected in zip((2, 3, -1, 7, -4), steps, strict=True)):
+        return start, step
+    return None
+
+
+def _two_times_plus(letter: str, rest: int) -> Node:
+    return Operation("+", (Operation("*", (Number(Fraction(2)), Symbol(letter))), Number(Fraction(rest))))
+
+
+def _is_same_union(mine: list[_Progression], theirs: list[_Progression]) -> bool:
+    """Whether two unions of progressions are the same, by their residues for a common multiple of all steps."""
+    with mp.workdps(_DIGITS):
+        sizes = [
+            [(to_mpmath(evaluate(start)), abs(to_mpmath(evaluate(step)))) for start, step in each]
+            for each in (mine, theirs)
+        ]
+        steps = [step for each in sizes for _, step in each if step != 0]
+        if not steps:
+            return False
+        unit = steps[0]
+        shares = [_to_fraction(step / unit) for step in steps]
+        if None in shares:
+            return False
+        known = [share for share in shares if share is not None]
+        period = (
+            unit * math.lcm(*(share.numerator for share in known)) / math.gcd(*(share.denominator for share in known))
+        )
+        left, right = (list(_residues(each, period)) for each in sizes)
+        if max(len(left), len(right)) > _MAX_RESIDUES:
+            raise UnreadableExpressionError("progressions with too many residues")
+        return all(any(_is_congruent(a, b, period) for b in right) for a in left) and all(
+            any(_is_congruent(a, b, period) for a in left) for b in right
+        )
+
+
+def _to_fraction(ratio: Any) -> Fraction | None:
+    found = Fraction(str(mp.nstr(ratio, 30))).limit_denominator(1000)
+    return found if abs(ratio - mp.mpf(found.numerator) / found.denominator) < mp.mpf(10) ** (-_DIGITS // 2) else None
+
+
+def _residues(progressions: list[tuple[Any, Any]], period: Any) -> Iterator[Any]:
+    for start, step in progressions:
+        if step == 0:
+            raise UnreadableExpressionError("a constant beside a progression")
+        for index in range(min(int(mp.nint(period / step)), _MAX_RESIDUES + 1)):
+            yield start + index * step
+
+
+def _is_congruent(one: Any, other: Any, period: Any) -> bool:
+    turns = (one - other) / period
+    return abs(turns - mp.nint(turns)) < mp.mpf(10) ** (-_DIGITS // 2)
+
+
+def _with_common_letter(form: Form, letter: str) -> Form | None:
+    def renamed(node: Node) -> Node:
+        return substitute(node, letter, Symbol(PARAMETER))
+
+    match form:
+        case Amount(node, unit, percent):
+            return Amount(renamed(node), unit, percent)
+        case Labelled(name, inner):
+            found = _with_common_letter(inner, letter)
+            return None if found is None else Labelled(name, found, None)
+        case AnswerCollection() | BracketedTuple():
+            items = [found for item in form.items if (found := _with_common_letter(item, letter)) is not None]
+            return replace(form, items=tuple(items)) if len(items) == len(form.items) else None
+        case RealSet(pieces):
+            return RealSet(tuple(replace(each, low=renamed(each.low), high=renamed(each.high)) for each in pieces))
+        case _:
+            return None

@@ -1,1 +1,0 @@
-"""Making the directory of a new environment, for ``prorl-gym init``."""

@@ -1,0 +1,92 @@
+"""What one model call gave, and what the answers of all wires have in common."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from prorl_gym.gateway.model_call import ModelCall
+from prorl_gym.inference.protocol import GenerationResult, TextTurn
+from prorl_gym.inference.tokens.chat_codec import ChatCodec
+from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt
+from prorl_gym.inference.tokens.turn import ParsedTurn
+from prorl_gym.inference.toolcalls.turn_parsing import THINK_OPEN
+
+
+@dataclass(slots=True)
+class SampledTurn:
+    """The tokens of one turn, over all calls that it took."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    versions: list[int] = field(default_factory=list[int])
+    """Policy version of each token."""
+    finish_reason: Literal["stop", "length"] = "length"
+    cached_tokens: int = 0
+    """Of the prompt, where the engine reports it."""
+    routed_experts: Any = None
+    text_turn: TextTurn | None = None
+    """Set by an engine that answers in text: the ids are a local encoding of it."""
+
+    def append_result(self, result: GenerationResult) -> None:
+        """Append what one call sampled."""
+        if not self.token_ids:
+            self.cached_tokens = result.cached_tokens or 0
+        # Engines report experts per call; those of a call that continues a turn cover only the rest.
+        self.routed_experts = result.routed_experts if not self.token_ids else None
+        self.token_ids += result.token_ids
+        self.logprobs += result.logprobs
+        self.versions += result.versions
+        self.text_turn = result.text_turn
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedTurn:
+    """What one call gave."""
+
+    call: ModelCall
+    prompt: BuiltPrompt
+    sampled: SampledTurn
+    parsed: ParsedTurn
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """How this server answers every call."""
+
+    model: str
+    codec: ChatCodec
+    with_tokens: bool
+    """Put token fields on answers."""
+    with_reasoning: bool
+    """Thoughts are an item of their own."""
+
+    def text_of(self, parsed: ParsedTurn) -> str:
+        """Return the text of an answer, with the thoughts where they are no item of their own."""
+        # After empty thoughts a text that begins with their tag would come back as thoughts: keep the empty ones.
+        reads_as_thoughts = not parsed.thinking and parsed.text.startswith(THINK_OPEN)
+        return parsed.text if self.with_reasoning and not reads_as_thoughts else parsed.full_text
+
+    def usage(self, turn: CompletedTurn, prompt_name: str, answer_name: str) -> dict[str, Any]:
+        """Return the token counts under the names that a wire has for them."""
+        prompt, answer = len(turn.prompt.ids), len(turn.sampled.token_ids)
+        thinking = turn.parsed.thinking
+        reasoning = len(self.codec.tokenizer.encode_untrusted(thinking)) if thinking else 0
+        return {
+            f"{prompt_name}_tokens": prompt,
+            f"{answer_name}_tokens": answer,
+            "total_tokens": prompt + answer,
+            f"{prompt_name}_tokens_details": {"cached_tokens": min(turn.sampled.cached_tokens, prompt)},
+            f"{answer_name}_tokens_details": {"reasoning_tokens": reasoning},
+        }
+
+
+def token_fields(turn: CompletedTurn) -> dict[str, Any]:
+    """Return the token fields; empty where nothing was sampled (trainers refuse empty ones) or only text was."""
+    sampled = turn.sampled
+    if not sampled.token_ids or sampled.text_turn is not None:
+        return {}
+    fields = {
+        "prompt_token_ids": turn.prompt.ids,
+        "generation_token_ids": sampled.token_ids,
+        "generation_log_probs": sampled.logprobs,
+    }
+    return fields if sampled.routed_experts is None else fields | {"routed_experts": sampled.routed_experts}

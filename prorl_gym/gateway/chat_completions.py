@@ -1,0 +1,175 @@
+"""The chat completions API: messages in, one message out."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+from prorl_gym.errors import ConfigError
+from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn, token_fields
+from prorl_gym.gateway.history import (
+    TEXT_FIX,
+    TOKEN_FIELDS,
+    Item,
+    as_item,
+    as_list,
+    normalize_list,
+    read_message,
+    read_role,
+    read_text,
+    read_token_fields,
+    read_tool_call,
+    wrap_thinking,
+)
+from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, make_call, reject_unsupported
+from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
+from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
+
+_FIELDS = {
+    "assistant": frozenset({"role", "content", "refusal", "tool_calls", "reasoning_content"}) | TOKEN_FIELDS,
+    "tool": frozenset({"role", "content", "tool_call_id"}),
+}
+"""Fields of messages that are read; all others are ignored, except ``_REJECTED_FIELDS``."""
+
+_PLAIN_FIELDS = frozenset({"role", "content"})
+_REJECTED_FIELDS = {
+    "function_call": "Send calls as 'tool_calls', and their results as messages of the role 'tool'.",
+    "audio": TEXT_FIX,
+    "images": TEXT_FIX,
+}
+"""Fields that add to the text: without them the conversation would be another one."""
+
+
+def normalize_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a body whose messages hold the fields that ``read_call`` reads, in the form that strict models accept.
+
+    Agents send back what they were answered, and what their clients add to it: null fields among them.
+
+    Raises:
+        ConfigError: a message has a part or a field that must not be ignored.
+    """
+    return normalize_list(body, "messages", _normalize_message)
+
+
+def read_call(params: Mapping[str, Any], options: GatewayOptions, template_options: Mapping[str, Any]) -> ModelCall:
+    """Read a call.
+
+    Args:
+        params: what was sent, without what was left out.
+        options: of the gateway.
+        template_options: what the chat template always gets.
+
+    Raises:
+        ConfigError: the call needs something that is not supported.
+    """
+    reject_unsupported(params, options, template_options)
+    limit = params.get("max_completion_tokens") or params.get("max_tokens")
+    return make_call(params, options, read_messages(params["messages"]), limit)
+
+
+def read_messages(messages: Sequence[Item]) -> list[HistoryEntry]:
+    """Read a history.
+
+    Raises:
+        ConfigError: a message has parts that are not text, or an unknown role.
+    """
+    return [_read_message(message, f"messages[{position}]") for position, message in enumerate(messages)]
+
+
+def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFormat) -> dict[str, Any]:
+    """Return a turn as a chat completion.
+
+    Args:
+        turn: the turn.
+        params: of the call.
+        form: how this server answers.
+    """
+    parsed = turn.parsed
+    message: dict[str, Any] = {"role": "assistant", "content": form.text_of(parsed) or None}
+    if form.with_reasoning and parsed.thinking:
+        message["reasoning_content"] = parsed.thinking
+    if parsed.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in parsed.calls
+        ]
+    if form.with_tokens:
+        message |= token_fields(turn)
+    cut = turn.sampled.finish_reason == "length"
+    finish = "length" if cut else "tool_calls" if parsed.calls else "stop"
+    logprobs = _logprobs(turn, form) if turn.call.logprobs else None
+    return {
+        "id": f"chatcmpl-{uuid4().hex}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": form.model,
+        "choices": [{"index": 0, "finish_reason": finish, "message": message, "logprobs": logprobs}],
+        "usage": form.usage(turn, "prompt", "completion"),
+    }
+
+
+def _normalize_message(given: object, where: str) -> object:
+    message = as_item(given)
+    if message is None:
+        return given
+    for field, fix in _REJECTED_FIELDS.items():
+        if message.get(field):
+            raise ConfigError(f"{where}: '{field}' is not supported.", fix)
+    role = message.get("role")
+    if isinstance(role, str):
+        read_role(role, where)
+    if message.get("tool_calls") and role != "assistant":
+        raise ConfigError(f"{where}: only the assistant calls tools.", "Leave out 'tool_calls', or correct the role.")
+    fields = _FIELDS.get(str(role), _PLAIN_FIELDS)
+    plain = {key: value for key, value in message.items() if key in fields and value is not None}
+    if isinstance(plain.get("content"), list):
+        plain["content"] = read_text(plain["content"], where)
+    if role == "assistant":
+        if refusal := plain.pop("refusal", None):
+            plain["content"] = f"{plain.get('content', '')}{refusal}"
+        if isinstance(thoughts := message.get("reasoning"), str):
+            plain.setdefault("reasoning_content", thoughts)
+        if (calls := as_list(plain.get("tool_calls"))) is not None:
+            plain["tool_calls"] = [_normalize_call(call) for call in calls]
+    return plain
+
+
+def _normalize_call(given: object) -> object:
+    """Return a call of a function without fields that clients add; any other one unchanged, to be refused."""
+    call = as_item(given)
+    function = None if call is None else as_item(call.get("function"))
+    if call is None or function is None:
+        return given
+    read = {key: function[key] for key in ("name", "arguments") if key in function}
+    return {"id": call.get("id"), "type": "function", "function": read}
+
+
+def _read_message(message: Item, where: str) -> HistoryEntry:
+    read = read_message(message, where)
+    if read.role == "tool":
+        read = read.model_copy(update={"tool_call_id": str(message.get("tool_call_id", ""))})
+    if read.role != "assistant":
+        return HistoryEntry(read)
+    thoughts = message.get("reasoning_content")
+    if isinstance(thoughts, str) and thoughts.strip() != split_thinking(read.content)[0]:
+        read = read.model_copy(update={"content": wrap_thinking(thoughts) + read.content})
+    calls = tuple(
+        read_tool_call({"id": call.get("id"), **call["function"]}, "id", where) for call in _tool_calls(message, where)
+    )
+    return HistoryEntry(read.model_copy(update={"tool_calls": calls}), read_token_fields(message, where))
+
+
+def _tool_calls(message: Item, where: str) -> Sequence[Item]:
+    calls: Sequence[Item] = message.get("tool_calls") or ()
+    if any(not isinstance(call.get("function"), Mapping) for call in calls):
+        raise ConfigError(f"{where}: only calls of functions are supported.", TEXT_FIX)
+    return calls
+
+
+def _logprobs(turn: CompletedTurn, form: AnswerFormat) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = form.codec.decode([token])
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+
+    pairs = zip(turn.sampled.token_ids, turn.sampled.logprobs, strict=True)
+    return {"content": [entry(token, logprob) for token, logprob in pairs]}

@@ -1,0 +1,178 @@
+"""The Responses API: items in, items out."""
+
+import time
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+from uuid import uuid4
+
+from prorl_gym.errors import ConfigError
+from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn, token_fields
+from prorl_gym.gateway.history import (
+    TEXT_FIX,
+    Item,
+    as_item,
+    normalize_list,
+    read_message,
+    read_text,
+    read_token_fields,
+    read_tool_call,
+    wrap_thinking,
+)
+from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, make_call, reject_unsupported, unsupported
+from prorl_gym.inference.tokens.prompt_builder import HistoryEntry, TokenFields
+from prorl_gym.records import Message
+
+
+def normalize_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a body whose history holds the fields that ``read_call`` reads, in the form that strict models accept.
+
+    Agents send back what they were answered, and what their clients add to it: null fields among them.
+
+    Raises:
+        ConfigError: an item has a part that must not be ignored.
+    """
+    return normalize_list(body, "input", _normalize_item)
+
+
+def read_call(params: Mapping[str, Any], options: GatewayOptions, template_options: Mapping[str, Any]) -> ModelCall:
+    """Read a call; see ``chat_completions.read_call``."""
+    reject_unsupported(params, options, template_options)
+    if "message.output_text.logprobs" in params.get("include", ()):
+        raise unsupported("include: message.output_text.logprobs", "The token fields carry the log-probs.")
+    given = params["input"]
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if params.get("instructions"):
+        items = [{"role": "system", "content": params["instructions"]}, *items]
+    return make_call(params, options, read_items(items), params.get("max_output_tokens"))
+
+
+def read_items(items: Sequence[Item]) -> list[HistoryEntry]:
+    """Read a history. The assistant's items between two items of others are one turn.
+
+    Raises:
+        ConfigError: an item or a part of it is not text, not a call and not a call's output.
+    """
+    entries: list[HistoryEntry] = []
+    thinking: list[str] = []
+    for position, item in enumerate(items):
+        where = f"input[{position}]"
+        if item.get("type") == "reasoning":
+            thinking.append(read_text(item.get("content"), where) or read_text(item.get("summary"), where))
+            # A turn that was cut in its thoughts has no other item to carry the tokens.
+            if tokens := read_token_fields(item, where):
+                entries.append(_thinking_entry(thinking, tokens))
+            continue
+        entry = _read_item(item, where)
+        if thinking and not entry.is_assistant:
+            entries.append(_thinking_entry(thinking))
+        elif thinking:
+            entry = _merge_entries(_thinking_entry(thinking), entry)
+        if item.get("type") == "function_call" and entries and entries[-1].is_assistant and entries[-1].tokens is None:
+            entry = _merge_entries(entries.pop(), entry)
+        entries.append(entry)
+    return [*entries, _thinking_entry(thinking)] if thinking else entries
+
+
+def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFormat) -> dict[str, Any]:
+    """Return a turn as a response.
+
+    Args:
+        turn: the turn.
+        params: of the call; the answer repeats its tools.
+        form: how this server answers.
+    """
+    output = _output_items(turn, form)
+    if form.with_tokens:
+        output[-1] |= token_fields(turn)
+    cut = turn.sampled.finish_reason == "length"
+    return {
+        "id": f"resp-{uuid4().hex}",
+        "object": "response",
+        "created_at": time.time(),
+        "model": form.model,
+        "status": "incomplete" if cut else "completed",
+        "output": output,
+        "parallel_tool_calls": not turn.call.single_tool_call,
+        "tool_choice": "auto" if turn.call.may_call_tools else "none",
+        "tools": params.get("tools") or [],
+        "temperature": turn.call.sampling.temperature,
+        "top_p": turn.call.sampling.top_p,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "metadata": _metadata(turn),
+        "usage": form.usage(turn, "input", "output"),
+    }
+
+
+def _normalize_item(given: object, where: str) -> object:
+    item = as_item(given)
+    if item is None:
+        return given
+    plain = {key: value for key, value in item.items() if value is not None and key != "routed_experts"}
+    kind = plain.get("type", "message")
+    if kind == "message" and isinstance(plain.get("content"), list):
+        plain["content"] = read_text(plain["content"], where)
+    elif kind == "function_call_output" and isinstance(plain.get("output"), list):
+        plain["output"] = read_text(plain["output"], where)
+    elif kind == "reasoning":
+        plain = {"id": "", "summary": list[Any](), **plain}
+    return plain
+
+
+def _read_item(item: Item, where: str) -> HistoryEntry:
+    kind = item.get("type") or "message"
+    if kind == "message":
+        return HistoryEntry(read_message(item, where), read_token_fields(item, where))
+    if kind == "function_call":
+        if item.get("namespace"):
+            raise ConfigError(f"{where}: 'namespace' is not supported.", "Give functions names of their own.")
+        call = read_tool_call(item, "call_id", where)
+        return HistoryEntry(Message(role="assistant", content="", tool_calls=(call,)), read_token_fields(item, where))
+    if kind == "function_call_output":
+        output, call_id = read_text(item.get("output"), where), str(item.get("call_id", ""))
+        return HistoryEntry(Message(role="tool", content=output, tool_call_id=call_id))
+    raise ConfigError(f"{where}: items of type '{kind}' are not supported.", TEXT_FIX)
+
+
+def _thinking_entry(thinking: list[str], tokens: TokenFields | None = None) -> HistoryEntry:
+    """Return the collected thoughts as the beginning of a turn, and clear them."""
+    content = wrap_thinking("".join(thinking))
+    thinking.clear()
+    return HistoryEntry(Message(role="assistant", content=content), tokens)
+
+
+def _merge_entries(first: HistoryEntry, second: HistoryEntry) -> HistoryEntry:
+    """Join two items of one model call; its tokens are on the last."""
+    calls = (*first.message.tool_calls, *second.message.tool_calls)
+    content = first.message.content + second.message.content
+    return HistoryEntry(first.message.model_copy(update={"tool_calls": calls, "content": content}), second.tokens)
+
+
+def _output_items(turn: CompletedTurn, form: AnswerFormat) -> list[dict[str, Any]]:
+    parsed, items = turn.parsed, list[dict[str, Any]]()
+    if form.with_reasoning and parsed.thinking:
+        summary = [{"type": "summary_text", "text": parsed.thinking}]
+        items.append({"type": "reasoning", "id": f"rs-{uuid4().hex}", "summary": summary})
+    text = form.text_of(parsed)
+    if text or not (parsed.calls or items):
+        content = [{"type": "output_text", "text": text, "annotations": list[Any]()}]
+        head = {"type": "message", "id": f"msg-{uuid4().hex}", "role": "assistant", "status": "completed"}
+        items.append({**head, "content": content})
+    for call in parsed.calls:
+        items.append({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments})
+    return items
+
+
+def _metadata(turn: CompletedTurn) -> dict[str, str]:
+    """Return what the API has no field for: why a new segment began, and the policy versions."""
+    facts = {"prorl_new_segment": turn.prompt.origin.value} if turn.prompt.origin.starts_segment else {}
+    return facts | _version_runs(turn.sampled.versions)
+
+
+def _version_runs(versions: Sequence[int]) -> dict[str, str]:
+    """Return the versions in runs: ``3`` or ``3*10 4*7`` (ten tokens of version 3, then seven of version 4)."""
+    runs = [(version, len(list(same))) for version, same in groupby(versions)]
+    if not runs:
+        return {}
+    text = str(runs[0][0]) if len(runs) == 1 else " ".join(f"{version}*{count}" for version, count in runs)
+    return {"prorl_policy_version": text[:512]}

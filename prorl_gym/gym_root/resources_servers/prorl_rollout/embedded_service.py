@@ -1,0 +1,117 @@
+"""The rollout service inside this server's process, configured from Gym's configuration."""
+
+from collections.abc import Mapping, Sequence
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, Self
+
+from fastapi import FastAPI
+
+from prorl_gym.api.app import create_embedded_app
+from prorl_gym.api.build import LoadedService, build_service
+from prorl_gym.api.config import ServiceConfig
+from prorl_gym.config import load_config
+from prorl_gym.environments.judge import Judge
+from prorl_gym.errors import FailureKind, SandboxError, ShuttingDownError
+from prorl_gym.gateway.model_call import function_schema
+from prorl_gym.logs import configure_logging
+from prorl_gym.records import Message
+from prorl_gym.sandbox.protocol import SandboxBackend
+from prorl_gym.settings import RolloutSettings
+from prorl_gym.trainers.gym_result import Placeholder
+from prorl_gym.trainers.responses_items import messages_from_items
+
+
+def service_config(engines: str | Sequence[str], model: str, tokenizer: str | None, options: Mapping[str, Any]) -> Any:
+    """Return the service's configuration: Gym's own keys win over those below ``service``.
+
+    Raises:
+        ConfigError: an unknown or wrong key.
+    """
+    inference = {
+        **options.get("inference", {}),
+        "engines": [engines] if isinstance(engines, str) else list(engines),
+        "model": model,
+        "tokenizer": tokenizer or model,
+    }
+    return load_config(ServiceConfig, {**options, "inference": inference}, "prorl_rollout.service")
+
+
+class EmbeddedService:
+    """Starts the service and stops it: an async context manager.
+
+    Unless ``state`` or ``ledger`` is configured, the ledger is deleted with this process. Gym does not name runs to its
+    servers, so a ledger kept by default would return rollouts of an earlier run, with another policy, to a later one.
+    Configure the ledger (``prorl_service.ledger.path``) for a run that outlives its servers.
+    """
+
+    def __init__(
+        self, engines: str | Sequence[str], model: str, tokenizer: str | None, options: Mapping[str, Any]
+    ) -> None:
+        self._temporary_state = (
+            None if "state" in options or "ledger" in options else TemporaryDirectory(prefix="prorl-gym-")
+        )
+        if self._temporary_state is not None:
+            options = {**options, "state": self._temporary_state.name}
+        self._config = service_config(engines, model, tokenizer, options)
+        self._built: LoadedService | None = None
+
+    async def __aenter__(self) -> Self:
+        configure_logging(self._config.log.level, self._config.log.format)
+        self._built = await build_service(self._config)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        built, self._built = self._built, None
+        if built is not None:
+            await built.close(drain=False)
+        if self._temporary_state is not None:
+            self._temporary_state.cleanup()
+
+    def create_app(self) -> FastAPI:
+        """Return the service's routes for agents.
+
+        Raises:
+            ShuttingDownError: the service is not running.
+        """
+        return create_embedded_app(self._require_running().service)
+
+    @property
+    def backend(self) -> SandboxBackend:
+        """The service's backend of sandboxes.
+
+        Raises:
+            SandboxError: the service is not running.
+        """
+        if self._built is None:
+            raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, "the rollout service is not running.")
+        return self._built.backend
+
+    @property
+    def settings(self) -> RolloutSettings:
+        """Sampling and limits of the service."""
+        return self._config.settings
+
+    @property
+    def judge(self) -> Judge | None:
+        """The graders' judge; ``None`` when none is configured, or the service is not running."""
+        return None if self._built is None else self._built.judge
+
+    def first_prompt(self, items: Any, tools: Sequence[Mapping[str, Any]]) -> Placeholder:
+        """Return the token ids of a first prompt of Responses items.
+
+        Raises:
+            ShuttingDownError: the service is not running.
+            ProrlError: the prompt cannot be rendered.
+        """
+        codec = self._require_running().codec
+        messages = messages_from_items(items) or [Message(role="user", content="")]
+        ids = codec.encode_prompt(messages, [function_schema(tool) for tool in tools])
+        return Placeholder(tuple(ids), codec.terminator_id)
+
+    def _require_running(self) -> LoadedService:
+        if self._built is None:
+            raise ShuttingDownError("The rollout service is not running.", "Post the row again when it is back.")
+        return self._built

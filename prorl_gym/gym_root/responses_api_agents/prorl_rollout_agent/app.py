@@ -1,0 +1,179 @@
+"""NeMo Gym agent: one ``POST /run`` is one rollout of the prorl_rollout server.
+
+``row_handler`` turns a row into a rollout and its record into a Gym result; ``service_connection`` submits, streams and
+acknowledges.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import orjson
+from fastapi import FastAPI, HTTPException, Request, Response
+from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
+from nemo_gym.config_types import ResourcesServerRef
+from nemo_gym.global_config import get_first_server_config_dict
+from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
+from nemo_gym.server_utils import get_response_json, is_nemo_gym_fastapi_entrypoint
+from pydantic import PrivateAttr, model_validator
+from starlette.types import Receive, Scope, Send
+
+from prorl_gym.errors import ConfigError, Limit
+from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_handler import AgentProfile, RowAnswer, RowHandler
+from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.service_connection import SERVICE_PATH
+from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.step_early_stop import EarlyStopConfig
+from prorl_gym.gym_root.server_start import run_server
+from prorl_gym.settings import RolloutSettings
+from prorl_gym.trainers.gym_result import Placeholder
+
+ROW_BYTES = 64 << 20
+"""Largest row in bytes."""
+
+
+class ProrlRolloutAgentConfig(BaseResponsesAPIAgentConfig):
+    """Configuration of one agent instance."""
+
+    resources_server: ResourcesServerRef
+    environment: str | None = None
+    """Environment of rows that name none."""
+    on_failure: Literal["mask", "raise"] = "mask"
+    mask_truncated: bool = False
+    """Also mask rollouts that a limit cut short, unless ``settings.mask_overlong`` names the limits."""
+    num_generations: int | None = None
+    """Rollouts per prompt; rows are put into groups when it is set."""
+    evaluation: bool = False
+    settings: RolloutSettings = RolloutSettings()
+    """Sampling and limits for rows that do not set them."""
+    repost_seconds: float = 30.0
+    """Seconds for which a rollout goes on after its caller left, in case an equal row is posted."""
+    early_stop: EarlyStopConfig | None = None
+    """Stop groups of which a step has no use. Needs ``num_generations``, and ``use_dynamic_sampling`` in the recipe."""
+
+    @model_validator(mode="after")
+    def _check_early_stop(self) -> "ProrlRolloutAgentConfig":
+        if self.early_stop is not None and (self.num_generations or 0) < 2:
+            raise ConfigError(
+                f"{self.name}: early_stop needs num_generations, since it stops groups.",
+                "Set num_generations to the recipe's num_generations_per_prompt, or remove early_stop.",
+            )
+        return self
+
+    def profile(self) -> AgentProfile:
+        """Return the configuration of the rows' handler."""
+        settings = self.settings
+        if self.mask_truncated and settings.mask_overlong is None:
+            settings = settings.model_copy(update={"mask_overlong": tuple(Limit)})
+        return AgentProfile(
+            agent=self.name,
+            environment=self.environment,
+            evaluation=self.evaluation,
+            settings=settings,
+            num_generations=self.num_generations,
+            on_failure=self.on_failure,
+            repost_seconds=self.repost_seconds,
+            early_stop=self.early_stop,
+        )
+
+
+class ProrlRolloutAgent(SimpleResponsesAPIAgent):
+    """Answers ``/run`` by a ``RowHandler``."""
+
+    ray_enabled = False
+    config: ProrlRolloutAgentConfig
+    _rows: RowHandler | None = PrivateAttr(None)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Print what early stop requires of the recipe."""
+        super().model_post_init(context)
+        if self.config.early_stop is not None:
+            print(
+                f"{self.config.name}: early_stop is on. The recipe must set use_dynamic_sampling: true, or the rows of "
+                "stopped groups (reward 0, masked) enter training; it is for synchronous GRPO only.",
+                flush=True,
+            )
+
+    def setup_webserver(self) -> FastAPI:
+        """Return the app; it closes the connection to the rollout service when the server stops."""
+        app = super().setup_webserver()
+        inner = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+            async with inner(app) as state:
+                yield state
+                if self._rows is not None:
+                    await self._rows.close()
+
+        app.router.lifespan_context = lifespan
+        return app
+
+    async def run(self, request: Request) -> Response:
+        """Answer with the Gym result of the row in the body."""
+        body = await request.body()
+        if len(body) > ROW_BYTES:
+            raise HTTPException(413, f"The row is larger than {ROW_BYTES} bytes.")
+        try:
+            row = orjson.loads(body)
+            orjson.dumps(row)  # the result echoes the row
+        except orjson.JSONDecodeError as error:
+            raise HTTPException(422, f"The row is not JSON: {error}.") from None
+        except TypeError:
+            raise HTTPException(422, "The row is nested too deeply.") from None
+        if not isinstance(row, dict):
+            raise HTTPException(422, "The row is not a JSON object.")
+        if self._rows is None:
+            self._rows = self.make_row_handler()
+        return TrackedResponse(await self._rows.answer_row(row), self._rows)
+
+    def make_row_handler(self) -> RowHandler:
+        """Return a new row handler; it connects to the rollout service at its first row."""
+        return RowHandler(self.config.profile(), self._rollout_server_url() + SERVICE_PATH, self._render_prompt)
+
+    async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:
+        """Refuse: a rollout needs a task, and only a row posted to ``/run`` has one.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "prorl_rollout_agent makes whole rollouts: post the row to /run. "
+            "For single model calls use the prorl_model server."
+        )
+
+    async def _render_prompt(self, prompt: Mapping[str, Any]) -> Placeholder:
+        server = self.config.resources_server.name
+        response = await self.server_client.post(server_name=server, url_path="/first_prompt", json=prompt)
+        answer = await get_response_json(response)
+        return Placeholder(tuple(answer["prompt_token_ids"]), answer["terminator_id"])
+
+    def _rollout_server_url(self) -> str:
+        server = get_first_server_config_dict(self.server_client.global_config_dict, self.config.resources_server.name)
+        return f"http://{server['host']}:{server['port']}"
+
+
+class TrackedResponse(Response):
+    """An answer that reports to the row handler whether Gym received it."""
+
+    def __init__(self, answer: RowAnswer, rows: RowHandler) -> None:
+        super().__init__(answer.body, answer.status, media_type="application/json")
+        self._answer = answer
+        self._rows = rows
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer and report whether it arrived."""
+        # Gym before 0.7 does not cancel the handler of a caller that left.
+        arrived = False
+        try:
+            arrived = not await Request(scope, receive).is_disconnected()
+            await super().__call__(scope, receive, send)
+        except BaseException:
+            arrived = False
+            raise
+        finally:
+            (self._rows.mark_delivered if arrived else self._rows.mark_disconnected)(self._answer)
+
+
+if __name__ == "__main__":
+    run_server(lambda: ProrlRolloutAgent.run_webserver())  # Gym's validation looks for this very call
+elif is_nemo_gym_fastapi_entrypoint(__file__):
+    app = run_server(lambda: ProrlRolloutAgent.run_webserver())

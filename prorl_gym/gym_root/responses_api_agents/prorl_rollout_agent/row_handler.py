@@ -1,0 +1,307 @@
+"""Answers the rows of one agent: each becomes a rollout of the service, and its record a complete Gym result.
+
+A rollout that failed for reasons the model did not cause is masked, not an HTTP error (``on_failure: mask``).
+``on_failure: raise`` answers 503 instead, for trainers that dispatch rows again.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, Literal, cast
+from uuid import uuid4
+
+import orjson
+
+from prorl_gym.client import UnacknowledgedRollout
+from prorl_gym.errors import CancelReason, Cause, NotFoundError, ProrlError, TaskError
+from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_dedup import RowClaim, RowDeduplicator
+from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.service_connection import ServiceConnection
+from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.step_early_stop import (
+    EarlyStopConfig,
+    GroupMember,
+    RowOutcome,
+    StepEarlyStop,
+)
+from prorl_gym.records import Outcome, Rollout
+from prorl_gym.settings import RolloutSettings
+from prorl_gym.trainers.gym_request import GroupResolver, RowDefaults, row_digest, to_rollout_request
+from prorl_gym.trainers.gym_result import Placeholder, to_gym_result
+
+_LOG = logging.getLogger(__name__)
+
+OVERTAKE_SECONDS = 0.1
+"""Seconds by which a row that is posted again may overtake the end of its first caller's connection."""
+
+_MAX_GROUPS = 4096
+"""Groups whose rewards are kept, for masked rows."""
+
+_MAX_PLACEHOLDERS = 256
+"""First prompts that are kept: the rows of a group share one."""
+
+PromptRenderer = Callable[[Mapping[str, Any]], Awaitable[Placeholder]]
+"""Renders the first prompt of a row's ``responses_create_params``."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentProfile:
+    """Configuration of an agent that applies to all its rows."""
+
+    agent: str
+    """Name of the agent's instance; also the run of rows that name none."""
+    environment: str | None = None
+    evaluation: bool = False
+    settings: RolloutSettings = field(default_factory=RolloutSettings)
+    num_generations: int | None = None
+    on_failure: Literal["mask", "raise"] = "mask"
+    repost_seconds: float = 30.0
+    early_stop: EarlyStopConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowAnswer:
+    """The HTTP answer to a row, and its rollout."""
+
+    status: int
+    body: bytes
+    claim: RowClaim | None = None
+    """``None`` when no rollout was accepted."""
+
+
+class GroupRewards:
+    """Rewards of the finished members of the latest groups."""
+
+    def __init__(self) -> None:
+        self._groups: OrderedDict[str, dict[int, tuple[str, float | None]]] = OrderedDict()
+        """Rollout id and reward by replica."""
+
+    def record_rollout(self, rollout: Rollout) -> None:
+        """Add the reward of a member that has ended."""
+        if rollout.group_id is None:
+            return
+        members = self._groups.setdefault(rollout.group_id, {})
+        known_id, reward = members.get(rollout.replica, (rollout.rollout_id, None))
+        if known_id != rollout.rollout_id and reward is not None:
+            members.clear()  # Gym numbers prompts from 0 in each epoch: another group has the same id
+        members[rollout.replica] = (rollout.rollout_id, rollout.reward)
+        self._groups.move_to_end(rollout.group_id)
+        if len(self._groups) > _MAX_GROUPS:
+            self._groups.popitem(last=False)
+
+    def mean(self, group_id: str | None) -> float:
+        """Return the mean reward of a group's finished members; 0 when none is known."""
+        members = self._groups.get(group_id or "", {})
+        rewards = [reward for _, reward in members.values() if reward is not None]
+        return fmean(rewards) if rewards else 0.0
+
+
+class RowHandler:
+    """Answers the rows of one agent. Needs an event loop; ``close`` at the end.
+
+    Args:
+        profile: configuration of the agent.
+        url: of the rollout service.
+        render_prompt: for rollouts that have no prompt of their own.
+        connect: opens the connection to the service.
+    """
+
+    def __init__(
+        self,
+        profile: AgentProfile,
+        url: str,
+        render_prompt: PromptRenderer,
+        connect: Callable[..., ServiceConnection] = ServiceConnection,
+    ) -> None:
+        self._profile = profile
+        self._render_prompt = render_prompt
+        self._service = connect(url, profile.agent, self._on_listed, self._on_finished)
+        self._deduplicator = RowDeduplicator(
+            profile.agent, self._service.abandon, lambda rollout_id: self._service.acknowledge([rollout_id])
+        )
+        self._has_restored = False
+        self._callers: Counter[str] = Counter()
+        """Callers that wait for a row, by its digest."""
+        # Groups that are resolved by content get numbers, which must not repeat those of an earlier process.
+        self._groups = GroupResolver(f"{profile.agent}-{uuid4().hex[:6]}", size=profile.num_generations)
+        self._defaults = RowDefaults(
+            environment=profile.environment,
+            run_id=profile.agent,
+            settings=profile.settings,
+            evaluation=profile.evaluation,
+        )
+        self._placeholders: dict[bytes, asyncio.Task[Placeholder]] = {}
+        self._rewards = GroupRewards()
+        early = profile.early_stop
+        self._early_stop = None if early is None else StepEarlyStop(early, self._cancel_redundant)
+
+    async def answer_row(self, row: dict[str, Any]) -> RowAnswer:
+        """Return the answer to a row when its rollout has ended, however long that takes.
+
+        Every answer needs ``mark_delivered`` or ``mark_disconnected`` afterwards. A cancelled call counts as
+        disconnected.
+        """
+        await self._service.wait_listed()
+        digest = row_digest(row)
+        if self._callers[digest]:
+            await asyncio.sleep(OVERTAKE_SECONDS)
+        self._callers[digest] += 1
+        claim = self._deduplicator.claim_rollout(digest)
+        member: GroupMember | None = None
+        is_accepted = False
+        try:
+            record = await self._accept(row, claim)
+            is_accepted = True
+            if claim.request is not None:
+                member = self._track_row(claim.request)
+            rollout = await self._wait_for_record(row, claim, record)
+            claim.is_finished = True
+            self._rewards.record_rollout(rollout)
+            if member is None:
+                member = self._track_row(rollout)
+            outcome: RowOutcome = "own"
+            if self._early_stop is not None:
+                outcome = await self._early_stop.wait_settled(member, rollout)
+            return RowAnswer(*await self._result_reply(row, rollout, outcome), claim)
+        except asyncio.CancelledError:
+            self._deduplicator.add_orphan(claim, self._profile.repost_seconds)
+            raise
+        except ProrlError as error:
+            return RowAnswer(*await self._error_reply(row, error), claim if is_accepted else None)
+        except Exception as error:
+            _LOG.exception("a row could not be answered")
+            text = f"A defect of prorl_rollout_agent ({type(error).__name__}); see its log."
+            return RowAnswer(500, text.encode(), claim if is_accepted else None)
+        finally:
+            self._callers[digest] -= 1
+            if not self._callers[digest]:
+                del self._callers[digest]
+            self._service.drop_record(claim.rollout_id)
+            if self._early_stop is not None and member is not None:
+                self._early_stop.remove_row(member)
+
+    def mark_delivered(self, answer: RowAnswer) -> None:
+        """Acknowledge the rollout of an answer that Gym has received."""
+        if answer.claim is not None:
+            self._service.acknowledge([answer.claim.rollout_id])
+
+    def mark_disconnected(self, answer: RowAnswer) -> None:
+        """Keep the rollout of an answer that did not arrive for an equal row."""
+        if answer.claim is not None:
+            self._deduplicator.add_orphan(answer.claim, self._profile.repost_seconds)
+
+    async def close(self) -> None:
+        """Close the connection to the service."""
+        self._deduplicator.close()
+        await self._service.close()
+
+    async def _accept(self, row: Mapping[str, Any], claim: RowClaim) -> "asyncio.Future[Rollout]":
+        """Wait until the service has accepted the rollout of a row; return the future of its record.
+
+        Raises:
+            TaskError: the row is bad.
+            ProrlError: the service refuses.
+        """
+        is_new = claim.submission is None and not claim.is_orphan
+        if is_new:
+            claim.request = to_rollout_request(row, claim.rollout_id, self._defaults, self._groups)
+            claim.run_id = claim.request.run_id
+        record = self._service.expect_record(claim.rollout_id, claim.run_id)  # it may end before the call returns
+        if is_new and claim.request is not None:
+            claim.submission = self._service.submit(claim.request)
+        if claim.submission is not None:
+            await asyncio.shield(claim.submission)
+        if claim.is_orphan:
+            self._service.fetch_record(claim.rollout_id)
+        return record
+
+    async def _wait_for_record(
+        self, row: Mapping[str, Any], claim: RowClaim, record: "asyncio.Future[Rollout]"
+    ) -> Rollout:
+        while True:
+            try:
+                rollout = await record
+            except NotFoundError:  # the service was restarted without its ledger, or the record expired
+                pass
+            else:
+                if rollout.outcome.reason is not CancelReason.DISCONNECTED:
+                    return rollout
+                self._service.acknowledge([claim.rollout_id])  # an earlier process had abandoned it
+            self._service.drop_record(claim.rollout_id)
+            self._deduplicator.assign_new_rollout(claim)
+            record = await self._accept(row, claim)
+
+    def _track_row(self, row: GroupMember) -> GroupMember:
+        if self._early_stop is not None:
+            self._early_stop.add_row(row)
+        return row
+
+    def _on_listed(self, rollouts: Sequence[UnacknowledgedRollout]) -> None:
+        if not self._has_restored:
+            self._has_restored = True
+            if number := self._deduplicator.restore_orphans(rollouts):
+                _LOG.info("%d rollouts of an earlier process wait for their rows", number)
+
+    def _on_finished(self, rollout_id: str) -> None:
+        self._deduplicator.mark_finished(rollout_id)
+
+    def _cancel_redundant(self, rollout_ids: Sequence[str]) -> None:
+        self._service.cancel(rollout_ids, CancelReason.REDUNDANT)
+
+    # --- answers ----------------------------------------------------------------------------------------------------
+
+    async def _error_reply(self, row: Mapping[str, Any], error: ProrlError) -> tuple[int, bytes]:
+        """Return a masked result for a bad row, and 503 for any other error, after which Gym may try again."""
+        if isinstance(error, TaskError):
+            return await self._result_reply(row, _rejected_rollout(error), "own")
+        return 503, orjson.dumps({"detail": str(error)})
+
+    async def _result_reply(self, row: Mapping[str, Any], rollout: Rollout, outcome: RowOutcome) -> tuple[int, bytes]:
+        is_infrastructure_failure = rollout.outcome.status == "failed" and rollout.outcome.cause is not Cause.POLICY
+        if is_infrastructure_failure and self._profile.on_failure == "raise" and outcome == "own":
+            return 503, orjson.dumps({"detail": f"{rollout.outcome.kind}: {rollout.outcome.message}"})
+        mean = self._rewards.mean(rollout.group_id)
+        placeholder = None
+        if not any(segment.token_ids for segment in rollout.segments):
+            placeholder = await self._placeholder(row)
+        result = to_gym_result(
+            rollout, row, placeholder=placeholder, is_group_stopped=outcome == "stopped", group_mean_reward=mean
+        )
+        return 200, orjson.dumps(result)
+
+    async def _placeholder(self, row: Mapping[str, Any]) -> Placeholder:
+        """Return the ids of a row's first prompt, for a rollout that never had one."""
+        given: Any = row.get("responses_create_params")
+        params = cast("Mapping[str, Any]", given if isinstance(given, Mapping) else {})
+        prompt = {"input": params.get("input"), "tools": params.get("tools")}
+        key = orjson.dumps(prompt, option=orjson.OPT_SORT_KEYS)
+        if key not in self._placeholders:
+            if len(self._placeholders) == _MAX_PLACEHOLDERS:
+                del self._placeholders[next(iter(self._placeholders))]
+            self._placeholders[key] = asyncio.ensure_future(self._render_or_empty(prompt))
+        return await asyncio.shield(self._placeholders[key])
+
+    async def _render_or_empty(self, prompt: Mapping[str, Any]) -> Placeholder:
+        try:
+            return await self._render_prompt(prompt)
+        except Exception as error:  # rows and templates are not ours; the row is masked either way
+            _LOG.warning("a row's first prompt cannot be rendered: %s: %s", type(error).__name__, error)
+            return Placeholder()
+
+
+def _rejected_rollout(error: TaskError) -> Rollout:
+    """Return a record for a row that could not be submitted."""
+    now = time.time()
+    return Rollout(
+        rollout_id=f"refused-{uuid4().hex}",
+        run_id="refused",
+        group_id=None,
+        group_size=1,
+        replica=0,
+        environment="unknown",
+        outcome=Outcome(status="failed", kind=error.kind, stage="queue", message=str(error)),
+        accepted_at=now,
+        finished_at=now,
+    )

@@ -1,0 +1,53 @@
+"""Starts our servers in Gym; a start that fails prints two lines and no traceback."""
+
+import logging
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from prorl_gym.errors import ProrlError
+
+ServerT = TypeVar("ServerT")
+
+
+def run_server(start: Callable[[], ServerT]) -> ServerT:
+    """Start and return a server; an error of ours before it listens is printed and ends the process."""
+    try:
+        return start()
+    except ProrlError as error:
+        _print_error(error)
+    except ValidationError as error:
+        # pydantic wraps our own errors about the configuration
+        causes = [each.get("ctx", {}).get("error") for each in error.errors()]
+        ours = [cause for cause in causes if isinstance(cause, ProrlError)]
+        if not ours:
+            raise
+        _print_error(ours[0])
+    sys.exit(2)
+
+
+@asynccontextmanager
+async def running_service(service: AbstractAsyncContextManager[Any]) -> AsyncGenerator[None]:
+    """Run a service while a server runs; an error of ours while it starts is printed in two lines.
+
+    The error propagates, since uvicorn gives up because of it; the traceback that uvicorn would log is suppressed.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(service)
+        except ProrlError as error:
+            _print_error(error)
+            logging.getLogger("uvicorn.error").addFilter(_without_traceback)
+            raise
+        yield
+
+
+def _print_error(error: ProrlError) -> None:
+    print(error, file=sys.stderr, flush=True)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    return not record.exc_info and "Traceback (most recent call last)" not in record.getMessage()

@@ -1,0 +1,121 @@
+"""The gate of a pool: closed while the policy's weights change, so that no call begins.
+
+A turn that waits here, or whose call an engine holds back during a pause, is not slow: its deadline is paused.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from prorl_gym.deadlines import Deadline, current_deadline, paused_deadline
+from prorl_gym.inference.balance.members import ChangeSignal, PoolMember
+
+
+@dataclass(slots=True, eq=False)
+class InFlightCall:
+    """A call that an engine is working on."""
+
+    request_id: str
+    """Given by the caller."""
+    attempt_id: str
+    """Given to the engine."""
+    member: PoolMember
+    deadline: Deadline | None
+    """Of the rollout's stage."""
+    is_cut_short: bool = False
+    """It was cut short by a pause of ours."""
+    charged_at_start: float = 0.0
+    """Seconds that its deadline had been charged when it began."""
+
+    @property
+    def charged_seconds(self) -> float:
+        """Seconds for which its deadline was charged since it began."""
+        return 0.0 if self.deadline is None else self.deadline.charged_seconds - self.charged_at_start
+
+    def refund_deadline(self) -> None:
+        """Charge the deadline nothing for a call that its engine failed."""
+        if self.deadline is not None:
+            self.deadline.refund(self.charged_at_start)
+
+
+class CallGate:
+    """Lets calls begin, and tracks those in flight.
+
+    Args:
+        changes: notified when it opens.
+    """
+
+    def __init__(self, changes: ChangeSignal) -> None:
+        self._changes = changes
+        self._call_ended = ChangeSignal()
+        self._calls: dict[str, InFlightCall] = {}
+        self._close_count = 0
+        self._paused_deadlines: list[Deadline] = []
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no call may begin."""
+        return self._close_count > 0
+
+    @property
+    def calls(self) -> list[InFlightCall]:
+        """Calls that engines are working on."""
+        return list(self._calls.values())
+
+    def find_call(self, request_id: str) -> InFlightCall | None:
+        """Return a call by the id that its caller gave it."""
+        return self._calls.get(request_id)
+
+    async def wait_until_open(self, should_give_up: Callable[[], bool]) -> None:
+        """Wait until calls may begin, or until ``should_give_up``; the wait is charged to no deadline."""
+        if self.is_closed:
+            with paused_deadline():
+                await self._changes.wait_for(lambda: not self.is_closed or should_give_up())
+
+    async def wait_until_idle(self, member: PoolMember | None = None) -> None:
+        """Wait until no call is in flight, or none on that engine."""
+        await self._call_ended.wait_for(lambda: not (self._calls if member is None else member.in_flight))
+
+    @contextmanager
+    def track_call(self, request_id: str, attempt_id: str, member: PoolMember) -> Generator[InFlightCall, None, None]:
+        """Track a call for the block."""
+        deadline = current_deadline()
+        flight = InFlightCall(
+            request_id,
+            attempt_id,
+            member,
+            deadline,
+            charged_at_start=0.0 if deadline is None else deadline.charged_seconds,
+        )
+        self._calls[request_id] = flight
+        member.in_flight += 1
+        try:
+            yield flight
+        finally:
+            member.in_flight -= 1
+            del self._calls[request_id]
+            self._call_ended.notify_all()
+
+    def close(self) -> None:
+        """Let no call begin. Every ``close`` needs one ``open``."""
+        self._close_count += 1
+
+    def open(self) -> None:
+        """Undo one ``close``; calls may begin after the last."""
+        self._close_count -= 1
+        if not self.is_closed:
+            self.resume_deadlines()
+            self._changes.notify_all()
+
+    def pause_deadlines(self) -> None:
+        """Pause the deadlines of calls in flight, which engines hold back until the gate opens."""
+        for flight in self.calls:
+            if flight.deadline is not None:
+                flight.deadline.pause()
+                self._paused_deadlines.append(flight.deadline)
+
+    def resume_deadlines(self) -> None:
+        """Resume the deadlines that ``pause_deadlines`` paused."""
+        held, self._paused_deadlines = self._paused_deadlines, []
+        for deadline in held:
+            deadline.resume()

@@ -1,0 +1,166 @@
+"""Takes engines that failed out of service until a trial in the background shows that they sample again.
+
+A server that hangs may answer every route but the one that samples. So before it takes calls again it has to sample a
+few tokens. The delay between trials grows with each failure and shrinks with calls that the engine answers.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from prorl_gym.backoff import backoff_delay
+from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.inference.balance.members import PoolMember, PoolMembers
+from prorl_gym.inference.engine_errors import ModelMissing
+from prorl_gym.inference.protocol import Engine, EngineHealth
+
+log = logging.getLogger(__name__)
+
+FAILOVER_KINDS = frozenset(
+    {
+        FailureKind.ENGINE_UNREACHABLE,
+        FailureKind.ENGINE_TIMEOUT,
+        FailureKind.ENGINE_OVERLOADED,
+        FailureKind.ENGINE_CONTRACT,
+    }
+)
+"""Not ``ENGINE_REFUSED``: every engine of a pool would refuse the same request."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverOptions:
+    """How often a call is made again on other engines. Times in seconds."""
+
+    max_attempts: int = 3
+    """Engines that one call is tried on."""
+    recovery_seconds: float = 30.0
+    """Longest wait for an engine to recover when none is well."""
+    first_probe_seconds: float = 0.05
+    """Delay before a failed engine is probed; doubled after each failed probe."""
+    max_probe_seconds: float = 10.0
+    trial_seconds: float = 5.0
+    """Longest time that an engine may take to show that it samples."""
+
+    def backoff_seconds(self, failures: int, retry_after: float | None = None) -> float:
+        """Seconds before the next probe after so many failures, or the server's ``Retry-After``; bounded."""
+        if retry_after is not None:
+            return min(retry_after, self.max_probe_seconds)
+        return backoff_delay(failures, first=self.first_probe_seconds, longest=self.max_probe_seconds)
+
+
+class HealthMonitor:
+    """Takes members of a pool out of service, and back.
+
+    Args:
+        pool: its name.
+        members: its members.
+        failover: how often to probe.
+        on_healthy: called with the health of each engine that is well.
+    """
+
+    def __init__(
+        self, pool: str, members: PoolMembers, failover: FailoverOptions, on_healthy: Callable[[EngineHealth], None]
+    ) -> None:
+        self._pool = pool
+        self._members = members
+        self._failover = failover
+        self._on_healthy = on_healthy
+        self._probes: dict[PoolMember, asyncio.Task[None]] = {}
+        self._trials: dict[PoolMember, asyncio.Task[float | EngineError]] = {}
+
+    async def check_all(self) -> dict[str, EngineHealth]:
+        """Check every engine; those that are not well get no calls until a probe finds them well."""
+        members = self._members.all
+        answers = await asyncio.gather(*(self._check_member(member) for member in members))
+        for member, health in zip(members, answers, strict=True):
+            if health.ok:
+                self._on_healthy(health)
+            else:
+                self.take_out_of_service(member, health.detail or "not well")
+        return {member.name: health for member, health in zip(members, answers, strict=True)}
+
+    def take_out_of_service(self, member: PoolMember, detail: str, delay: float | None = None) -> None:
+        """Give an engine no calls, for at least so many seconds. Ignored if it has left the pool."""
+        if not self._members.has(member):
+            return
+        member.unhealthy_reason = detail
+        self._members.changes.notify_all()  # calls may now wait for something else
+        if member not in self._probes:
+            pause = self._failover.backoff_seconds(member.backoff_level, delay)
+            member.backoff_level += delay is None  # one with Retry-After is busy, not broken
+            member.answered_since_failure = 0
+            self._probes[member] = asyncio.create_task(self._probe_until_healthy(member, pause))
+
+    async def run_trial(self, member: PoolMember) -> float | EngineError:
+        """Have an engine sample a few tokens; return the seconds of each, or the error. Callers share a trial."""
+        trial = self._trials.get(member)
+        if trial is None:
+            trial = self._trials[member] = asyncio.create_task(self._run_trial(member))
+            trial.add_done_callback(lambda _: self._trials.pop(member, None))
+        return await asyncio.shield(trial)
+
+    def stop_probing(self, member: PoolMember) -> None:
+        """Stop probing a member that has left the pool."""
+        for task in (self._probes.pop(member, None), self._trials.pop(member, None)):
+            if task is not None:
+                task.cancel()
+
+    async def close(self) -> None:
+        """Stop probing. Idempotent."""
+        tasks: list[asyncio.Task[Any]] = [*self._probes.values(), *self._trials.values()]
+        self._probes.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _check_member(self, member: PoolMember, *, trial: bool = False) -> EngineHealth:
+        """Check an engine, with a trial of whether it samples where its health route does not show it."""
+        health, shown = await check_health(member.engine), None
+        if health.ok and (trial or health.unlisted_model):
+            shown = await self.run_trial(member)
+        if isinstance(shown, EngineError):
+            missing = health.unlisted_model or (shown.what if isinstance(shown, ModelMissing) else "")
+            health = EngineHealth(ok=False, detail=missing or shown.what, unlisted_model=missing)
+        member.lacks_model = not health.ok and bool(health.unlisted_model)
+        return health
+
+    async def _probe_until_healthy(self, member: PoolMember, delay: float) -> None:
+        """Probe a failed engine with growing delays until it is well, then take it back into service."""
+        while True:
+            await asyncio.sleep(delay)
+            health = await self._check_member(member, trial=True)
+            if health.ok:
+                break
+            member.unhealthy_reason = health.detail or "not well"
+            self._members.changes.notify_all()
+            delay = min(max(2 * delay, self._failover.first_probe_seconds), self._failover.max_probe_seconds)
+        del self._probes[member]
+        self._on_healthy(health)
+        member.unhealthy_reason = ""
+        log.info("pool %s: engine %s is well again", self._pool, member.name)
+        self._members.announce_member(member)
+
+    async def _run_trial(self, member: PoolMember) -> float | EngineError:
+        seconds = self._failover.trial_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await member.engine.sample_trial(seconds)
+        except EngineError as error:
+            return error
+        except TimeoutError:
+            reason = f"sampled nothing for {seconds:g} s"
+        except Exception as error:  # an adapter's defect: the engine cannot be used either way
+            log.exception("engine %s: the trial broke", member.name)
+            reason = f"its trial broke ({type(error).__name__})"
+        return EngineError(FailureKind.ENGINE_TIMEOUT, f"engine {member.name}: {reason}.")
+
+
+async def check_health(engine: Engine) -> EngineHealth:
+    """Return the health of an engine; an adapter that raises is not well."""
+    try:
+        return await engine.health()
+    except Exception as error:
+        log.exception("engine %s: its health check broke", engine.name)
+        return EngineHealth(ok=False, detail=f"its health check broke ({type(error).__name__})")

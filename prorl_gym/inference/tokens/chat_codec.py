@@ -1,0 +1,371 @@
+"""Messages to token ids, in a way that never rewrites what the engine has seen.
+
+The first prompt is rendered whole, once. After that only *deltas* are made: the ids that follow the end of an
+assistant turn when new messages are added. A delta is what the template writes after the terminator of a placeholder
+assistant turn; it begins at a control token, so encoding it alone equals encoding it in place. History is never
+rendered again, because decoding and encoding sampled ids does not give them back.
+
+Nothing is cached: rendering a delta through Jinja takes about 0.05 ms, and a cached skeleton would have to prove that
+the template copies contents verbatim.
+"""
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.inference.json_depth import is_too_deep
+from prorl_gym.inference.tokens.tokenizer import ControlTokenEscaper, Tokenizer
+from prorl_gym.inference.toolcalls.formats import ToolFormat, known_parsers
+from prorl_gym.inference.toolcalls.protocol import ParsedText, ToolParser, Tools
+from prorl_gym.inference.toolcalls.turn_parsing import THINK_CLOSE, THINK_OPEN, parse_turn
+from prorl_gym.records import Message
+
+log = logging.getLogger(__name__)
+
+_TOOL_CALL_END = "<|eom_id|>"
+"""Ends a turn of Llama 3 that calls a tool, in place of ``<|eot_id|>``."""
+
+_OTHER_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", _TOOL_CALL_END)
+"""Control tokens that a model may end with although its template does not: kept, then closed by the template's."""
+
+_LONG_TEXT = 50_000
+"""Characters beyond which text is not encoded on the event loop (tens of milliseconds)."""
+
+_PLACEHOLDER = "stand-in-for-the-assistant"
+"""Text of the assistant turn that deltas are cut from."""
+
+_THINK_TAGS = re.compile(f"({THINK_OPEN}|{THINK_CLOSE})")
+
+_SAMPLE_NAME = "look_up"
+
+_SAMPLE_ARGUMENTS: Mapping[str, Any] = {
+    "words": 'the "first" <b>line</b>\nand é',
+    "count": 3,
+    "exact": True,
+    "kinds": ["a", "b"],
+}
+
+_SAMPLE_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": _SAMPLE_NAME,
+        "description": "Look words up.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "words": {"type": "string", "description": "What to look for."},
+                "count": {"type": "integer", "description": "How many."},
+                "exact": {"type": "boolean", "description": "As they stand."},
+                "kinds": {"type": "array", "items": {"type": "string"}, "description": "Of what kind."},
+            },
+            "required": ["words"],
+        },
+    },
+}
+"""The call that a parser has to read back: text with a newline, quotes and tags, and three other types."""
+
+Encoded = TypeVar("Encoded")
+
+
+async def encode_off_loop(characters: int, encode: Callable[[], Encoded]) -> Encoded:
+    """Encode short text at once and long text in a thread: a megabyte takes a second."""
+    return encode() if characters < _LONG_TEXT else await asyncio.to_thread(encode)
+
+
+class ChatCodec:
+    """Encodes conversations for one tokenizer and chat template.
+
+    Args:
+        tokenizer: vocabulary and template.
+        template_options: passed to the template by name, for example ``{"enable_thinking": False}``.
+        tool_format: how the model writes tool calls; ``auto``: as the template does.
+
+    Raises:
+        EngineError: ``TEMPLATE_UNSAFE``, when assistant turns do not end in one fixed control token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template_options: Mapping[str, Any] | None = None,
+        tool_format: ToolFormat = "auto",
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template_options = dict(template_options or {})
+        self.tool_format: ToolFormat = tool_format
+        self.terminator = self._find_terminator()
+        self.terminator_id = tokenizer.control_ids[self.terminator]
+        self.closing_ids = frozenset({self.terminator_id, *self._tool_call_end_ids()})
+        """Ids after which a turn is closed and a delta can follow."""
+        others = (tokenizer.control_ids[end] for end in _OTHER_END_TOKENS if end in tokenizer.control_ids)
+        self.end_ids = self.closing_ids | tokenizer.eos_ids | frozenset(others)
+        """Ids that end a turn; sent to engines as stop ids, and no part of the text."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return self.tokenizer.vocab_size
+
+    def encode_prompt(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """Render and encode the whole conversation, ending where the assistant is to speak.
+
+        Raises:
+            EngineError: ``TEMPLATE_UNSAFE``, when the template refuses these messages.
+        """
+        escaper = ControlTokenEscaper(self.tokenizer)
+        return escaper.encode(self.render(escaper, messages, tools, add_generation_prompt=True))
+
+    def encode_delta(self, new_messages: Sequence[Message], tools: Tools) -> list[int]:
+        """Encode what new messages add after the terminator of an assistant turn, up to where it speaks next.
+
+        All tool results of one step belong into one call: templates merge them into one turn.
+
+        Args:
+            new_messages: tool results or user turns; never the assistant's own.
+            tools: the same as in the first prompt.
+
+        Raises:
+            EngineError: ``TEMPLATE_UNSAFE``, when the delta cannot be found in what the template renders.
+        """
+        if not new_messages or any(message.role == "assistant" for message in new_messages):
+            raise ValueError("a delta is made of one or more messages that the assistant did not write")
+        escaper = ControlTokenEscaper(self.tokenizer)
+        return escaper.encode(self.render_delta(escaper, new_messages, tools))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids verbatim, control tokens shown."""
+        return self.tokenizer.decode(ids)
+
+    def decode_turn(self, ids: Sequence[int]) -> str:
+        """Decode one sampled turn without what ended it."""
+        count = len(ids)
+        while count and ids[count - 1] in self.end_ids:
+            count -= 1
+        return self.tokenizer.decode(ids[:count])
+
+    def parse_turn(self, text: str, tools: Tools) -> ParsedText:
+        """Split what ``decode_turn`` returns into text, calls and complaints. Never raises."""
+        return parse_turn(self.parser, text, tools, thinking_open=self.opens_thinking)
+
+    @cached_property
+    def generation_prompt(self) -> str:
+        """What the template writes after a user turn, up to where the assistant speaks."""
+        question = [_template_message("user", "q")]
+        turn = self.render_plain(question, (), add_generation_prompt=False)
+        return _strip_common_prefix(self.render_plain(question, (), add_generation_prompt=True), turn)
+
+    @property
+    def opens_thinking(self) -> bool:
+        """Whether the template opens the thoughts itself, so that what is sampled begins inside of them."""
+        return self.generation_prompt.rstrip().endswith(THINK_OPEN)
+
+    @cached_property
+    def parser(self) -> ToolParser:
+        """Reads the tool calls of this template's model.
+
+        Raises:
+            EngineError: ``TEMPLATE_UNSAFE``, see ``choose_parser``.
+        """
+        return choose_parser(self, self.tool_format)
+
+    def render_delta(self, escaper: ControlTokenEscaper, new_messages: Sequence[Message], tools: Tools) -> str:
+        """Return the text of a delta, with control strings of the messages still escaped."""
+        before = [_template_message("user", "q"), _placeholder_turn(calls_a_tool=new_messages[0].role == "tool")]
+        after = [_as_template_message(message, escaper) for message in new_messages]
+        rendered = self.render_plain([*before, *after], tools, add_generation_prompt=True)
+        start = rendered.find(_PLACEHOLDER)
+        if start < 0:  # some templates drop the text beside a tool call: the turn alone must be a prefix
+            base = self.render_plain(before, tools, add_generation_prompt=False).rstrip()
+            if not (base.endswith(self.terminator) and rendered.startswith(base)):
+                raise self.template_error("adding a message changes how earlier turns are rendered")
+            return rendered[len(base) :]
+        end = rendered.find(self.terminator, start)
+        if end < 0:
+            raise self.template_error("an assistant turn that is followed by others has no terminator")
+        return rendered[end + len(self.terminator) :]
+
+    def render(
+        self, escaper: ControlTokenEscaper, messages: Sequence[Message], tools: Tools, *, add_generation_prompt: bool
+    ) -> str:
+        """Render messages and schemas, their control strings escaped by ``escaper``."""
+        escaped = [_as_template_message(message, escaper) for message in messages]
+        shown = [escaper.escape_all(tool) for tool in tools]
+        return self.render_plain(escaped, shown, add_generation_prompt=add_generation_prompt)
+
+    def render_plain(self, messages: Sequence[Mapping[str, Any]], tools: Tools, *, add_generation_prompt: bool) -> str:
+        """Render messages that are in the template's form already and hold no untrusted text unescaped.
+
+        Raises:
+            EngineError: ``TEMPLATE_UNSAFE``, when the template refuses them.
+        """
+        try:
+            return self.tokenizer.render(
+                messages, tools, self.template_options, add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # templates are programs and raise anything
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise self.template_error(
+                f"it fails on the roles {roles} ({type(error).__name__}: {error})"[:400]
+            ) from error
+
+    def template_error(self, reason: str) -> EngineError:
+        """Return the error that refuses this template."""
+        return EngineError(
+            FailureKind.TEMPLATE_UNSAFE,
+            f"chat template of {self.tokenizer.source}: {reason}.",
+            "Set 'chat_template' to one whose turns are only ever appended, each closed by one control token.",
+        )
+
+    def _tool_call_end_ids(self) -> list[int]:
+        known = self.tokenizer.control_ids.get(_TOOL_CALL_END)
+        return [known] if known is not None and _TOOL_CALL_END in self.tokenizer.chat_template else []
+
+    def _find_terminator(self) -> str:
+        rendered = self.render_plain(
+            [_template_message("user", "q"), _placeholder_turn(calls_a_tool=False)], (), add_generation_prompt=False
+        )
+        found = self.tokenizer.control_pattern.match(rendered, rendered.find(_PLACEHOLDER) + len(_PLACEHOLDER))
+        if _PLACEHOLDER not in rendered or found is None:
+            raise self.template_error("an assistant turn does not end in a control token")
+        return found.group()
+
+
+def choose_parser(codec: ChatCodec, tool_format: ToolFormat) -> ToolParser:
+    """Return the parser that a configuration names, or, for ``auto``, the first that reads back a rendered call.
+
+    No template is recognized by its name: a sample call is rendered as an assistant turn, and a parser fits when it
+    finds the same tool with the same arguments in that turn.
+
+    Raises:
+        EngineError: ``TEMPLATE_UNSAFE``: none does, or ``declared`` is named and the tokenizer declares nothing.
+    """
+    declares = codec.tokenizer.has_response_template
+    known = known_parsers(partial(_parse_declared, codec) if declares else None)
+    if tool_format != "auto":
+        if tool_format not in known:
+            raise _tool_format_error(codec, "its tokenizer declares no response_template")
+        return _configured_parser(known[tool_format], codec)
+    turn = _render_sample_call(codec)
+    found = next((parser for parser in known.values() if turn is not None and _reads_back(parser, turn, codec)), None)
+    if found is None:
+        raise _tool_format_error(codec, "no known form of tool calls reads back the one that it writes")
+    return found
+
+
+def _configured_parser(parser: ToolParser, codec: ChatCodec) -> ToolParser:
+    """Return a configured parser; log a warning when the template shows the model another form."""
+    turn = _render_sample_call(codec)
+    if turn is not None and not _reads_back(parser, turn, codec):
+        log.warning(
+            "tool_format: %s does not read back the calls that the chat template of %s writes.\n"
+            "Leave it out ('auto'), unless the model was trained on that form.",
+            *(parser.name, codec.tokenizer.source),
+        )
+    return parser
+
+
+def _render_sample_call(codec: ChatCodec) -> str | None:
+    """Return what a model would have to sample for the sample call; ``None`` when the template refuses calls."""
+    question: dict[str, Any] = {"role": "user", "content": "q"}
+    turn = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [_template_tool_call("call00000", _SAMPLE_NAME, dict(_SAMPLE_ARGUMENTS))],
+    }
+    try:
+        before = codec.render_plain([question], [_SAMPLE_TOOL], add_generation_prompt=False)
+        whole = codec.render_plain([question, turn], [_SAMPLE_TOOL], add_generation_prompt=False)
+    except EngineError:
+        return None
+    written = _strip_common_prefix(_strip_common_prefix(whole, before), codec.generation_prompt).rstrip()
+    ends = (end for end, token in codec.tokenizer.control_ids.items() if token in codec.end_ids)
+    return next((written.removesuffix(end) for end in ends if written.endswith(end)), written)
+
+
+def _reads_back(parser: ToolParser, turn: str, codec: ChatCodec) -> bool:
+    said = parse_turn(parser, turn, [_SAMPLE_TOOL], thinking_open=codec.opens_thinking)
+    if said.parse_errors or len(said.calls) != 1:
+        return False
+    return said.calls[0].name == _SAMPLE_NAME and json.loads(said.calls[0].arguments) == _SAMPLE_ARGUMENTS
+
+
+def _parse_declared(codec: ChatCodec, text: str, tools: Tools) -> object:
+    # The text comes without its thoughts, so the opening must not begin them.
+    opening = (
+        codec.generation_prompt.rstrip().removesuffix(THINK_OPEN) if codec.opens_thinking else codec.generation_prompt
+    )
+    return codec.tokenizer.parse_response(text, opening, tools)
+
+
+def _tool_format_error(codec: ChatCodec, reason: str) -> EngineError:
+    return EngineError(
+        FailureKind.TEMPLATE_UNSAFE,
+        f"chat template of {codec.tokenizer.source}: {reason}.",
+        f"Set 'tool_format' to the form that the model was trained on ({', '.join(known_parsers())}), or "
+        f"'chat_template'.",
+    )
+
+
+def _as_template_message(message: Message, escaper: ControlTokenEscaper) -> dict[str, Any]:
+    """Return a message in the form that templates read, its control strings escaped."""
+    own = message.role == "assistant"
+    shown = _template_message(
+        message.role, _escape_except_think_tags(message.content, escaper) if own else escaper.escape(message.content)
+    )
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            _template_tool_call(
+                call.id, escaper.escape(call.name), escaper.escape_all(_decode_arguments(call.arguments))
+            )
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        shown["tool_call_id"] = escaper.escape(message.tool_call_id)
+    if message.name is not None:
+        shown["name"] = escaper.escape(message.name)
+    return shown
+
+
+def _escape_except_think_tags(text: str, escaper: ControlTokenEscaper) -> str:
+    """Escape control strings of what the assistant wrote, but not the tags of its thoughts: templates look for them."""
+    return "".join(
+        part if part in (THINK_OPEN, THINK_CLOSE) else escaper.escape(part) for part in _THINK_TAGS.split(text)
+    )
+
+
+def _decode_arguments(text: str) -> Any:
+    """Return arguments as a value: templates print them as JSON, and would quote a text once more."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if is_too_deep(value) else value
+
+
+def _placeholder_turn(*, calls_a_tool: bool) -> dict[str, Any]:
+    """Return the assistant turn that deltas are cut from; templates look for a call before a tool result."""
+    message = _template_message("assistant", _PLACEHOLDER)
+    if calls_a_tool:
+        message["tool_calls"] = [_template_tool_call("call00000", "tool", {})]
+    return message
+
+
+def _template_message(role: str, content: str) -> dict[str, Any]:
+    """Return a message without calls."""
+    return {"role": role, "content": content}
+
+
+def _template_tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """Return a call in the form that templates read."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _strip_common_prefix(text: str, start: str) -> str:
+    """Return what follows in ``text`` after the longest beginning that it shares with ``start``."""
+    pairs = enumerate(zip(text, start, strict=False))
+    return text[next((place for place, (a, b) in pairs if a != b), min(len(text), len(start))) :]

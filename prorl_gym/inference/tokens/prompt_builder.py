@@ -1,0 +1,277 @@
+"""Builds the prompt of a call whose caller sends its whole conversation each time, exact to the id.
+
+Rendering a history again would change ids that were sampled. So the history is compared, every time: with the turns in
+``SegmentCache``, or, where the caller sends token ids back, with what these ids decode to, turn by turn. If it ends in
+a known turn, the prompt is that turn's ids and a delta for the new messages. Any other history (compacted, cut, edited)
+is rendered anew, which begins a segment: trainers that need one growing sequence cannot join it to the one before, so
+it is counted and logged with its reason (``PromptOrigin``).
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+from prorl_gym.errors import EngineError
+from prorl_gym.inference.protocol import Conversation
+from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools, encode_off_loop
+from prorl_gym.inference.tokens.history_equality import (
+    ThinkingChain,
+    extend_digest,
+    history_digests,
+    is_same_turn,
+    thinking_chain,
+    thinking_matches,
+)
+from prorl_gym.inference.tokens.segment_cache import KnownTurn, SegmentCache
+from prorl_gym.inference.tokens.transcript import ThinkingMode
+from prorl_gym.inference.tokens.turn import parse_sampled
+from prorl_gym.records import Message
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFields:
+    """The token fields of one model call."""
+
+    prompt: list[int]
+    generation: list[int]
+
+    @property
+    def ids(self) -> list[int]:
+        """Everything that the engine has seen after the call."""
+        return self.prompt + self.generation
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One message of a history, with the tokens of the call that made it, where the agent sent them back."""
+
+    message: Message
+    tokens: TokenFields | None = None
+
+    @property
+    def is_assistant(self) -> bool:
+        """Whether it is a turn of the model."""
+        return self.message.role == "assistant"
+
+
+class PromptOrigin(StrEnum):
+    """How a prompt was made; all but the first two begin a segment."""
+
+    FIRST = "first"  # no turn was sampled yet
+    EXTENDED = "extended"  # the ids of the last turn, and a delta
+    CHANGED = "changed"  # rendered anew: the history is not the one that was sampled on
+    UNKNOWN = "unknown"  # rendered anew: the last turn came without ids and is not remembered
+    AMBIGUOUS = "ambiguous"  # rendered anew: several remembered turns have these words, with different ids
+    TEMPLATE = "template"  # rendered anew: at a new user turn the template drops old thoughts, as configured
+    REOPENED = "reopened"  # rendered anew: the history ends in a turn of the assistant
+
+    @property
+    def starts_segment(self) -> bool:
+        """Whether the prompt does not extend what was sampled before."""
+        return self not in (PromptOrigin.FIRST, PromptOrigin.EXTENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltPrompt:
+    """The prompt of one call, and what is needed to remember the turn sampled on it."""
+
+    ids: list[int]
+    origin: PromptOrigin
+    conversation: Conversation
+    digests: tuple[bytes, ...]
+    """One per message; see ``history_digests``."""
+    thinking: ThinkingChain | None = None
+    """Of the turns in it."""
+    parent_digest: bytes | None = None
+    """Digest of the history up to the turn that it extends."""
+    session_id: str | None = None
+    """Session of the remembered turn that it extends."""
+
+    @property
+    def group_id(self) -> str:
+        """The same for all conversations with the same messages before the first turn."""
+        messages = self.conversation.messages
+        opening = next((n for n, message in enumerate(messages) if message.role == "assistant"), len(messages))
+        return self.digests[opening - 1].hex() if opening else ""
+
+
+class PromptBuilder:
+    """Builds prompts on the ids of the calls before them.
+
+    Args:
+        codec: tokenizer and template.
+        cache: turns that were sampled here.
+        thinking: what happens to earlier thoughts at a new user turn; see ``transcript``.
+    """
+
+    def __init__(self, codec: ChatCodec, cache: SegmentCache, thinking: ThinkingMode = "keep") -> None:
+        self._codec = codec
+        self._thinking_mode = thinking
+        self._cache = cache
+
+    async def build_prompt(
+        self, entries: Sequence[HistoryEntry], tools: Tools, session_id: str, *, single_tool_call: bool = False
+    ) -> BuiltPrompt:
+        """Return the prompt of the next call.
+
+        Args:
+            entries: the whole conversation, not empty.
+            tools: function schemas.
+            session_id: of the caller.
+            single_tool_call: answers to this caller show only the first tool call of a turn.
+
+        Raises:
+            EngineError: ``TEMPLATE_UNSAFE``, when the template cannot render this conversation.
+        """
+        digests = history_digests(_messages(entries), tools)
+        last = _last_turn_index(entries)
+        known = None if last is None else self._find_last_turn(entries[: last + 1], digests[last], session_id)
+        characters = sum(len(entry.message.content) for entry in entries)
+        work = partial(self._assemble_prompt, entries, tools, digests, last, known, single_tool_call)
+        return await encode_off_loop(characters, work)
+
+    def remember_turn(self, prompt: BuiltPrompt, session_id: str, turn: Message, generation: Sequence[int]) -> None:
+        """Remember a turn, so that a later history can end in it without token ids.
+
+        Args:
+            prompt: what it was sampled on.
+            session_id: of the caller.
+            turn: the turn as the caller is answered.
+            generation: the ids that were sampled.
+        """
+        if generation:
+            digest = extend_digest(prompt.digests[-1], turn)
+            thoughts = thinking_chain([turn], prompt.thinking)
+            self._cache.add_turn(digest, session_id, prompt.ids, generation, prompt.parent_digest, thoughts)
+
+    def _find_last_turn(
+        self, history: Sequence[HistoryEntry], digest: bytes, session_id: str
+    ) -> KnownTurn | PromptOrigin | None:
+        """Find the turn that a history ends in among the remembered ones.
+
+        Returns:
+            The turn; or why the history is to be rendered anew; or ``None`` where the turn came with token ids that
+            are not remembered, so that they have to be verified.
+        """
+        candidates = self._cache.find_turns(digest, session_id)
+        tokens, messages = history[-1].tokens, _messages(history)
+        if tokens is not None:
+            return self._find_turn_with_ids(tokens.ids, candidates, messages, session_id)
+        of_other_session, reason = None, PromptOrigin.UNKNOWN
+        for known in candidates:  # those of this session come first
+            if not thinking_matches(known.thinking, messages):
+                reason = PromptOrigin.CHANGED
+            elif known.session_id == session_id:
+                return known
+            elif of_other_session is not None and known.ids != of_other_session.ids:
+                return PromptOrigin.AMBIGUOUS
+            else:
+                of_other_session = known
+        return of_other_session or reason
+
+    def _find_turn_with_ids(
+        self, ids: list[int], candidates: Iterable[KnownTurn], messages: Sequence[Message], session_id: str
+    ) -> KnownTurn | PromptOrigin | None:
+        has_other_ids = False
+        for known in candidates:
+            if known.ids == ids and thinking_matches(known.thinking, messages):
+                return known
+            has_other_ids = has_other_ids or known.session_id == session_id
+        return PromptOrigin.CHANGED if has_other_ids else None  # the session's own turn with these words has other ids
+
+    def _assemble_prompt(
+        self,
+        entries: Sequence[HistoryEntry],
+        tools: Tools,
+        digests: tuple[bytes, ...],
+        last: int | None,
+        known: KnownTurn | PromptOrigin | None,
+        single_tool_call: bool,
+    ) -> BuiltPrompt:
+        """Build the prompt, given the index of the last turn and what ``_find_last_turn`` returned for it."""
+        if last is None:
+            return self._render_prompt(entries, tools, digests, PromptOrigin.FIRST)
+        if last == len(entries) - 1:
+            return self._render_prompt(entries, tools, digests, PromptOrigin.REOPENED)
+        found = self._verify_token_fields(entries[: last + 1], tools, single_tool_call) if known is None else known
+        if isinstance(found, PromptOrigin):
+            return self._render_prompt(entries, tools, digests, found)
+        new_messages = _messages(entries[last + 1 :])
+        ids = [*self._with_terminator(found.ids), *self._codec.encode_delta(new_messages, tools)]
+        if self._thinking_mode == "template" and any(message.role == "user" for message in new_messages):
+            rendered = self._render_prompt(entries, tools, digests, PromptOrigin.TEMPLATE)
+            if rendered.ids != ids:
+                return rendered
+        conversation = Conversation(_messages(entries), tools, (found.start, len(found.ids)))
+        return BuiltPrompt(
+            ids, PromptOrigin.EXTENDED, conversation, digests, found.thinking, digests[last], found.session_id
+        )
+
+    def _verify_token_fields(
+        self, history: Sequence[HistoryEntry], tools: Tools, single_tool_call: bool
+    ) -> KnownTurn | PromptOrigin:
+        """Return the ids that came with the last turn, if they are the ids of this history."""
+        tokens = history[-1].tokens
+        assert tokens is not None
+        ids = tokens.ids
+        try:
+            # Remembered ids belong to another history: ``_find_last_turn`` would have found them on this one.
+            if max(ids) < self._codec.vocab_size and not self._cache.has_ids(ids):
+                sampled = self._replay_history(history, tools, single_tool_call)
+                if sampled is not None:
+                    return KnownTurn(None, ids, len(tokens.prompt), thinking_chain(sampled))
+        except EngineError as error:  # the template refuses a part of the history, so no turn was sampled on it
+            log.debug("token fields not confirmed: %s", error)
+        return PromptOrigin.CHANGED
+
+    def _replay_history(
+        self, history: Sequence[HistoryEntry], tools: Tools, single_tool_call: bool
+    ) -> list[Message] | None:
+        """Return the assistant's turns as their ids read, or ``None`` if the ids are those of another history.
+
+        Compares ids and messages turn by turn, from the last one back to a prompt that was rendered whole.
+        """
+        read: list[Message] = []
+        end = len(history) - 1
+        while True:
+            tokens = history[end].tokens
+            if tokens is None:
+                return None
+            spoken = parse_sampled(self._codec, tokens.generation, tools)
+            read.append((spoken.with_first_call() if single_tool_call else spoken).as_message())
+            if not is_same_turn(read[-1], history[end].message):
+                return None
+            before = _last_turn_index(history[:end])
+            earlier = None if before is None else history[before].tokens
+            if before is not None and earlier is not None and before < end - 1:
+                between = _messages(history[before + 1 : end])
+                if [*self._with_terminator(earlier.ids), *self._codec.encode_delta(between, tools)] == tokens.prompt:
+                    end = before
+                    continue
+            opening = _messages(history[:end])
+            if self._codec.encode_prompt(opening, tools) != tokens.prompt:
+                return None
+            return [*(message for message in opening if message.role == "assistant"), *reversed(read)]
+
+    def _with_terminator(self, ids: Sequence[int]) -> list[int]:
+        """Return ids that end with the turn's terminator: it is added unless the policy sampled one."""
+        return [*ids] if ids[-1] in self._codec.closing_ids else [*ids, self._codec.terminator_id]
+
+    def _render_prompt(
+        self, entries: Sequence[HistoryEntry], tools: Tools, digests: tuple[bytes, ...], origin: PromptOrigin
+    ) -> BuiltPrompt:
+        messages = _messages(entries)
+        ids = self._codec.encode_prompt(messages, tools)
+        return BuiltPrompt(ids, origin, Conversation(messages, tools), digests, thinking_chain(messages))
+
+
+def _messages(entries: Sequence[HistoryEntry]) -> list[Message]:
+    return [entry.message for entry in entries]
+
+
+def _last_turn_index(entries: Sequence[HistoryEntry]) -> int | None:
+    return next((n for n in reversed(range(len(entries))) if entries[n].is_assistant), None)

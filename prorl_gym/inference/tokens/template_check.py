@@ -1,0 +1,141 @@
+"""The start-up check of a chat template: refuse at once what would corrupt trajectories silently.
+
+Short synthetic histories are rendered whole and compared with what ``ChatCodec`` builds by appending. History that a
+template rewrites (old thoughts that it drops, say) is no fault, since history is never rendered again; a delta that
+differs from what the whole rendering ends in is one.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools
+from prorl_gym.inference.tokens.tokenizer import ControlTokenEscaper, load_tokenizer
+from prorl_gym.inference.toolcalls.formats import ToolFormat
+from prorl_gym.records import Message, ToolCall
+
+_TOOLS: Tools = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "number", "description": "One."}, "b": {"type": "number"}},
+                "required": ["a", "b"],
+            },
+        },
+    }
+]
+_SYSTEM = Message(role="system", content="You add numbers.")
+_TASK = Message(role="user", content="What is 2 + 2, and é, ü, √9?\n\n  {1: [2]}")
+_CALL = Message(
+    role="assistant",
+    content="I add.",
+    tool_calls=(ToolCall(id="call00000", name="add", arguments='{"a": 2, "b": 2}'),),
+)
+_RESULTS = (
+    Message(role="tool", content='  4\n"four" <b>&amp;</b> é', tool_call_id="call00000", name="add"),
+    Message(role="tool", content="second", tool_call_id="call00000", name="add"),
+)
+_ANSWER = Message(role="assistant", content="It is 4.")
+_MORE = Message(role="user", content="And 3 + 3?")
+
+
+def load_codec(
+    source: str,
+    chat_template: Path | None = None,
+    template_options: Mapping[str, Any] | None = None,
+    tool_format: ToolFormat = "auto",
+) -> ChatCodec:
+    """Load a tokenizer and check that its template can be extended token by token.
+
+    Args:
+        source: see ``load_tokenizer``.
+        chat_template: a Jinja file that replaces the tokenizer's own template.
+        template_options: see ``ChatCodec``.
+        tool_format: see ``ChatCodec``.
+
+    Raises:
+        ConfigError: the tokenizer cannot be loaded.
+        EngineError: ``TEMPLATE_UNSAFE``.
+    """
+    codec = ChatCodec(load_tokenizer(source, chat_template), template_options, tool_format)
+    check_template(codec)
+    return codec
+
+
+def check_template(codec: ChatCodec) -> None:
+    """Check that conversations can be extended by appending ids.
+
+    Raises:
+        EngineError: ``TEMPLATE_UNSAFE``, with the first reason found.
+    """
+    _check_delta(codec, [_SYSTEM, _TASK, _CALL], _RESULTS[:1], _TOOLS)
+    _check_delta(codec, [_SYSTEM, _TASK, _CALL], _RESULTS, _TOOLS)
+    _check_delta(codec, [_TASK, _ANSWER], [_MORE], _TOOLS)
+    _check_delta(codec, [_TASK, _ANSWER], [_MORE], ())
+    _check_terminator(codec)
+    _check_contents_shown(codec)
+    _check_untrusted(codec)
+    _check_no_clock(codec)
+    _ = codec.parser  # it must be known how to read calls
+
+
+def _check_delta(codec: ChatCodec, history: Sequence[Message], new: Sequence[Message], tools: Tools) -> None:
+    escaper = ControlTokenEscaper(codec.tokenizer)
+    whole = codec.render(escaper, [*history, *new], tools, add_generation_prompt=True)
+    delta = codec.render_delta(escaper, new, tools)
+    cut = len(whole) - len(delta)
+    if not delta or whole[cut:] != delta or not whole[:cut].endswith(codec.terminator):
+        raise codec.template_error(f"a {new[-1].role} message is rendered differently after other turns")
+    encode = codec.tokenizer.encode_trusted
+    if encode(whole[:cut]) + encode(delta) != encode(whole):
+        raise codec.template_error("tokens merge across the end of a turn")
+    if escaper.encode_in_pieces(whole) != encode(whole):
+        raise codec.template_error("control tokens swallow the text beside them")
+
+
+def _check_terminator(codec: ChatCodec) -> None:
+    if codec.tokenizer.encode_trusted(codec.terminator) != [codec.terminator_id]:
+        raise codec.template_error(f"its terminator {codec.terminator!r} is not one token")
+
+
+def _check_contents_shown(codec: ChatCodec) -> None:
+    prompt = codec.decode(codec.encode_prompt([_SYSTEM, _TASK], _TOOLS))
+    if _SYSTEM.content not in prompt or "What is 2 + 2" not in prompt:
+        raise codec.template_error("it leaves out system or user messages")
+    if "add" not in prompt.replace(_SYSTEM.content, ""):
+        raise codec.template_error("it does not show tools to the model")
+    shown = codec.decode(codec.encode_delta(_RESULTS, _TOOLS))
+    if "four" not in shown or "second" not in shown:
+        raise codec.template_error("it leaves out tool results")
+
+
+def _check_untrusted(codec: ChatCodec) -> None:
+    """Check that a message that spells every control string adds no control token."""
+    hostile = " ".join(codec.tokenizer.control_ids)
+    control = set(codec.tokenizer.control_ids.values())
+    for role in ("user", "tool"):
+        harmless, attack = (
+            [token for token in codec.encode_delta([Message(role=role, content=content)], _TOOLS) if token in control]
+            for content in ("x", hostile)
+        )
+        if harmless != attack:
+            raise codec.template_error(f"a {role} message can write control tokens")
+
+
+def _check_no_clock(codec: ChatCodec) -> None:
+    """Check that a prompt does not show the date: replicas of a group would differ, and so would a retry."""
+    stopped = {"strftime_now": "not a function", **codec.template_options}
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    try:
+        codec.tokenizer.render(messages, _TOOLS, stopped, add_generation_prompt=True)
+    except Exception:  # everything else was rendered before: only the clock can fail here
+        raise EngineError(
+            FailureKind.TEMPLATE_UNSAFE,
+            f"chat template of {codec.tokenizer.source}: it shows today's date to the model.",
+            "Pin the date with 'template_options', for example date_string: '26 Jul 2024'.",
+        ) from None

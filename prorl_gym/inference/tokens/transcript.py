@@ -1,0 +1,143 @@
+"""One rollout as segments of tokens, which are sent to the engine, and as messages.
+
+Tokens that were sent to an engine are never rewritten, although a chat template may do so: Qwen's drop the thoughts of
+earlier turns at a new user message. The option ``thinking`` chooses what happens then:
+
+``keep``: nothing. History stays as it was sampled and the rollout is one segment: every sampled token can be trained
+on, in one sequence. The prompt has old thoughts that it would not have in deployment.
+
+``template``: at a new user turn the whole history is rendered again, as in deployment. Where that gives other tokens,
+the segment so far is closed and a new one begins, whose prompt is what was rendered, with mask 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from prorl_gym.inference.protocol import Conversation, GenerationResult
+from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools
+from prorl_gym.inference.tokens.token_stream import TokenStream
+from prorl_gym.records import Message, Segment, ToolCall
+from prorl_gym.settings import ResolvedSettings
+
+ThinkingMode = Literal["keep", "template"]
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """What new messages add, encoded; nothing is appended yet."""
+
+    messages: Sequence[Message]
+    ids: list[int]
+    prompt_length: int
+    """Of the prompt, once it is appended."""
+    starts_segment: bool = False
+    """``ids`` are a whole prompt of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPrompt:
+    """The prompt of one call, in every form that an engine may need."""
+
+    ids: Sequence[int]
+    ids_json: bytes
+    conversation: Conversation
+
+
+class Transcript:
+    """Keeps tokens and messages of one rollout.
+
+    Args:
+        codec: tokenizer and chat template.
+        settings: sampling, for the record.
+        thinking: see the module.
+    """
+
+    def __init__(self, codec: ChatCodec, settings: ResolvedSettings, thinking: ThinkingMode = "keep") -> None:
+        self._codec = codec
+        self._settings = settings
+        self._thinking = thinking
+        self._streams = [self._new_stream()]
+        self._messages: list[Message] = []
+        self._tools: Tools = ()
+        self._last_turn: tuple[int, int, int] | None = None
+        """Number of the last sampled turn and where its ids lie in the current segment."""
+
+    def __len__(self) -> int:
+        """Length of the current segment in tokens."""
+        return len(self._streams[-1])
+
+    def append_first_prompt(self, prompt: Sequence[int], messages: Sequence[Message], tools: Tools) -> None:
+        """Append the first prompt."""
+        self._streams[-1].append_unsampled(prompt)
+        self._messages.extend(messages)
+        self._tools = tools
+
+    def encode_extension(self, messages: Sequence[Message]) -> Extension:
+        """Encode new messages. Nothing is appended.
+
+        Raises:
+            EngineError: ``TEMPLATE_UNSAFE``, when the template refuses them.
+        """
+        stream = self._streams[-1]
+        if self._needs_rerender(messages):
+            whole = self._codec.encode_prompt([*self._messages, *messages], self._tools)
+            if not stream.is_prefix_of(whole):
+                return Extension(messages, whole, len(whole), starts_segment=True)
+        delta = self._codec.encode_delta(messages, self._tools)
+        return Extension(messages, delta, len(stream) + stream.added_length(delta))
+
+    def extension_characters(self, messages: Sequence[Message]) -> int:
+        """Return the length of the text that ``encode_extension`` has to encode."""
+        again = self._messages if self._needs_rerender(messages) else ()
+        return sum(len(message.content) for message in (*again, *messages))
+
+    def append_extension(self, extension: Extension) -> None:
+        """Append what ``encode_extension`` returned."""
+        if extension.starts_segment:
+            self._streams.append(self._new_stream())
+            self._last_turn = None
+        self._streams[-1].append_unsampled(extension.ids)
+        self._messages.extend(extension.messages)
+
+    def next_prompt(self) -> TurnPrompt:
+        """Return what to send now. The ids are live: see ``TokenStream.record_sent``."""
+        stream = self._streams[-1]
+        span = None if self._last_turn is None else self._last_turn[1:]
+        return TurnPrompt(
+            stream.record_sent(), stream.sent_ids_json, Conversation(tuple(self._messages), self._tools, span)
+        )
+
+    def append_sampled(self, result: GenerationResult, *, turn: int, seed: int | None) -> list[int]:
+        """Append what an engine sampled; return the ids that were kept. See ``TokenStream.append_sampled``."""
+        stream = self._streams[-1]
+        start = len(stream)
+        kept = stream.append_sampled(result, turn=turn, seed=seed)
+        if self._last_turn is not None and self._last_turn[0] == turn:  # it continues after an abort
+            start = self._last_turn[1]
+        self._last_turn = (turn, start, len(stream))
+        return kept
+
+    def append_assistant(self, text: str, calls: tuple[ToolCall, ...]) -> None:
+        """Append the message of the turn that was sampled."""
+        self._messages.append(Message(role="assistant", content=text, tool_calls=calls))
+
+    def export_segments(self) -> list[Segment]:
+        """Return the segments so far. May be called at any time.
+
+        Raises:
+            RolloutError: ``INTERNAL``, drift. See ``TokenStream.export_segments``.
+        """
+        return [segment for stream in self._streams for segment in stream.export_segments()]
+
+    def _needs_rerender(self, messages: Sequence[Message]) -> bool:
+        return self._thinking == "template" and any(message.role == "user" for message in messages)
+
+    def _new_stream(self) -> TokenStream:
+        return TokenStream(
+            terminator_id=self._codec.terminator_id,
+            closing_ids=self._codec.closing_ids,
+            temperature=self._settings.temperature,
+            top_p=self._settings.top_p,
+            top_k=self._settings.top_k,
+        )

@@ -1,0 +1,136 @@
+"""One turn of the model: sampled in as many calls as it takes, then read. Agent loop and gateway share both.
+
+An engine that aborts a call (a pause, a weight update) has not ended the turn: it continues from the tokens that exist.
+An engine whose context turns out to be smaller gets a call for fewer tokens.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Literal
+from uuid import uuid4
+
+from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.inference.engine_errors import ContextExceeded
+from prorl_gym.inference.protocol import GenerationResult, TextTurn
+from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools
+from prorl_gym.inference.toolcalls.turn_parsing import THINK_OPEN, split_thinking
+from prorl_gym.records import Message, ToolCall
+
+MAX_ABORTS = 8
+"""Aborts by the engines that one turn survives."""
+
+
+async def sample_turn(
+    call: Callable[[int], Awaitable[GenerationResult]],
+    token_ids: Sequence[int],
+    tokens_left: Callable[[], int],
+    stop_token_ids: Collection[int],
+) -> Literal["stop", "length"]:
+    """Sample one turn; return why it ended.
+
+    Args:
+        call: makes one model call for that many tokens at most, and appends what it gives to ``token_ids``.
+        token_ids: the turn so far, live.
+        tokens_left: tokens that the turn may still get, by its own limit and by the context as far as it is known.
+        stop_token_ids: the ids that end a turn.
+
+    Raises:
+        ContextExceeded: the engine's context has no room for another token.
+        EngineError: no engine could answer, or the engines aborted the turn more than ``MAX_ABORTS`` times.
+    """
+    aborts = 0
+    while True:
+        result = await _call_within_context(call, tokens_left)
+        if result.finish_reason != "abort":
+            return result.finish_reason
+        if token_ids and token_ids[-1] in stop_token_ids:  # it was complete when the abort came
+            return "stop"
+        if tokens_left() < 1:
+            return "length"
+        aborts += not result.aborted_by_pause  # a pause of ours is no fault of the engine
+        if aborts > MAX_ABORTS:
+            raise EngineError(
+                FailureKind.ENGINE_OVERLOADED,
+                f"engine {result.engine}: aborted one turn {aborts} times.",
+                "Pause engines for the whole of a weight update, not call by call.",
+            )
+
+
+async def _call_within_context(
+    call: Callable[[int], Awaitable[GenerationResult]], tokens_left: Callable[[], int]
+) -> GenerationResult:
+    while True:
+        max_tokens = max(1, tokens_left())
+        try:
+            return await call(max_tokens)
+        except ContextExceeded:
+            if not 1 <= tokens_left() < max_tokens:  # the pool has learnt no smaller context that leaves room
+                raise
+
+
+def derive_seed(seed: int | None, replica: int, turn: int, sampled: int = 0) -> int | None:
+    """Return the seed of one model call, or ``None`` when the rollout has none.
+
+    Args:
+        seed: of the rollout's settings; replicas of a group share it.
+        replica: position in the group.
+        turn: number of the turn.
+        sampled: tokens of the turn that exist already: a call that continues it must not repeat them.
+    """
+    if seed is None:
+        return None
+    text = f"{seed}/{replica}/{turn}/{sampled}".encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """One turn in the parts that a caller is answered with."""
+
+    thinking: str
+    """Without their tags; empty where there are none."""
+    text: str
+    """What follows the thoughts. A call that cannot be read stays visible in it."""
+    calls: tuple[ToolCall, ...] = ()
+    full_text: str = ""
+    """Thoughts and text as they were written, with the opening tag where the template wrote that."""
+
+    def with_first_call(self) -> "ParsedTurn":
+        """Return it with its first call only, for callers that take one at a time."""
+        return replace(self, calls=self.calls[:1])
+
+    def as_message(self) -> Message:
+        """Return it as a message of the conversation."""
+        return Message(role="assistant", content=self.full_text, tool_calls=self.calls)
+
+
+def parse_sampled(codec: ChatCodec, ids: Sequence[int], tools: Tools) -> ParsedTurn:
+    """Read sampled ids, end tokens included. Never raises, whatever the model has written."""
+    text = codec.decode_turn(ids)
+    parsed = codec.parse_turn(text, tools)
+    shown = text.strip() if parsed.parse_errors else parsed.text
+    calls = tuple(ToolCall(id=_call_id(), name=call.name, arguments=call.arguments) for call in parsed.calls)
+    return _split_thinking(shown, calls, thinking_open=codec.opens_thinking)
+
+
+def from_text_turn(turn: TextTurn) -> ParsedTurn:
+    """Read the turn of an engine that answers in text; calls without an id get one."""
+    calls = tuple(call if call.id else call.model_copy(update={"id": _call_id()}) for call in turn.tool_calls)
+    return _split_thinking(turn.text, calls, thinking_open=False)
+
+
+def parse_without_calls(codec: ChatCodec, ids: Sequence[int]) -> ParsedTurn:
+    """Read sampled ids without tool calls: everything is text."""
+    return _split_thinking(codec.decode_turn(ids).strip(), (), thinking_open=codec.opens_thinking)
+
+
+def _split_thinking(text: str, calls: tuple[ToolCall, ...], *, thinking_open: bool) -> ParsedTurn:
+    thinking, rest = split_thinking(text, thinking_open=thinking_open)
+    opened = thinking_open and not text.startswith(THINK_OPEN)
+    full_text = f"{THINK_OPEN}\n{text}" if opened else text
+    return ParsedTurn(thinking, rest.strip() if len(rest) < len(text) else text, calls, full_text)
+
+
+def _call_id() -> str:
+    return f"call_{uuid4().hex[:16]}"

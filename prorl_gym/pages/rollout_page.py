@@ -1,0 +1,123 @@
+"""The page of one rollout's record, turn by turn and token by token."""
+
+from collections.abc import Iterator
+
+from prorl_gym.pages.html_page import load_assets, render_page
+from prorl_gym.pages.page_data import (
+    MessageView,
+    ModelCall,
+    Rating,
+    SegmentView,
+    TokenDecoder,
+    TrajectoryView,
+    pack_trajectories,
+)
+from prorl_gym.records import Generation, Rollout, Segment
+
+ROLLOUT_ASSETS = load_assets(
+    ("base.css", "trajectory.css"),
+    ("dom.js", "segment.js", "tokens.js", "conversation.js", "stages.js", "search.js", "trajectory.js"),
+    "trajectory.html",
+)
+
+
+def render_rollout(rollout: Rollout, decode: TokenDecoder | None) -> str:
+    """Return the page as one HTML file. Blocks for up to a second for a long rollout: do not call it on an event loop.
+
+    Args:
+        rollout: the terminal record.
+        decode: token ids to text, special tokens shown; ``None``: ids are shown.
+    """
+    trajectory = rollout_view(rollout)
+    return render_page(ROLLOUT_ASSETS, f"{rollout.rollout_id} - prorl-gym", pack_trajectories([trajectory], decode))
+
+
+def rollout_view(rollout: Rollout) -> TrajectoryView:
+    """Return what the page shows of a record."""
+    verdict, rating = _verdict(rollout)
+    return TrajectoryView(
+        title=f"{rollout.environment} / {rollout.rollout_id}",
+        verdict=verdict,
+        rating=rating,
+        outcome=_outcome(rollout),
+        facts=[(name, value) for name, value in _facts(rollout) if value],
+        message=rollout.outcome.message,
+        stages=[
+            (name, rollout.stages[name].queued, rollout.stages[name].seconds)
+            for name in ("init", "run", "eval")
+            if name in rollout.stages
+        ],
+        segments=[_tokens(segment) for segment in rollout.segments],
+        messages=list(_messages(rollout)),
+    )
+
+
+def _verdict(rollout: Rollout) -> tuple[str, Rating]:
+    if rollout.reward is None:
+        return "no reward", "none"
+    masked = ", masked" if rollout.masked else ""
+    return f"reward {rollout.reward:g}{masked}", "none" if masked else "good" if rollout.reward > 0 else "bad"
+
+
+def _outcome(rollout: Rollout) -> str:
+    outcome = rollout.outcome
+    detail = outcome.kind or outcome.limit or outcome.reason
+    return outcome.status if detail is None else f"{outcome.status} ({detail.value})"
+
+
+def _facts(rollout: Rollout) -> Iterator[tuple[str, str]]:
+    outcome, score, settings = rollout.outcome, rollout.score, rollout.settings
+    cause = f", caused by {outcome.cause.value}" if outcome.cause else ""
+    yield "Outcome", _outcome(rollout) + cause + (f", in {outcome.stage}" if outcome.stage else "")
+    yield "Run", rollout.run_id + (" (evaluation)" if rollout.evaluation else "")
+    yield "Group", "" if rollout.group_id is None else rollout.group_id
+    yield "Replica", f"{rollout.replica + 1} of {rollout.group_size}" if rollout.group_id is not None else ""
+    yield "Stands in for", rollout.stands_in_for or ""
+    yield "Attempt", f"{rollout.attempt}"
+    yield "Turns", f"{rollout.turns}"
+    total = sum(len(segment.token_ids) for segment in rollout.segments)
+    yield "Tokens", f"{total:,}, {rollout.sampled_tokens:,} of them sampled"
+    yield "Segments", f"{len(rollout.segments)}" if len(rollout.segments) > 1 else ""
+    yield "Took", f"{rollout.finished_at - rollout.accepted_at:,.1f} s from acceptance to record"
+    if score is not None:
+        for name, value in score.components.items():
+            yield f"Reward: {name}", f"{value:g}"
+        for name, value in score.detail.items():
+            yield f"Verdict: {name}", f"{value}"
+    for retry in rollout.retries:
+        yield f"Attempt {retry.attempt} failed", f"{retry.kind.value} in {retry.stage}: {retry.message}"
+    if settings is not None:
+        yield "Sampling", f"temperature {settings.temperature:g}, top-p {settings.top_p:g}, top-k {settings.top_k}"
+        yield "Limits", f"{settings.max_turns} turns, {settings.max_tokens:,} tokens, {settings.run_seconds:g} s"
+    yield from rollout.metadata.items()
+
+
+def _tokens(segment: Segment) -> SegmentView:
+    return SegmentView(
+        ids=segment.token_ids,
+        mask=segment.mask,
+        logprobs=segment.logprobs,
+        versions=segment.policy_versions,
+        calls=[ModelCall(call.start, call.end, call.turn, _call_facts(call)) for call in segment.generations],
+        note=f"{segment.logprob_kind} log-probs",
+    )
+
+
+def _call_facts(call: Generation) -> str:
+    cached = "" if call.cached_tokens is None else f", {call.cached_tokens:,} cached"
+    return f"{call.engine}, {call.seconds:.2f} s{cached}, {call.finish_reason}"
+
+
+def _messages(rollout: Rollout) -> Iterator[MessageView]:
+    """Yield the messages, each with its turn; those before the first sampled one have none."""
+    turn = -1
+    for position, message in enumerate(rollout.messages):
+        if message.role == "assistant" and position >= rollout.prompt_messages:
+            turn += 1
+        yield MessageView(
+            role=message.role,
+            text=message.content,
+            turn=turn,
+            name=message.name or "",
+            calls=[(call.name, call.arguments) for call in message.tool_calls],
+        )

@@ -1,0 +1,56 @@
+"""The clock by which a ledger measures ages of records: monotonic, and continued across restarts."""
+
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from prorl_gym.process_identity import boot_id
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerClock:
+    """A monotonic clock in seconds. It begins at Unix time and falls behind by the time that hosts were down.
+
+    Ages follow the kernel's uptime, which cannot be set. The file stores this clock's time with boot id and uptime; the
+    next start in the same boot adds the difference. The time across a reboot is unknown without trusting the wall clock
+    and does not count: records may be kept for longer, never for less.
+    """
+
+    start: float
+    start_uptime: float
+    """Uptime at ``start``."""
+
+    def __call__(self) -> float:
+        """Return the current time."""
+        return self.start + max(0.0, uptime() - self.start_uptime)
+
+    @classmethod
+    def resume(cls, db: sqlite3.Connection) -> "LedgerClock":
+        """Return the clock of an open ledger, continued from the time in the file."""
+        boot, since, start = db.execute("SELECT boot, uptime, clock FROM marks").fetchone()
+        now = uptime()
+        if start is None:
+            start = _latest_timestamp(db)
+        elif boot == boot_id():
+            start += max(0.0, now - since)
+        return cls(start, now)
+
+    def save(self, db: sqlite3.Connection) -> None:
+        """Write the time to the file. Inside the caller's transaction."""
+        db.execute("UPDATE marks SET boot = ?, uptime = ?, clock = ?", (boot_id(), uptime(), self()))
+
+
+def uptime() -> float:
+    """Return seconds since boot, including suspended time."""
+    return float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+
+
+def _latest_timestamp(db: sqlite3.Connection) -> float:
+    """Return the start of the clock for a file without one: its latest timestamp, but not after now."""
+    (stamp,) = db.execute(
+        "SELECT max(stamp) FROM (SELECT max(accepted_at) AS stamp FROM rollouts UNION ALL"
+        " SELECT max(finished_at) FROM outcomes UNION ALL SELECT max(released_at) FROM outcomes UNION ALL"
+        " SELECT max(set_at) FROM demands)"
+    ).fetchone()
+    return time.time() if stamp is None else min(time.time(), stamp)

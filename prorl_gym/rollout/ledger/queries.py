@@ -1,0 +1,324 @@
+"""Reads of the ledger's tables. In the writer thread, inside a transaction."""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
+from pydantic_core import from_json
+
+from prorl_gym.client.wire_models import RolloutSummary, UnacknowledgedRollout
+from prorl_gym.demand import Demand
+from prorl_gym.errors import Cause, Evidence, FailureKind, GoneError, NotFoundError
+from prorl_gym.records import Identifier, Outcome, Retry, Rollout, RolloutRequest
+from prorl_gym.rollout.ledger.encoding import (
+    checksum,
+    clamp_int64,
+    decode_request,
+    decode_rollout,
+    describe_decode_error,
+    encode_rollout,
+)
+from prorl_gym.rollout.ledger.ledger_config import UnreadableRecordError
+from prorl_gym.rollout.protocol import PAGE_CHARS, Delivery, Job
+
+IN_JSON_LIST = "IN (SELECT value FROM json_each(?))"
+"""A list as one parameter: the statement is the same however long it is, and stays compiled."""
+
+
+class _EndedAttempt(NamedTuple):
+    """An attempt that ended, as it is stored."""
+
+    attempt: int
+    kind: str
+    stage: str
+    message: str
+    sampled_tokens: int
+    seconds: float
+    evidence: str | None
+
+
+def job_of(
+    known: RolloutRequest, body: str, attempt: int = 0, accepted_at: float = 0.0, ended: Sequence[_EndedAttempt] = ()
+) -> Job:
+    """Return an attempt at what is stored; one that cannot be read has ``unreadable_reason``."""
+    try:
+        return Job(request=decode_request(body), attempt=attempt, accepted_at=accepted_at, retries=_retries(ended))
+    except (ValueError, RecursionError) as error:
+        complaint = f"The ledger's entry cannot be read ({describe_decode_error(error)})."
+        placeholder = known.model_copy(update={"task": {}})
+        return Job(request=placeholder, attempt=attempt, accepted_at=accepted_at, unreadable_reason=complaint)
+
+
+class LedgerQueries:
+    """Reads. Raises ``sqlite3.Error`` where the file fails; a row that makes no sense is no failure of the file."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+
+    def pending_jobs(self) -> list[Job]:
+        """Return the jobs of everything without a record, oldest first."""
+        return self.next_jobs([row[0] for row in self._db.execute(_PENDING_IDS)])
+
+    def next_jobs(self, rollout_ids: Sequence[str]) -> list[Job]:
+        """Return the next attempt of each id that is pending, in the given order."""
+        rows = self._db.execute(
+            "SELECT r.seq, rollout_id, run_id, group_id, environment, evaluation, attempt, accepted_at, body"
+            f" FROM rollouts r LEFT JOIN bodies USING (seq) WHERE cursor IS NULL AND rollout_id {IN_JSON_LIST}",
+            [json.dumps(rollout_ids)],
+        ).fetchall()
+        ended = self._ended_attempts([row[0] for row in rows])
+        found: dict[str, Job] = {}
+        for seq, rollout_id, run_id, group_id, environment, evaluation, attempt, accepted_at, body in rows:
+            placeholder = RolloutRequest.model_construct(
+                rollout_id=rollout_id,
+                run_id=run_id,
+                group_id=group_id,
+                environment=environment,
+                evaluation=bool(evaluation),
+                task={},
+            )
+            found[rollout_id] = job_of(placeholder, body or "", attempt, accepted_at, ended.get(seq, ()))
+        return [found[rollout_id] for rollout_id in rollout_ids if rollout_id in found]
+
+    def _ended_attempts(self, seqs: Sequence[int]) -> dict[int, list[_EndedAttempt]]:
+        grouped: dict[int, list[_EndedAttempt]] = {}
+        rows = self._db.execute(
+            "SELECT seq, attempt, kind, stage, message, sampled_tokens, seconds, evidence FROM attempts"
+            f" WHERE seq {IN_JSON_LIST} ORDER BY seq, attempt",
+            [json.dumps(seqs)],
+        )
+        for seq, *attempt in rows:
+            grouped.setdefault(seq, []).append(_EndedAttempt(*attempt))
+        return grouped
+
+    def get(self, rollout_id: str) -> Rollout | RolloutRequest:
+        """Return the record, or the request while there is none."""
+        row = self._db.execute(
+            "SELECT r.cursor, o.released_at, t.record, t.crc, b.body FROM rollouts r"
+            " LEFT JOIN outcomes o ON o.cursor = r.cursor LEFT JOIN records t ON t.cursor = r.cursor"
+            " LEFT JOIN bodies b ON b.seq = r.seq WHERE rollout_id = ?",
+            (rollout_id,),
+        ).fetchone()
+        if row is None:
+            raise not_found_error(rollout_id)
+        cursor, released_at, record, crc, body = row
+        if released_at is not None:
+            raise GoneError(
+                f"rollout {rollout_id} is finished; its record was acknowledged or expired, and is not kept any more.",
+                "Acknowledge records only once they are used; the others are kept for ledger.keep_days.",
+            )
+        try:
+            if cursor is None:
+                return decode_request(body or "")
+            if damage := damage_of(record, crc):
+                raise _unreadable_error(rollout_id, "record", damage)
+            return decode_rollout(record)
+        except (ValueError, RecursionError) as error:
+            raise _unreadable_error(
+                rollout_id, "request" if cursor is None else "record", describe_decode_error(error)
+            ) from None
+
+    def requests(self, rollout_ids: Sequence[str]) -> list[RolloutRequest]:
+        """Return the bodies of these ids, in the given order."""
+        rows = self._db.execute(
+            f"SELECT rollout_id, body FROM rollouts JOIN bodies USING (seq) WHERE rollout_id {IN_JSON_LIST}",
+            [json.dumps(rollout_ids)],
+        )
+        found: dict[str, RolloutRequest] = {}
+        for rollout_id, body in rows:
+            with suppress(ValueError, RecursionError):  # damaged, or of another release
+                found[rollout_id] = decode_request(body)
+        return [found[rollout_id] for rollout_id in rollout_ids if rollout_id in found]
+
+    def read_records(self, run_id: str | None, after: int, limit: int) -> list[Delivery]:
+        """Return records past a cursor, fewer where they are large. A damaged one is marked and stops no other."""
+        query, values = "SELECT cursor, record, crc FROM records WHERE", ()
+        among = "SELECT cursor FROM outcomes WHERE"
+        if run_id is not None:
+            query = (
+                "SELECT cursor, record, crc FROM outcomes LEFT JOIN records USING (cursor) WHERE released_at IS NULL"
+            )
+            query, among, values = f"{query} AND run_id = ? AND", f"{among} run_id = ? AND", (run_id,)
+        rest = "cursor > ? ORDER BY cursor LIMIT ?"
+        try:
+            return _page(map(self._delivery, self._db.execute(f"{query} {rest}", (*values, clamp_int64(after), limit))))
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_CORRUPT:
+                raise
+        cursors = self._db.execute(
+            f"{among} released_at IS NULL AND {rest}", (*values, clamp_int64(after), limit)
+        ).fetchall()
+        return _page(self._read_alone(cursor) for (cursor,) in cursors)
+
+    def _read_alone(self, cursor: int) -> Delivery:
+        """Read one record where a damaged page spoils the reading of many."""
+        try:
+            row = self._db.execute("SELECT cursor, record, crc FROM records WHERE cursor = ?", (cursor,)).fetchone()
+        except sqlite3.DatabaseError:
+            row = None
+        return self._delivery(row or (cursor, None, None))
+
+    def _delivery(self, row: tuple[int, str | None, int | None]) -> Delivery:
+        cursor, record, crc = row
+        if (damage := damage_of(record, crc)) or record is None:
+            return Delivery(cursor, encode_rollout(self._damaged_placeholder(cursor, damage)), damage)
+        return Delivery(cursor, record)
+
+    def _damaged_placeholder(self, cursor: int, damage: str) -> Rollout:
+        """Return a record with the identity of a rollout whose own record is damaged."""
+        identity: dict[str, Any] = {
+            "rollout_id": f"damaged:{cursor}",
+            "run_id": "damaged",
+            "group_id": None,
+            "group_size": 1,
+            "replica": 0,
+            "environment": "",
+            "evaluation": False,
+            "stands_in_for": None,
+            "accepted_at": 0.0,
+            "finished_at": 0.0,
+        }
+        with suppress(sqlite3.DatabaseError, ValueError):
+            (member,) = [_summary(row) for row in self._db.execute(f"{_SELECT_SUMMARY} WHERE o.cursor = ?", (cursor,))]
+            _IDENTIFIER.validate_python(member.rollout_id)
+            identity = {name: getattr(member, name) for name in identity}
+        message = f"Its record in the ledger's file is damaged ({damage}); how it ended cannot be read."
+        outcome = Outcome(status="failed", kind=FailureKind.INTERNAL, message=message)
+        return Rollout.model_construct(**identity, outcome=outcome)
+
+    def summaries(
+        self,
+        run_id: str | None,
+        groups: Sequence[str] | None,
+        after: int,
+        limit: int,
+        newest_first: bool,
+    ) -> list[RolloutSummary]:
+        """Return what is kept of finished rollouts beside their records."""
+        where: list[str] = []
+        values: list[object] = []
+        if run_id is not None:
+            # With groups, use their index, which finds only the few rows needed; the "+" disables the other one.
+            where.append("o.run_id = ?" if groups is None else "+o.run_id = ?")
+            values.append(run_id)
+        if groups is not None:
+            where.append(f"o.group_id {IN_JSON_LIST}")
+            values.append(json.dumps(groups))
+        if after > 0 or not newest_first:
+            where.append("o.cursor < ?" if newest_first else "o.cursor > ?")
+            values.append(clamp_int64(after))
+        rows = self._db.execute(
+            f"{_SELECT_SUMMARY} WHERE {' AND '.join(where) or 'TRUE'}"
+            f" ORDER BY o.cursor {'DESC' if newest_first else 'ASC'} LIMIT ?",
+            (*values, clamp_int64(limit)),
+        )
+        return [_summary(row) for row in rows]
+
+    def unacknowledged(self, run_id: str | None) -> list[UnacknowledgedRollout]:
+        """Return all rollouts of a run (``None``: of all) without a record or with one that is kept, oldest first."""
+        of_run = "" if run_id is None else "AND r.run_id = ?1"
+        rows = self._db.execute(
+            f"SELECT r.seq, rollout_id, r.run_id, 0 FROM rollouts r WHERE cursor IS NULL {of_run} UNION ALL"
+            " SELECT r.seq, rollout_id, r.run_id, 1 FROM outcomes o JOIN rollouts r USING (seq)"
+            f" WHERE released_at IS NULL {of_run} ORDER BY 1",
+            () if run_id is None else (run_id,),
+        )
+        return [
+            UnacknowledgedRollout(rollout_id=rollout_id, run_id=run, finished=bool(finished))
+            for _, rollout_id, run, finished in rows
+        ]
+
+    def policy_versions(self) -> dict[str, int]:
+        """Return what the engines of each pool serve."""
+        return dict(self._db.execute("SELECT pool, version FROM versions"))
+
+    def demands(self) -> dict[str, Demand | ValueError]:
+        """Return what is remembered, by run; what cannot be read as the complaint about it."""
+        found: dict[str, Demand | ValueError] = {}
+        for run_id, text in self._db.execute("SELECT run_id, demand FROM demands ORDER BY run_id"):
+            try:
+                found[run_id] = Demand.model_validate_json(text)
+            except ValueError as error:
+                found[run_id] = error
+        return found
+
+
+def not_found_error(rollout_id: str) -> NotFoundError:
+    """Return the error for an id that was never submitted."""
+    return NotFoundError(f"rollout {rollout_id} was never accepted.", "Check the rollout_id and the service's address.")
+
+
+def _unreadable_error(rollout_id: str, what: str, why: str) -> UnreadableRecordError:
+    return UnreadableRecordError(
+        f"rollout {rollout_id}: its {what} is in the ledger and cannot be read ({why}).",
+        "Upgrade prorl-gym if a newer release wrote it; otherwise the file is damaged. The stream hands records on.",
+    )
+
+
+def damage_of(record: str | None, crc: int | None) -> str:
+    """Return what is wrong with a stored record; empty when nothing is.
+
+    One without a checksum, of an earlier release, has to be JSON.
+    """
+    if record is None:
+        return "it is missing"
+    if crc is not None:
+        return "" if checksum(record) == crc else "its checksum is wrong"
+    try:
+        from_json(record)
+    except ValueError:
+        return "it is not JSON"
+    return ""
+
+
+def _page(deliveries: Iterable[Delivery]) -> list[Delivery]:
+    page: list[Delivery] = []
+    size = 0
+    for delivery in deliveries:
+        page.append(delivery)
+        size += len(delivery.record)
+        if size >= PAGE_CHARS:
+            break
+    return page
+
+
+_IDENTIFIER = TypeAdapter[str](Identifier)
+
+_SUMMARY_FIELDS = [field.name for field in fields(RolloutSummary)]
+
+_SELECT_SUMMARY = """
+SELECT o.cursor, r.rollout_id, r.run_id, r.group_id, r.group_size, r.replica, r.environment, r.evaluation,
+    r.stands_in_for, o.status, o.detail, o.cause, o.reward, o.masked, o.oldest_version, o.turns, o.sampled_tokens,
+    r.accepted_at, o.finished_at, o.released_at IS NOT NULL
+FROM outcomes o JOIN rollouts r USING (seq)
+"""
+
+
+def _summary(row: Sequence[Any]) -> RolloutSummary:
+    values: dict[str, Any] = dict(zip(_SUMMARY_FIELDS, row, strict=True))
+    for name in ("evaluation", "masked", "released"):
+        values[name] = bool(values[name])
+    values["cause"] = Cause(values["cause"]) if values["cause"] in set(Cause) else None
+    return RolloutSummary(**values)
+
+
+_PENDING_IDS = "SELECT rollout_id FROM rollouts WHERE cursor IS NULL ORDER BY seq"
+
+
+def _retries(ended: Sequence[_EndedAttempt]) -> tuple[Retry, ...]:
+    return tuple(
+        Retry(
+            attempt=one.attempt,
+            kind=FailureKind(one.kind),
+            stage=one.stage,
+            message=one.message,
+            sampled_tokens=one.sampled_tokens,
+            seconds=one.seconds,
+            evidence=Evidence(one.evidence) if one.evidence in set(Evidence) else None,
+        )
+        for one in ended
+    )

@@ -1,0 +1,368 @@
+"""The ledger's one writer thread, with group commit.
+
+Every call becomes an operation in a queue. The writer dequeues all of them, runs them in one transaction and syncs
+once; only then do the callers get their answers. A burst of calls therefore costs one disk sync, and what was answered
+survives a SIGKILL and a power cut.
+
+Queued operations of one kind run together: none of their callers has an answer yet, so their order does not matter.
+
+Urgent operations (cancel, acknowledge, demand) go first, and are withdrawn when the disk does not respond in time: the
+writer probes the disk before it commits one, and does not commit withdrawn ones. So the error that nothing was done is
+true.
+"""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from prorl_gym.client.wire_models import LedgerStatus
+from prorl_gym.errors import ShuttingDownError
+from prorl_gym.rollout.ledger.ledger_config import (
+    DamagedLedgerError,
+    DiskFullError,
+    LedgerConfig,
+    StuckDiskError,
+    translated_errors,
+)
+from prorl_gym.rollout.ledger.open_ledger import OpenLedger, open_ledger_file
+from prorl_gym.rollout.ledger.retention import Retention, used_bytes
+from prorl_gym.rollout.ledger.statements import LedgerCounters, LedgerStore
+
+ArgumentT = TypeVar("ArgumentT")
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class WriterLimits:
+    """Bounds of a ledger's writer."""
+
+    batch: int = 512
+    """Operations in one transaction: bounds how long the first of a batch waits for the last."""
+    urgent_seconds: float = 10.0
+    """Longest time of an urgent operation. A healthy disk never takes seconds for a transaction."""
+
+
+@dataclass(slots=True, eq=False)
+class _Operation:
+    batch_call: Callable[[Any, list[Any]], Sequence[Any]]
+    urgent: bool
+    argument: Any
+    done: asyncio.Future[Any]
+    state: Literal["open", "committing", "withdrawn"] = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class _CallBatch:
+    """Operations of one kind that are run together."""
+
+    batch_call: Any
+    urgent: bool
+    operations: list[_Operation]
+
+    @property
+    def arguments(self) -> list[Any]:
+        return [operation.argument for operation in self.operations]
+
+
+class LedgerTables:
+    """The tables, and their counts as of the last transaction, which are cached in memory.
+
+    Args:
+        opened: the file.
+        config: retention and disk budget.
+        clock: returns the time in seconds, for ages.
+    """
+
+    def __init__(self, opened: OpenLedger, config: LedgerConfig, clock: Callable[[], float]) -> None:
+        db = opened.connection
+        self.store = LedgerStore(db, clock, lambda: config.budget_bytes - used_bytes(db))
+        self.retention = Retention(db, self.store, config)
+        self.usage = self.retention.usage()
+
+    def refresh_usage(self) -> None:
+        """Read the counts again, at the end of a transaction."""
+        self.usage = self.retention.usage()
+
+    def snapshot(self) -> tuple[LedgerCounters, LedgerStatus]:
+        """Return the counts, for ``restore`` after a rollback."""
+        return self.store.counters, self.usage
+
+    def restore(self, numbers: tuple[LedgerCounters, LedgerStatus]) -> None:
+        """Set the counts back."""
+        self.store.counters, self.usage = numbers
+
+
+class LedgerWriter:
+    """Runs calls in its thread. Open one with ``LedgerWriter.open``.
+
+    Args:
+        path: for messages.
+        thread: the thread that opened the file, as an executor with one worker.
+        opened: the file.
+        tables: the argument of the calls.
+        limits: sizes and times.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        thread: Executor,
+        opened: OpenLedger,
+        tables: LedgerTables,
+        limits: WriterLimits | None = None,
+    ) -> None:
+        self.open_ledger = opened
+        self._path = path
+        self._thread = thread
+        self._tables = tables
+        self._limits = limits or WriterLimits()
+        self._queue: list[_Operation] = []
+        self._transaction_began: float | None = None
+        """When the running transaction was passed to the thread."""
+        self._state_lock = threading.Lock()
+        self._writer_task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls, config: LedgerConfig, clock: Callable[[], float] | None = None, limits: WriterLimits | None = None
+    ) -> "LedgerWriter":
+        """Open the file in a new thread.
+
+        Args:
+            config: of the ledger.
+            clock: seconds by which ages are measured; the file's own by default.
+            limits: sizes and times of the writer.
+
+        Raises:
+            LedgerError: it cannot be used.
+        """
+
+        def begin() -> tuple[OpenLedger, LedgerTables]:
+            opened = open_ledger_file(config)
+            try:
+                with translated_errors(config.path):
+                    return opened, LedgerTables(opened, config, clock or opened.clock)
+            except BaseException:
+                opened.close()
+                raise
+
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
+        try:
+            opened, tables = await asyncio.get_running_loop().run_in_executor(thread, begin)
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+        return cls(config.path, thread, opened, tables, limits)
+
+    @property
+    def tables(self) -> LedgerTables:
+        """The tables, for values that they cache in memory.
+
+        Raises:
+            ShuttingDownError: the ledger is closed.
+        """
+        self._require_open()
+        return self._tables
+
+    async def run(self, call: Callable[[LedgerTables], ResultT], *, urgent: bool = False) -> ResultT:
+        """Queue a call; return its result or raise its error once it is on the disk. See ``run_batched``."""
+        return await self.run_batched(_call_each, call, urgent=urgent)
+
+    async def run_batched(
+        self,
+        batch_call: Callable[[LedgerTables, list[ArgumentT]], Sequence[ResultT | Exception]],
+        argument: ArgumentT,
+        *,
+        urgent: bool = False,
+    ) -> ResultT:
+        """Queue an argument of a batch call; return or raise the answer to it.
+
+        Args:
+            batch_call: answers a list of queued arguments at once. For an argument whose answer is an exception, it
+                must not have changed anything.
+            argument: of this caller.
+            urgent: set for calls that free space or cancel work. On a full disk they may use the reserve, and a disk
+                that does not respond is an error after ``WriterLimits.urgent_seconds``.
+
+        Raises:
+            ShuttingDownError: the ledger is closed.
+            LedgerError: nothing could be written.
+        """
+        self._require_open()
+        loop = asyncio.get_running_loop()
+        limit = self._limits.urgent_seconds
+        if urgent and self._transaction_began is not None and loop.time() - self._transaction_began > limit:
+            raise self._stuck_disk_error()
+        operation = _Operation(batch_call, urgent, argument, loop.create_future())
+        self._queue.append(operation)
+        if self._writer_task is None:
+            self._writer_task = asyncio.create_task(self._drain_queue(), name="ledger-writer")
+        # Neither wait cancels the future: the writer must be able to resolve it after its caller is gone.
+        if not urgent:
+            return await asyncio.shield(operation.done)
+        await asyncio.wait([operation.done], timeout=limit)
+        return operation.done.result() if operation.done.done() else self._withdraw(operation)
+
+    def _withdraw(self, operation: _Operation) -> Any:
+        """Withdraw an operation, unless its commit is under way.
+
+        Raises:
+            StuckDiskError: in any case.
+        """
+        with self._state_lock:
+            is_committing = operation.state == "committing"
+            if not is_committing:
+                operation.state = "withdrawn"
+        if operation in self._queue:
+            self._queue.remove(operation)
+        raise self._stuck_disk_error("It may be done all the same. " if is_committing else "Nothing was done. ")
+
+    def _stuck_disk_error(self, outcome: str = "Nothing was done. ") -> StuckDiskError:
+        what = f"{self._path}: the disk does not answer."
+        return StuckDiskError(what, f"{outcome}Look at the disk, and send it again.")
+
+    async def close(self) -> None:
+        """Finish the queued operations, then close the file and release it for another process. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._writer_task is not None:
+            await asyncio.wait({self._writer_task})
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.open_ledger.close)
+        self._thread.shutdown(wait=False)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ShuttingDownError(f"{self._path}: the ledger is closed.")
+
+    async def _drain_queue(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._queue:
+            self._queue.sort(key=lambda operation: not operation.urgent)
+            batch, self._queue = self._queue[: self._limits.batch], self._queue[self._limits.batch :]
+            kinds: dict[Any, list[_Operation]] = {}
+            for operation in batch:
+                kinds.setdefault((operation.batch_call, operation.urgent), []).append(operation)
+            calls = [_CallBatch(kind, urgent, same) for (kind, urgent), same in kinds.items()]
+            self._transaction_began = loop.time()
+            try:
+                results = await loop.run_in_executor(self._thread, self._run_transaction, calls)
+            except Exception as error:  # not even a rollback was possible
+                results = [[error] * len(same) for same in kinds.values()]
+            self._transaction_began = None
+            for same, answers in zip(kinds.values(), results, strict=True):
+                for operation, answer in zip(same, answers, strict=True):
+                    _resolve(operation.done, answer)
+        self._writer_task = None
+
+    # --- in the writer thread -----------------------------------------------------------------------------------
+
+    def _run_transaction(self, calls: list[_CallBatch]) -> list[Sequence[Any]]:
+        """Run the calls in one commit. Failures are among the results."""
+        try:
+            return self._commit(calls)
+        except DiskFullError as full:
+            urgent = [one for one in calls if one.urgent]
+            answers = iter(self._from_reserve(urgent, full))
+            return [next(answers) if one.urgent else [full] * len(one.operations) for one in calls]
+        except DamagedLedgerError as error:
+            if sum(len(one.operations) for one in calls) == 1:
+                return [[error]]
+            # After reading a damaged page SQLite refuses every write of its transaction: give each call its own.
+            alone = [[_CallBatch(one.batch_call, one.urgent, [each]) for each in one.operations] for one in calls]
+            return [[self._run_transaction([single])[0][0] for single in same] for same in alone]
+        except Exception as error:  # the commit failed: nothing was stored
+            return [[error] * len(one.operations) for one in calls]
+
+    def _from_reserve(self, calls: list[_CallBatch], full: DiskFullError) -> list[Sequence[Any]]:
+        """Run calls again, in the reserved space."""
+        guard = self.open_ledger.sidecars
+        if guard is None or not calls:
+            return [[full] * len(one.operations) for one in calls]
+        try:
+            with guard.reserve.lend() as lent, translated_errors(self._path):
+                if not lent:
+                    raise full
+                # The log can then be rewritten from its beginning, in blocks that it already has.
+                self.open_ledger.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                return self._commit(calls)
+        except Exception as error:
+            return [[error] * len(one.operations) for one in calls]
+
+    def _commit(self, calls: list[_CallBatch]) -> list[Sequence[Any]]:
+        database = self.open_ledger.connection
+        numbers = self._tables.snapshot()
+        try:
+            with translated_errors(self._path):
+                self.open_ledger.begin()
+                results = [self._run_batch(one.batch_call, one.arguments) for one in calls]
+                self._tables.refresh_usage()
+                self._enter_commit([each for one in calls if one.urgent for each in one.operations])
+                self.open_ledger.commit()
+                return results
+        except Exception:
+            self._tables.restore(numbers)
+            if database.in_transaction:
+                with translated_errors(self._path):
+                    database.execute("ROLLBACK")
+            raise
+
+    def _enter_commit(self, urgent: list[_Operation]) -> None:
+        """Mark these as committing, after which they cannot be withdrawn.
+
+        Raises:
+            StuckDiskError: one was withdrawn; the whole transaction is rolled back.
+        """
+        if not urgent:
+            return
+        self.open_ledger.probe_disk()
+        with self._state_lock:
+            if any(operation.state == "withdrawn" for operation in urgent):
+                raise self._stuck_disk_error()
+            for operation in urgent:
+                operation.state = "committing"
+
+    def _run_batch(self, kind: Any, arguments: list[Any]) -> Sequence[Any]:
+        """Run all arguments of a kind in one call, or, if that fails, each in its own."""
+        try:
+            return self._in_savepoint(lambda: kind(self._tables, arguments))
+        except sqlite3.Error:
+            raise  # the file failed, not the call: the whole batch fails
+        except Exception as error:
+            if len(arguments) == 1:
+                return [error]
+            return [answer for argument in arguments for answer in self._run_batch(kind, [argument])]
+
+    def _in_savepoint(self, call: Callable[[], ResultT]) -> ResultT:
+        database = self.open_ledger.connection
+        numbers = self._tables.snapshot()
+        database.execute("SAVEPOINT operation")
+        try:
+            result = call()
+        except sqlite3.Error:
+            raise
+        except Exception:
+            database.execute("ROLLBACK TO operation")
+            database.execute("RELEASE operation")
+            self._tables.restore(numbers)
+            raise
+        database.execute("RELEASE operation")
+        return result
+
+
+def _call_each(tables: LedgerTables, calls: list[Callable[[LedgerTables], ResultT]]) -> list[ResultT]:
+    return [call(tables) for call in calls]
+
+
+def _resolve(future: asyncio.Future[Any], result: Any) -> None:
+    if isinstance(result, Exception):
+        future.set_exception(result)
+        future.exception()  # marks it as retrieved, for callers that are gone
+    else:
+        future.set_result(result)

@@ -1,0 +1,268 @@
+"""One attempt at one rollout: INIT, RUN, EVAL, and the outcome of each way to fail.
+
+The rules are those of ``prorl_gym.errors``. ``Attempt.run_stages`` may raise anything or be cancelled at any await;
+``Attempt.finalize`` turns whatever happened into the one terminal record.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from prorl_gym.agents.protocol import Artifacts, Tool
+from prorl_gym.environments.protocol import Environment, Episode, RunContext
+from prorl_gym.errors import (
+    CancelReason,
+    Cause,
+    FailureKind,
+    GraderError,
+    Limit,
+    LimitReached,
+    RolloutError,
+)
+from prorl_gym.logs import redact
+from prorl_gym.records import Message, Outcome, Rollout, Score, Segment
+from prorl_gym.rollout.protocol import Job, PolicySession, PolicySource, Stage
+from prorl_gym.rollout.scheduling.attempt_slots import AttemptSlots, StageTimeout
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
+from prorl_gym.settings import ResolvedSettings, RolloutSettings, resolve_settings
+
+_LOG = logging.getLogger(__name__)
+
+EnvironmentLookup = Callable[[str], Environment[Any]]
+"""Finds an environment by name; raises ``TaskError(UNKNOWN_ENVIRONMENT)``."""
+SettingsLevels = Callable[[Job], tuple[RolloutSettings, ...]]
+"""The levels below the environment's for a job: run, then service."""
+
+
+class Attempt:
+    """One attempt. ``start`` it, then await ``finalize``.
+
+    Args:
+        job: what to do.
+        slots: its slots.
+        leases: its sandboxes.
+        policies: makes its policy.
+    """
+
+    def __init__(self, job: Job, slots: AttemptSlots, leases: SandboxLeases, policies: PolicySource) -> None:
+        self.job = job
+        self.slots = slots
+        self.cancel_reason: CancelReason | None = None
+        self._stages: asyncio.Task[tuple[Outcome, Score]] | None = None
+        self._cancelled_at = 0.0
+        self._cancel_seconds: float | None = None
+        self._leases = leases
+        self._policies = policies
+        self._session: PolicySession | None = None
+        self._settings: ResolvedSettings | None = None
+        self._prompt: tuple[Message, ...] = ()
+        self._tools: tuple[Tool, ...] = ()
+        self._artifacts = Artifacts()
+
+    def start(self, environments: EnvironmentLookup, levels: SettingsLevels) -> None:
+        """Start the stages in a task of their own."""
+        name = f"rollout-{self.job.request.rollout_id}"
+        self._stages = asyncio.create_task(self.run_stages(environments, levels), name=name)
+
+    def cancel(self, reason: CancelReason) -> None:
+        """Cancel the stages. Harmless when they are over, and when they were cancelled before.
+
+        The attempt's processes die at once, beside the engine's call: they do not wait for its last tokens.
+        """
+        if self.cancel_reason is not None or self._stages is None or self._stages.done():
+            return
+        self.cancel_reason = reason
+        self._cancelled_at = time.monotonic()
+        self.slots.is_cancelled = True
+        self._leases.begin_close()
+        if self._session is not None:
+            self._session.mark_cancelled()
+        self._stages.cancel()
+
+    async def run_stages(self, environments: EnvironmentLookup, levels: SettingsLevels) -> tuple[Outcome, Score]:
+        """Run INIT, RUN and EVAL; return outcome and score. An end without a verdict is raised."""
+        request = self.job.request
+        asked = time.monotonic()
+        environment = environments(request.environment)
+        settings = self._settings = resolve_settings(request.settings, environment.settings, *levels(self.job))
+        task = environment.parse_row(request.task)
+        async with AsyncExitStack() as prepared_slot:
+            await prepared_slot.enter_async_context(self.slots.hold_prepared_slot())
+            async with self.slots.hold_stage("init", settings.init_seconds, asked):
+                episode = await environment.init(task, self._leases, settings)
+                self._prompt, self._tools = tuple(episode.messages), tuple(episode.tools)
+            prepared = time.monotonic()
+            async with self.slots.hold_payload_lock():
+                outcome = await self._run_agent(environment, task, episode, settings, prepared, prepared_slot)
+                await self._close_session()  # grading needs no engine
+                outcome, score = await self._grade(environment, task, settings, outcome)
+        return outcome, score
+
+    async def _run_agent(
+        self,
+        environment: Environment[Any],
+        task: Any,
+        episode: Episode,
+        settings: ResolvedSettings,
+        prepared: float,
+        prepared_slot: AsyncExitStack,
+    ) -> Outcome:
+        """Run the agent; return its outcome. An end that the policy did not cause is raised."""
+        session = self._session = self._policies.open_session(self.job, settings)
+        try:
+            async with self.slots.hold_stage("run", settings.run_seconds, prepared, session.wait_for_room):
+                await prepared_slot.aclose()  # this attempt no longer waits for RUN: the next one may be prepared
+                with self.slots.parkable(session) as policy:
+                    context = RunContext(policy, self._leases, settings, self._artifacts)
+                    await environment.run(task, episode, context)
+        except StageTimeout:
+            if (failure := await session.failure_at_deadline()) is not None:
+                raise failure from None
+            return Outcome(status="truncated", limit=Limit.TIME)
+        except LimitReached as reached:
+            return Outcome(status="truncated", limit=reached.limit)
+        except RolloutError as error:
+            return _policy_failure(await self._leases.diagnose_failure(error, self.job.unexplained_losses), "run")
+        return Outcome(status="completed")
+
+    async def _grade(
+        self, environment: Environment[Any], task: Any, settings: ResolvedSettings, outcome: Outcome
+    ) -> tuple[Outcome, Score]:
+        """Grade the artifacts. An answer that breaks its own grading gets reward 0."""
+        async with self.slots.hold_stage("eval", settings.eval_seconds, time.monotonic()):
+            try:
+                score: Any = await environment.evaluate(task, self._artifacts, self._leases, settings)
+            except RolloutError as error:
+                broken = _policy_failure(
+                    await self._leases.diagnose_failure(error, self.job.unexplained_losses), "eval"
+                )
+                score = Score(reward=0.0, detail={"why": broken.message})
+                return (broken if outcome.status == "completed" else outcome), score
+        if not isinstance(score, Score):
+            raise GraderError(f"Environment {environment.name}: evaluate returned {type(score).__name__}, not a Score.")
+        return outcome, score
+
+    async def finalize(self, cleanup_seconds: float) -> Rollout:
+        """Wait for the stages, release what the attempt holds and return its record. Never raises.
+
+        Args:
+            cleanup_seconds: how long the engine's and the sandboxes' release may take before it goes on unattended.
+        """
+        work = self._stages
+        assert work is not None
+        try:
+            await asyncio.wait({work})
+        finally:
+            work.cancel()  # only when the loop itself is torn down; otherwise it is done
+        outcome, score = self._final_outcome(work)
+        await _release_within(self._close_session(), cleanup_seconds, "the policy session")
+        await _release_within(self._leases.close(), cleanup_seconds, "the sandboxes")
+        if self.cancel_reason is not None:
+            self._cancel_seconds = time.monotonic() - self._cancelled_at
+        try:
+            return self._record(outcome, score, self._segments())
+        except Exception as error:  # an environment filled the record with what does not fit
+            _LOG.exception("the record could not be written")
+            broken = _failed_outcome(FailureKind.INTERNAL, self.slots.position.stage, error)
+            return self._record(broken, None, [], bare=True)
+
+    def _final_outcome(self, work: asyncio.Task[tuple[Outcome, Score]]) -> tuple[Outcome, Score | None]:
+        error = RuntimeError("the attempt was cancelled without a reason") if work.cancelled() else work.exception()
+        if self.cancel_reason is not None:  # also when it swallowed that: its sandboxes were gone by then
+            return Outcome(status="cancelled", reason=self.cancel_reason, stage=self.slots.position.stage), None
+        match error:
+            case None:
+                return work.result()
+            case RolloutError():
+                _LOG.info("attempt failed: %s", error)
+                return _failed_outcome(error.kind, self.slots.position.stage, error), None
+            case StageTimeout():
+                _LOG.info("attempt failed: %s", error)
+                return _failed_outcome(FailureKind.STAGE_TIMEOUT, self.slots.position.stage, error), None
+            case _:
+                _LOG.error("attempt broke in %s", self.slots.position.stage, exc_info=error)
+                said = f"{type(error).__name__} in {self.slots.position.stage}; the service's log has the traceback."
+                return _failed_outcome(FailureKind.INTERNAL, self.slots.position.stage, RuntimeError(said)), None
+
+    async def _close_session(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _segments(self) -> list[Segment]:
+        return [] if self._session is None else self._session.segments()
+
+    def _record(self, outcome: Outcome, score: Score | None, segments: list[Segment], *, bare: bool = False) -> Rollout:
+        return terminal_record(
+            self.job,
+            outcome,
+            score=score,
+            segments=segments,
+            messages=[] if bare else self._artifacts.messages,
+            prompt_messages=0 if bare else _count_prompt_messages(self._prompt, self._artifacts.messages),
+            tools=[tool.spec.as_function() for tool in self._tools],
+            settings=self._settings,
+            stages=self.slots.stage_times,
+            cancel_seconds=self._cancel_seconds,
+        )
+
+
+def terminal_record(job: Job, outcome: Outcome, **work: Any) -> Rollout:
+    """Return the terminal record of a job; ``work`` are the fields of ``Rollout`` that its attempt filled."""
+    request = job.request
+    return Rollout(
+        rollout_id=request.rollout_id,
+        attempt=job.attempt,
+        run_id=request.run_id,
+        group_id=request.group_id,
+        group_size=request.group_size,
+        replica=request.replica,
+        stands_in_for=request.stands_in_for,
+        environment=request.environment,
+        evaluation=request.evaluation,
+        metadata=request.metadata,
+        outcome=outcome,
+        retries=list(job.retries),
+        accepted_at=job.accepted_at,
+        finished_at=max(time.time(), job.accepted_at),  # a clock that was set back makes no time pass backwards
+        **work,
+    )
+
+
+def _count_prompt_messages(prompt: Sequence[Message], messages: Sequence[Message]) -> int:
+    """Count the messages that are the prompt's: an environment may be killed before it noted them, or note others."""
+    for place, (said, noted) in enumerate(zip(prompt, messages, strict=False)):
+        if said != noted:
+            return place
+    return min(len(prompt), len(messages))
+
+
+def _failed_outcome(kind: FailureKind, stage: Stage, error: BaseException) -> Outcome:
+    lines = redact(str(error)).splitlines()[:2]
+    return Outcome(
+        status="failed",
+        kind=kind,
+        stage=stage,
+        message="\n".join(line[:500] for line in lines),
+        evidence=error.evidence if isinstance(error, RolloutError) else None,
+    )
+
+
+def _policy_failure(error: RolloutError, stage: Stage) -> Outcome:
+    """Return the outcome of an attempt that keeps its score; raise an error that the policy did not cause."""
+    if error.cause is not Cause.POLICY:
+        raise error
+    return _failed_outcome(error.kind, stage, error)
+
+
+async def _release_within(release: Awaitable[None], seconds: float, what: str) -> None:
+    """Wait for a release; log one that fails or takes longer."""
+    task = asyncio.ensure_future(release)
+    await asyncio.wait({task}, timeout=seconds)
+    if not task.done():
+        task.cancel()
+        _LOG.error("%s could not be released within %g s", what, seconds)
+    elif not task.cancelled() and (error := task.exception()) is not None:
+        _LOG.error("%s could not be released", what, exc_info=error)

@@ -1,0 +1,87 @@
+"""Drops a payload process's privileges and sets its limits, between fork and exec."""
+
+import resource
+import signal
+from collections.abc import Callable
+
+from prorl_gym.sandbox import syscalls
+from prorl_gym.sandbox.guest import seccomp
+from prorl_gym.sandbox.protocol import SandboxLimits
+
+# Docker's default set without MKNOD, NET_RAW, SETPCAP, AUDIT_WRITE and SETFCAP. They hold in the sandbox's own user
+# namespace only: enough for chown, package installers and servers on low ports; nothing that mounts or traces.
+PAYLOAD_CAPABILITIES = {
+    "CHOWN": 0,
+    "DAC_OVERRIDE": 1,
+    "FOWNER": 3,
+    "FSETID": 4,
+    "KILL": 5,
+    "SETGID": 6,
+    "SETUID": 7,
+    "NET_BIND_SERVICE": 10,
+    "SYS_CHROOT": 18,
+}
+"""Capabilities of payload processes, by name, with the kernel's numbers."""
+_CORE_LIMIT = 1
+"""Not 0, which does not keep a crash from a core_pattern that is a pipe; see ``seccomp``."""
+
+# Counted per uid of the host, so that all sandboxes share them: one must not use up what the others need.
+_MAX_PENDING_SIGNALS = 4096
+_MAX_QUEUE_BYTES = 256 << 10
+_RESERVED_DESCRIPTORS = 1024
+"""A payload may keep as many descriptors in flight, in unread messages, as it may have open files. A process with a
+higher limit, such as the guests and the spawner, can still send descriptors."""
+
+
+def confine(limits: SandboxLimits, on_listener: Callable[[int], None], *, allow_system_v: bool) -> None:
+    """Drop everything a payload must not have. Runs in the child, after fork and before exec.
+
+    Until exec, the process's memory is a copy of the init's, so it stays undumpable: another payload must not be able
+    to trace it.
+
+    Args:
+        limits: resource limits; they become both the soft and the hard limit (one second apart for CPU time).
+        on_listener: takes the listener of the filter of calls, if it has one. Before the limits, since a process with a
+            low one may not send any descriptor while others of its uid have many in unread messages.
+        allow_system_v: System V IPC is bounded, and so may be used.
+
+    Raises:
+        OSError: the kernel refused one of the steps; the child must not exec then.
+    """
+    syscalls.set_no_new_privileges()
+    syscalls.keep_capabilities(PAYLOAD_CAPABILITIES.values())
+    _reset_signals()
+    _limit(resource.RLIMIT_CORE, _CORE_LIMIT)
+    if (listener := seccomp.install_filter(allow_system_v=allow_system_v)) is not None:
+        on_listener(listener)
+    _limit_resources(limits)
+
+
+def _limit_resources(limits: SandboxLimits) -> None:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    for kind, wanted in (
+        (resource.RLIMIT_NPROC, limits.processes),
+        (resource.RLIMIT_NOFILE, min(limits.open_files, max(files - _RESERVED_DESCRIPTORS, files // 2))),
+        (resource.RLIMIT_FSIZE, limits.file_size),
+        (resource.RLIMIT_CPU, limits.cpu_seconds),
+        (resource.RLIMIT_SIGPENDING, _MAX_PENDING_SIGNALS),
+        (resource.RLIMIT_MSGQUEUE, _MAX_QUEUE_BYTES),
+    ):
+        _limit(kind, wanted)
+
+
+def _limit(kind: int, wanted: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    # Raising a hard limit needs a capability of the host, which nothing here has.
+    value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    # SIGXCPU comes at the soft limit and names the cause; at the hard limit there is only SIGKILL.
+    reserve = int(kind == resource.RLIMIT_CPU and (hard == resource.RLIM_INFINITY or value < hard))
+    resource.setrlimit(kind, (value, value + reserve))
+
+
+def _reset_signals() -> None:
+    """Undo what Python and the service's parents changed; ignored signals would survive exec (a deaf SIGPIPE)."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,0 +1,259 @@
+"""What a machine offers to sandboxes: read once, judged in ``doctor_checks``. Nothing here changes anything."""
+
+import errno
+import os
+import platform
+import pwd
+import resource
+import shutil
+import stat
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox import syscalls
+from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.spawner.cgroup import CgroupsUnavailable, find_delegated, own_cgroup
+from prorl_gym.sandbox.spawner.namespaces import read_sysctl
+from prorl_gym.sandbox.spawner.rootfs import file_system_of
+from prorl_gym.sandbox.spawner.scratch import default_scratch
+from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
+
+_SYSCTLS = (
+    "user.max_user_namespaces",
+    "user.max_mnt_namespaces",
+    "user.max_pid_namespaces",
+    "user.max_net_namespaces",
+    "kernel.unprivileged_userns_clone",
+    "kernel.apparmor_restrict_unprivileged_userns",
+)
+_VERSION_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryFacts:
+    """A directory that sandboxes use, or will: then the nearest one that exists is described."""
+
+    path: str
+    exists: bool
+    file_system: str
+    """As the mount table names it: ``ext4``, ``nfs4``, ``fuse.sshfs``; else ``unknown``."""
+    free_bytes: int
+    free_inodes: int | None
+    """``None`` when the file system does not count them."""
+    noexec: bool = False
+    nosuid: bool = False
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeFacts:
+    """A container runtime that is installed."""
+
+    path: str
+    version: str
+    setuid: str = ""
+    """Its setuid part, when it has one: the program itself, or Apptainer's starter."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """Facts about this machine, for one user."""
+
+    kernel: tuple[int, int]
+    release: str
+    uid: int
+    """That sandboxes will have."""
+    has_account: bool
+    sysctls: Mapping[str, str]
+    """Kernel settings that exist, by their dotted names."""
+    user_namespace_errno: int
+    """0 when one could be made just now, else the ``errno``."""
+    fuse: bool
+    """/dev/fuse can be opened for writing."""
+    scratch: DirectoryFacts
+    store: DirectoryFacts | None
+    open_files: int
+    """Hard limit of this process; -1 is none."""
+    processes: int
+    """Hard limit of this user; -1 is none."""
+    free_memory: int
+    """Bytes that can be given out without swapping: roots of sandboxes are kept in memory."""
+    socket_directory: str
+    """Where Unix sockets with a name are made."""
+    cgroups: str | CgroupsUnavailable
+    """The cgroup that is divided up among the sandboxes, or why there is none."""
+    apptainer: RuntimeFacts | None = None
+    bwrap: RuntimeFacts | None = None
+    limits: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The configured bounds of one sandbox that a machine must have room for: ``open_files``, ``root_size``."""
+
+
+def collect_host_facts(config: SandboxConfig, store: Path | None = None) -> HostFacts:
+    """Look at this machine.
+
+    Args:
+        config: names scratch, uid, programs and limits.
+        store: directory of the image store, when there is one.
+    """
+    uid = os.geteuid() or config.uid
+    major, minor = platform.release().split(".")[:2]
+    scratch = config.scratch or default_scratch()
+    return HostFacts(
+        kernel=(int(major), int("".join(filter(str.isdigit, minor)) or 0)),
+        release=platform.release(),
+        uid=uid,
+        has_account=_has_account(uid),
+        sysctls={name: value for name in _SYSCTLS if (value := read_sysctl(name)) is not None},
+        user_namespace_errno=_try_user_namespace(uid),
+        fuse=os.access("/dev/fuse", os.R_OK | os.W_OK),
+        scratch=describe_directory(scratch),
+        store=describe_directory(store) if store else None,
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        processes=resource.getrlimit(resource.RLIMIT_NPROC)[1],
+        free_memory=_free_memory(),
+        socket_directory=str(scratch),
+        apptainer=_describe_runtime("apptainer", config),
+        bwrap=_describe_runtime("bwrap", config),
+        cgroups=_find_cgroup(),
+        limits={"open_files": config.limits.open_files, "root_size": config.limits.root_size},
+    )
+
+
+def describe_directory(path: Path) -> DirectoryFacts:
+    """Describe a directory, or the nearest one above it that exists."""
+    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+    found = os.statvfs(nearest)
+    return DirectoryFacts(
+        path=str(path),
+        exists=nearest == path,
+        file_system=file_system_of(nearest),
+        free_bytes=found.f_bavail * found.f_frsize,
+        free_inodes=found.f_favail if found.f_files else None,
+        noexec=bool(found.f_flag & os.ST_NOEXEC),
+        nosuid=bool(found.f_flag & os.ST_NOSUID),
+        read_only=bool(found.f_flag & os.ST_RDONLY),
+    )
+
+
+def _has_account(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _try_user_namespace(uid: int) -> int:
+    """Make a user namespace in a child process, as the sandboxes' uid, and work in it; return 0 or the ``errno``."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setresgid(uid, uid, uid)
+                os.setresuid(uid, uid, uid)
+            syscalls.set_dumpable(True)
+            syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET)
+            code = 0
+        except OSError as error:
+            code = error.errno or errno.EIO
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _free_memory() -> int:
+    with open("/proc/meminfo", encoding="ascii") as table:
+        for line in table:
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                return int(value.split()[0]) * 1024
+    return 0
+
+
+def _find_cgroup() -> str | CgroupsUnavailable:
+    try:
+        found = find_delegated(own_cgroup())
+    except OSError as error:
+        return CgroupsUnavailable(f"{error.filename}: {error.strerror}")
+    return found if isinstance(found, CgroupsUnavailable) else str(found)
+
+
+def _describe_runtime(backend: BackendName, config: SandboxConfig) -> RuntimeFacts | None:
+    path = runtime_path(backend, config)
+    if path is None:
+        return None
+    return RuntimeFacts(
+        path, _first_output_line(path, "--version"), _setuid_part(path, is_apptainer=backend == "apptainer")
+    )
+
+
+def _setuid_part(path: str, *, is_apptainer: bool) -> str:
+    candidates = [path]
+    if is_apptainer:  # the program is never setuid itself; its starter is, in a setuid installation
+        libexec = _first_output_line(path, "buildcfg", "LIBEXECDIR")
+        candidates += [f"{libexec}/{name}/bin/starter-suid" for name in ("apptainer", "singularity")]
+    for candidate in candidates:
+        try:
+            found = os.stat(candidate)
+        except OSError:
+            continue
+        if found.st_mode & stat.S_ISUID and found.st_uid == 0:
+            return candidate
+    return ""
+
+
+def _first_output_line(*command: str) -> str:
+    """Return the first line that a program prints, or "" when it prints none."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_VERSION_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return (done.stdout.strip().splitlines() or [""])[0][:100]
+
+
+@dataclass(frozen=True, slots=True)
+class _Runtime:
+    name: str
+    programs: tuple[str, ...]
+    """Names in PATH, best first."""
+    setting: str
+    package: str
+
+
+_APPTAINER = _Runtime("Apptainer", ("apptainer", "singularity"), "apptainer", "apptainer or singularity-ce")
+_BWRAP = _Runtime("bubblewrap", ("bwrap",), "bwrap", "bubblewrap")
+
+_RUNTIMES: dict[BackendName, _Runtime] = {"apptainer": _APPTAINER, "apptainer-plain": _APPTAINER, "bwrap": _BWRAP}
+
+
+def runtime_path(backend: BackendName, config: SandboxConfig) -> str | None:
+    """Return the path of a backend's program, or ``None``. SingularityCE's name serves where Apptainer's is missing."""
+    runtime = _RUNTIMES[backend]
+    wanted: Path | None = getattr(config, runtime.setting)
+    found = str(wanted) if wanted else next(filter(None, map(shutil.which, runtime.programs)), None)
+    return found if found and os.access(found, os.X_OK) else None
+
+
+def require_runtime(backend: BackendName, config: SandboxConfig) -> str:
+    """Return the path of a backend's program.
+
+    Raises:
+        SandboxError: ``SANDBOX_UNAVAILABLE``: it is not installed.
+    """
+    found = runtime_path(backend, config)
+    if found is not None:
+        return found
+    runtime = _RUNTIMES[backend]
+    wanted: Path | None = getattr(config, runtime.setting)
+    raise SandboxError(
+        FailureKind.SANDBOX_UNAVAILABLE,
+        f"{runtime.name} is not installed." if wanted is None else f"sandbox.{runtime.setting}: no program {wanted}.",
+        f"Install {runtime.package}, or choose the backend 'userns', which needs none.",
+    )

@@ -1,0 +1,179 @@
+"""A started sandbox, whatever backend started it: everything goes through its guest."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from prorl_gym.errors import Evidence
+from prorl_gym.sandbox.cancellation import run_shielded
+from prorl_gym.sandbox.protocol import ExecResult, FileEntry, SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.service.egress.proxy import EgressProxy
+from prorl_gym.sandbox.service.guest_channel import GuestChannel
+from prorl_gym.sandbox.service.loss_evidence import SandboxExit
+from prorl_gym.sandbox.service.operations import files as file_operations
+from prorl_gym.sandbox.service.operations.execute import execute
+from prorl_gym.sandbox.service.operations.interactive_process import InteractiveProcess
+from prorl_gym.sandbox.service.operations.python_session import PersistentPython
+from prorl_gym.sandbox.service.operations.shell import PersistentShell
+
+_END_SECONDS = 10.0
+"""How long the kernel may take to end the processes of a sandbox whose guest is gone."""
+
+
+class RunningSandbox:
+    """A ``Sandbox``.
+
+    Args:
+        id: unique on this host.
+        spec: what it was started from.
+        channel: the connection to its guest, ready.
+        on_close: releases what the backend holds; called once.
+        exit_future: how the processes around its guest ended, once they have; ``None``: all of them were killed from
+            outside.
+        egress: its way out, if it has one; closed with it.
+        python: interpreter of the python session.
+        open_template: see ``PersistentPython``.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        spec: SandboxSpec,
+        channel: GuestChannel,
+        on_close: Callable[[], Awaitable[None]],
+        exit_future: "asyncio.Future[SandboxExit | None] | None" = None,
+        *,
+        egress: EgressProxy | None = None,
+        python: str = "python3",
+        open_template: Callable[[], socket.socket | None] | None = None,
+    ) -> None:
+        self._id = id
+        self._spec = spec
+        self._channel = channel
+        self._on_close = on_close
+        self._exit_future = exit_future
+        self._egress = egress
+        self._shell = PersistentShell(channel, spec)
+        self._python = PersistentPython(channel, spec, python, open_template)
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        """Unique on this host."""
+        return self._id
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """What it was started from."""
+        return self._spec
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        limits: SandboxLimits | None = None,
+    ) -> ExecResult:
+        """See ``Sandbox.exec``. Arguments and environment beyond ~100 kB give exit code 126."""
+        self._bind_log_context()
+        output = (limits or self._spec.limits).output
+        return await execute(
+            self._channel, argv, timeout=timeout, output=output, stdin=stdin, cwd=cwd, env=env, limits=limits
+        )
+
+    async def shell(self) -> PersistentShell:
+        """Return the persistent shell, started at the first call.
+
+        Raises:
+            SandboxError: ``IMAGE_BROKEN`` when the image has no bash.
+        """
+        self._bind_log_context()
+        await self._shell.ensure_started()
+        return self._shell
+
+    async def python(self) -> PersistentPython:
+        """Return the python session, started at the first call.
+
+        Raises:
+            SandboxError: ``IMAGE_BROKEN`` when the image has no working python3.
+        """
+        self._bind_log_context()
+        await self._python.ensure_started()
+        return self._python
+
+    async def open_terminal(
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, rows: int, columns: int
+    ) -> InteractiveProcess:
+        """Start a program on a terminal of its own; see ``InteractiveProcess``. The caller closes it."""
+        self._bind_log_context()
+        return await InteractiveProcess.start_on_terminal(
+            self._channel, argv, env=env, cwd=cwd, rows=rows, columns=columns
+        )
+
+    async def open_pipes(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str) -> InteractiveProcess:
+        """Start a program on pipes that the caller reads and writes; see ``InteractiveProcess``."""
+        self._bind_log_context()
+        return await InteractiveProcess.start_on_pipes(self._channel, argv, env=env, cwd=cwd)
+
+    def _bind_log_context(self) -> None:
+        if self._egress is not None:
+            self._egress.bind_log_context()
+
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        """See ``Sandbox.write_file``."""
+        await file_operations.write_file(self._channel, path, data, mode)
+
+    async def read_file(self, path: str, *, limit: int = 16 << 20) -> bytes:
+        """See ``Sandbox.read_file``. Files of /proc are not regular files here."""
+        return await file_operations.read_file(self._channel, path, limit)
+
+    async def list_dir(self, path: str) -> list[FileEntry]:
+        """See ``Sandbox.list_dir``."""
+        return await file_operations.list_dir(self._channel, path)
+
+    async def is_alive(self) -> bool:
+        """Whether the guest still answers."""
+        # Not under a timeout: that would cancel the request, and a cancelled request waits for its answer.
+        answer = asyncio.ensure_future(self._channel.request("ping"))
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait([answer], timeout=self._channel.timeouts.ping)
+        return answer.done() and not answer.cancelled() and answer.exception() is None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was closed, or its guest's end of the connection is."""
+        return self._channel.is_lost()
+
+    async def loss_evidence(self) -> Evidence | None:
+        """Return what is known about why it is gone; ``None`` when it lives, or was closed by this side."""
+        if not self._channel.is_lost() or self._channel.end_reason == "closed":
+            return None
+        if self._channel.end_reason == "starved":
+            return Evidence.SANDBOX_KILLED_OUTSIDE
+        if self._channel.end_reason == "died" and self._exit_future is not None:
+            await asyncio.wait([self._exit_future], timeout=_END_SECONDS)
+            if self._exit_future.done():
+                end = self._exit_future.result()
+                return Evidence.SANDBOX_KILLED_OUTSIDE if end is None else end.evidence
+        return Evidence.SANDBOX_LOST_UNEXPLAINED
+
+    async def close(self) -> None:
+        """Kill everything inside and release it. Idempotent; every caller returns when it is done."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await run_shielded(self._wait_closed(self._closing))
+
+    @staticmethod
+    async def _wait_closed(closing: "asyncio.Task[None]") -> None:
+        await asyncio.shield(closing)
+
+    async def _close(self) -> None:
+        self._channel.close()  # the guest ends at once, and everything inside with it
+        await self._shell.close()
+        await self._python.close()
+        if self._egress is not None:
+            await self._egress.close()
+        await self._on_close()

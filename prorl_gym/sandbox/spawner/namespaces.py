@@ -1,0 +1,248 @@
+"""From the spawner to a process that is pid 1 of fresh namespaces.
+
+    spawner --fork--> intermediate: unshare, uid map --fork--> init (pid 1)
+       |                |                                        |
+       |  pid of init <-'  exits; init becomes the               |
+       |                   spawner's child                       |
+       '--- "go" ------------------------------------------->  arms its parent-death signal, builds, serves
+
+The intermediate process exists because a process cannot enter a new pid namespace itself, only its next child can. "go"
+is sent after it has exited: a parent-death signal is bound to the parent at that moment, which must be the spawner.
+When a process dies during the start, its socket closes, and the other side fails the start.
+"""
+
+import errno
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.sandbox import syscalls
+from prorl_gym.sandbox.guest import seccomp
+from prorl_gym.sandbox.guest.fork_exec import close_all_except
+from prorl_gym.sandbox.spawner.kernel_files import write_setting
+
+HOSTNAME = "sandbox"
+_NAMESPACES = (
+    syscalls.CLONE_NEWUSER
+    | syscalls.CLONE_NEWNS
+    | syscalls.CLONE_NEWPID
+    | syscalls.CLONE_NEWNET
+    | syscalls.CLONE_NEWIPC
+    | syscalls.CLONE_NEWUTS
+)
+_NOTE_BYTES = 1000
+_MAX_ERROR_TEXT = 600
+"""Characters of the cause, and of the fix, of an error: causes may quote a program's output."""
+_APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"
+_DEBIAN = "kernel.unprivileged_userns_clone"
+_COUNT = "user.max_user_namespaces"
+
+InitMain = Callable[[Callable[[str], None]], int]
+"""Body of pid 1: builds the sandbox and serves until the control socket ends. Takes a function that reports to the
+spawner what is weaker than usual; it is called once, before serving. Returns the exit code: 0 for the end of the
+socket, else that of the process whose end was the sandbox's."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSandbox:
+    """A sandbox that is being started, until pid 1 is the spawner's child."""
+
+    intermediate_pid: int
+    init_socket: socket.socket
+    """Receives the pid of init, sends "go", receives "armed" and a note. When the spawner dies, init sees it close."""
+
+    def init_pid(self) -> int | None:
+        """Return the pid of init, once the intermediate process has exited; ``None`` when that failed before."""
+        try:
+            data = self.init_socket.recv(64, socket.MSG_DONTWAIT)
+        except OSError:
+            return None
+        return int(data) if data else None
+
+    def resume_init(self) -> None:
+        """Let init continue, now that it is this process's child."""
+        try:
+            self.init_socket.send(b"go", socket.MSG_NOSIGNAL)
+        except OSError:
+            return  # it died, and its pidfd is readable
+
+
+def fork_sandbox(
+    control: socket.socket, enter: Callable[[], None], main: InitMain, fork: Callable[[], int] = os.fork
+) -> PendingSandbox:
+    """Fork the intermediate process.
+
+    Args:
+        control: the guest's end of the channel; the child keeps it, the caller closes its own copy.
+        enter: run by the intermediate process: checks what must be seen with the host's uids, then enters the
+            namespaces, if any. An error ends the process and is reported.
+        main: body of pid 1.
+        fork: forks the intermediate process.
+
+    Raises:
+        OSError: the fork was refused.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        pid = fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
+    if pid == 0:
+        _run_child(control, lambda: _run_intermediate(control, theirs, enter, main))
+    theirs.close()
+    return PendingSandbox(pid, ours)
+
+
+def _run_child(control: socket.socket, body: Callable[[], int]) -> None:
+    """Run the body of a forked process to its end; never return into the spawner's code."""
+    status = 1
+    try:
+        status = body()
+    except BaseException as error:
+        report_setup_error(control, error)
+    finally:
+        os._exit(status)
+
+
+def _run_intermediate(control: socket.socket, spawner: socket.socket, enter: Callable[[], None], main: InitMain) -> int:
+    _detach_from_spawner(control, spawner)
+    # The spawner's until now, which shows where the host keeps its interpreter. Payloads can read that of
+    # every child of the guest until its exec.
+    syscalls.set_command_line(HOSTNAME)
+    enter()
+    pid = os.fork()
+    if pid == 0:
+        _run_child(control, lambda: _run_init(spawner, main))
+    spawner.send(str(pid).encode(), socket.MSG_NOSIGNAL)
+    return 0
+
+
+def _detach_from_spawner(control: socket.socket, spawner: socket.socket) -> None:
+    """Close all descriptors but these, other sandboxes' sockets among them; leave the session, reset signals."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    close_all_except(0, 1, 2, control.fileno(), spawner.fileno())
+    os.setsid()
+    os.umask(0o022)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)  # pid 1 without a handler cannot be hit by its own children
+
+
+def unshare_namespaces(uid: int, gid: int) -> None:
+    """Unshare every namespace, map root inside to ``uid`` and ``gid`` of the host, and take a neutral host name.
+
+    Raises:
+        SandboxError: the kernel refuses user namespaces, or ``uid`` is the host's root.
+    """
+    if uid == 0:
+        raise SandboxError(
+            FailureKind.SANDBOX_UNAVAILABLE,
+            "refusing to map the host's root (uid 0) into a sandbox.",
+            "Set sandbox.uid to an unprivileged uid.",
+        )
+    # A process that changed its uid is not dumpable, and /proc/self/uid_map would belong to the host's root.
+    syscalls.set_dumpable(True)
+    try:
+        syscalls.unshare(_NAMESPACES)
+        write_setting("/proc/self/setgroups", "deny")
+        write_setting("/proc/self/uid_map", f"0 {uid} 1")
+        write_setting("/proc/self/gid_map", f"0 {gid} 1")
+        socket.sethostname(HOSTNAME)
+    except OSError as error:
+        raise explain_user_namespaces(error.errno or 0) from None
+
+
+def _run_init(spawner: socket.socket, main: InitMain) -> int:
+    if not spawner.recv(16):
+        return 1  # the spawner is gone
+    syscalls.set_parent_death_signal(signal.SIGKILL)
+    try:
+        spawner.send(b"armed", socket.MSG_NOSIGNAL)
+    except BrokenPipeError:
+        return 1  # the spawner died before the signal was armed
+    if not seccomp.SUPPORTED:  # the filter keeps payloads from keyrings; the spawner has left the service's
+        syscalls.leave_session_keyring()
+
+    def note(text: str) -> None:
+        if text:
+            spawner.send(text.encode()[:_NOTE_BYTES], socket.MSG_NOSIGNAL)
+        spawner.close()
+
+    return main(note)
+
+
+def report_setup_error(control: socket.socket, error: BaseException) -> None:
+    """Send the service, if it still lives, the reason why the sandbox cannot be started."""
+    message = {"type": "failed", **describe_setup_error(error)}
+    try:
+        control.send(json.dumps(message).encode(), socket.MSG_NOSIGNAL)
+    except OSError:
+        return
+
+
+def describe_setup_error(error: BaseException) -> dict[str, str]:
+    """Return kind, cause and fix of an error as the message carries them."""
+    if isinstance(error, SandboxError):
+        return {"kind": error.kind.value, "what": error.what[:_MAX_ERROR_TEXT], "fix": error.fix[:_MAX_ERROR_TEXT]}
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        what = f"the sandbox could not be built: {error.strerror or error}{where}."
+        return _unavailable(what, "Run `prorl-gym doctor`; it names what this machine lacks.")
+    return _unavailable(
+        f"the sandbox could not be built: {type(error).__name__}: {error}", "This is a defect; please report it."
+    )
+
+
+def _unavailable(what: str, fix: str) -> dict[str, str]:
+    return {"kind": FailureKind.SANDBOX_UNAVAILABLE.value, "what": " ".join(what.split())[:_MAX_ERROR_TEXT], "fix": fix}
+
+
+def explain_user_namespaces(number: int, read: Callable[[str], str | None] | None = None) -> SandboxError:
+    """Return the error for a refusal to make a user namespace, or to work inside a new one: its cause and its fix.
+
+    Args:
+        number: the ``errno`` of the refused call.
+        read: returns a kernel setting by its name; ``read_sysctl`` by default.
+    """
+    read = read or read_sysctl
+    for name, closed, opened in ((_COUNT, "0", "65536"), (_DEBIAN, "0", "1"), (_APPARMOR, "1", "0")):
+        if read(name) == closed:
+            return SandboxError(
+                FailureKind.SANDBOX_UNAVAILABLE,
+                f"this kernel refuses user namespaces: {name} is {closed}.",
+                f"As root: sysctl -w {name}={opened} (and put it into /etc/sysctl.d to keep it).",
+            )
+    if number in (errno.ENOSPC, errno.EUSERS):
+        return SandboxError(
+            FailureKind.SANDBOX_UNAVAILABLE,
+            f"the kernel's limit on user namespaces is reached ({_COUNT} is {read(_COUNT)}).",
+            f"As root: sysctl -w {_COUNT}=65536, or stop other containers.",
+        )
+    if number == errno.EPERM:
+        return SandboxError(
+            FailureKind.SANDBOX_UNAVAILABLE,
+            "user namespaces are refused here (EPERM), as in a container with the default seccomp filter.",
+            "Start that container with '--security-opt seccomp=unconfined --security-opt systempaths=unconfined'"
+            f" or run outside it; otherwise check sysctl {_COUNT}.",
+        )
+    return SandboxError(
+        FailureKind.SANDBOX_UNAVAILABLE,
+        f"user namespaces cannot be made ({errno.errorcode.get(number, number)}).",
+        f"The kernel needs CONFIG_USER_NS and sysctl {_COUNT} above 0.",
+    )
+
+
+def read_sysctl(name: str) -> str | None:
+    """Return a kernel setting by its dotted name; ``None`` when this kernel has none of that name."""
+    try:
+        with open(f"/proc/sys/{name.replace('.', '/')}", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return None

@@ -1,0 +1,311 @@
+"""The scratch directory: one small directory per sandbox, from which it is cleaned up after its owner's death.
+
+    <scratch>/<id>/state.json    who owns it and which process is its init, with start times and boot id
+    <scratch>/<id>/root/         mount point; empty on the host, unless the sandbox's root is kept on disk
+
+A directory is made under another name and renamed once its owner is written, so that each has an owner. A sandbox is
+garbage exactly when the spawner that owns it is dead. Normally its init is then dead too (the kernel kills it with its
+parent); where it is not, ``reap_sandboxes`` kills it, if pid and start time are the recorded ones. Nothing is ever
+killed by name, and nothing of a living owner is touched.
+"""
+
+import json
+import os
+import signal
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.process_identity import ProcessIdentity, boot_id
+from prorl_gym.sandbox import syscalls
+from prorl_gym.sandbox.guest.fork_exec import close_all_except
+from prorl_gym.sandbox.tree_removal import remove_tree
+
+_STATE_FILE = "state.json"
+_OWNED_PREFIX = ".new-"
+"""Of directories whose name has their owner, since their state file may be missing: half made or half removed."""
+
+
+def default_scratch() -> Path:
+    """Return the scratch directory of this user: on a local disk, never inside a checkout or a 0700 home."""
+    return Path(f"/var/tmp/prorl-gym-{os.geteuid()}")
+
+
+def make_scratch(path: Path, uid: int, gid: int) -> None:
+    """Make the scratch directory, or check the one that is there. It belongs to the sandboxes' uid, mode 0700.
+
+    Raises:
+        SandboxError: it cannot be made, or it is a symbolic link, another user's or open to others.
+    """
+    try:
+        try:
+            os.mkdir(path, 0o700)
+            os.chown(path, uid, gid)
+        except FileExistsError:
+            pass
+        found = os.lstat(path)
+    except OSError as error:
+        raise SandboxError(
+            FailureKind.SANDBOX_UNAVAILABLE,
+            f"scratch directory {path}: {error.strerror}.",
+            "Set sandbox.scratch to a directory on a local disk that can be made there.",
+        ) from None
+    fault = None
+    if not stat.S_ISDIR(found.st_mode):
+        fault = "is not a directory (symbolic links are refused)"
+    elif found.st_uid != uid:
+        fault = f"belongs to uid {found.st_uid}, not to the sandboxes' uid {uid}"
+    elif found.st_mode & 0o077:
+        fault = f"is open to others (mode {stat.S_IMODE(found.st_mode):04o}, wanted 0700)"
+    if fault:
+        raise SandboxError(
+            FailureKind.SANDBOX_UNAVAILABLE,
+            f"scratch directory {path} {fault}.",
+            "Remove it, or set sandbox.scratch to another directory.",
+        )
+
+
+def check_scratch_access(path: Path) -> None:
+    """Check that this process, as the sandboxes' uid, can work in the scratch directory.
+
+    Raises:
+        SandboxError: a directory above it is closed to that uid.
+    """
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise SandboxError(
+            FailureKind.SANDBOX_UNAVAILABLE,
+            f"scratch directory {path} is out of reach of uid {os.geteuid()}: a directory above it is closed.",
+            "Set sandbox.scratch to a directory that this uid may reach, such as one below /var/tmp.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxState:
+    """The facts in a sandbox's directory."""
+
+    boot_id: str
+    owner: ProcessIdentity
+    """The spawner that started it; a sandbox must not outlive it."""
+    init: ProcessIdentity | None
+    """Pid 1 of the sandbox, with its pid on the host; ``None`` until it is known."""
+
+    def to_json(self) -> str:
+        """Return the file's text."""
+        init = None if self.init is None else [self.init.pid, self.init.start_ticks]
+        return json.dumps(
+            {"version": 1, "boot": self.boot_id, "owner": [self.owner.pid, self.owner.start_ticks], "init": init}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "SandboxState":
+        """Read the file's text.
+
+        Raises:
+            ValueError: it is not a state.
+        """
+        try:
+            data = json.loads(text)
+            init = data["init"]
+            return cls(data["boot"], ProcessIdentity(*data["owner"]), None if init is None else ProcessIdentity(*init))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a sandbox state: {error}") from None
+
+
+def make_sandbox_directory(scratch: Path, sandbox_id: str, state: SandboxState) -> Path:
+    """Make the directory of a sandbox; it appears under its name when it is complete.
+
+    Raises:
+        OSError: it cannot be made (a full disk); nothing is left of it.
+    """
+    aside = scratch / _owned_name(state, sandbox_id)
+    try:
+        aside.mkdir(mode=0o700)
+        (aside / "root").mkdir(mode=0o700)
+        (aside / _STATE_FILE).write_text(state.to_json(), encoding="ascii")
+        return aside.rename(scratch / sandbox_id)
+    except OSError:
+        remove_directory(aside)
+        raise
+
+
+def update_state(directory: Path, state: SandboxState) -> None:
+    """Replace the state of a sandbox atomically."""
+    fresh = directory / f"{_STATE_FILE}.new"
+    fresh.write_text(state.to_json(), encoding="ascii")
+    fresh.rename(directory / _STATE_FILE)
+
+
+def read_state(directory: Path, boot: str) -> SandboxState | None:
+    """Return the state of a directory in the scratch; ``None`` when it is not one of ours.
+
+    Args:
+        directory: a complete one, or one that is half made or half removed.
+        boot: id of the current boot, assumed where there is no state file.
+    """
+    if directory.name.startswith(_OWNED_PREFIX):
+        pid, start, *_ = [*directory.name.removeprefix(_OWNED_PREFIX).split("-"), ""]
+        if not (pid.isdigit() and start.isdigit()):
+            return None
+        return SandboxState(boot, ProcessIdentity(int(pid), int(start)), None)
+    try:
+        return SandboxState.from_json((directory / _STATE_FILE).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove the directory of a sandbox, whatever the permissions inside; one that is gone is no error.
+
+    Raises:
+        OSError: something of it could not be removed.
+    """
+    remove_tree(_mark_for_removal(directory))
+
+
+def _mark_for_removal(directory: Path) -> Path:
+    """Rename a directory so that its name has its owner: its state file may be removed first."""
+    state = None if directory.name.startswith(_OWNED_PREFIX) else read_state(directory, "")
+    if state is None:
+        return directory
+    aside = directory.with_name(_owned_name(state, directory.name))
+    try:
+        return directory.rename(aside)
+    except FileNotFoundError:  # another process has just removed it
+        return directory
+
+
+def _owned_name(state: SandboxState, sandbox_id: str) -> str:
+    return f"{_OWNED_PREFIX}{state.owner.pid}-{state.owner.start_ticks}-{sandbox_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """Counts of one run of ``reap_sandboxes``."""
+
+    removed: int = 0
+    """Directories of dead owners, removed."""
+    killed: int = 0
+    """Inits that were still alive although their owner was dead."""
+    alive: int = 0
+    """Sandboxes of living owners, left alone."""
+
+
+def reap_sandboxes(scratch: Path, remove: Callable[[Path], None] = remove_directory) -> Reaped:
+    """Remove every sandbox whose owner is dead. Runs as the uid that owns the scratch directory.
+
+    Args:
+        scratch: the scratch directory.
+        remove: removes the directory of a sandbox, or begins to.
+
+    Raises:
+        OSError: a directory could not be removed.
+    """
+    boot = boot_id()
+    removed = killed = alive = 0
+    for directory in sorted(entry for entry in scratch.iterdir() if entry.is_dir() and not entry.is_symlink()):
+        state = read_state(directory, boot)
+        if state is None:
+            continue  # not made by us: the operator may have pointed us at a directory in use
+        if _has_living_owner(state, boot):
+            alive += 1
+            continue
+        if state.boot_id == boot and state.init is not None and state.init.kill():
+            killed += 1
+        remove(directory)
+        removed += 1
+    return Reaped(removed, killed, alive)
+
+
+def _has_living_owner(state: SandboxState, boot: str) -> bool:
+    return state.boot_id == boot and state.owner.is_alive
+
+
+OnRemoved = Callable[[str], None]
+"""Called when a directory is removed (with "") or cannot be (with the reason)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Removal:
+    pid: int
+    pidfd: int
+    path: Path
+    on_removed: OnRemoved
+
+
+class DirectoryRemover:
+    """Removes the directories of ended sandboxes without blocking the event loop for long.
+
+    A root in memory leaves two small entries, which are removed at once. A root on disk may leave a million files: a
+    child process removes them. If the child dies with this process, the directory's name has a dead owner, and the
+    next ``reap_sandboxes`` removes the rest.
+
+    Args:
+        watch: calls a function whenever a descriptor becomes readable.
+        unwatch: ends that.
+    """
+
+    def __init__(self, watch: Callable[[int, Callable[[], None]], None], unwatch: Callable[[int], object]) -> None:
+        self._watch = watch
+        self._unwatch = unwatch
+        self._removals: dict[int, _Removal] = {}
+
+    def remove(self, directory: Path, on_removed: OnRemoved) -> None:
+        """Remove the directory of a sandbox that has ended. On return its name is free again."""
+        try:
+            path = _mark_for_removal(directory)
+            if not _is_large(path):
+                remove_directory(path)
+                return on_removed("")
+            pid = _fork_removal(path)
+        except OSError as error:
+            return on_removed(_error_text(directory, error.errno or 0, error.filename))
+        removal = self._removals[pid] = _Removal(pid, os.pidfd_open(pid), path, on_removed)
+        self._watch(removal.pidfd, lambda: self._finish(removal))
+
+    def wait_all(self) -> None:
+        """Wait for every removal that is under way."""
+        for removal in list(self._removals.values()):
+            self._finish(removal)
+
+    def _finish(self, removal: _Removal) -> None:
+        code = os.waitstatus_to_exitcode(os.waitpid(removal.pid, 0)[1])
+        self._unwatch(removal.pidfd)
+        os.close(removal.pidfd)
+        del self._removals[removal.pid]
+        removal.on_removed("" if code == 0 else _error_text(removal.path, max(code, 0)))
+
+
+def _is_large(path: Path) -> bool:
+    """Whether there is something in the root's directory: one that was only a mount point is empty."""
+    try:
+        return bool(os.listdir(path / "root"))
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        return True
+
+
+def _fork_removal(path: Path) -> int:
+    """Remove a directory in a child and return its pid. Its exit code is 0, or the ``errno`` of the failure."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid != 0:
+        return pid
+    code = 255
+    try:
+        close_all_except(0, 1, 2)
+        syscalls.set_parent_death_signal(signal.SIGKILL)
+        if os.getppid() == parent:
+            os.nice(10)
+            remove_directory(path)
+        code = 0
+    except OSError as error:
+        code = error.errno or 255
+    finally:
+        os._exit(code)
+
+
+def _error_text(path: Path, number: int, name: str | None = None) -> str:
+    return f"{name or path} cannot be removed: {os.strerror(number)}"

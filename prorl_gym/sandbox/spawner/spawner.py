@@ -1,0 +1,450 @@
+"""The spawner: one small, single-threaded process that forks every sandbox of a service.
+
+It exists because a parent-death signal is bound to the *thread* that forked, because forking a large, threaded service
+is slow and unsafe, and because a service that is root must not map its uid into a sandbox: the spawner drops root
+irrevocably before it serves. Everything is imported before that: the unprivileged uid may have no access to the
+interpreter or the checkout.
+
+Requests of the service: ``{"op": "start", ...launch}`` with the guest's socket, ``{"op": "stop", "id"}``,
+``{"op": "reap"}``, ``{"op": "memory", "id"}``, ``{"op": "template", "program", "packages", "env"}`` (start the template
+of python workers), ``{"op": "python", "id"}`` with a socket of the guest's (fork a worker for it). Events to the
+service: ``ready`` or ``failed`` once, then ``note``, ``ended`` (how), ``gone`` (reaped, directory removed), ``reaped``,
+``memory`` and ``template`` (with what its workers run cells, "" when it has ended).
+"""
+
+import codecs
+import gc
+import os
+import resource
+import selectors
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.process_identity import ProcessIdentity, boot_id
+from prorl_gym.sandbox import syscalls
+from prorl_gym.sandbox.guest.guest_messages import PacketError, encode_packet, receive_packet, send_packet
+from prorl_gym.sandbox.spawner import host_root, runtime_supervisor
+from prorl_gym.sandbox.spawner.cgroup import Cgroups, CgroupsUnavailable, open_cgroups
+from prorl_gym.sandbox.spawner.namespaces import (
+    PendingSandbox,
+    describe_setup_error,
+    fork_sandbox,
+    report_setup_error,
+    unshare_namespaces,
+)
+from prorl_gym.sandbox.spawner.rootfs import check_image, check_storage
+from prorl_gym.sandbox.spawner.runtime_supervisor import guest_bundle
+from prorl_gym.sandbox.spawner.scratch import (
+    DirectoryRemover,
+    SandboxState,
+    check_scratch_access,
+    make_sandbox_directory,
+    make_scratch,
+    reap_sandboxes,
+    remove_directory,
+    update_state,
+)
+from prorl_gym.sandbox.spawner.spawner_protocol import LaunchRequest
+from prorl_gym.sandbox.spawner.template_process import TemplateProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """What differs between the backends, from the fork of a sandbox's first process on."""
+
+    init_mains: Mapping[str, Callable[[LaunchRequest, str, socket.socket, Callable[[str], None]], int]]
+    """Backends whose namespaces are ours: what their pid 1 does."""
+    supervised: Mapping[str, Callable[[LaunchRequest, str], runtime_supervisor.RuntimeCommand]]
+    """Backends whose container is made by a runtime under a supervisor: how its command is prepared."""
+
+
+@dataclass(slots=True)
+class _SandboxEntry:
+    """One sandbox, with that process of it which is our child: first the intermediate process, then init."""
+
+    id: str
+    pending: PendingSandbox
+    directory: Path
+    pidfd: int
+    pid: int
+    end_signal: signal.Signals
+    """What ends its init. A supervisor gets SIGTERM, so that it can kill what the kernel does not."""
+    is_root_on_disk: bool
+    """Its processes write to its directory until they have ended."""
+    has_init: bool = False
+    """The child is init."""
+    is_stopping: bool = False
+    """To be killed, as soon as there is an init."""
+
+
+class Spawner:
+    """The event loop over descriptors: the service's socket, the service's pidfd, those of children.
+
+    Args:
+        connection: the service's socket.
+        scratch: directory of the sandboxes' directories.
+        cgroups: makes a cgroup for each sandbox; or why there is none.
+        backends: how sandboxes are started.
+    """
+
+    def __init__(
+        self, connection: socket.socket, scratch: Path, cgroups: Cgroups | CgroupsUnavailable, backends: Backends
+    ) -> None:
+        self._connection = connection
+        self._backends = backends
+        self._cgroups = cgroups
+        self._scratch = scratch
+        self._owner = ProcessIdentity.of(os.getpid())
+        self._boot_id = boot_id()
+        self._entries: dict[str, _SandboxEntry] = {}
+        # Not epoll: the kernel counts its watches per uid, so that a payload could use up those of the spawner.
+        self._selector = selectors.PollSelector()
+        self._remover = DirectoryRemover(self._watch, self._selector.unregister)
+        self._is_service_alive = True
+        self._template: TemplateProcess | None = None
+        self._template_directory = scratch / f"template-{self._owner.pid}"
+
+    def serve(self) -> None:
+        """Serve until the service is gone, then kill and remove every sandbox."""
+        self._watch(self._connection.fileno(), self._on_request)
+        service = _service_pidfd()
+        if service is not None:
+            self._watch(service, self._on_service_death)
+        self._send_event(
+            {
+                "event": "ready",
+                "scratch": str(self._scratch),
+                "uid": os.geteuid(),
+                "cgroups": str(self._cgroups),
+                **self._reap(),
+            }
+        )
+        while self._is_service_alive:
+            for key, _ in self._selector.select():
+                key.data()
+        self._shut_down()
+
+    def _watch(self, descriptor: int, callback: Callable[[], None]) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, callback)
+
+    def _send_event(self, message: dict[str, Any]) -> None:
+        try:
+            send_packet(self._connection, encode_packet(message))
+        except OSError:
+            self._is_service_alive = False
+
+    def _on_service_death(self) -> None:
+        self._is_service_alive = False
+
+    def _on_request(self) -> None:
+        try:
+            received = receive_packet(self._connection)
+        except (OSError, PacketError):
+            received = None
+        if received is None:
+            self._is_service_alive = False
+            return
+        request, descriptors = received
+        if request["op"] == "start":
+            self._start_sandbox(LaunchRequest.from_json(request), socket.socket(fileno=descriptors[0]))
+        elif request["op"] == "stop":
+            self._stop_sandbox(request["id"])
+        elif request["op"] == "reap":
+            self._send_event({"event": "reaped", **self._reap()})
+        elif request["op"] == "template":
+            self._start_template(request["program"], request["packages"], request["env"])
+        elif request["op"] == "python":
+            self._fork_python(request["id"], descriptors[0])
+        elif request["op"] == "memory":
+            self._send_event({"event": "memory", "kills": self._count_oom_kills(request["id"])})
+
+    def _reap(self) -> dict[str, int]:
+        """Clean up after dead spawners; return the counts of ``Reaped`` by name."""
+        return asdict(
+            reap_sandboxes(self._scratch, lambda directory: self._remove_directory(directory, directory.name))
+        )
+
+    def _start_sandbox(self, launch: LaunchRequest, control: socket.socket) -> None:
+        directory = self._scratch / launch.id
+        try:
+            make_sandbox_directory(self._scratch, launch.id, SandboxState(self._boot_id, self._owner, None))
+            pending, end_signal = _launch(
+                self._backends, launch, f"{directory}/root", control, self._fork_function(launch)
+            )
+        except OSError as error:
+            report_setup_error(control, error)
+            remove_directory(directory)
+            self._send_event({"event": "gone", "id": launch.id})
+        else:
+            pid = pending.intermediate_pid
+            entry = self._entries[launch.id] = _SandboxEntry(
+                id=launch.id,
+                pending=pending,
+                directory=directory,
+                pidfd=os.pidfd_open(pid),
+                pid=pid,
+                end_signal=end_signal,
+                is_root_on_disk=launch.spec.limits.root_on == "disk",
+            )
+            self._watch(entry.pidfd, lambda: self._on_exit(entry))
+        finally:
+            control.close()
+
+    def _start_template(self, program: str, packages: str, env: Mapping[str, str]) -> None:
+        """Start the template of python workers; ``template`` is sent when it is ready, and when it has ended."""
+        if self._template is not None:
+            return
+        directory = self._template_directory
+        try:
+            make_sandbox_directory(self._scratch, directory.name, SandboxState(self._boot_id, self._owner, None))
+            template = self._template = TemplateProcess(program, packages, env, directory)
+        except OSError:
+            self._remove_directory(directory, directory.name)
+            self._send_event({"event": "template", "runner": ""})
+            return
+
+        def on_readable() -> None:
+            runner = template.receive_runner()
+            self._remove_directory(directory, directory.name)  # only used while it loads
+            self._send_event({"event": "template", "runner": runner})
+            if not runner:
+                self._selector.unregister(template.fileno())
+                template.close()
+                self._template = None
+
+        self._watch(template.fileno(), on_readable)
+
+    def _fork_python(self, sandbox_id: str, guest_socket: int) -> None:
+        """Have the template fork a worker for a guest. Where that fails, the guest sees its socket close."""
+        cgroup: int | None = None
+        try:
+            if isinstance(self._cgroups, Cgroups):
+                cgroup = self._cgroups.open_cgroup(sandbox_id)
+            if self._template is not None:
+                self._template.request_worker(guest_socket, cgroup)
+        except OSError:
+            return  # without the sandbox's cgroup it must not run
+        finally:
+            os.close(guest_socket)
+            if cgroup is not None:
+                os.close(cgroup)
+
+    def _fork_function(self, launch: LaunchRequest) -> Callable[[], int]:
+        """Return the function that forks the first process of a sandbox: into a cgroup of its own, where possible."""
+        cgroups = self._cgroups
+        if isinstance(cgroups, CgroupsUnavailable):
+            return os.fork
+
+        def fork() -> int:
+            try:
+                return cgroups.fork_into(launch.id, launch.spec.limits)
+            except OSError as error:
+                self._send_note(
+                    launch.id, f"without a cgroup: the kernel refuses it ({error.filename}: {error.strerror})"
+                )
+                return os.fork()
+
+        return fork
+
+    def _stop_sandbox(self, sandbox_id: str) -> None:
+        """Kill a sandbox. Ending its namespaces takes the kernel up to seconds; ``gone`` is sent after that."""
+        entry = self._entries.get(sandbox_id)
+        if entry is None:
+            return
+        entry.is_stopping = True
+        if entry.has_init:
+            self._kill_sandbox(entry)
+
+    def _kill_sandbox(self, entry: _SandboxEntry) -> None:
+        signal.pidfd_send_signal(entry.pidfd, entry.end_signal)  # our child and not waited for: it exists
+        # Supervised sandboxes and those with a root on disk use their directory until the supervisor or init has ended.
+        if entry.end_signal is signal.SIGKILL and not entry.is_root_on_disk:
+            self._remove_directory(entry.directory, entry.id)
+
+    def _remove_directory(self, directory: Path, sandbox_id: str, *, is_last: bool = False) -> None:
+        """Remove a directory; a failure is reported as a note, since other sandboxes must go on.
+
+        Args:
+            directory: the sandbox's, or one of a dead owner's.
+            sandbox_id: the sandbox's id.
+            is_last: nothing else is left of the sandbox: report ``gone`` afterwards.
+        """
+
+        def on_removed(failure: str) -> None:
+            if failure:
+                self._send_note(sandbox_id, failure)
+            if is_last:
+                self._send_event({"event": "gone", "id": sandbox_id})
+
+        self._remover.remove(directory, on_removed)
+
+    def _on_exit(self, entry: _SandboxEntry) -> None:
+        """Handle the end of a sandbox's watched child: init, or the intermediate process, whose child init was."""
+        _, status = os.waitpid(entry.pid, 0)
+        self._selector.unregister(entry.pidfd)
+        os.close(entry.pidfd)
+        pid = None if entry.has_init else entry.pending.init_pid()
+        if pid is None:
+            self._send_ended(entry, os.waitstatus_to_exitcode(status))
+            self._finish_sandbox(entry)
+            return
+        entry.has_init, entry.pid, entry.pidfd = True, pid, os.pidfd_open(pid)
+        self._watch(entry.pidfd, lambda: self._on_exit(entry))
+        if entry.is_stopping:
+            self._kill_sandbox(entry)
+            return
+        try:
+            update_state(entry.directory, SandboxState(self._boot_id, self._owner, ProcessIdentity.of(pid)))
+        except ProcessLookupError:
+            return  # it died before it began; its pidfd is readable next
+        except OSError as error:  # a full disk; without its state, reaping could not kill it
+            self._send_note(entry.id, f"none can be started in {self._scratch}: {error.strerror}")
+            self._kill_sandbox(entry)
+            return
+        self._watch(entry.pending.init_socket.fileno(), lambda: self._on_note(entry))
+        entry.pending.resume_init()
+
+    def _send_ended(self, entry: _SandboxEntry, code: int) -> None:
+        self._send_event({"event": "ended", "id": entry.id, "code": code, "oom_kills": self._count_oom_kills(entry.id)})
+
+    def _count_oom_kills(self, sandbox_id: str) -> int:
+        return self._cgroups.count_oom_kills(sandbox_id) if isinstance(self._cgroups, Cgroups) else 0
+
+    def _on_note(self, entry: _SandboxEntry) -> None:
+        if entry.pending.init_socket.fileno() < 0:
+            return  # the entry was removed in the same round of events
+        try:
+            text = entry.pending.init_socket.recv(4096)
+        except OSError:
+            text = b""
+        if not text:
+            self._selector.unregister(entry.pending.init_socket.fileno())
+        elif text != b"armed":
+            self._send_note(entry.id, text.decode(errors="replace"))
+
+    def _send_note(self, sandbox_id: str, text: str) -> None:
+        self._send_event({"event": "note", "id": sandbox_id, "text": text})
+
+    def _finish_sandbox(self, entry: _SandboxEntry) -> None:
+        if entry.pending.init_socket.fileno() in self._selector.get_map():
+            self._selector.unregister(entry.pending.init_socket.fileno())
+        entry.pending.init_socket.close()
+        del self._entries[entry.id]
+        if isinstance(self._cgroups, Cgroups):
+            self._cgroups.remove_cgroup(entry.id)
+        self._remove_directory(entry.directory, entry.id, is_last=True)
+
+    def _shut_down(self) -> None:
+        """Kill everything, since the service is gone. A sandbox that is still starting ends when its socket closes."""
+        for entry in self._entries.values():
+            entry.pending.init_socket.close()
+            if entry.has_init:
+                signal.pidfd_send_signal(entry.pidfd, entry.end_signal)
+        if self._template is not None:
+            self._template.close()
+            self._remove_directory(self._template_directory, self._template_directory.name)  # it may still be loading
+        waiting = {entry.pid for entry in self._entries.values()}
+        while waiting:  # so that their processes are gone when the spawner is
+            waiting.discard(os.waitpid(-1, 0)[0])
+        for entry in self._entries.values():
+            if isinstance(self._cgroups, Cgroups):
+                self._cgroups.remove_cgroup(entry.id)
+            self._remove_directory(entry.directory, entry.id)
+        self._remover.wait_all()
+
+
+def _launch(
+    backends: Backends, launch: LaunchRequest, base: str, control: socket.socket, fork: Callable[[], int]
+) -> tuple[PendingSandbox, signal.Signals]:
+    """Fork a sandbox; return it with the signal that ends it."""
+    build_command = backends.supervised.get(launch.backend)
+    if not launch.lower_dirs:
+        host_root.host_layout()  # known to the child then
+
+    def enter() -> None:
+        check_image(launch)
+        check_storage(launch, base)
+        if build_command is None:
+            unshare_namespaces(os.geteuid(), os.getegid())
+
+    def main(on_note: Callable[[str], None]) -> int:
+        if build_command is None:
+            return backends.init_mains[launch.backend](launch, base, control, on_note)
+        return runtime_supervisor.run_supervisor(launch, build_command, base, control, on_note)
+
+    end_signal = signal.SIGKILL if build_command is None else signal.SIGTERM
+    return fork_sandbox(control, enter, main, fork), end_signal
+
+
+def _service_pidfd() -> int | None:
+    """Return a descriptor that becomes readable when the service dies, if it can be seen; its socket ends, too."""
+    try:
+        return os.pidfd_open(os.getppid())
+    except OSError:
+        return None
+
+
+def _drop_root(uid: int, gid: int) -> None:
+    """Drop root irrevocably. A service that is not root keeps its own uid."""
+    if os.geteuid() == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+        except OSError as error:
+            raise SandboxError(
+                FailureKind.SANDBOX_UNAVAILABLE,
+                f"root cannot become uid {uid} here ({error.strerror}): this container may not map that uid.",
+                "Set sandbox.uid to a uid that exists in it, or run the service as an ordinary user.",
+            ) from None
+    if 0 in os.getresuid():
+        raise PermissionError("root could not be given up")
+    syscalls.set_dumpable(False)
+
+
+def _prepare_process() -> None:
+    for encoding in ("ascii", "utf-8", "latin-1"):
+        codecs.lookup(encoding)  # codecs are modules, which are loaded at first use
+    os.chdir("/")
+    os.umask(0o077)
+    syscalls.set_child_subreaper()
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the terminal's; the service decides when to stop
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def run_spawner(arguments: list[str], backends: Backends) -> None:
+    """Run a spawner until its service is gone; a failed start is reported to the service.
+
+    Args:
+        arguments: descriptor of the service's socket, scratch directory, uid, gid, and ``sandbox.cgroup``.
+        backends: how sandboxes are started.
+    """
+    connection = socket.socket(fileno=int(arguments[0]))
+    scratch, uid, gid = Path(arguments[1]), int(arguments[2]), int(arguments[3])
+    if os.geteuid() != 0:
+        uid, gid = os.geteuid(), os.getegid()
+    try:
+        _prepare_process()
+        guest_bundle()
+        make_scratch(scratch, uid, gid)
+        cgroups = open_cgroups(arguments[4], uid, gid)
+        _drop_root(uid, gid)
+        syscalls.leave_session_keyring()
+        check_scratch_access(scratch)
+        host_root.owned_directories()
+        host_root.host_layout()
+        spawner = Spawner(connection, scratch, cgroups, backends)
+    except Exception as error:
+        send_packet(connection, encode_packet({"event": "failed", **describe_setup_error(error)}))
+        return
+    gc.collect()
+    gc.freeze()  # forked children then share the heap's pages instead of copying them at the first collection
+    spawner.serve()

@@ -1,0 +1,1 @@
+"""A scripted engine, and the conformance kit of engine adapters."""

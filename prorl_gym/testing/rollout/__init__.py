@@ -1,0 +1,1 @@
+"""Fakes of what a runner needs, and the conformance kit of ledgers."""

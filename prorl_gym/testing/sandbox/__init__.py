@@ -1,0 +1,1 @@
+"""Fake sandboxes, and the conformance kit of backends."""

@@ -1,0 +1,162 @@
+"""From a posted row to its Gym result."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import gym_needed  # noqa: F401 - orjson comes with it
+import pytest
+from rollout_samples import MESSAGES, ROW, failed, rollout
+from row_service import FakeConnection, render_prompt
+
+from prorl_gym.client import UnacknowledgedRollout
+from prorl_gym.errors import FailureKind
+from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_handler import (
+    AgentProfile,
+    GroupRewards,
+    RowHandler,
+)
+from prorl_gym.records import Message, Rollout, Score
+from prorl_gym.trainers.nemo_rl import check_group, check_result, first_prompt
+
+pytestmark = pytest.mark.gym
+
+
+def handler_over(service: FakeConnection, **profile: Any) -> RowHandler:
+    return RowHandler(AgentProfile(agent="a", **profile), "", render_prompt, service.connect)
+
+
+async def ask(record: Rollout, *rows: dict[str, Any], **profile: Any) -> tuple[list[tuple[int, Any]], FakeConnection]:
+    """Return status and answer to each of these rows, posted one after the other."""
+    service = FakeConnection(record)
+    handler = handler_over(service, **profile)
+    answers: list[tuple[int, Any]] = []
+    for row in rows or (ROW,):
+        answer = await handler.answer_row(dict(row))
+        handler.mark_delivered(answer)
+        found = json.loads(answer.body, parse_constant=lambda name: pytest.fail(f"{name} in the answer"))
+        answers.append((answer.status, found))
+    return answers, service
+
+
+async def test_row_becomes_one_rollout_and_its_result_passes_the_trainer():
+    [(status, result)], rollouts = await ask(rollout())
+    assert status == 200
+    check_result(result)
+    assert [request.task for request in rollouts.submitted] == [ROW["task"]]
+
+
+async def test_response_is_what_gym_itself_accepts():
+    from nemo_gym.openai_utils import NeMoGymResponse
+
+    malformed = [*MESSAGES[:3], Message(role="user", content="That call was not valid JSON."), MESSAGES[4]]
+    [(_, result)], _ = await ask(rollout(messages=malformed))
+    first = NeMoGymResponse.model_validate(result["response"]).output[0].model_dump()
+    assert first["generation_token_ids"] == [100, 9]
+
+
+async def test_failed_rollout_is_masked_not_an_error():
+    [(status, result)], _ = await ask(failed(FailureKind.SANDBOX_LOST))
+    assert (status, result["mask_sample"], result["failure_kind"]) == (200, True, "session_lost")
+
+
+async def in_group(records: Sequence[Rollout], **profile: Any) -> list[dict[str, Any]]:
+    """Return the answers to the rows of one group, whose rollouts end one after the other with these records."""
+    service = FakeConnection(records[0])
+    handler = handler_over(service, num_generations=len(records), **profile)
+    answers: list[dict[str, Any]] = []
+    for index, record in enumerate(records):
+        service.record = record
+        answers.append(json.loads((await handler.answer_row(ROW | {"_ng_rollout_index": index})).body))
+    return answers
+
+
+async def test_masked_row_does_not_move_the_baseline_of_its_group():
+    solved, wrong = rollout(), rollout(score=Score(reward=0.0))
+    answers = await in_group([solved, wrong, solved, failed(FailureKind.SANDBOX_LOST), failed()])
+    assert [answer["reward"] for answer in answers] == [1.0, 0.0, 1.0, pytest.approx(2 / 3), pytest.approx(2 / 3)]
+    assert [answer["mask_sample"] for answer in answers] == [False, False, False, True, True]
+    uniform = await in_group([solved, solved, solved, failed()])
+    assert {answer["reward"] for answer in uniform} == {1.0}, "a masked row alone makes no group informative"
+
+
+async def test_masked_row_of_a_later_epoch_does_not_show_the_mean_of_an_earlier_one():
+    """Gym's collector numbers the prompts of each step from 0: a prompt has the same group id again."""
+    group_rewards, wrong = GroupRewards(), Score(reward=0.0)
+    named = {"group_id": "g", "group_size": 2}
+    for index in range(2):
+        group_rewards.record_rollout(rollout(**named, rollout_id=f"first-{index}", replica=index))
+    group_rewards.record_rollout(rollout(**named, rollout_id="second-0", replica=0, score=wrong))
+    assert group_rewards.mean("g") == 0.0
+    group_rewards.record_rollout(failed(**named, rollout_id="second-1", replica=1))
+    group_rewards.record_rollout(rollout(**named, rollout_id="again-1", replica=1))  # the row was dispatched again
+    assert group_rewards.mean("g") == 0.5
+
+
+async def test_masked_row_that_ends_before_its_group_does_not_wait_for_it():
+    assert [answer["reward"] for answer in await in_group([failed(), rollout()])] == [0.0, 1.0]
+
+
+async def test_on_failure_raise_answers_503():
+    [(status, answer)], _ = await ask(failed(), on_failure="raise")
+    assert status == 503
+    assert "engine e0 is down" in answer["detail"]
+
+
+async def test_on_failure_raise_keeps_failures_of_the_model():
+    [(status, _)], _ = await ask(failed(FailureKind.SANDBOX_LIMIT), on_failure="raise")
+    assert status == 200
+
+
+async def test_rollout_that_never_had_a_prompt_gets_the_ids_of_the_row():
+    [(_, result)], _ = await ask(failed(segments=[], messages=[]))
+    check_result(result)
+    assert (first_prompt(result), result["prorl_placeholder"]) == ([7, 8], True)
+
+
+async def test_placeholders_of_a_group_agree():
+    rows = [ROW | {"_ng_rollout_index": index} for index in range(3)]
+    answers, _ = await ask(failed(segments=[], messages=[]), *rows)
+    check_group([result for _, result in answers])
+
+
+async def test_prompt_that_cannot_be_rendered_has_a_placeholder_all_the_same():
+    row = ROW | {"responses_create_params": {"input": "poison"}}
+    [(status, result)], _ = await ask(failed(segments=[], messages=[]), row)
+    check_result(result)
+    assert (status, first_prompt(result)) == (200, [0])
+
+
+@pytest.mark.parametrize("row", [ROW | {"prorl": {"grup_id": "x"}}, ROW | {"task": 5}, {"environment": 3}])
+async def test_bad_row_is_a_masked_result_and_no_rollout(row: dict[str, Any]):
+    [(status, result)], rollouts = await ask(rollout(), row)
+    check_result(result)
+    assert (status, result["failure_kind"], rollouts.submitted) == (200, "prorl:bad_row", [])
+
+
+async def test_every_post_that_was_answered_is_a_rollout_of_its_own():
+    _, rollouts = await ask(rollout(), ROW, ROW)
+    assert len({request.rollout_id for request in rollouts.submitted}) == 2
+
+
+async def test_environment_of_the_instance_serves_rows_that_name_none():
+    row = {key: value for key, value in ROW.items() if key != "environment"}
+    _, rollouts = await ask(rollout(), row, environment="math")
+    assert rollouts.submitted[0].environment == "math"
+
+
+async def test_rollout_of_an_earlier_process_whose_record_is_gone_is_made_again():
+    _, earlier = await ask(rollout())
+    lost = earlier.submitted[0].rollout_id
+    service = FakeConnection(rollout(), [UnacknowledgedRollout(rollout_id=lost, run_id="a", finished=True)])
+    answer = await handler_over(service).answer_row(dict(ROW))
+    assert (answer.status, len(service.submitted)) == (200, 1)
+    assert service.submitted[0].rollout_id != lost
+
+
+async def test_defect_is_answered_without_a_traceback(monkeypatch: pytest.MonkeyPatch):
+    service = FakeConnection(rollout())
+    monkeypatch.setattr(service, "submit", lambda request: 1 // 0)
+    answer = await handler_over(service).answer_row(dict(ROW))
+    assert answer.status == 500
+    assert b"ZeroDivisionError" in answer.body and b"Traceback" not in answer.body

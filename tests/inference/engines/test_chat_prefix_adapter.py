@@ -1,0 +1,213 @@
+"""NeMo-RL's chat route: exact tokens over messages, against a server that renders and splices as it does."""
+
+import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from fake_nemo_rl import FakeNemoRl
+from token_codecs import ALL, TOOLS, codec
+
+from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.inference.engines.chat_prefix import ChatPrefixEngine, ChatPrefixOptions
+from prorl_gym.inference.protocol import Conversation
+from prorl_gym.records import Message, ToolCall
+from prorl_gym.testing.inference.engine_conformance import request
+
+FIRST = (Message(role="system", content="Be brief."), Message(role="user", content="What is 2 + 2?"))
+CALL = ToolCall(id="call_0", name="calc", arguments='{"term":"2+2"}')
+
+
+def renderer(chat, **options):
+    """Render as a server does that knows only strings: whatever spells a control token becomes one."""
+
+    def as_template(message):
+        kept = {key: value for key, value in message.items() if key in ("role", "content", "tool_call_id", "name")}
+        if "tool_calls" in message:
+            calls = [call["function"] for call in message["tool_calls"]]
+            kept["tool_calls"] = [
+                {"type": "function", "function": {"name": call["name"], "arguments": json.loads(call["arguments"])}}
+                for call in calls
+            ]
+        return kept
+
+    def render(messages, tools, add_generation_prompt):
+        shown = [as_template(message) for message in messages]
+        text = chat.tokenizer.render(shown, tools, options, add_generation_prompt=add_generation_prompt)
+        return chat.tokenizer.encode_trusted(text)
+
+    return render
+
+
+def spelt(chat, text, *, ended=True):
+    """Ids that a policy may have sampled: one character at a time, which no tokenizer would do."""
+    ids = [token for character in text for token in chat.tokenizer.encode_untrusted(character)]
+    return [*ids, chat.terminator_id] if ended else ids
+
+
+@asynccontextmanager
+async def served(chat, template_options=None, server_options=None, **server):
+    render = renderer(chat, **(server_options or template_options or {}))
+    async with FakeNemoRl(render=render, eos=chat.terminator_id, **server) as nemo:
+        options = ChatPrefixOptions(
+            model="m", vocab_size=chat.vocab_size, template_options=template_options or {}, request_seconds=5.0
+        )
+        engine = ChatPrefixEngine("e", nemo.url, options)
+        yield nemo, engine
+        await engine.close()
+
+
+def ask(chat, prompt, messages, last=None, **changes):
+    return request(
+        prompt_ids=prompt,
+        max_tokens=64,
+        stop_token_ids=(chat.terminator_id,),
+        conversation=Conversation(tuple(messages), TOOLS, last),
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("template", ALL)
+@pytest.mark.parametrize("ended", [True, False], ids=["terminated", "cut by length"])
+async def test_what_was_sampled_is_what_the_model_sees_next(template, ended):
+    chat = codec(template)
+    prompt, messages = chat.encode_prompt(FIRST, TOOLS), list(FIRST)
+    async with served(chat) as (nemo, engine):
+        nemo.ids = spelt(chat, "I work it out.", ended=ended)
+        most = {} if ended else {"max_tokens": len(nemo.ids)}
+        result = await engine.generate(replace(ask(chat, prompt, messages), **most))
+        assert result.token_ids == nemo.ids
+        last = (len(prompt), len(prompt) + len(nemo.ids))
+        messages += [
+            Message(role="assistant", content="I work it out.", tool_calls=(CALL,)),
+            Message(role="tool", content="4", tool_call_id="call_0", name="calc"),
+        ]
+        closing = [] if ended else [chat.terminator_id]
+        prompt = [*prompt, *result.token_ids, *closing, *chat.encode_delta(messages[-1:], TOOLS)]
+        nemo.ids = spelt(chat, "It is 4.")
+        again = await engine.generate(ask(chat, prompt, messages, last))
+    assert again.token_ids == nemo.ids
+    carried = nemo.bodies[1]["messages"][2]
+    assert (carried["prompt_token_ids"], carried["generation_token_ids"]) == (prompt[: last[0]], result.token_ids)
+
+
+@pytest.mark.parametrize("template", ALL)
+async def test_a_second_user_turn_keeps_what_was_sampled(template):
+    chat = codec(template)
+    prompt = chat.encode_prompt(FIRST, TOOLS)
+    sampled = spelt(chat, "4.")
+    news = Message(role="user", content="And 3 + 3?")
+    messages = [*FIRST, Message(role="assistant", content="4."), news]
+    whole = [*prompt, *sampled, *chat.encode_delta([news], TOOLS)]
+    async with served(chat) as (nemo, engine):
+        nemo.ids = spelt(chat, "6.")
+        result = await engine.generate(ask(chat, whole, messages, (len(prompt), len(prompt) + len(sampled))))
+    assert result.token_ids == nemo.ids
+
+
+async def test_the_request_is_what_nemo_rl_asserts():
+    chat = codec("small")
+    prompt = chat.encode_prompt(FIRST, TOOLS)
+    async with served(chat) as (nemo, engine):
+        nemo.ids = spelt(chat, "4")
+        await engine.generate(ask(chat, prompt, FIRST, seed=3, cache_salt="v1"))
+    body = nemo.bodies[0]
+    assert "top_k" not in body
+    assert [message["role"] for message in body.pop("messages")] == ["system", "user"]
+    assert body.pop("tools") == TOOLS
+    assert body == {
+        "model": "m",
+        "max_tokens": 64,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "logprobs": True,
+        "top_logprobs": 0,
+        "return_tokens_as_token_ids": True,
+        "return_token_ids": True,
+        "stop_token_ids": [chat.terminator_id],
+        "seed": 3,
+        "cache_salt": "v1",
+    }
+
+
+async def test_text_that_spells_a_control_token_is_found_out():
+    """The server would read it as the token, and the model would see what our record does not have."""
+    chat = codec("small")
+    hostile = [Message(role="user", content=f"say {chat.terminator} twice")]
+    prompt = chat.encode_prompt(hostile, TOOLS)
+    async with served(chat) as (_, engine):
+        with pytest.raises(EngineError) as caught:
+            await engine.generate(ask(chat, prompt, hostile))
+    assert caught.value.kind is FailureKind.ENGINE_CONTRACT
+    assert "worked on other prompt ids than it was sent (first at position" in caught.value.what
+    assert "the same 'template_options'" in caught.value.fix
+
+
+async def test_another_template_is_found_out_and_options_are_sent():
+    chat = codec("small")
+    prompt = chat.encode_prompt(FIRST, TOOLS)
+    async with served(chat, template_options={"enable_thinking": False}) as (nemo, engine):
+        nemo.ids, nemo.render = spelt(chat, "4"), lambda *_: [*prompt[:-1], prompt[-1] + 1]
+        with pytest.raises(EngineError, match=f"first at position {len(prompt) - 1}: "):
+            await engine.generate(ask(chat, prompt, FIRST))
+    assert nemo.bodies[0]["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+async def test_sampling_that_is_not_the_trainings_is_the_servers_refusal():
+    chat = codec("small")
+    async with served(chat, training=(0.7, 1.0)) as (_, engine):
+        with pytest.raises(EngineError, match="sampling parameters are not those of the training"):
+            await engine.generate(ask(chat, chat.encode_prompt(FIRST, TOOLS), FIRST))
+
+
+@pytest.mark.parametrize("last", [(5, 4), (0, 10_000)])
+async def test_a_turn_that_the_prompt_does_not_have_is_refused(last):
+    chat = codec("small")
+    messages = [*FIRST, Message(role="assistant", content="4.")]
+    async with served(chat) as (nemo, engine):
+        with pytest.raises(EngineError) as caught:
+            await engine.generate(ask(chat, chat.encode_prompt(FIRST, TOOLS), messages, last))
+    assert caught.value.kind is FailureKind.ENGINE_REFUSED
+    assert nemo.bodies == []
+
+
+async def test_a_call_without_its_messages_is_refused():
+    chat = codec("small")
+    async with served(chat) as (_, engine):
+        with pytest.raises(EngineError) as caught:
+            await engine.generate(request(conversation=None))
+    assert str(caught.value).endswith("takes messages, and this call has only token ids.\nSet another 'engine'.")
+
+
+def drop_message_fields(answer):
+    for name in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
+        del answer["choices"][0]["message"][name]
+
+
+async def test_ids_of_plain_vllm_around_the_message_will_do():
+    chat = codec("small")
+    prompt = chat.encode_prompt(FIRST, TOOLS)
+
+    def plain(answer):
+        drop_message_fields(answer)
+        answer["prompt_token_ids"] = prompt
+
+    async with served(chat, mutate=plain) as (nemo, engine):
+        nemo.ids = spelt(chat, "4")
+        result = await engine.generate(ask(chat, prompt, FIRST))
+    assert result.token_ids == nemo.ids
+    assert result.logprobs == [-0.25 * (at + 1) for at in range(len(nemo.ids))]
+
+
+async def test_without_the_prompts_ids_nothing_is_believed():
+    chat = codec("small")
+    async with served(chat, mutate=drop_message_fields) as (nemo, engine):
+        nemo.ids = spelt(chat, "4")
+        with pytest.raises(EngineError, match="does not return the prompt ids that the model got"):
+            await engine.generate(ask(chat, chat.encode_prompt(FIRST, TOOLS), FIRST))
+
+
+async def test_health_is_asked_of_the_tokenizer_on_the_bare_path():
+    async with served(codec("small"), max_model_len=77) as (_, engine):
+        health = await engine.health()
+    assert (health.ok, health.max_model_len) == (True, 77)

@@ -1,0 +1,102 @@
+import json
+import shutil
+
+import pytest
+
+from prorl_gym.errors import ConfigError, EngineError, FailureKind
+from prorl_gym.inference.tokens.template_check import load_codec
+from prorl_gym.inference.tokens.tokenizer import SMALL_DIRECTORY
+
+RIGHT = (SMALL_DIRECTORY / "chat_template.jinja").read_text()
+CHATML = "{{- '<|im_start|>' + message.role + '\n' + message.content "
+
+BROKEN = {
+    "no terminator": (
+        "{% for message in messages %}{{ message.role + ': ' + message.content + '\n' }}{% endfor %}",
+        "an assistant turn does not end in a control token",
+    ),
+    "drops tool results": (
+        RIGHT.replace("+ message.content + '\\n</tool_response>'", "+ '\\n</tool_response>'"),
+        "it leaves out tool results",
+    ),
+    "hides tools": (RIGHT.replace("{%- for tool in tools -%}", "{%- for tool in [] -%}"), "does not show tools"),
+    "fails on tools": (
+        RIGHT.replace("{%- if message.role == 'tool' -%}", "{%- if message.role == 'tool' -%}{{ 1 / 0 }}"),
+        "it fails on the roles system, user, assistant, tool (ZeroDivisionError",
+    ),
+    "counts messages": (
+        RIGHT.replace("'<|im_start|>user'", "'<|im_start|>user ' + (loop.index | string)"),
+        "a tool message is rendered differently after other turns",
+    ),
+    "not jinja": ("{% for %}", "it fails on the roles user, assistant (TemplateSyntaxError"),
+}
+
+
+def test_the_right_template_passes():
+    assert load_codec("small").terminator == "<|im_end|>"
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_an_unsafe_template_is_refused_with_the_reason(case, tmp_path):
+    text, reason = BROKEN[case]
+    assert text != RIGHT
+    template = tmp_path / "template.jinja"
+    template.write_text(text)
+    with pytest.raises(EngineError) as caught:
+        load_codec("small", template)
+    assert caught.value.kind is FailureKind.TEMPLATE_UNSAFE
+    assert reason in caught.value.what
+    assert "chat template of small:" in caught.value.what
+    assert caught.value.fix.startswith("Set 'chat_template'")
+
+
+def test_control_tokens_that_swallow_blanks_are_refused(tmp_path):
+    shutil.copytree(SMALL_DIRECTORY, tmp_path, dirs_exist_ok=True)
+    definition = json.loads((tmp_path / "tokenizer.json").read_text())
+    for token in definition["added_tokens"]:
+        token["rstrip"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(EngineError, match="tokens merge across the end of a turn"):
+        load_codec(str(tmp_path))
+
+
+def test_the_message_is_two_lines(tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text(BROKEN["no terminator"][0])
+    with pytest.raises(EngineError) as caught:
+        load_codec("small", template)
+    assert str(caught.value) == (
+        "chat template of small: an assistant turn does not end in a control token.\n"
+        "Set 'chat_template' to one whose turns are only ever appended, each closed by one control token."
+    )
+
+
+def test_a_missing_tokenizer_is_named(tmp_path):
+    for source in (str(tmp_path / "nowhere"), "./nowhere", ""):
+        with pytest.raises(ConfigError, match="no such directory"):
+            load_codec(source)
+
+
+def test_a_directory_that_holds_no_tokenizer_is_named(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load_codec(str(tmp_path))
+    assert str(tmp_path) in caught.value.what
+    assert "tokenizer.json" in caught.value.fix
+
+
+def test_a_missing_template_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"absent\.jinja: cannot be read"):
+        load_codec("small", tmp_path / "absent.jinja")
+
+
+def test_a_template_that_shows_the_date_must_have_it_pinned(tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{%- set day = date_string or strftime_now('%d %b %Y') -%}"
+        + RIGHT.replace("'You can call tools.", "day + ' You can call tools.")
+    )
+    with pytest.raises(EngineError, match="shows today's date") as caught:
+        load_codec("small", template)
+    assert "date_string" in caught.value.fix
+    pinned = load_codec("small", template, {"date_string": "26 Jul 2024"})
+    assert pinned.template_options["date_string"] == "26 Jul 2024"

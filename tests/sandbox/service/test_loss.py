@@ -1,0 +1,101 @@
+"""What is known about the end of a sandbox: by a signal from outside, with its spawner, or without any reason."""
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from sandbox_support import APPTAINER, BWRAP, backend_fixture, children_of
+
+from prorl_gym.errors import Evidence, SandboxError
+from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.guest import guest_messages
+from prorl_gym.sandbox.protocol import SandboxSpec
+from prorl_gym.sandbox.service.guest_channel import GuestChannel
+from prorl_gym.sandbox.service.loss_evidence import SandboxExit
+from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
+from prorl_gym.sandbox.spawner.scratch import read_state
+from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
+
+UNEXPLAINED, OUTSIDE = Evidence.SANDBOX_LOST_UNEXPLAINED, Evidence.SANDBOX_KILLED_OUTSIDE
+backend_name = backend_fixture("userns", APPTAINER, BWRAP)
+
+
+def processes_of(backend: NamespaceBackend, box: RunningSandbox) -> list[int]:
+    """The processes that hold a sandbox, the outermost first; payloads have not begun."""
+    state = read_state(backend.scratch / box.id, "")
+    assert state is not None and state.init is not None
+    return children_of(state.init.pid)
+
+
+@pytest.mark.parametrize("which", [0, -1])
+async def test_sigkill_of_what_holds_a_sandbox_comes_from_outside(backend: NamespaceBackend, which: int) -> None:
+    box = await backend.start_sandbox(SandboxSpec())
+    os.kill(processes_of(backend, box)[which], signal.SIGKILL)
+    with pytest.raises(SandboxError):
+        while True:
+            await box.exec(["true"], timeout=10)
+    assert await box.loss_evidence() is OUTSIDE
+    await box.close()
+    assert await box.loss_evidence() is OUTSIDE
+
+
+async def test_a_dead_spawner_takes_the_blame(backend_name: BackendName, own_scratch: Path) -> None:
+    backend = NamespaceBackend(backend_name, SandboxConfig(scratch=own_scratch))
+    try:
+        box = await backend.start_sandbox(SandboxSpec())
+        os.kill(await backend.spawner_pid(), signal.SIGKILL)
+        with pytest.raises(SandboxError):
+            await box.exec(["sleep", "50"], timeout=60)
+        assert await box.loss_evidence() is OUTSIDE
+    finally:
+        await backend.close()
+
+
+async def test_a_sandbox_that_lives_or_was_closed_is_not_lost(backend: NamespaceBackend) -> None:
+    box = await backend.start_sandbox(SandboxSpec())
+    assert await box.loss_evidence() is None
+    await box.close()
+    assert await box.loss_evidence() is None
+
+
+@pytest.mark.parametrize(
+    ("end", "evidence"),
+    [
+        (SandboxExit(-9), OUTSIDE),
+        (SandboxExit(137), OUTSIDE),
+        (SandboxExit(-9, oom_kills=1), Evidence.LIMIT_BREACHED),
+        (SandboxExit(0), UNEXPLAINED),
+        (SandboxExit(1), UNEXPLAINED),
+        (SandboxExit(-11), UNEXPLAINED),
+        (SandboxExit(1, oom_kills=1), UNEXPLAINED),
+        (None, OUTSIDE),
+    ],
+)
+async def test_what_an_end_shows(end: SandboxExit | None, evidence: Evidence) -> None:
+    box, theirs, ended = scripted()
+    ended.set_result(end)
+    theirs.close()
+    assert await box.loss_evidence() is evidence
+
+
+async def test_nonsense_on_the_channel_explains_nothing() -> None:
+    box, theirs, _ = scripted()
+    guest_messages.send_packet(theirs, guest_messages.encode_packet({"type": "nonsense"}))
+    assert await box.loss_evidence() is UNEXPLAINED
+    theirs.close()
+
+
+def scripted() -> "tuple[RunningSandbox, socket.socket, asyncio.Future[SandboxExit | None]]":
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ended: asyncio.Future[SandboxExit | None] = asyncio.get_running_loop().create_future()
+
+    async def release() -> None:
+        return
+
+    return RunningSandbox("scripted", SandboxSpec(), GuestChannel.attach(ours), release, ended), theirs, ended

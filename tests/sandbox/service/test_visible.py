@@ -1,0 +1,42 @@
+"""What a payload sees of its host although it is kept from the rest: docs/threat-model.md says so."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def cat(box: RunningSandbox, path: str) -> str:
+    result = await box.exec(["/bin/cat", path], timeout=20)
+    assert result.exit_code == 0, result.stderr
+    return bytes(result.stdout).decode()
+
+
+def of_host(path: str) -> str:
+    return Path(path).read_text()
+
+
+async def test_the_kernel_is_the_hosts(box: RunningSandbox) -> None:
+    assert await cat(box, "/proc/sys/kernel/osrelease") == of_host("/proc/sys/kernel/osrelease")
+
+
+async def test_the_processors_and_the_load_are_the_hosts(box: RunningSandbox) -> None:
+    shown = await cat(box, "/proc/cpuinfo")
+    assert shown.count("processor\t") == of_host("/proc/cpuinfo").count("processor\t")
+    assert len((await cat(box, "/proc/loadavg")).split()) == 5
+    result = await box.exec(["/usr/bin/nproc", "--all"], timeout=20)
+    assert int(result.stdout) == os.cpu_count()
+
+
+async def test_the_memory_of_the_host_is_shown(box: RunningSandbox) -> None:
+    total = of_host("/proc/meminfo").splitlines()[0]
+    assert (await cat(box, "/proc/meminfo")).startswith(total)
+
+
+async def test_paths_of_cgroup_and_mounts_are_shown(box: RunningSandbox) -> None:
+    assert ":/" in await cat(box, "/proc/self/cgroup")
+    assert " / " in await cat(box, "/proc/self/mountinfo")

@@ -59,9 +59,9 @@ def test_the_ledger_has_what_the_steps_write() -> None:
 
 
 def test_whatever_the_steps_tell_the_ledger_about_an_attempt_is_in_the_table() -> None:
-    told = {name for _, file, *_ in steps() if file != "rollout/service.py" for name in ledger_calls(file)}
+    called = {name for _, file, *_ in steps() if file != "rollout/service.py" for name in ledger_calls(file)}
     written = {name for *_, ledger in steps() for name in re.findall(r"`(\w+)`", ledger)}
-    assert told - written == BESIDE_THE_PATH
+    assert called - written == BESIDE_THE_PATH
 
 
 def test_every_file_that_the_page_names_exists() -> None:

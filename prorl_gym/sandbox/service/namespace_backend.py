@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _PROBE_SECONDS = 20.0
 _INTERPRETER_VARIABLE = re.compile(r"PATH$|PYTHON|LD_|LC_|LANG|HOME$|IPYTHON|MALLOC_|GLIBC_")
 """Variables that an interpreter reads as it starts: with one of them, a fork of the template would be another."""
-_INTERPRETER_PLACE = re.compile(r"/+(usr|etc|root|lib\w*)/")
+_INTERPRETER_PLACE = re.compile(r"/+(usr|etc|root|bin|sbin|lib\w*)(/|$)")
 """Directories from which an interpreter loads: with a mount there, likewise."""
 
 
@@ -196,7 +196,7 @@ class NamespaceBackend:
         """Return how a template of this sandbox's python workers is started; ``None``: it takes a fresh interpreter."""
         if spec.image != HOST_IMAGE or spec.python_tool == "kernel" or any(map(_INTERPRETER_VARIABLE.match, spec.env)):
             return None
-        if any(_INTERPRETER_PLACE.match(os.path.join("/", mount.target, "")) for mount in spec.mounts):
+        if any(_INTERPRETER_PLACE.match(os.path.normpath("/" + mount.target)) for mount in spec.mounts):
             return None
         program = shutil.which("python3", path=HOST_ENVIRONMENT["PATH"])
         if program is None or is_writable_by(program, self.uid):  # cells reach it as /proc/self/exe, past the overlay

@@ -101,20 +101,27 @@ class _CloneArguments(ctypes.Structure):
     )
 
 
-def fork_into_cgroup(cgroup: int) -> int:
-    """Fork, as ``os.fork`` does, with the child born in a cgroup, given by a descriptor of its directory.
+def fork_into(namespaces: int = 0, cgroup: int | None = None) -> int:
+    """Fork, as ``os.fork`` does, with the child born in new namespaces and in a cgroup (Linux 5.7).
 
-    Moving a process costs up to 30 ms, this nothing (Linux 5.7). The process must have one thread. The child must not
+    Moving a process into a cgroup costs up to 30 ms, this nothing. The process must have one thread. The child must not
     call ``raise``: libc still holds the parent's thread id. Its own children are not affected.
+
+    Args:
+        namespaces: ``CLONE_NEW*`` flags.
+        cgroup: descriptor of a cgroup's directory.
     """
-    arguments = _CloneArguments(flags=_CLONE_INTO_CGROUP, exit_signal=signal.SIGCHLD, cgroup=cgroup)
+    arguments = _CloneArguments(flags=namespaces, exit_signal=signal.SIGCHLD)
+    if cgroup is not None:
+        arguments.flags |= _CLONE_INTO_CGROUP
+        arguments.cgroup = cgroup
     ctypes.pythonapi.PyOS_BeforeFork()
     pid = _libc_with_gil.syscall(_NR_CLONE3, ctypes.byref(arguments), ctypes.c_size_t(ctypes.sizeof(arguments)))
     if pid == 0:
         ctypes.pythonapi.PyOS_AfterFork_Child()
     else:
         ctypes.pythonapi.PyOS_AfterFork_Parent()
-    return _checked(pid, "clone3", cgroup)
+    return _checked(pid, "clone3", hex(arguments.flags))
 
 
 def unshare(flags: int) -> None:

@@ -74,12 +74,12 @@ async def test_image_without_a_shell(backend: NamespaceBackend, ground: Path) ->
 
 
 @pytest.mark.root
-async def test_image_of_another_owner_names_both(backend: NamespaceBackend, ground: Path) -> None:
+async def test_image_of_another_owner_names_the_right_one(backend: NamespaceBackend, ground: Path) -> None:
     image = make_image(ground, with_shell)
     os.chown(image, 0, 0)
     error = await refusal(backend, SandboxSpec(image=str(image)))
     assert error.kind is FailureKind.IMAGE_BROKEN
-    assert "is owned by uid 0, but sandboxes run as uid 61099" in error.what
+    assert "is not owned by uid 61099, as which sandboxes run" in error.what
     assert error.fix.startswith(f"Run: chown -hR 61099:61099 {image} ")
 
 

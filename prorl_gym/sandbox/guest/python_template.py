@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> None:
         if template.is_outdated():
             return  # the next one loads what is there now
         try:
-            pid = syscalls.fork_into_cgroup(cgroup[0]) if cgroup else os.fork()
+            pid = syscalls.fork_into(cgroup=cgroup[0] if cgroup else None)
         except OSError:
             pid = -1  # the guest sees its socket close
         if pid == 0:

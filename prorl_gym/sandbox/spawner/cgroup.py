@@ -136,15 +136,15 @@ class Cgroups:
             os.chown(path, uid, gid)
         return cls(place)
 
-    def fork_into(self, sandbox_id: str, limits: SandboxLimits) -> int:
-        """Make the cgroup of a sandbox and fork a child into it.
+    def fork_into(self, sandbox_id: str, limits: SandboxLimits, namespaces: int) -> int:
+        """Make the cgroup of a sandbox and fork a child into it, and into new namespaces (``CLONE_NEW*``).
 
         Raises:
             OSError: the kernel refused.
         """
         cgroup = self.make_cgroup(sandbox_id, limits)
         try:
-            return syscalls.fork_into_cgroup(cgroup)
+            return syscalls.fork_into(namespaces, cgroup)
         except OSError:
             self.remove_cgroup(sandbox_id)
             raise

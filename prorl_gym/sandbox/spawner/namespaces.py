@@ -1,14 +1,10 @@
-"""From the spawner to a process that is pid 1 of fresh namespaces.
+"""From the spawner to the first process of a sandbox: as a rule, pid 1 of fresh namespaces.
 
-    spawner --fork--> intermediate: unshare, uid map --fork--> init (pid 1)
-       |                |                                        |
-       |  pid of init <-'  exits; init becomes the               |
-       |                   spawner's child                       |
-       '--- "go" ------------------------------------------->  arms its parent-death signal, builds, serves
+    spawner --fork, into the namespaces--> init (pid 1): closes what is the spawner's
+       '--- "go" ---------------------------> arms its parent-death signal, maps its ids, builds, serves
 
-The intermediate process exists because a process cannot enter a new pid namespace itself, only its next child can. "go"
-is sent after it has exited: a parent-death signal is bound to the parent at that moment, which must be the spawner.
-When a process dies during the start, its socket closes, and the other side fails the start.
+"go" is sent once the sandbox's directory says which process init is. When one of the two dies during the start, its
+socket closes, and the other side fails the start.
 """
 
 import errno
@@ -48,79 +44,77 @@ socket, else that of the process whose end was the sandbox's."""
 
 
 @dataclass(frozen=True, slots=True)
-class PendingSandbox:
-    """A sandbox that is being started, until pid 1 is the spawner's child."""
+class InitProcess:
+    """A forked first process, which waits for "go"."""
 
-    intermediate_pid: int
-    init_socket: socket.socket
-    """Receives the pid of init, sends "go", receives "armed" and a note. When the spawner dies, init sees it close."""
+    pid: int
+    channel: socket.socket
+    """Sends "go", receives "armed" and a note. When the spawner dies, init sees it close."""
 
-    def init_pid(self) -> int | None:
-        """Return the pid of init, once the intermediate process has exited; ``None`` when that failed before."""
+    def resume(self) -> None:
+        """Let init continue."""
         try:
-            data = self.init_socket.recv(64, socket.MSG_DONTWAIT)
-        except OSError:
-            return None
-        return int(data) if data else None
-
-    def resume_init(self) -> None:
-        """Let init continue, now that it is this process's child."""
-        try:
-            self.init_socket.send(b"go", socket.MSG_NOSIGNAL)
+            self.channel.send(b"go", socket.MSG_NOSIGNAL)
         except OSError:
             return  # it died, and its pidfd is readable
 
+    def abandon(self) -> None:
+        """End init instead."""
+        self.channel.shutdown(socket.SHUT_WR)
 
-def fork_sandbox(
-    control: socket.socket, enter: Callable[[], None], main: InitMain, fork: Callable[[], int] = os.fork
-) -> PendingSandbox:
-    """Fork the intermediate process.
+
+def fork_sandbox(control: socket.socket, main: InitMain, fork: Callable[[], int]) -> InitProcess:
+    """Fork the first process of a sandbox.
 
     Args:
         control: the guest's end of the channel; the child keeps it, the caller closes its own copy.
-        enter: run by the intermediate process: checks what must be seen with the host's uids, then enters the
-            namespaces, if any. An error ends the process and is reported.
-        main: body of pid 1.
-        fork: forks the intermediate process.
+        main: what that process does.
+        fork: forks it.
 
     Raises:
+        SandboxError: the kernel refuses the namespaces.
         OSError: the fork was refused.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        try:
+            pid = fork()
+        except BaseException:
+            ours.close()
+            raise
+        if pid == 0:
+            _run_child(control, theirs, main)
+    return InitProcess(pid, ours)
+
+
+def fork_into_namespaces(fork: Callable[[int], int] = syscalls.fork_into) -> int:
+    """Fork a process into new namespaces of every kind.
+
+    Args:
+        fork: forks into given namespaces (``CLONE_NEW*``).
+
+    Raises:
+        SandboxError: the kernel refuses user namespaces.
+    """
     try:
-        pid = fork()
-    except OSError:
-        ours.close()
-        theirs.close()
-        raise
-    if pid == 0:
-        _run_child(control, lambda: _run_intermediate(control, theirs, enter, main))
-    theirs.close()
-    return PendingSandbox(pid, ours)
+        return fork(_NAMESPACES)
+    except OSError as error:
+        raise explain_user_namespaces(error.errno or 0) from None
 
 
-def _run_child(control: socket.socket, body: Callable[[], int]) -> None:
-    """Run the body of a forked process to its end; never return into the spawner's code."""
+def _run_child(control: socket.socket, spawner: socket.socket, main: InitMain) -> None:
+    """Run the first process of a sandbox to its end; never return into the spawner's code."""
     status = 1
     try:
-        status = body()
+        _detach_from_spawner(control, spawner)
+        # The spawner's until now, which shows where the host keeps its interpreter. Payloads can read that of
+        # every child of the guest until its exec.
+        syscalls.set_command_line(HOSTNAME)
+        status = _run_init(spawner, main)
     except BaseException as error:
         report_setup_error(control, error)
     finally:
         os._exit(status)
-
-
-def _run_intermediate(control: socket.socket, spawner: socket.socket, enter: Callable[[], None], main: InitMain) -> int:
-    _detach_from_spawner(control, spawner)
-    # The spawner's until now, which shows where the host keeps its interpreter. Payloads can read that of
-    # every child of the guest until its exec.
-    syscalls.set_command_line(HOSTNAME)
-    enter()
-    pid = os.fork()
-    if pid == 0:
-        _run_child(control, lambda: _run_init(spawner, main))
-    spawner.send(str(pid).encode(), socket.MSG_NOSIGNAL)
-    return 0
 
 
 def _detach_from_spawner(control: socket.socket, spawner: socket.socket) -> None:
@@ -135,8 +129,8 @@ def _detach_from_spawner(control: socket.socket, spawner: socket.socket) -> None
         signal.signal(number, signal.SIG_DFL)  # pid 1 without a handler cannot be hit by its own children
 
 
-def unshare_namespaces(uid: int, gid: int) -> None:
-    """Unshare every namespace, map root inside to ``uid`` and ``gid`` of the host, and take a neutral host name.
+def map_ids(uid: int, gid: int) -> None:
+    """In new namespaces: map root to ``uid`` and ``gid`` of the host, and take a neutral host name.
 
     Raises:
         SandboxError: the kernel refuses user namespaces, or ``uid`` is the host's root.
@@ -150,7 +144,6 @@ def unshare_namespaces(uid: int, gid: int) -> None:
     # A process that changed its uid is not dumpable, and /proc/self/uid_map would belong to the host's root.
     syscalls.set_dumpable(True)
     try:
-        syscalls.unshare(_NAMESPACES)
         write_setting("/proc/self/setgroups", "deny")
         write_setting("/proc/self/uid_map", f"0 {uid} 1")
         write_setting("/proc/self/gid_map", f"0 {gid} 1")

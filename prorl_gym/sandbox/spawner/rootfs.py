@@ -1,6 +1,6 @@
 """The writable root of a sandbox: storage, and on it a kernel overlay over an image directory or the host's /usr.
 
-Everything but ``check_image`` runs in pid 1, before its root is changed. An image is hostile: nothing is created or
+All this runs in pid 1, before its root is changed. An image is hostile: nothing is created or
 written through its paths until the root has been changed to it, so that its symbolic links can only point into itself.
 
 Changes are kept in a sized tmpfs, or on the disk below the scratch directory. One directory of a disk has no size
@@ -85,8 +85,12 @@ def build_root(launch: LaunchRequest, base: str) -> SandboxRoot:
         ) from None
 
 
-def check_image(launch: LaunchRequest) -> None:
-    """Refuse an image that cannot work. Call before the namespaces are made: inside, every foreign uid reads alike.
+def check_image(launch: LaunchRequest, host_ids: tuple[int, int]) -> None:
+    """Refuse an image that cannot work.
+
+    Args:
+        launch: names the image.
+        host_ids: the sandboxes' uid and gid outside of their user namespace, in which every foreign uid reads alike.
 
     Raises:
         SandboxError: ``IMAGE_MISSING`` or ``IMAGE_BROKEN``.
@@ -95,7 +99,7 @@ def check_image(launch: LaunchRequest) -> None:
     if launch.backend == "apptainer-plain" and os.path.isfile(launch.lower_dirs[0] if launch.lower_dirs else ""):
         return  # a SIF, which the runtime checks by itself
     for directory in launch.lower_dirs:
-        _check_directory(directory, "image" if directory == image else f"image {image}:", launch.backend)
+        _check_directory(directory, "image" if directory == image else f"image {image}:", launch.backend, host_ids)
     shells = ("bin/bash", "usr/bin/bash", "bin/sh", "usr/bin/sh")
     if launch.lower_dirs and not any(
         os.path.lexists(f"{path}/{shell}") for path in launch.lower_dirs for shell in shells
@@ -107,14 +111,15 @@ def check_image(launch: LaunchRequest) -> None:
         )
 
 
-def _check_directory(path: str, what: str, backend: str) -> None:
+def _check_directory(path: str, what: str, backend: str, host_ids: tuple[int, int]) -> None:
+    uid, gid = host_ids
     try:
         found = os.stat(path)
     except OSError as error:
         raise SandboxError(
             FailureKind.IMAGE_MISSING,
             f"{what} {path}: {error.strerror}.",
-            f"Give the absolute path of an unpacked image that uid {os.geteuid()} may read, or 'host'.",
+            f"Give the absolute path of an unpacked image that uid {uid} may read, or 'host'.",
         ) from None
     if not stat.S_ISDIR(found.st_mode):
         raise SandboxError(
@@ -122,17 +127,16 @@ def _check_directory(path: str, what: str, backend: str) -> None:
             f"{what} {path} is a file, and without an image store only unpacked directories can be used.",
             f"Set sandbox.images, which unpacks SIF files, or run: apptainer build --sandbox {path}.d {path}",
         )
-    uid = os.geteuid()
-    if found.st_uid != uid and backend != "apptainer-plain":  # which maps no uid
+    if found.st_uid != os.geteuid() and backend != "apptainer-plain":  # which maps no uid
         raise SandboxError(
             FailureKind.IMAGE_BROKEN,
-            f"{what} {path} is owned by uid {found.st_uid}, but sandboxes run as uid {uid}.",
-            f"Run: chown -hR {uid}:{os.getegid()} {path}  (or copy it: prorl-gym images import {path} --name NAME).",
+            f"{what} {path} is not owned by uid {uid}, as which sandboxes run.",
+            f"Run: chown -hR {uid}:{gid} {path}  (or copy it: prorl-gym images import {path} --name NAME).",
         )
 
 
 def check_storage(launch: LaunchRequest, base: str) -> None:
-    """Refuse a disk that cannot keep a root. Call before the namespaces are made, where the mount table is the host's.
+    """Refuse a disk that cannot keep a root. Call before anything is mounted: the mount table is the host's until then.
 
     Args:
         launch: names where the root is kept.

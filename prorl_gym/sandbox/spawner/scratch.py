@@ -89,7 +89,7 @@ class SandboxState:
     owner: ProcessIdentity
     """The spawner that started it; a sandbox must not outlive it."""
     init: ProcessIdentity | None
-    """Pid 1 of the sandbox, with its pid on the host; ``None`` until it is known."""
+    """Pid 1 of the sandbox, with its pid on the host; ``None`` for a directory that no sandbox has."""
 
     def to_json(self) -> str:
         """Return the file's text."""
@@ -128,13 +128,6 @@ def make_sandbox_directory(scratch: Path, sandbox_id: str, state: SandboxState) 
     except OSError:
         remove_directory(aside)
         raise
-
-
-def update_state(directory: Path, state: SandboxState) -> None:
-    """Replace the state of a sandbox atomically."""
-    fresh = directory / f"{_STATE_FILE}.new"
-    fresh.write_text(state.to_json(), encoding="ascii")
-    fresh.rename(directory / _STATE_FILE)
 
 
 def read_state(directory: Path, boot: str) -> SandboxState | None:

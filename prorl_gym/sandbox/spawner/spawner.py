@@ -31,11 +31,13 @@ from prorl_gym.sandbox.guest.guest_messages import PacketError, encode_packet, r
 from prorl_gym.sandbox.spawner import host_root, runtime_supervisor
 from prorl_gym.sandbox.spawner.cgroup import Cgroups, CgroupsUnavailable, open_cgroups
 from prorl_gym.sandbox.spawner.namespaces import (
-    PendingSandbox,
+    InitMain,
+    InitProcess,
     describe_setup_error,
+    fork_into_namespaces,
     fork_sandbox,
+    map_ids,
     report_setup_error,
-    unshare_namespaces,
 )
 from prorl_gym.sandbox.spawner.rootfs import check_image, check_storage
 from prorl_gym.sandbox.spawner.runtime_supervisor import guest_bundle
@@ -46,8 +48,6 @@ from prorl_gym.sandbox.spawner.scratch import (
     make_sandbox_directory,
     make_scratch,
     reap_sandboxes,
-    remove_directory,
-    update_state,
 )
 from prorl_gym.sandbox.spawner.spawner_protocol import LaunchRequest
 from prorl_gym.sandbox.spawner.template_process import TemplateProcess
@@ -65,21 +65,16 @@ class Backends:
 
 @dataclass(slots=True)
 class _SandboxEntry:
-    """One sandbox, with that process of it which is our child: first the intermediate process, then init."""
+    """One sandbox, with that process of it which is our child."""
 
     id: str
-    pending: PendingSandbox
+    init: InitProcess
     directory: Path
     pidfd: int
-    pid: int
     end_signal: signal.Signals
     """What ends its init. A supervisor gets SIGTERM, so that it can kill what the kernel does not."""
     is_root_on_disk: bool
     """Its processes write to its directory until they have ended."""
-    has_init: bool = False
-    """The child is init."""
-    is_stopping: bool = False
-    """To be killed, as soon as there is an init."""
 
 
 class Spawner:
@@ -170,30 +165,37 @@ class Spawner:
         )
 
     def _start_sandbox(self, launch: LaunchRequest, control: socket.socket) -> None:
-        directory = self._scratch / launch.id
-        try:
-            make_sandbox_directory(self._scratch, launch.id, SandboxState(self._boot_id, self._owner, None))
-            pending, end_signal = _launch(
-                self._backends, launch, f"{directory}/root", control, self._fork_function(launch)
-            )
-        except OSError as error:
-            report_setup_error(control, error)
-            remove_directory(directory)
-            self._send_event({"event": "gone", "id": launch.id})
-        else:
-            pid = pending.intermediate_pid
-            entry = self._entries[launch.id] = _SandboxEntry(
-                id=launch.id,
-                pending=pending,
-                directory=directory,
-                pidfd=os.pidfd_open(pid),
-                pid=pid,
-                end_signal=end_signal,
-                is_root_on_disk=launch.spec.limits.root_on == "disk",
-            )
+        with control:
+            try:
+                entry = self._entries[launch.id] = self._fork_sandbox(launch, control)
+            except (OSError, SandboxError) as error:
+                report_setup_error(control, error)
+                self._send_event({"event": "gone", "id": launch.id})
+                return
             self._watch(entry.pidfd, lambda: self._on_exit(entry))
-        finally:
-            control.close()
+            self._watch(entry.init.channel.fileno(), lambda: self._on_note(entry))
+            try:
+                state = SandboxState(self._boot_id, self._owner, ProcessIdentity.of(entry.init.pid))
+                make_sandbox_directory(self._scratch, launch.id, state)
+            except OSError as error:  # a full disk; without its state, reaping could not kill it
+                report_setup_error(control, error)
+                entry.init.abandon()
+            else:
+                entry.init.resume()
+
+    def _fork_sandbox(self, launch: LaunchRequest, control: socket.socket) -> _SandboxEntry:
+        directory = self._scratch / launch.id
+        build_command = self._backends.supervised.get(launch.backend)
+        main = _init_main(self._backends, launch, f"{directory}/root", control)
+        init = fork_sandbox(control, main, self._fork_function(launch, has_namespaces=build_command is None))
+        return _SandboxEntry(
+            id=launch.id,
+            init=init,
+            directory=directory,
+            pidfd=os.pidfd_open(init.pid),
+            end_signal=signal.SIGKILL if build_command is None else signal.SIGTERM,
+            is_root_on_disk=launch.spec.limits.root_on == "disk",
+        )
 
     def _start_template(self, program: str, packages: str, env: Mapping[str, str]) -> None:
         """Start the template of python workers; ``template`` is sent when it is ready, and when it has ended."""
@@ -234,30 +236,29 @@ class Spawner:
             if cgroup is not None:
                 os.close(cgroup)
 
-    def _fork_function(self, launch: LaunchRequest) -> Callable[[], int]:
+    def _fork_function(self, launch: LaunchRequest, *, has_namespaces: bool) -> Callable[[], int]:
         """Return the function that forks the first process of a sandbox: into a cgroup of its own, where possible."""
         cgroups = self._cgroups
-        if isinstance(cgroups, CgroupsUnavailable):
-            return os.fork
 
-        def fork() -> int:
-            try:
-                return cgroups.fork_into(launch.id, launch.spec.limits)
-            except OSError as error:
-                self._send_note(
-                    launch.id, f"without a cgroup: the kernel refuses it ({error.filename}: {error.strerror})"
-                )
-                return os.fork()
+        def fork(namespaces: int = 0) -> int:
+            refusal = None
+            if isinstance(cgroups, Cgroups):
+                try:
+                    return cgroups.fork_into(launch.id, launch.spec.limits, namespaces)
+                except OSError as error:
+                    refusal = error
+            pid = syscalls.fork_into(namespaces)
+            if pid and refusal is not None:
+                text = f"without a cgroup: the kernel refuses it ({refusal.filename}: {refusal.strerror})"
+                self._send_note(launch.id, text)
+            return pid
 
-        return fork
+        return (lambda: fork_into_namespaces(fork)) if has_namespaces else fork
 
     def _stop_sandbox(self, sandbox_id: str) -> None:
         """Kill a sandbox. Ending its namespaces takes the kernel up to seconds; ``gone`` is sent after that."""
         entry = self._entries.get(sandbox_id)
-        if entry is None:
-            return
-        entry.is_stopping = True
-        if entry.has_init:
+        if entry is not None:
             self._kill_sandbox(entry)
 
     def _kill_sandbox(self, entry: _SandboxEntry) -> None:
@@ -284,30 +285,12 @@ class Spawner:
         self._remover.remove(directory, on_removed)
 
     def _on_exit(self, entry: _SandboxEntry) -> None:
-        """Handle the end of a sandbox's watched child: init, or the intermediate process, whose child init was."""
-        _, status = os.waitpid(entry.pid, 0)
+        """Handle the end of a sandbox's first process."""
+        _, status = os.waitpid(entry.init.pid, 0)
         self._selector.unregister(entry.pidfd)
         os.close(entry.pidfd)
-        pid = None if entry.has_init else entry.pending.init_pid()
-        if pid is None:
-            self._send_ended(entry, os.waitstatus_to_exitcode(status))
-            self._finish_sandbox(entry)
-            return
-        entry.has_init, entry.pid, entry.pidfd = True, pid, os.pidfd_open(pid)
-        self._watch(entry.pidfd, lambda: self._on_exit(entry))
-        if entry.is_stopping:
-            self._kill_sandbox(entry)
-            return
-        try:
-            update_state(entry.directory, SandboxState(self._boot_id, self._owner, ProcessIdentity.of(pid)))
-        except ProcessLookupError:
-            return  # it died before it began; its pidfd is readable next
-        except OSError as error:  # a full disk; without its state, reaping could not kill it
-            self._send_note(entry.id, f"none can be started in {self._scratch}: {error.strerror}")
-            self._kill_sandbox(entry)
-            return
-        self._watch(entry.pending.init_socket.fileno(), lambda: self._on_note(entry))
-        entry.pending.resume_init()
+        self._send_ended(entry, os.waitstatus_to_exitcode(status))
+        self._finish_sandbox(entry)
 
     def _send_ended(self, entry: _SandboxEntry, code: int) -> None:
         self._send_event({"event": "ended", "id": entry.id, "code": code, "oom_kills": self._count_oom_kills(entry.id)})
@@ -316,14 +299,14 @@ class Spawner:
         return self._cgroups.count_oom_kills(sandbox_id) if isinstance(self._cgroups, Cgroups) else 0
 
     def _on_note(self, entry: _SandboxEntry) -> None:
-        if entry.pending.init_socket.fileno() < 0:
+        if entry.init.channel.fileno() < 0:
             return  # the entry was removed in the same round of events
         try:
-            text = entry.pending.init_socket.recv(4096)
+            text = entry.init.channel.recv(4096)
         except OSError:
             text = b""
         if not text:
-            self._selector.unregister(entry.pending.init_socket.fileno())
+            self._selector.unregister(entry.init.channel.fileno())
         elif text != b"armed":
             self._send_note(entry.id, text.decode(errors="replace"))
 
@@ -331,9 +314,9 @@ class Spawner:
         self._send_event({"event": "note", "id": sandbox_id, "text": text})
 
     def _finish_sandbox(self, entry: _SandboxEntry) -> None:
-        if entry.pending.init_socket.fileno() in self._selector.get_map():
-            self._selector.unregister(entry.pending.init_socket.fileno())
-        entry.pending.init_socket.close()
+        if entry.init.channel.fileno() in self._selector.get_map():
+            self._selector.unregister(entry.init.channel.fileno())
+        entry.init.channel.close()
         del self._entries[entry.id]
         if isinstance(self._cgroups, Cgroups):
             self._cgroups.remove_cgroup(entry.id)
@@ -342,13 +325,12 @@ class Spawner:
     def _shut_down(self) -> None:
         """Kill everything, since the service is gone. A sandbox that is still starting ends when its socket closes."""
         for entry in self._entries.values():
-            entry.pending.init_socket.close()
-            if entry.has_init:
-                signal.pidfd_send_signal(entry.pidfd, entry.end_signal)
+            entry.init.channel.close()
+            signal.pidfd_send_signal(entry.pidfd, entry.end_signal)
         if self._template is not None:
             self._template.close()
             self._remove_directory(self._template_directory, self._template_directory.name)  # it may still be loading
-        waiting = {entry.pid for entry in self._entries.values()}
+        waiting = {entry.init.pid for entry in self._entries.values()}
         while waiting:  # so that their processes are gone when the spawner is
             waiting.discard(os.waitpid(-1, 0)[0])
         for entry in self._entries.values():
@@ -358,27 +340,23 @@ class Spawner:
         self._remover.wait_all()
 
 
-def _launch(
-    backends: Backends, launch: LaunchRequest, base: str, control: socket.socket, fork: Callable[[], int]
-) -> tuple[PendingSandbox, signal.Signals]:
-    """Fork a sandbox; return it with the signal that ends it."""
+def _init_main(backends: Backends, launch: LaunchRequest, base: str, control: socket.socket) -> InitMain:
+    """Return what the first process of a sandbox does."""
     build_command = backends.supervised.get(launch.backend)
+    ids = os.geteuid(), os.getegid()
     if not launch.lower_dirs:
         host_root.host_layout()  # known to the child then
 
-    def enter() -> None:
-        check_image(launch)
-        check_storage(launch, base)
-        if build_command is None:
-            unshare_namespaces(os.geteuid(), os.getegid())
-
     def main(on_note: Callable[[str], None]) -> int:
+        if build_command is None:
+            map_ids(*ids)
+        check_image(launch, ids)
+        check_storage(launch, base)
         if build_command is None:
             return backends.init_mains[launch.backend](launch, base, control, on_note)
         return runtime_supervisor.run_supervisor(launch, build_command, base, control, on_note)
 
-    end_signal = signal.SIGKILL if build_command is None else signal.SIGTERM
-    return fork_sandbox(control, enter, main, fork), end_signal
+    return main
 
 
 def _service_pidfd() -> int | None:

@@ -127,7 +127,7 @@ def real_tree() -> Iterator[Path]:
 BORN = """
 import os, sys
 from prorl_gym.sandbox import syscalls
-pid = syscalls.fork_into_cgroup(os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY))
+pid = syscalls.fork_into(cgroup=os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY))
 if pid == 0:
     with open("/proc/self/cgroup") as file:
         inside = f"0::/{os.path.basename(sys.argv[1])}\\n" in file.read()

@@ -10,13 +10,13 @@ from prorl_gym.errors import SandboxError
 from prorl_gym.sandbox.guest.fork_exec import close_all_except
 from prorl_gym.sandbox.protocol import Mount, SandboxLimits, SandboxSpec
 from prorl_gym.sandbox.spawner import host_root
-from prorl_gym.sandbox.spawner.namespaces import describe_setup_error, unshare_namespaces
+from prorl_gym.sandbox.spawner.namespaces import describe_setup_error, map_ids
 from prorl_gym.sandbox.spawner.spawner_protocol import LaunchRequest
 
 
 def test_host_root_is_never_mapped() -> None:
     with pytest.raises(SandboxError, match=r"refusing to map the host.s root"):
-        unshare_namespaces(0, 0)
+        map_ids(0, 0)
 
 
 def test_launch_survives_the_way() -> None:

@@ -17,7 +17,6 @@ from prorl_gym.sandbox.spawner.scratch import (
     make_scratch,
     read_state,
     reap_sandboxes,
-    update_state,
 )
 
 
@@ -100,13 +99,11 @@ def test_closed_directories_inside_are_removed(tmp_path: Path, dead: ProcessIden
     assert not directory.exists()
 
 
-def test_state_survives_its_update(tmp_path: Path) -> None:
-    first = SandboxState(boot_id(), own(), None)
-    directory = make_sandbox_directory(tmp_path, "a", first)
-    assert read_state(directory, "") == first
-    second = SandboxState(boot_id(), own(), ProcessIdentity(7, 8))
-    update_state(directory, second)
-    assert read_state(directory, "") == second
+@pytest.mark.parametrize("init", [None, ProcessIdentity(7, 8)])
+def test_state_is_read_as_written(tmp_path: Path, init: ProcessIdentity | None) -> None:
+    state = SandboxState(boot_id(), own(), init)
+    directory = make_sandbox_directory(tmp_path, "a", state)
+    assert read_state(directory, "") == state
     assert sorted(entry.name for entry in directory.iterdir()) == ["root", "state.json"]
 
 

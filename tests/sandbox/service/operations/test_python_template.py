@@ -188,7 +188,7 @@ async def test_a_mount_over_a_directory_of_python_is_seen(backend: NamespaceBack
     source = ground / "mounted"
     source.mkdir(exist_ok=True)
     seed = await hash_seed(backend, SandboxSpec())
-    for target in ("/usr/local/lib/python3.11/dist-packages", "/srv/../usr/lib/python3", "/sbin"):
+    for target in ("/usr/local/lib/python3.11/dist-packages", "/srv/../usr/lib/python3"):
         assert await hash_seed(backend, SandboxSpec(mounts=(Mount(str(source), target),))) != seed
     assert await hash_seed(backend, SandboxSpec(mounts=(Mount(str(source), "/data"),))) == seed
 

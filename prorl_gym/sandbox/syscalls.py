@@ -73,6 +73,7 @@ _NR_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s3
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
 _libc_with_gil = ctypes.PyDLL(None, use_errno=True)
 """libc, called without letting go of the interpreter's lock: for calls that return twice."""
 _libc_with_gil.syscall.restype = ctypes.c_long
@@ -111,17 +112,26 @@ def fork_into(namespaces: int = 0, cgroup: int | None = None) -> int:
         namespaces: ``CLONE_NEW*`` flags.
         cgroup: descriptor of a cgroup's directory.
     """
-    arguments = _CloneArguments(flags=namespaces, exit_signal=signal.SIGCHLD)
-    if cgroup is not None:
-        arguments.flags |= _CLONE_INTO_CGROUP
-        arguments.cgroup = cgroup
     ctypes.pythonapi.PyOS_BeforeFork()
-    pid = _libc_with_gil.syscall(_NR_CLONE3, ctypes.byref(arguments), ctypes.c_size_t(ctypes.sizeof(arguments)))
+    pid = _clone(namespaces, cgroup)
     if pid == 0:
         ctypes.pythonapi.PyOS_AfterFork_Child()
     else:
         ctypes.pythonapi.PyOS_AfterFork_Parent()
-    return _checked(pid, "clone3", hex(arguments.flags))
+    return _checked(pid, "clone3", hex(namespaces))
+
+
+def fork_without_hooks(cgroup: int | None = None) -> int:
+    """Fork without the hooks of ``os.register_at_fork``, for a child that only forks in its turn; see ``fork_into``."""
+    return _checked(_clone(0, cgroup), "clone3")
+
+
+def _clone(namespaces: int, cgroup: int | None) -> int:
+    arguments = _CloneArguments(flags=namespaces, exit_signal=signal.SIGCHLD)
+    if cgroup is not None:
+        arguments.flags |= _CLONE_INTO_CGROUP
+        arguments.cgroup = cgroup
+    return _libc_with_gil.syscall(_NR_CLONE3, ctypes.byref(arguments), ctypes.c_size_t(ctypes.sizeof(arguments)))
 
 
 def unshare(flags: int) -> None:
@@ -229,8 +239,8 @@ def _remount_with(target: str, attributes: int) -> None:
 
 
 def _prctl(name: str, option: int, *arguments: int) -> int:
-    padded = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
-    return _checked(_libc.prctl(option, *padded), f"prctl {name}", *arguments)
+    result = _libc.prctl(option, *(*arguments, 0, 0, 0, 0)[:4])
+    return result if result != -1 else _checked(result, f"prctl {name}", *arguments)
 
 
 def set_parent_death_signal(number: int) -> None:
@@ -286,7 +296,7 @@ def keep_capabilities(kept: Iterable[int]) -> None:
     _checked(_libc.capget(ctypes.byref(header), held), "capget")
     _prctl("PR_CAP_AMBIENT", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     for capability in range(64):
-        present = _libc.prctl(_PR_CAPBSET_READ, ctypes.c_ulong(capability), 0, 0, 0)
+        present = _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0)
         if present < 0:
             break  # beyond the last one of this kernel
         if present and capability not in kept:

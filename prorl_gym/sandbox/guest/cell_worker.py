@@ -89,6 +89,30 @@ class PlainCellRunner:
         sys.stderr.write("".join(lines + traceback.format_exception_only(type(error), error)))
 
 
+def read_tree(root: str) -> "list[tuple[str, int, bytes | None]]":
+    """Return path, mode and content (``None``: a directory) of everything below a directory."""
+    tree: list[tuple[str, int, bytes | None]] = []
+    for directory, names, files in os.walk(root):
+        for name in names + files:
+            path = os.path.join(directory, name)
+            content = None
+            if name in files:
+                with open(path, "rb") as file:
+                    content = file.read()
+            tree.append((path[len(root) :], os.stat(path).st_mode & 0o7777, content))
+    return tree
+
+
+def write_tree(root: str, tree: "list[tuple[str, int, bytes | None]]") -> None:
+    """Make in a directory what ``read_tree`` has returned."""
+    for path, mode, content in tree:
+        if content is None:
+            os.mkdir(root + path, mode)
+        else:
+            with open(root + path, "wb", opener=lambda name, flags, mode=mode: os.open(name, flags, mode)) as file:
+                file.write(content)
+
+
 class IPythonCellRunner:
     """Cells with IPython: magics, ``!commands``, top-level await, ``display``."""
 
@@ -106,6 +130,7 @@ class IPythonCellRunner:
         import tempfile  # now that there is an IPython: the directory is for it
 
         self.shell = InteractiveShell.instance(config=config, ipython_dir=tempfile.mkdtemp(prefix=".ipython-"))
+        self.directories: list[tuple[str, int, bytes | None]] = []
         self.shell.displayhook.write_output_prompt = lambda: None
         self.pngs: list[bytes] = []
         self.shell.enable_gui = lambda *_: None  # pyright: ignore  # for ``%matplotlib``; there is no window
@@ -114,24 +139,31 @@ class IPythonCellRunner:
         publisher.publish = self.with_png_capture(publisher.publish)  # pyright: ignore
 
     def make_successor(self) -> "IPythonCellRunner":
-        """Return a runner that knows nothing of this one, which has no further use."""
+        """Return a runner for forks of this process. It knows nothing of this one, which has no further use."""
         import atexit
 
         atexit.unregister(self.shell.atexit_operations)  # pyright: ignore
         type(self.shell).clear_instance()
-        return IPythonCellRunner()
+        successor = IPythonCellRunner()
+        successor.directories = read_tree(successor.shell.ipython_dir)  # pyright: ignore
+        return successor
 
     def move_directories(self) -> None:
         """Begin anew what lies in directories, in a fork that has another root and working directory."""
         import tempfile
 
-        from IPython.core.profiledir import ProfileDir
-
+        shell: Any = self.shell
+        old: str = shell.ipython_dir
         tempfile.tempdir = None
-        self.shell.ipython_dir = tempfile.mkdtemp(prefix=".ipython-")
-        self.shell.profile_dir = ProfileDir.create_profile_dir_by_name(self.shell.ipython_dir, "default")  # pyright: ignore
-        self.shell.starting_dir = os.getcwd()
-        self.shell.history_manager.dir_hist[:] = [os.getcwd()]  # pyright: ignore
+        new = tempfile.mkdtemp(prefix=".ipython-")
+        write_tree(new, self.directories)
+        for owner in (shell, shell.profile_dir):  # past their observers, which would make the directories once more
+            paths: dict[str, Any] = owner._trait_values
+            for name, value in paths.items():
+                if isinstance(value, str) and value.startswith(old):
+                    paths[name] = new + value[len(old) :]
+        shell.starting_dir = os.getcwd()
+        shell.history_manager.dir_hist[:] = [os.getcwd()]
 
     def with_png_capture(self, show: "Callable[..., None]") -> "Callable[..., None]":
         """Return ``show`` so that the picture among the forms of an object is kept; its text is printed as before."""

@@ -3,6 +3,7 @@
 import resource
 import signal
 from collections.abc import Callable
+from functools import cache
 
 from prorl_gym.sandbox import syscalls
 from prorl_gym.sandbox.guest import seccomp
@@ -81,7 +82,13 @@ def _limit(kind: int, wanted: int) -> None:
 
 def _reset_signals() -> None:
     """Undo what Python and the service's parents changed; ignored signals would survive exec (a deaf SIGPIPE)."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if signal.getsignal(number) not in (signal.SIG_DFL, None):
-            signal.signal(number, signal.SIG_DFL)
+    for number in changed_signals():
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+@cache
+def changed_signals() -> tuple[int, ...]:
+    """Return the signals that this process does not leave to the kernel; its forks remember them."""
+    default = (signal.SIG_DFL, None)
+    return tuple(int(number) for number in signal.valid_signals() if signal.getsignal(number) not in default)

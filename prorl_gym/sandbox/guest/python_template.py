@@ -24,6 +24,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import io
+import json
 import linecache
 import os
 import signal
@@ -39,9 +40,16 @@ from typing import Any
 
 from prorl_gym.sandbox import syscalls
 from prorl_gym.sandbox.guest import cell_worker
-from prorl_gym.sandbox.guest.confine import confine
+from prorl_gym.sandbox.guest.confine import changed_signals, confine
 from prorl_gym.sandbox.guest.fork_exec import close_all_except, prepare_exec
-from prorl_gym.sandbox.guest.guest_messages import PacketError, encode_packet, receive_packet, send_packet
+from prorl_gym.sandbox.guest.guest_messages import (
+    MAX_DESCRIPTORS,
+    MAX_PACKET,
+    PacketError,
+    encode_packet,
+    receive_packet,
+    send_packet,
+)
 from prorl_gym.sandbox.guest.namespace_entry import enter_namespaces
 from prorl_gym.sandbox.protocol import SandboxLimits
 
@@ -70,6 +78,7 @@ def main(arguments: Sequence[str]) -> None:
     template = _Template(arguments[1], arguments[2])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps entrants, and workers that lose theirs
     syscalls.set_child_subreaper()
+    changed_signals()
     send_packet(spawner, encode_packet({"runner": template.console.kind}))
     while True:
         try:
@@ -82,7 +91,7 @@ def main(arguments: Sequence[str]) -> None:
         if template.is_outdated():
             return  # the next one loads what is there now
         try:
-            pid = syscalls.fork_into(cgroup=cgroup[0] if cgroup else None)
+            pid = syscalls.fork_without_hooks(cgroup[0] if cgroup else None)
         except OSError:
             pid = -1  # the guest sees its socket close
         if pid == 0:
@@ -248,7 +257,7 @@ class _MountedLoader(importlib.machinery.SourceFileLoader):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the guest tells an entrant about the worker. Descriptors go with it: see ``send_settings``."""
+    """What the guest tells a worker. Descriptors go with it: see ``fork_template``."""
 
     limits: SandboxLimits
     env: dict[str, str]
@@ -258,24 +267,31 @@ class Settings:
     is_untouched: bool
     """The sandbox's files are those of the host."""
 
+    @classmethod
+    def from_packet(cls, packet: bytes) -> "Settings":
+        """Read what was sent."""
+        fields = json.loads(packet)
+        fields["limits"] = SandboxLimits(**fields["limits"])
+        return cls(**fields)
+
 
 def _run_entrant(template: _Template, line: socket.socket) -> None:
-    """In the template's child: enter the guest's sandbox, fork the worker, report its end. Never returns."""
+    """In the template's child: enter the guest's sandbox, fork the worker, report its end. Never returns.
+
+    Whatever memory this process writes to is copied for it, and again for the worker: it leaves all it can to that one.
+    """
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         close_all_except(0, 1, 2, line.fileno())
-        received = receive_packet(line)
-        if received is None:
+        packet, descriptors, *_ = socket.recv_fds(line, MAX_PACKET, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        if not packet:
             return
-        fields, descriptors = received
-        limits = SandboxLimits(**fields["limits"])
-        settings = Settings(limits, fields["env"], fields["cwd"], fields["allow_system_v"], fields["is_untouched"])
         report, *standard = descriptors[: _STANDARD_AND_CHANNEL + 1]
         os.setsid()
         enter_namespaces(descriptors[_STANDARD_AND_CHANNEL + 1 :])
         worker = os.fork()
         if worker == 0:
-            _run_worker(template, settings, line, report, standard)
+            _run_worker(template, packet, line, report, standard)
         for descriptor in (report, *standard):
             os.close(descriptor)
         ended = os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
@@ -284,21 +300,20 @@ def _run_entrant(template: _Template, line: socket.socket) -> None:
             send_packet(line, encode_packet({"status": status}))
             line.recv(1)  # until the guest has read what /proc shows of the worker: its number is not reused before
         os.waitpid(worker, 0)  # the sandbox's first process cannot end before
-    except (OSError, PacketError):
+    except OSError:
         pass  # the guest sees the sockets close
     finally:
         os._exit(0)
 
 
-def _run_worker(
-    template: _Template, settings: Settings, line: socket.socket, report: int, standard: Sequence[int]
-) -> None:
+def _run_worker(template: _Template, packet: bytes, line: socket.socket, report: int, standard: Sequence[int]) -> None:
     """In the sandbox: become confined, then a worker. Never returns."""
     code, stage = errno.EIO, "template"
     try:
         syscalls.set_parent_death_signal(signal.SIGKILL)
         line.send(b"+")  # the kernel adds the pid that the guest sees
         os.setsid()
+        settings = Settings.from_packet(packet)
         if not settings.is_untouched and template.is_stale():
             raise OSError(errno.ESTALE, "")
         for number, descriptor in enumerate(standard):

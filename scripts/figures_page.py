@@ -284,7 +284,7 @@ def load(results: Path = RESULTS) -> dict[str, Report]:
     reports = {name: json.loads(path.read_text("utf-8")) for name, path in places.items() if path.exists()}
     for name, report in reports.items():
         if report["quick"]:
-            raise SystemExit(f"bench/results/{name}.json was made with PRORL_BENCH_QUICK: measure again without it.")
+            raise SystemExit(f"bench/results/{name}.json was made with --short: measure again without it.")
     return reports
 
 

@@ -83,5 +83,5 @@ def test_no_ratio_of_a_busy_machine(script: ModuleType) -> None:
 
 def test_a_quick_report_is_refused(script: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "shell.json").write_text(json.dumps({**report(), "quick": True}))
-    with pytest.raises(SystemExit, match="PRORL_BENCH_QUICK"):
+    with pytest.raises(SystemExit, match="--short"):
         script.load(tmp_path)

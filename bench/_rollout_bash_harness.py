@@ -4,7 +4,8 @@ Run by the python of its own environment: ``_rollout_bash_harness.py ENGINE_URL 
 ``vf-eval`` runs them, in this process, without its dashboard and its files. The module is the taskset, too.
 """
 # The peer's package is in its own environment, not in this one.
-# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false, reportUntypedBaseClass=false, reportUnknownParameterType=false
 # pyright: reportUntypedFunctionDecorator=false
 

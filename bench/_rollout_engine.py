@@ -85,7 +85,7 @@ async def answer_chat(request: web.Request) -> web.StreamResponse:
         return web.json_response({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
     for index, call in enumerate(message.get("tool_calls", [])):
         call["index"] = index
-    chunks = (
+    chunks: tuple[dict[str, Any], ...] = (
         {"choices": [{"index": 0, "delta": message, "finish_reason": None}]},
         {"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]},
         {"choices": [], "usage": usage},

@@ -4,7 +4,8 @@
 words of PROGRAM before it (bubblewrap and its options, or nothing). ``MathRubric`` grades in its worker process.
 """
 # The peer's package is in its own environment, not in this one.
-# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 import asyncio
 import os

@@ -114,9 +114,8 @@ class Rows:
         names: Sequence[str],
         callers: int,
         of: Callable[[Measured], float],
-        times: Mapping[str, float] | None = None,
+        times: Mapping[str, float],
     ) -> list[Peer]:
-        wanted = times or {}
         return [
             peer(name, [of(each) for each in seen], target=times.get(name))
             for name in names

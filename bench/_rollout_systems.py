@@ -25,6 +25,7 @@ from _rollout_work import (
     PREPARE,
     QUESTION,
     QUESTION_WORK,
+    SCALE,
     SHELL_WORK,
     TEST_COMMAND,
     TESTS,
@@ -356,9 +357,11 @@ MINI_BWRAP = "mini-swe-agent, each command in bubblewrap"
 def all_systems() -> list[System]:
     """Return every system in the order of a run; those that are not installed say so."""
     both = (QUESTION_WORK, SHELL_WORK)
+    many = Sizes(48, {1: 60, CALLERS: 1200, 128: 1200}, 200).scaled(SCALE)  # it is fast: CPU is counted in 10 ms
+    floor = replace(Arm.of(FLOOR, QUESTION_WORK), sizes=many)
     slow = replace(Arm.of(BASH_HARNESS, QUESTION_WORK), sizes=Sizes(2, {1: 10, CALLERS: 32}, 0), once=True)
     return [
-        System((Arm.of(FLOOR, QUESTION_WORK),), _engine_alone),
+        System((floor,), _engine_alone),
         System(
             tuple(Arm.of(OURS["userns"], work) for work in both),
             partial(_service, backend="userns", warm=0, works=both),

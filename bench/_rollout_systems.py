@@ -29,6 +29,7 @@ from _rollout_work import (
     SHELL_WORK,
     TEST_COMMAND,
     TESTS,
+    WORKS,
     Sizes,
     Work,
     project_files,
@@ -151,7 +152,7 @@ def _tail(log: Path) -> str:
 async def running_engine(directory: Path) -> AsyncGenerator[tuple[str, int]]:
     """Run the engine of all systems; yields its address and its pid."""
     rows = directory / "rows.jsonl"
-    each = ({"environment": work.environment, "task": work.row} for work in (QUESTION_WORK, SHELL_WORK))
+    each = ({"environment": work.environment, "task": work.row} for work in WORKS)
     rows.write_text("".join(json.dumps(_gym_row(row)) + "\n" for row in each))
     log = directory / "engine.log"
     async with running([sys.executable, str(_BENCH / "_rollout_engine.py"), str(rows)], log) as child:
@@ -363,8 +364,8 @@ def all_systems() -> list[System]:
     return [
         System((floor,), _engine_alone),
         System(
-            tuple(Arm.of(OURS["userns"], work) for work in both),
-            partial(_service, backend="userns", warm=0, works=both),
+            tuple(Arm.of(OURS["userns"], work) for work in WORKS),
+            partial(_service, backend="userns", warm=0, works=WORKS),
         ),
         System((Arm.of(WARM, QUESTION_WORK),), partial(_service, backend="userns", warm=32, works=(QUESTION_WORK,))),
         System(

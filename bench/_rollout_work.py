@@ -1,14 +1,17 @@
 r"""The rollouts of ``bench peers``: what the agent does, how many are made, which figures are wanted. Fixed beforehand.
 
 ``question``: one python call, then the answer in ``\boxed{}``. ``shell``: twenty commands on a small project, three of
-them edits, then its hidden tests, which must pass.
+them edits, then its hidden tests, which must pass. ``program``: a program, tried with two tools, then hidden tests.
 """
 
 import base64
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from _report import SHORT
+
+from prorl_gym.cli.installation import gym_root
 
 ENGINE_SECONDS = 0.02
 """Time of every model call."""
@@ -152,10 +155,15 @@ def _shell_row() -> dict[str, Any]:
     }
 
 
+def _code_row() -> dict[str, Any]:
+    """Return the first example that ships with the package: bash, then python, then the program."""
+    return json.loads((gym_root() / "environments/prorl_code/data/example.jsonl").read_text().splitlines()[0])["task"]
+
+
 SCALE = 0.1 if SHORT else 1.0
-QUESTION_WORK = Work(
-    *("one question", "math", _question_row(), 2), Sizes(48, {1: 60, CALLERS: 300, 128: 300}, 200).scaled(SCALE)
-)
-SHELL_WORK = Work(
-    *("shell task", "taskdir", _shell_row(), len(COMMANDS) + 1), Sizes(8, {1: 8, CALLERS: 96}, 48).scaled(SCALE)
-)
+_ASKED = Sizes(48, {1: 60, CALLERS: 300, 128: 200}, 200).scaled(SCALE)
+_WORKED = Sizes(8, {1: 8, CALLERS: 96}, 48).scaled(SCALE)
+QUESTION_WORK = Work("one question", "math", _question_row(), 2, _ASKED)
+SHELL_WORK = Work("shell task", "taskdir", _shell_row(), len(COMMANDS) + 1, _WORKED)
+CODE_WORK = Work("program", "code", _code_row(), 3, _WORKED)
+WORKS = (QUESTION_WORK, SHELL_WORK, CODE_WORK)

@@ -67,16 +67,33 @@ ROWS: dict[str, tuple[Bar, ...]] = {
         Bar("128 sandboxes up", "density", "128 sandboxes up", "128 plain", "plain Apptainer instances", "userns"),
     ),
     "End to end, one question": (
-        Bar("rollouts/s, 32 callers", "peers", "one question: rollouts, 32", "NeMo Gym", "Gym's, no sandbox", "userns"),
-        Bar("the same", "peers", "one question: rollouts, 32", "verifiers 0.1 `ToolEnv`, tool a", HOST_TOOL, "userns"),
         Bar(
-            "the same", "peers", "one question: rollouts, 32", "verifiers 0.1 `ToolEnv`, tool in", BWRAP_TOOL, "userns"
+            "rollouts/s, 32 callers",
+            "peers",
+            "one question, 32 callers: rollouts",
+            "NeMo Gym",
+            "Gym's, no sandbox",
+            "userns",
         ),
-        Bar("CPU per rollout", "peers", "one question: CPU per rollout, 32", "target", "target", "userns"),
         Bar(
-            "the same, Apptainer backend", "peers", "one question: CPU per rollout, 32", "target", "target", "apptainer"
+            "the same",
+            "peers",
+            "one question, 32 callers: rollouts",
+            "verifiers 0.1 `ToolEnv`, tool a",
+            HOST_TOOL,
+            "userns",
         ),
-        Bar("beyond the engine, p50", "peers", "one question: beyond the engine, 1", "target", "target", "userns"),
+        Bar(
+            "the same",
+            "peers",
+            "one question, 32 callers: rollouts",
+            "verifiers 0.1 `ToolEnv`, tool in",
+            BWRAP_TOOL,
+            "userns",
+        ),
+        Bar("CPU per rollout", "peers", "one question, 32 callers: CPU", "target", "target", "userns"),
+        Bar("the same, Apptainer backend", "peers", "one question, 32 callers: CPU", "target", "target", "apptainer"),
+        Bar("beyond the engine, p50", "peers", "one question, 1 caller: beyond", "target", "target", "userns"),
         Bar("memory of a sandbox, python", "peers", "a sandbox with a python", "target", "target", "userns"),
     ),
     "Tokens": (

@@ -163,8 +163,9 @@ looked at and mended after that.""",
         "peers",
         "End to end beside other frameworks",
         r"""One question: a python call (`12345 * 6789`), then the answer in `\boxed{}`. The shell task: twenty commands
-on a small project, three of them edits, then its hidden tests. Every reward was 1 and the engine counted the exact
-calls, or there would be no report.
+on a small project, three of them edits, then its hidden tests. The program, ours only: tried with bash and python,
+handed in, run on hidden tests in a clean sandbox. Every reward was 1 and the engine counted the exact calls, or there
+would be no report.
 
 CPU is that of the whole machine (`/proc/stat`) without the engine's process: clients and the removal of sandboxes
 count. Time beyond the engine is a rollout's time less 20 ms for each of its calls. At 32 and 128 callers every system

@@ -210,7 +210,7 @@ async def test_the_engines_rows_make_the_calls_that_are_expected(tmp_path: Path)
     systems, work = load("_rollout_systems"), load("_rollout_work")
     async with systems.running_engine(tmp_path) as (url, pid):
         rows = load_rows([tmp_path / "rows.jsonl"])
-        for each in (work.QUESTION_WORK, work.SHELL_WORK):
+        for each in work.WORKS:
             known = rows.find(each.row["question"])
             environment: Environment[Any] = known.environment
             assert environment.name == each.environment and len(known.gold_steps()) == each.calls
@@ -237,18 +237,19 @@ def test_ours_stands_beside_its_peers() -> None:
     every = (systems.OURS["userns"], systems.OURS["apptainer"], systems.THROUGH_GYM, systems.GYM, systems.TOOL_ENV)
     found = results(*((work.name, arm, 32, float(n)) for n, arm in enumerate(every, 10)))
     found.loads[work.name, every[0], 32] *= 3
-    rows = {(row["name"], row["backend"]): row for row in peers.Rows(found, work).all()}
-    rate = rows["one question: rollouts, 32 callers", "userns"]
+    found.loads[work.name, systems.FLOOR, 32] = found.loads[work.name, systems.GYM, 32]
+    rows = {(row["name"], row["backend"]): row for row in peers.work_rows(found, work)}
+    rate = rows["one question, 32 callers: rollouts", "userns"]
     assert (rate["runs"], rate["unit"], rate["better"]) == ([10.0] * 3, "1/s", "higher")
     assert [(peer["name"], peer["value"], peer["target"]) for peer in rate["peers"]] == [
         (systems.GYM, 13.0, 1.2),
         (systems.TOOL_ENV, 14.0, 0.7),
     ]
-    apptainer = rows["one question: rollouts, 32 callers", "apptainer"]
+    apptainer = rows["one question, 32 callers: rollouts", "apptainer"]
     assert {peer["target"] for peer in apptainer["peers"]} == {None}
-    assert rows["one question: CPU per rollout, 32 callers", "userns"]["target"] == 35.0
-    assert rows["one question: CPU per rollout, 32 callers", "apptainer"]["target"] == 60.0
-    gym = rows["one question, through Gym: rollouts, 32 callers", "userns"]
+    assert rows["one question, 32 callers: CPU per rollout", "userns"]["target"] == 35.0
+    assert rows["one question, 32 callers: CPU per rollout", "apptainer"]["target"] == 60.0
+    gym = rows["one question, through Gym, 32 callers: rollouts", "userns"]
     assert [peer["name"] for peer in gym["peers"]] == [systems.GYM]
     assert not [name for name, _ in rows if "1 caller" in name], "nothing was measured with one caller"
 
@@ -258,12 +259,16 @@ def test_latency_rows_have_medians_and_tails() -> None:
     work = load("_rollout_work").QUESTION_WORK
     found = results()
     found.loads[work.name, systems.OURS["userns"], 1] = [measure.Measured(1.0, 1.0, [10.0, 20.0, 30.0])]
+    found.loads[work.name, systems.FLOOR, 1] = [measure.Measured(1.0, 1.0, [2.0, 3.0, 4.0])]
     found.loads[work.name, systems.OURS["userns"], measure.OPEN] = [measure.Measured(1.0, 1.0, [5.0, 5.0, 105.0])]
-    rows = {row["name"]: row for row in peers.Rows(found, work).all()}
-    assert rows["one question: beyond the engine, 1 caller, p50"]["value"] == 20.0
-    assert rows["one question: beyond the engine, 1 caller, p50"]["target"] == 30.0
-    assert rows["one question: beyond the engine, half of its rate, p50"]["value"] == 5.0
-    assert rows["one question: beyond the engine, half of its rate, p99"]["value"] == pytest.approx(103.0)
+    rows = {row["name"]: row for row in peers.work_rows(found, work)}
+    assert rows["one question, 1 caller: beyond the engine, p50"]["value"] == 20.0
+    assert rows["one question, 1 caller: beyond the engine, p50"]["target"] == 30.0
+    assert rows["one question, 1 caller: beyond the engine, p50"]["peers"] == [
+        {"name": systems.FLOOR, "value": 3.0, "target": None}
+    ]
+    assert rows["one question, half of the rate: beyond the engine, p50"]["value"] == 5.0
+    assert rows["one question, half of the rate: beyond the engine, p99"]["value"] == pytest.approx(103.0)
 
 
 def test_every_arm_of_a_work_is_a_row_or_a_peer_of_one() -> None:
@@ -271,7 +276,7 @@ def test_every_arm_of_a_work_is_a_row_or_a_peer_of_one() -> None:
     own = {*systems.OURS.values(), systems.WARM, systems.THROUGH_GYM}
     for system in systems.all_systems():
         for arm in system.arms:
-            assert arm.name in own or arm.name in peers.PEERS[arm.work.name]
+            assert arm.name in own or arm.name in (systems.FLOOR, *peers.PEERS[arm.work.name])
 
 
 def test_a_short_run_is_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:

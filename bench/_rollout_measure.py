@@ -18,7 +18,7 @@ from _rollout_work import CALLERS, RUNS
 
 IDLE_LOAD = 1.0
 """Load average below which a run may begin."""
-_WAIT_SECONDS = 1800.0
+WAIT_SECONDS = 1800.0
 _QUIET_SHARE, _QUIET_SECONDS, _QUIET_LIMIT = 0.1, 0.2, 2.0
 """The machine is quiet when less than this share of one core was busy for so long; the wait for it is bounded."""
 OPEN = 0
@@ -66,7 +66,7 @@ def check(arm: Arm, load: Load, seen: Seen, calls: int) -> None:
     Raises:
         BenchRefusedError: a rollout is missing or has no reward of 1, or the engine counted other calls than expected.
     """
-    fix = "Nothing is reported. Look at the logs of the systems, and run it again."
+    fix = "Nothing is reported: figures of other work than was asked for compare with nothing."
     wrong = sum(reward != 1.0 for reward in seen.rewards)
     if wrong or len(seen.rewards) != load.count:
         made = f"{load.count} rollouts were asked for, {len(seen.rewards)} made"
@@ -165,7 +165,7 @@ def wait_for_idle_machine() -> None:
     Raises:
         BenchRefusedError: something else keeps running.
     """
-    end = time.monotonic() + _WAIT_SECONDS
+    end = time.monotonic() + WAIT_SECONDS
     while not SHORT and os.getloadavg()[0] >= IDLE_LOAD:
         if time.monotonic() > end:
             what = f"The load average stays at {os.getloadavg()[0]:.1f}; a run begins below {IDLE_LOAD:g}."

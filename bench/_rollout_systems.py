@@ -181,8 +181,21 @@ async def wait_answering(url: str, child: asyncio.subprocess.Process, log: Path)
     raise BenchRefusedError(f"{url} does not answer.", _tail(log))
 
 
-def _callers(rollout: Rollout) -> PutLoad:
-    return partial(put_load, rollout=rollout)
+def put_on(rollout: Rollout) -> PutLoad:
+    """Return what puts a load on a rollout that is made in this process.
+
+    Raises:
+        BenchRefusedError: when it is called: a rollout failed.
+    """
+
+    async def put(load: Load) -> Seen:
+        try:
+            return await put_load(load, rollout)
+        except ExceptionGroup as errors:
+            first = errors.exceptions[0]
+            raise BenchRefusedError(f"A rollout failed: {type(first).__name__}: {first}") from errors
+
+    return put
 
 
 # --- the floor --------------------------------------------------------------------------------------------------------
@@ -205,7 +218,7 @@ async def _engine_alone(site: Site) -> AsyncGenerator[Sequence[PutLoad]]:
             answered = await ask([question, called, observation])
             return float(f"\\boxed{{{ANSWER}}}" in answered["content"])
 
-        yield [_callers(rollout)]
+        yield [put_on(rollout)]
 
 
 # --- ours -------------------------------------------------------------------------------------------------------------
@@ -234,7 +247,7 @@ async def _service(
         try:
             await wait_answering(f"{url}/readyz", child, log)
             async with Client(url, token=(state / "token").read_text().strip(), retry_seconds=0.0) as client:
-                yield [_callers(partial(_submit_and_wait, client, work)) for work in works]
+                yield [put_on(partial(_submit_and_wait, client, work)) for work in works]
         finally:
             with suppress(ProcessLookupError):
                 child.terminate()
@@ -280,7 +293,7 @@ async def _gym(site: Site) -> AsyncGenerator[Sequence[PutLoad]]:
             return await post("prorl_math_environment_server", {**ours, "_ng_task_index": next(indices)})
 
         theirs = _math_with_code_row()
-        yield [_callers(through_ours), _callers(partial(post, "math_with_code_environment_server", theirs))]
+        yield [put_on(through_ours), put_on(partial(post, "math_with_code_environment_server", theirs))]
 
 
 def _math_with_code_row() -> dict[str, Any]:

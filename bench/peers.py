@@ -14,6 +14,7 @@ Peers live in environments of their own (``bench/peers-environment``); one that 
 
 import asyncio
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ import _versions
 from _report import Better, Figure, Report, StartConditions, figure, peer, report
 from _rollout_floors import Floors, measure_floors
 from _rollout_measure import OPEN, Machine, Measured, Results, left_out, measure_all, wait_for_idle_machine
-from _rollout_systems import Site, all_systems, peer_environment, running_engine
+from _rollout_systems import BenchRefusedError, Site, all_systems, peer_environment, running_engine
 from _rollout_work import CALLERS, CODE_WORK, QUESTION_WORK, SHELL_WORK, WORKS, Work
 
 from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
@@ -165,16 +166,19 @@ def run() -> Report:
     """Wait for an idle machine, measure, report.
 
     Raises:
-        BenchRefusedError: a reward is not 1, or the engine counted other calls than expected.
+        BenchRefusedError: a reward is not 1, or the engine counted other calls than expected. The logs are kept.
     """
     wait_for_idle_machine()
     begun = StartConditions.capture()
     print(f"load average {begun.load_average:.2f}", file=sys.stderr)
     # /var/tmp is on a disk where /tmp may be memory.
-    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="prorl-bench-") as name:
-        directory = Path(name)
-        directory.chmod(0o711)  # sandboxes have another uid when this is root
+    directory = Path(tempfile.mkdtemp(dir="/var/tmp", prefix="prorl-bench-"))
+    directory.chmod(0o711)  # sandboxes have another uid when this is root
+    try:
         figures = asyncio.run(measure(directory))
+    except BenchRefusedError as refusal:
+        raise BenchRefusedError(refusal.what, f"{refusal.fix} Logs: {directory}") from refusal
+    shutil.rmtree(directory)
     made = report("peers", figures, "nemo-gym", "ipython", begun=begun, also=peer_versions())
     print(f"load average {made['load_average_after']:.2f} at the end", file=sys.stderr)
     return made

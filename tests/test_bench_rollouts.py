@@ -59,7 +59,7 @@ def test_worthless_figures_are_refused(rewards: list[float], calls: int, complai
 def test_a_machine_that_stays_busy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     measure = load("_rollout_measure")
     monkeypatch.setattr(measure, "SHORT", False)
-    monkeypatch.setattr(measure, "_WAIT_SECONDS", -1.0)
+    monkeypatch.setattr(measure, "WAIT_SECONDS", -1.0)
     monkeypatch.setattr("os.getloadavg", lambda: (1.5, 0.0, 0.0))
     with pytest.raises(measure.BenchRefusedError, match=r"stays at 1\.5; a run begins below 1"):
         measure.wait_for_idle_machine()
@@ -185,6 +185,32 @@ async def test_a_program_that_ends_is_quoted(tmp_path: Path) -> None:
     async with systems.running([sys.executable, "-c", "raise SystemExit('no such engine')"], log) as child:
         with pytest.raises(systems.BenchRefusedError, match="no such engine"):
             await systems.read_line(child, log, 60.0)
+
+
+async def test_a_rollout_that_fails_is_named() -> None:
+    systems, loads = load("_rollout_systems"), load("_rollout_load")
+
+    async def rollout() -> float:
+        raise OSError("connection refused")
+
+    with pytest.raises(systems.BenchRefusedError, match="A rollout failed: OSError: connection refused"):
+        await systems.put_on(rollout)(loads.Load(2, callers=2))
+
+
+def test_a_refused_run_keeps_its_logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    peers = load("peers")
+
+    async def measure(directory: Path) -> Any:
+        (directory / "engine.log").write_text("last words")
+        raise peers.BenchRefusedError("1 rewards are not 1.", "Nothing is reported.")
+
+    monkeypatch.setattr(peers, "wait_for_idle_machine", lambda: None)
+    monkeypatch.setattr(peers, "measure", measure)
+    monkeypatch.setattr(peers.tempfile, "mkdtemp", lambda **_: str(tmp_path))
+    with pytest.raises(peers.BenchRefusedError) as raised:
+        peers.run()
+    assert str(raised.value) == f"1 rewards are not 1.\nNothing is reported. Logs: {tmp_path}"
+    assert (tmp_path / "engine.log").exists()
 
 
 # --- the engine and the rows ------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ async def measure_floors(machine: Machine) -> Floors:
             for python, times in ((False, floors.sandbox_ms), (True, floors.python_ms)):
                 before = machine.busy()
                 await _start_and_close(backend, COUNT, python=python)
+                await machine.wait_quiet()
                 times.append((machine.busy() - before) * 1000 / COUNT)
             before = machine.busy()
             for _ in range(COUNT):

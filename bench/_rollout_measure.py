@@ -165,8 +165,11 @@ def wait_for_idle_machine() -> None:
     Raises:
         BenchRefusedError: something else keeps running.
     """
+    if SHORT:
+        return
     end = time.monotonic() + WAIT_SECONDS
-    while not SHORT and os.getloadavg()[0] >= IDLE_LOAD:
+    print(f"waiting for a load average below {IDLE_LOAD:g}", file=sys.stderr)
+    while os.getloadavg()[0] >= IDLE_LOAD:
         if time.monotonic() > end:
             what = f"The load average stays at {os.getloadavg()[0]:.1f}; a run begins below {IDLE_LOAD:g}."
             raise BenchRefusedError(what, "End what else runs on this machine, or try it with --short.")

@@ -269,12 +269,17 @@ def figures_table(groups: Sequence[dict[str | None, Row]]) -> str:
     return table(["figure", *BACKENDS, "target"], rows)
 
 
+def own_peer(row: Row | None, peer: Row) -> Row:
+    """Return a backend's own entry of a peer, whose wanted ratio may differ from that of the other backend."""
+    return next((own for own in row["peers"] if own["name"] == peer["name"]), peer) if row else peer
+
+
 def peers_table(groups: Sequence[dict[str | None, Row]], *, quiet: bool) -> str:
     """Return what the sandboxes' figures stand beside."""
     rows = [
         [
             *(label(first), peer["name"], number(peer["value"])),
-            *(ratio_cell(group.get(name), peer, quiet=quiet) for name in BACKENDS),
+            *(ratio_cell(group.get(name), own_peer(group.get(name), peer), quiet=quiet) for name in BACKENDS),
         ]
         for group in groups
         if None not in group

@@ -80,6 +80,11 @@ def test_a_better_peer_keeps_the_ratio_that_was_wanted(script: ModuleType) -> No
     assert "| speed, ms | rival | 1.5 | **0.75x: the peer is better** (wanted: 0.7x) |  |" in page
 
 
+def test_a_ratio_that_is_wanted_of_one_backend_only(script: ModuleType) -> None:
+    page = script.page({"shell": report(row(wanted=3.0), row(backend="apptainer"))})
+    assert "| speed, ms | rival | 8 | 4x (wanted: 3x) | 4x |" in page
+
+
 def test_no_ratio_of_a_busy_machine(script: ModuleType) -> None:
     page = script.page({"shell": report(row(wanted=3.0), row(9.0, backend="apptainer"), ratios=False)})
     assert "no ratios" in page

@@ -129,16 +129,25 @@ def load_name(callers: int) -> str:
     return f"{callers} caller{'s' if callers > 1 else ''}"
 
 
+BARE: Mapping[BackendName, str] = {
+    "userns": "six namespaces by `unshare`, a fresh /proc, `true` (floor)",
+    "apptainer": "`apptainer exec` with the same options, `true` (floor)",
+}
+
+
 def floor_rows(floors: Floors) -> list[Figure]:
     """Return what a sandbox costs alone."""
-    bare = peer("six namespaces by `unshare`, a fresh /proc, `true` (floor)", floors.unshare_ms)
-    started = (("a sandbox, started and closed: CPU", floors.sandbox_ms),)
-    started += (("the same with python's first cell: CPU", floors.python_ms),)
+    rows: list[Figure] = []
+    for backend, starts in floors.starts.items():
+        bare = peer(BARE[backend], starts.bare_ms)
+        for name, runs in (
+            ("a sandbox, started and closed: CPU", starts.sandbox_ms),
+            ("the same with python's first cell: CPU", starts.python_ms),
+        ):
+            rows.append(figure(name, runs, "ms", better="lower", backend=backend, peers=[bare]))
     memory = "a sandbox with a python worker: memory, PSS"
-    return [
-        *(figure(name, runs, "ms", better="lower", backend="userns", peers=[bare]) for name, runs in started),
-        *(figure(memory, [mb], "MB", better="lower", backend="userns", target=MEMORY_MB) for mb in floors.memory_mb),
-    ]
+    rows += [figure(memory, [mb], "MB", better="lower", backend="userns", target=MEMORY_MB) for mb in floors.memory_mb]
+    return rows
 
 
 async def measure(directory: Path) -> list[Figure]:
@@ -147,7 +156,7 @@ async def measure(directory: Path) -> list[Figure]:
     for name, why in left_out(known).items():
         print(f"left out: {name}: {why}", file=sys.stderr)
     async with running_engine(directory) as (engine, pid):
-        floors = await measure_floors(Machine(engine, pid))
+        floors = await measure_floors(Machine(engine, pid), directory)
         results = await measure_all(known, Site(engine, directory), pid)
     rows = [row for work in WORKS for row in work_rows(results, work)]
     return [*rows, *floor_rows(floors)]

@@ -339,7 +339,7 @@ class RolloutService:
     # --- groups: see ``prorl_gym.demand`` -------------------------------------------------------------------------
 
     async def set_demand(self, run_id: str, demand: Demand | None) -> GroupsStatus:
-        """Set the demand of a run; ``None`` withdraws it, and all its rollouts are made. Survives a restart.
+        """Set the demand of a run; ``None``: withdraw it, cancel what it parked, make the rest. Survives a restart.
 
         Raises:
             LedgerError: it cannot be remembered; what held before holds.

@@ -63,7 +63,10 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         **describe("runs", "Delete a run's demand", examples.GROUPS, errors=(422, 503), model=GroupsStatus),
     )
     async def delete(run: RunPath) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Every accepted rollout then runs to its end. Cancelled ones stay cancelled."""
+        """Cancels what the demand keeps of groups that have begun, parked agents among it. The rest runs to its end.
+
+        Rollouts that the demand has cancelled stay cancelled.
+        """
         return json_response(await service.set_demand(run, None))
 
     @routes.get(

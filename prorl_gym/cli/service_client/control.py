@@ -43,7 +43,7 @@ def demand(
         Path | None, typer.Option("--file", help="YAML or JSON file with a whole demand, instead of the options above.")
     ] = None,
     clear: Annotated[
-        bool, typer.Option("--clear", help="Remove the demand: run everything that was submitted.")
+        bool, typer.Option("--clear", help="Remove the demand: cancel parked agents, run the rest.")
     ] = False,
     url: UrlOption = LOCAL_URL,
 ) -> None:

@@ -233,7 +233,9 @@ class GroupController:
         scheduler = self._schedulers.get(run_id)
         if demand is None:
             if scheduler is not None:
-                self._close_scheduler(scheduler)
+                with self._contain_defects(scheduler):
+                    self._apply_actions(scheduler, scheduler.withdraw_demand())
+                    self._close_scheduler(scheduler)
             return
         if scheduler is None:
             await self._open_scheduler(run_id, demand)

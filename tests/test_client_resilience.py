@@ -248,7 +248,7 @@ async def test_later_fields_of_other_answers_are_ignored() -> None:
         wanted = Demand(groups=4, redundant=RedundantHandling(run="kill"), early_stop=EarlyStop(audit=0.5))
         assert await client.demand("run") == (await client.groups("run")).demand == wanted
         assert (await client.groups("run")).states == {"open": 2, "a later state": 1}
-        assert [one.cursor for one in await client.rollouts()] == [7]
+        assert [one.cursor for one in (await client.rollouts()).rollouts] == [7]
 
 
 async def test_an_endless_line_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

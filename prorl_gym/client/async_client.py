@@ -25,7 +25,6 @@ from prorl_gym.client.wire_models import (
     PolicyUpdateResponse,
     RolloutListResponse,
     RolloutResponse,
-    RolloutSummary,
     ServiceStatus,
     SubmitResponse,
     SubmittedRequestResponse,
@@ -139,18 +138,17 @@ class Client:
 
     async def rollouts(
         self, run_id: str | None = None, *, group: str | None = None, limit: int = 100, before: int = 0
-    ) -> list[RolloutSummary]:
-        """List finished rollouts without their records, newest first.
+    ) -> RolloutListResponse:
+        """Return a page of finished rollouts without their records, newest first, and the cursor of the next page.
 
         Args:
             run_id: only of this run.
             group: only of this group.
             limit: the most to return.
-            before: only those that finished before the one with this cursor, for the next page.
+            before: only those that finished before the one with this cursor: ``before`` of the page read last.
         """
         query = {"limit": str(limit), "run": run_id, "group": group, "before": str(before) if before else None}
-        answer = await self._transport.call("GET", "/v1/rollouts", RolloutListResponse, query=_without_none(query))
-        return list(answer.rollouts)
+        return await self._transport.call("GET", "/v1/rollouts", RolloutListResponse, query=_without_none(query))
 
     async def cancel(
         self,
@@ -209,7 +207,7 @@ class Client:
             return 0 if demand is None else demand.replace
 
         async def is_over(seen: int) -> bool:
-            newest = await self.rollouts(run_id, limit=1)
+            newest = (await self.rollouts(run_id, limit=1)).rollouts
             if newest and newest[0].cursor > seen:
                 return False  # there is more to read
             states = (await self.groups(run_id)).states
@@ -257,7 +255,7 @@ class Client:
             return None
 
     async def clear_demand(self, run_id: str) -> None:
-        """Delete the demand of a run: everything is wanted again."""
+        """Delete the demand of a run: parked agents and their groups are cancelled, everything else runs to its end."""
         await self._transport.call("DELETE", f"/v1/runs/{_path_part(run_id)}/demand", IgnoredResponse)
 
     async def groups(self, run_id: str) -> GroupsStatus:

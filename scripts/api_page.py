@@ -77,6 +77,14 @@ cursor acknowledges everything up to it; `POST /v1/ack` does so without reading.
 TABLE_HEAD = "| route | what it does |\n|---|---|\n"
 
 
+WORDS_HEAD = """The fields with a closed list of words. A body with another word is refused. Answers of a later release may
+have further words; a record only with a higher `schema_version`.
+
+| field | words |
+|---|---|
+"""
+
+
 def document() -> Any:
     """Return the OpenAPI document."""
     runner = InProcessRunner(environment_lookup(), FakePolicySource(), EmptyBackend())
@@ -137,11 +145,37 @@ def default_of(parameter: Any) -> str:
     return "" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
+def words_of(schema: Any, schemas: Any) -> tuple[str, ...]:
+    """Return the words that a field may have, itself or in its items; none: any."""
+    if "$ref" in schema:
+        target = schemas[schema["$ref"].rpartition("/")[2]]
+        return tuple(target.get("enum", ()))
+    if "enum" in schema:
+        return tuple(one for one in schema["enum"] if isinstance(one, str))
+    inner = [schema[key] for key in ("items", "propertyNames") if isinstance(schema.get(key), dict)]
+    return next((found for one in (*inner, *schema.get("anyOf", ())) if (found := words_of(one, schemas))), ())
+
+
+def words(openapi: Any) -> str:
+    """Return every field that has a closed list of words, fields with the same list together."""
+    schemas = openapi["components"]["schemas"]
+    fields: dict[tuple[str, ...], list[str]] = {}
+    for model, schema in sorted(schemas.items()):
+        for name, field in schema.get("properties", {}).items():
+            if found := words_of(field, schemas):
+                fields.setdefault(found, []).append(f"`{model}.{name}`")
+    rows = [
+        f"| {', '.join(names)} | {', '.join(f'`{word}`' if word else 'empty' for word in found)} |"
+        for found, names in fields.items()
+    ]
+    return WORDS_HEAD + "\n".join(rows) + "\n"
+
+
 def page() -> str:
     """Return the whole of ``docs/api.md``."""
     told = document()
     routes = [part for operation in operations(told) for part in described(*operation)]
-    return "\n".join([HEAD, "## Routes\n", table(told), *routes])
+    return "\n".join([HEAD, "## Words\n", words(told), "## Routes\n", table(told), *routes])
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel
 
 from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
-from prorl_gym.errors import CancelReason, Cause, FailureKind
-from prorl_gym.records import EngineLoad, Identifier, Record, Rollout, RolloutRequest
+from prorl_gym.errors import CancelReason, Cause, FailureKind, Limit
+from prorl_gym.records import EngineLoad, Identifier, OutcomeStatus, Record, Rollout, RolloutRequest
 
 MAX_CURSOR = 2**63 - 1
 """Largest integer of the ledger; a larger cursor would break the stream after its 200."""
@@ -41,6 +41,11 @@ GroupState = Literal["open", "informative", "ready", "uninformative", "redundant
 """``open``: undecided; ``informative``: two rewards differ, members are still running; ``ready``: complete and
 informative; ``uninformative``: complete, all rewards equal; ``redundant``, ``stale``: stopped by the service;
 ``short``: fewer rewards than the group's size, and no member is left."""
+
+
+# Readers take any text here: a later release may have more of these words.
+Status = Annotated[str, Field(json_schema_extra={"enum": [*get_args(OutcomeStatus)]})]
+Detail = Annotated[str, Field(json_schema_extra={"enum": ["", *Limit, *FailureKind, *CancelReason]})]
 
 
 class Body(BaseModel):
@@ -126,9 +131,9 @@ class RolloutSummary:
     environment: str
     evaluation: bool
     stands_in_for: str | None
-    status: str
+    status: Status
     """``Outcome.status``."""
-    detail: str
+    detail: Detail
     """The outcome's kind, limit or reason; empty for a completed one."""
     cause: Cause | None
     reward: float | None
@@ -503,10 +508,10 @@ class OutcomeCount(Record):
 
     environment: str
     """Empty for environments that this service does not have."""
-    status: str
-    cause: str
+    status: Status
+    cause: Annotated[str, Field(json_schema_extra={"enum": ["", *Cause]})]
     """Cause of the failure; empty unless failed."""
-    detail: str
+    detail: Detail
     """Kind of the failure, limit, or reason of the cancel."""
     count: int
 

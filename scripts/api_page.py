@@ -77,8 +77,8 @@ cursor acknowledges everything up to it; `POST /v1/ack` does so without reading.
 TABLE_HEAD = "| route | what it does |\n|---|---|\n"
 
 
-WORDS_HEAD = """The fields with a closed list of words. A body with another word is refused. Answers of a later release may
-have further words; a record only with a higher `schema_version`.
+WORDS_HEAD = """The fields with a closed list of words. A body with another word is refused. Answers of a later release
+may have further words; a record only with a higher `schema_version`.
 
 | field | words |
 |---|---|

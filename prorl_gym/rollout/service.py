@@ -342,6 +342,7 @@ class RolloutService:
         """Set the demand of a run; ``None``: withdraw it, cancel what it parked, make the rest. Survives a restart.
 
         Raises:
+            ConflictError: it is for a version older than its pool's.
             LedgerError: it cannot be remembered; what held before holds.
             ShuttingDownError: the service is stopping, was not started, or is broken.
         """

@@ -79,6 +79,7 @@ class GroupController:
         """Remember a demand, then act on it. Calls for one run take effect in the order in which they were made.
 
         Raises:
+            ConflictError: it is for a version older than its pool's.
             LedgerError: it cannot be remembered; then it does not hold.
         """
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -229,8 +230,10 @@ class GroupController:
         if begun.done():  # its caller has given up
             return
         begun.set_result(None)
-        await self._ledger.set_demand(run_id, demand)
         scheduler = self._schedulers.get(run_id)
+        if demand is not None and (scheduler is None or scheduler.demand != demand):  # one sent again is harmless
+            self._require_current_version(run_id, demand)
+        await self._ledger.set_demand(run_id, demand)
         if demand is None:
             if scheduler is not None:
                 with self._contain_defects(scheduler):
@@ -279,6 +282,21 @@ class GroupController:
             scheduler.settle_rewarded(exclude=busy)
             cursor = page[-1].cursor
         return scheduler, cursor
+
+    def _require_current_version(self, run_id: str, demand: Demand) -> None:
+        """Refuse a demand of a version that its pool has left behind, maybe in another run.
+
+        Raises:
+            ConflictError: it is.
+        """
+        current = self._version_for(demand)
+        if demand.version is not None and demand.version < current:
+            raise ConflictError(
+                f"run {run_id}: its demand is for version {demand.version} of pool {demand.pool}, which is at version "
+                f"{current}.",
+                "Versions belong to the pool and never go back, whichever run reports them: take the version of "
+                "GET /v1/policy, or leave it out.",
+            )
 
     def _version_for(self, demand: Demand) -> int:
         return self._versions.get(demand.pool, 0)

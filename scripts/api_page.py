@@ -62,9 +62,10 @@ present); all others need another request. A failed rollout is not an error of t
 curl -sN -H "$T" "$U/v1/stream?run=step-7&cursor=41&ack=true"
 ```
 
-Each line is a record with its cursor; an empty line is sent after 15 s without one. After a broken connection, continue
-from the last cursor seen. Records are kept until they are acknowledged or expire: with `ack=true`, reading from a
-cursor acknowledges everything up to it; `POST /v1/ack` does so without reading.
+Each line is a record with its cursor; an empty line is sent after 15 s without one. Before it, a line with `paused` and
+without `rollout` says once for each pause which pool is paused, and until when; ignore further lines without `rollout`.
+After a broken connection, continue from the last cursor seen. Records are kept until they are acknowledged or expire:
+with `ack=true`, reading from a cursor acknowledges everything up to it; `POST /v1/ack` does so without reading.
 
 ## History
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel
 from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
 from prorl_gym.errors import CancelReason, Cause, FailureKind, Limit
 from prorl_gym.records import EngineLoad, Identifier, OutcomeStatus, Record, Rollout, RolloutRequest
+from prorl_gym.settings import Seconds
 
 MAX_CURSOR = 2**63 - 1
 """Largest integer of the ledger; a larger cursor would break the stream after its 200."""
@@ -27,6 +28,9 @@ MAX_NAMES = 10_000
 """Names in one cancel."""
 
 MAX_ENGINES = 4096
+
+DEFAULT_EXPIRE_SECONDS = 600.0
+"""Seconds after which a pause ends by itself: a trainer that died in it does not stop the service for good."""
 
 Names = Annotated[list[Identifier], Field(max_length=MAX_NAMES)]
 Url = Annotated[str, Field(min_length=1, max_length=2048)]
@@ -183,6 +187,17 @@ class DeliveredRecord(Record):
     rollout: Rollout
 
 
+class PauseNotice(Record):
+    """A line of the stream that is no record: no record came for 15 s, and this pool is paused. Once for each pause."""
+
+    paused: str
+    """Name of the pool."""
+    since: float
+    """When the pause began, in Unix seconds."""
+    expires_at: float | None
+    """When it ends by itself, in Unix seconds; null: when it is resumed, or some time after a running update."""
+
+
 class AckBody(Body):
     """Which records were received: all up to a cursor, or those of some rollouts, or both."""
 
@@ -332,6 +347,9 @@ class PolicyUpdateBody(Body):
     """The trainer's own log-probs of all ``probe_ids`` (``GET /v1/policy``) but the first, to detect stale weights."""
     caches_dropped: bool = False
     """Whether loading the weights dropped the prefix caches."""
+    require_pause: bool = False
+    """Refuse the update (409) when the pool is not paused any more, because calls may have run while weights changed:
+    the pause has expired, or the service was restarted."""
     engines: Annotated[list[Url], Field(min_length=1, max_length=MAX_ENGINES)] | None = None
     """The full list of engines from now on: new ones are registered, missing ones drained and deregistered."""
 
@@ -357,6 +375,9 @@ class PauseBody(Body):
     engines that continue them across a change of weights."""
     pool: PoolName = "policy"
     """Pool of engines to pause."""
+    expire_seconds: Seconds | None = DEFAULT_EXPIRE_SECONDS
+    """The pause ends by itself this long after this call, or after the last update in it: longer than loading takes.
+    Null: never. Another pause starts the time anew."""
 
 
 class ResumeBody(Body):
@@ -371,6 +392,8 @@ class PauseResponse(Record):
 
     pool: str
     paused: bool
+    expires_at: float | None = None
+    """When the pause ends by itself, in Unix seconds; null: never."""
 
 
 class EngineBody(Body):
@@ -433,6 +456,8 @@ class PoolStatus(Record):
     version: int
     """Policy version of tokens sampled from now on."""
     paused: bool
+    pause_expires_at: float | None = None
+    """When its pause ends by itself, in Unix seconds; null if it is not paused, or never does."""
     failovers: int
     """Calls retried on another engine."""
     unavailable_reason: str = ""

@@ -94,7 +94,7 @@ async def test_a_version_that_goes_back_is_refused_with_the_next_one_named(clien
     assert not (await client.policy()).paused
 
 
-async def test_a_demand_of_an_older_version_is_refused(client: Client) -> None:
+async def test_a_demand_of_an_older_version_is_refused(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     await client.set_demand("first", Demand(groups=1, version=0))
     async with client.weight_update(7):
         pass
@@ -110,6 +110,7 @@ async def test_a_demand_of_an_older_version_is_refused(client: Client) -> None:
     assert await client.demand("second") is None
     await client.set_demand("second", Demand(groups=1))  # without one it is the pool's
     assert (await client.groups("second")).version == 8
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR], "a refusal is no defect"
 
 
 async def test_each_pool_has_a_version_of_its_own(client: Client) -> None:

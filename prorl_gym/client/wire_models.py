@@ -195,7 +195,7 @@ class PauseNotice(Record):
     since: float
     """When the pause began, in Unix seconds."""
     expires_at: float | None
-    """When it ends by itself, in Unix seconds; null: when it is resumed, or some time after a running update."""
+    """When it ends by itself, in Unix seconds; null: never, or an update is under way."""
 
 
 class AckBody(Body):

@@ -274,7 +274,8 @@ async def _stream_lines(
             return
         else:
             pauses = {(notice.paused, notice.since): notice for notice in policies.pause_notices()}
-            news, reported = [pauses[key] for key in pauses.keys() - reported], set(pauses)
+            news = [notice for pause, notice in pauses.items() if pause not in reported]
+            reported = set(pauses)
             yield "".join(f"{notice.model_dump_json()}\n" for notice in news).encode() + b"\n"
 
 

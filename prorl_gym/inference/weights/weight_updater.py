@@ -85,7 +85,7 @@ class Pause:
 
     since: float
     expires_at: float | None
-    """``None``: ``resume`` alone ends it, or the clock stands still for an update."""
+    """``None``: it does not expire, or a pause or an update is under way."""
 
 
 class WeightUpdater:
@@ -430,7 +430,7 @@ class WeightUpdater:
                 f"pool {self._pool.name}: version {version} does not follow {current}.",
                 f"Versions belong to the pool, whichever run or step they come from: the next one is {current + 1}.",
             )
-        # Before any version there is nothing to compare with, and no token that could have a wrong label.
+        # It says what the engines hold: there is nothing to compare with but each other.
         is_first = not self._has_updated and current in (0, version)
         if reference_logprobs is None and not (self.paused or self._fingerprints or is_first):
             raise WeightUpdateError(

@@ -82,6 +82,8 @@ class GroupController:
             ConflictError: it is for a version older than its pool's.
             LedgerError: it cannot be remembered; then it does not hold.
         """
+        if demand is not None and demand != self.demands().get(run_id):  # one that is sent again is harmless
+            self._require_current_version(run_id, demand)
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         before = self._demand_tasks.get(run_id)
         turn = self._demand_tasks[run_id] = self._dispatcher.spawn(self._apply_demand(before, begun, run_id, demand))
@@ -230,10 +232,8 @@ class GroupController:
         if begun.done():  # its caller has given up
             return
         begun.set_result(None)
-        scheduler = self._schedulers.get(run_id)
-        if demand is not None and (scheduler is None or scheduler.demand != demand):  # one sent again is harmless
-            self._require_current_version(run_id, demand)
         await self._ledger.set_demand(run_id, demand)
+        scheduler = self._schedulers.get(run_id)
         if demand is None:
             if scheduler is not None:
                 with self._contain_defects(scheduler):

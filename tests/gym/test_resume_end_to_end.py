@@ -115,5 +115,5 @@ def test_no_row_is_lost_or_answered_twice_or_made_again(tmp_path: Path, short_di
     with sqlite3.connect(tmp_path / "ledger.sqlite") as ledger:
         (made,) = ledger.execute("SELECT count(*) FROM rollouts").fetchone()
     print(made, "made for", expected, "rows")
-    # One may have been between the client's socket and its file when the client died: nothing can tell (row_dedup.py).
-    assert expected <= made <= expected + 1
+    # What was between the client's sockets and its file when the client died: nothing can tell (row_dedup.py).
+    assert expected <= made <= expected + AT_ONCE

@@ -73,7 +73,12 @@ def downloaded_once(name: str, download: Callable[[Path], None]) -> Path:
             shutil.rmtree(fresh)
             skip_unless_required(f"the package index is out of reach: {error}")
         give_to_sandboxes(fresh)
-        fresh.rename(kept)
+        try:
+            fresh.rename(kept)
+        except OSError:
+            if not kept.is_dir():
+                raise
+            shutil.rmtree(fresh)  # another worker was faster
     return kept
 
 

@@ -216,6 +216,7 @@ async def test_hand_out_is_quick(pool: WarmPool) -> None:
 @on_loop
 async def test_a_killed_warm_one_is_not_handed_out(pool: WarmPool, backend: NamespaceBackend) -> None:
     spec = SandboxSpec(workdir="/killed")
+    await backend.wait_idle()  # no directory of an earlier sandbox is being removed
     before = set(os.listdir(backend.scratch))
     pool.prewarm(spec, 1)
     await pool.wait_idle()

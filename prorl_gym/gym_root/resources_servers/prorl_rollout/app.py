@@ -14,11 +14,16 @@ from typing import Any, ClassVar
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
-from nemo_gym.base_resources_server import BaseResourcesServerConfig, BaseVerifyRequest, SimpleResourcesServer
+from nemo_gym.base_resources_server import (
+    BaseResourcesServerConfig,
+    BaseVerifyRequest,
+    ReverifyMode,
+    SimpleResourcesServer,
+)
 from nemo_gym.server_utils import SESSION_ID_KEY, is_nemo_gym_fastapi_entrypoint
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from prorl_gym._gym_compat import REVERIFY_STATELESS, verifier_fixture
+from prorl_gym._gym_compat import verifier_fixture
 from prorl_gym.agents.tool_arguments import BadArguments, check_arguments
 from prorl_gym.agents.tools import BashTool, EditorTool, FinishTool, PythonTool, ThinkTool
 from prorl_gym.errors import NotFoundError, RolloutError, SandboxError, TaskError, gym_failure_kind
@@ -46,7 +51,7 @@ SEEDED_KEY = "prorl_seeded"
 class ProrlRolloutConfig(BaseResourcesServerConfig):
     """Configuration of the rollout server."""
 
-    REVERIFY_MODE: ClassVar[Any] = REVERIFY_STATELESS
+    REVERIFY_MODE: ClassVar[ReverifyMode] = ReverifyMode.STATELESS
     engines: str | list[str]
     model: str
     tokenizer: str | None = None
@@ -65,7 +70,7 @@ class VerifyRequest(BaseVerifyRequest):
 class ProrlRolloutServer(SimpleResourcesServer):
     """The rollout service and the tool sessions behind Gym's routes."""
 
-    ray_enabled = False
+    ray_enabled: ClassVar[bool] = False
     config: ProrlRolloutConfig
     _service: EmbeddedService = PrivateAttr()
     _sessions: ToolSessions = PrivateAttr()

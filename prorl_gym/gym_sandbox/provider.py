@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """NeMo Gym's sandbox provider ``prorl``.
 
 In a sandbox block of Gym's configuration::

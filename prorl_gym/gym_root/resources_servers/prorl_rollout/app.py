@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """NeMo Gym resources server with the rollout service in its process.
 
 ``/service`` has the service's HTTP API, for our own agent. ``/seed_session``, the tool routes, ``/verify`` and

@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """NeMo Gym agent: one ``POST /run`` is one rollout of the prorl_rollout server.
 
 ``row_handler`` turns a row into a rollout and its record into a Gym result; ``service_connection`` submits, streams and

@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """NeMo Gym model server over the gateway: token ids in, token ids and log-probs out, over one or more engines.
 
 It serves agents and harnesses other than ours. Every call gets an HTTP answer within the time that its client waits,

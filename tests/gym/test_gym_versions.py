@@ -1,0 +1,84 @@
+"""What differs between the versions of NeMo Gym, as far as one of them, or none, is enough to see it.
+
+`.ci/gym-versions` runs all of them.
+"""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from prorl_gym import _bootstrap
+from prorl_gym.cli.demo.process_supervisor import ProcessSupervisor
+from prorl_gym.cli.demo.stack import DemoFolders, DemoStack, PolicyEndpoint
+from prorl_gym.cli.installation import gym_root
+
+ENVIRONMENTS = ("code", "math", "stem", "swe", "taskdir")
+SERVERS = sorted(gym_root().glob("*/*/app.py"))
+
+
+def composed(config: str) -> dict[str, Any]:
+    """The blocks of a configuration and of those that it includes, each from the first root that has it."""
+    path = next(path for root in _bootstrap.component_roots() if (path := Path(root) / config).exists())
+    blocks = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    included = [composed(other) for other in blocks.pop("config_paths", [])]
+    return {name: block for each in [*included, blocks] for name, block in each.items()}
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_only_a_gym_that_has_environment_servers_reads_of_them(name: str, known: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_bootstrap, "has_environment_servers", lambda: known)
+    blocks = composed(f"environments/prorl_{name}/config.yaml")
+    expected = {"prorl_rollout": "resources_servers", f"prorl_{name}_agent": "responses_api_agents"}
+    if known:
+        expected[f"prorl_{name}_environment_server"] = "environment_servers"
+        agent = blocks[f"prorl_{name}_environment_server"]["environment_servers"]["legacy_agent"]["agent_server"]
+        assert agent == {"type": "responses_api_agents", "name": f"prorl_{name}_agent"}
+    assert {instance: next(iter(block)) for instance, block in blocks.items()} == expected
+
+
+@pytest.mark.parametrize("file", SERVERS, ids=lambda file: file.parent.name)
+def test_class_attributes_of_servers_are_annotated(file: Path):
+    """0.5.1 and 0.6.0 do not declare `ray_enabled`, and pydantic refuses a new attribute without a type."""
+    classes = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.ClassDef)]
+    servers = [node for node in classes if any("Simple" in ast.unparse(base) for base in node.bases)]
+    assert len(servers) == 1
+    assert not [ast.unparse(node) for node in servers[0].body if isinstance(node, ast.Assign)]
+    assert "ray_enabled: ClassVar[bool] = False" in map(ast.unparse, servers[0].body)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_demo_waits_for_servers_that_this_gym_has(known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("prorl_gym.cli.demo.stack.has_environment_servers", lambda: known)
+    stack = DemoStack(ProcessSupervisor(tmp_path), DemoFolders(tmp_path, tmp_path))
+    ready = stack._write_config(PolicyEndpoint(("http://127.0.0.1:9/v1",), "m", "small"))
+    config = yaml.safe_load((tmp_path / "demo.yaml").read_text(encoding="utf-8"))
+    assert {name.endswith("_environment_server") for name in ready} == ({True, False} if known else {False})
+    assert {url.rpartition("/")[2] for url in ready.values()} == {"readyz" if known else ""}
+    assert set(ready) <= set(config)
+
+
+@pytest.mark.gym
+def test_sandbox_provider_without_terminals_in_gym():
+    """As in 0.5.1, whose contract has no PTY."""
+    script = (
+        "from nemo_gym.sandbox.providers import base\n"
+        "for name in [name for name in vars(base) if 'Pty' in name]: delattr(base, name)\n"
+        "from nemo_gym.sandbox import create_provider\n"
+        "print(create_provider({'prorl': {}}).name)"
+    )
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert child.stdout.strip() == "prorl", child.stderr
+
+
+@pytest.mark.gym
+def test_no_fixture_where_gym_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from prorl_gym._gym_compat import verifier_fixture
+
+    monkeypatch.setitem(sys.modules, "nemo_gym.verifier_fixture", None)
+    assert verifier_fixture(object, object, tmp_path) is None

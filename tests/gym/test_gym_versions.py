@@ -4,6 +4,7 @@
 """
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,39 @@ def test_only_a_gym_that_has_environment_servers_reads_of_them(name: str, known:
         agent = blocks[f"prorl_{name}_environment_server"]["environment_servers"]["legacy_agent"]["agent_server"]
         assert agent == {"type": "responses_api_agents", "name": f"prorl_{name}_agent"}
     assert {instance: next(iter(block)) for instance, block in blocks.items()} == expected
+
+
+MANIFEST_KEYS = {
+    *("name", "version", "kind", "integration_profile", "domain", "description", "modality", "licensing", "authors"),
+    *("reward", "determinism", "resources_server", "agent_server", "datasets", "session_model", "state", "sandbox"),
+    "lifecycle",
+}
+"""Of the keys that 0.6.0 knows, those that we use: it refuses a manifest that has another."""
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_manifest_has_no_key_that_0_6_refuses(name: str):
+    manifest = yaml.safe_load((gym_root() / f"environments/prorl_{name}/manifest.yaml").read_text(encoding="utf-8"))
+    assert set(manifest) == MANIFEST_KEYS
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+DATA = [gym_root() / f"environments/prorl_{name}/data" for name in ENVIRONMENTS]
+DATA.append(gym_root() / "resources_servers/prorl_rollout/data")
+
+
+@pytest.mark.parametrize("folder", DATA, ids=lambda folder: folder.parent.name)
+def test_example_rollouts_and_metrics_are_those_of_the_example_rows(folder: Path):
+    """Gym's own test of a resources server asks for five of each."""
+    rows, rollouts = rows_of(folder / "example.jsonl"), rows_of(folder / "example_rollouts.jsonl")
+    assert [rollout["task"] for rollout in rollouts] == [row["task"] for row in rows]
+    assert [(rollout["reward"], rollout["mask_sample"]) for rollout in rollouts] == [(1.0, False)] * 5
+    metrics = json.loads((folder / "example_metrics.json").read_text(encoding="utf-8"))
+    assert metrics["Number of examples"] == 5
+    assert metrics["jsonl_fpath"] == f"{folder.parents[1].name}/{folder.parent.name}/data/example.jsonl"
 
 
 @pytest.mark.parametrize("file", SERVERS, ids=lambda file: file.parent.name)

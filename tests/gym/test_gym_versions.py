@@ -5,9 +5,13 @@
 
 import ast
 import json
+import re
+import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +22,7 @@ from prorl_gym.cli.demo.process_supervisor import ProcessSupervisor
 from prorl_gym.cli.demo.stack import DemoFolders, DemoStack, PolicyEndpoint
 from prorl_gym.cli.installation import gym_root
 
+REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENTS = ("code", "math", "stem", "swe", "taskdir")
 SERVERS = sorted(gym_root().glob("*/*/app.py"))
 
@@ -41,6 +46,31 @@ def test_only_a_gym_that_has_environment_servers_reads_of_them(name: str, known:
         agent = blocks[f"prorl_{name}_environment_server"]["environment_servers"]["legacy_agent"]["agent_server"]
         assert agent == {"type": "responses_api_agents", "name": f"prorl_{name}_agent"}
     assert {instance: next(iter(block)) for instance, block in blocks.items()} == expected
+
+
+CHECK = SimpleNamespace(**runpy.run_path(str(REPOSITORY / ".ci/gym-versions")))
+
+
+def test_ci_and_documentation_name_the_same_versions():
+    *older, newest = CHECK.PINS
+    assert f"| | {' | '.join([*older, newest])} |" in (REPOSITORY / "docs/gym.md").read_text(encoding="utf-8")
+    assert f"| NeMo Gym {', '.join(older)} and {newest} | " in (REPOSITORY / "docs/ci.md").read_text(encoding="utf-8")
+
+
+def test_what_ci_installs_beside_gym_is_pinned():
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = {re.split(r"[><=; ]", line)[0].lower() for line in project["dependencies"]} - {"nemo-gym"}
+    pins = [line for line in CHECK.LOCK.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    pinned = {name.lower() for name, _, version in (line.partition("==") for line in pins) if version}
+    assert len(pinned) == len(pins)
+    assert wanted - {name.replace("_", "-") for name in pinned} == set()
+
+
+def test_a_program_that_ends_before_it_is_ready_fails_with_its_log(tmp_path: Path):
+    program = ("bash", "-c", "echo no such server; exit 3")
+    with pytest.raises(CHECK.CheckError, match=r"(?s)ended with code 3.*no such server"):
+        with CHECK.running(*program, folder=tmp_path, env={}, log=tmp_path / "log", ready=lambda: False):
+            pytest.fail("it was never ready")
 
 
 MANIFEST_KEYS = {

@@ -56,7 +56,7 @@ def current_rollout_id() -> str | None:
 
 
 def verifier_fixture(server: type[Any], request_model: type[Any], cases: Path) -> Any:
-    """Return the fixture that ``gym env test`` looks for; ``None`` before 0.7, which has none."""
+    """Return the fixture that ``gym env test`` looks for; ``None`` in 0.5.1, which has none."""
     try:
         from nemo_gym.verifier_fixture import VerifierFixture
     except ImportError:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from prorl_gym import _bootstrap
+from prorl_gym._bootstrap import component_roots
 from prorl_gym.cli.demo.process_supervisor import ProcessSupervisor
 from prorl_gym.cli.demo.stack import DemoFolders, DemoStack, PolicyEndpoint
 from prorl_gym.cli.installation import gym_root
@@ -29,7 +29,7 @@ SERVERS = sorted(gym_root().glob("*/*/app.py"))
 
 def composed(config: str) -> dict[str, Any]:
     """The blocks of a configuration and of those that it includes, each from the first root that has it."""
-    path = next(path for root in _bootstrap.component_roots() if (path := Path(root) / config).exists())
+    path = next(path for root in component_roots() if (path := Path(root) / config).exists())
     blocks = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     included = [composed(other) for other in blocks.pop("config_paths", [])]
     return {name: block for each in [*included, blocks] for name, block in each.items()}
@@ -38,7 +38,7 @@ def composed(config: str) -> dict[str, Any]:
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_only_a_gym_that_has_environment_servers_reads_of_them(name: str, known: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_bootstrap, "has_environment_servers", lambda: known)
+    monkeypatch.setattr("prorl_gym._bootstrap.has_environment_servers", lambda: known)
     blocks = composed(f"environments/prorl_{name}/config.yaml")
     expected = {"prorl_rollout": "resources_servers", f"prorl_{name}_agent": "responses_api_agents"}
     if known:
@@ -120,7 +120,7 @@ def test_class_attributes_of_servers_are_annotated(file: Path):
 def test_the_demo_waits_for_servers_that_this_gym_has(known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("prorl_gym.cli.demo.stack.has_environment_servers", lambda: known)
     stack = DemoStack(ProcessSupervisor(tmp_path), DemoFolders(tmp_path, tmp_path))
-    ready = stack._write_config(PolicyEndpoint(("http://127.0.0.1:9/v1",), "m", "small"))
+    ready = stack.write_config(PolicyEndpoint(("http://127.0.0.1:9/v1",), "m", "small"))
     config = yaml.safe_load((tmp_path / "demo.yaml").read_text(encoding="utf-8"))
     assert {name.endswith("_environment_server") for name in ready} == ({True, False} if known else {False})
     assert {url.rpartition("/")[2] for url in ready.values()} == {"readyz" if known else ""}

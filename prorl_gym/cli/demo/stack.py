@@ -129,7 +129,7 @@ class DemoStack:
             on_ready: called with the name of each server when it is ready.
         """
         link_venvs(self._folders.scratch / "venvs", Path(sys.prefix))
-        servers = self._write_config(engines)
+        servers = self.write_config(engines)
         child = await self._start("gym-servers", "gym", "env", "start", "--config", str(self._config))
         reports = [asyncio.create_task(self._report_ready(child, *server, on_ready)) for server in servers.items()]
         try:
@@ -152,7 +152,7 @@ class DemoStack:
         if await self._wait_answering(child, url):
             on_ready(name)
 
-    def _write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
+    def write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
         """Write the one file that both Gym commands read; return the address of each server's readiness.
 
         Every port is fixed: two demos must not share one.

@@ -279,13 +279,18 @@ class _LazyBackend:
             await backend.close()
 
 
-class _RowVerifier:
+class RowVerifier:
     """Grades by the row alone, without the service, for ``gym env test``.
 
     A fresh sandbox takes the place of the agent's: in the test cases the agent left nothing in it.
     """
 
     async def verify(self, body: VerifyRequest) -> dict[str, Any]:
+        """Return Gym's verify reply.
+
+        Raises:
+            TaskError: the row is bad.
+        """
         backend = _LazyBackend()
         try:
             return await grade_without_session(body, SandboxLeases(backend))
@@ -294,7 +299,7 @@ class _RowVerifier:
 
 
 VERIFIER_FIXTURE = verifier_fixture(
-    _RowVerifier, VerifyRequest, Path(__file__).parent / "tests" / "verifier_cases.jsonl"
+    RowVerifier, VerifyRequest, Path(__file__).parent / "tests" / "verifier_cases.jsonl"
 )
 
 

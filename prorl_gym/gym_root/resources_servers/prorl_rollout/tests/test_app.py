@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prorl_gym.errors import TaskError
-from prorl_gym.gym_root.resources_servers.prorl_rollout.app import VerifyRequest, _RowVerifier
+from prorl_gym.gym_root.resources_servers.prorl_rollout.app import RowVerifier, VerifyRequest
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("verifier_cases.jsonl").read_text("utf-8").splitlines()]
 
@@ -19,7 +19,7 @@ CASES = [json.loads(line) for line in Path(__file__).with_name("verifier_cases.j
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_answer_is_graded_as_the_case_says(case: dict[str, Any]) -> None:
     """The same cases are the fixture of ``gym env test``, which NeMo Gym has since 0.6."""
-    grading = _RowVerifier().verify(VerifyRequest.model_validate(case["request"]))
+    grading = RowVerifier().verify(VerifyRequest.model_validate(case["request"]))
     if "expected_error" in case:
         with pytest.raises(TaskError, match=case["expected_error"]):
             asyncio.run(grading)

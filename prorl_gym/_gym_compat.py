@@ -1,18 +1,62 @@
-"""What differs between the NeMo Gym versions that we support (0.5.1, which NeMo-RL pins, and newer)."""
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
 
+"""What NeMo Gym does not export for others, and what differs between its versions 0.5.1, 0.6 and 0.7.
+
+No other module of this package imports such a name. Modules that only servers need are imported inside functions: the
+sandbox provider does not load them.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-try:
-    from nemo_gym.base_resources_server import ReverifyMode
+from nemo_gym.sandbox.providers.base import (
+    SandboxCreateError,
+    SandboxExecResult,
+    SandboxHandle,
+    SandboxResources,
+    SandboxStatus,
+)
+from nemo_gym.sandbox.providers.base import SandboxSpec as GymSandboxSpec
 
-    REVERIFY_STATELESS: Any = ReverifyMode.STATELESS
-except ImportError:
-    REVERIFY_STATELESS = "stateless"
+try:
+    from nemo_gym.sandbox.providers.base import SandboxPtyError, SandboxPtySpec
+except ImportError:  # 0.5.1 has no terminals and calls nothing that would raise or take these
+    SandboxPtyError, SandboxPtySpec = RuntimeError, object
+
+__all__ = [
+    "GymSandboxSpec",
+    "SandboxCreateError",
+    "SandboxExecResult",
+    "SandboxHandle",
+    "SandboxPtyError",
+    "SandboxPtySpec",
+    "SandboxResources",
+    "SandboxStatus",
+    "current_rollout_id",
+    "server_url",
+    "verifier_fixture",
+]
+
+
+def server_url(global_config: Mapping[str, Any], instance: str) -> str:
+    """Return the address of a server, by the name of its instance."""
+    from nemo_gym.global_config import get_first_server_config_dict
+
+    server = get_first_server_config_dict(global_config, instance)
+    return f"http://{server['host']}:{server['port']}"
+
+
+def current_rollout_id() -> str | None:
+    """Return the rollout that the address of the current request names."""
+    from nemo_gym import rollout_correlation
+
+    return rollout_correlation.current_rollout_id()
 
 
 def verifier_fixture(server: type[Any], request_model: type[Any], cases: Path) -> Any:
-    """Return the fixture object that ``gym env test`` looks for; ``None`` where Gym has no such thing."""
+    """Return the fixture that ``gym env test`` looks for; ``None`` in 0.5.1, which has none."""
     try:
         from nemo_gym.verifier_fixture import VerifierFixture
     except ImportError:

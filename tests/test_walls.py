@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from sample_records import record
 
-from prorl_gym._bootstrap import register
+from prorl_gym._bootstrap import has_environment_servers, register
 from prorl_gym.config import ConfigModel, load_config
 from prorl_gym.errors import (
     CancelReason,
@@ -323,6 +324,30 @@ def test_bootstrap_appends_our_root_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (first, Path(second).name) == ("/mine", "gym_root")
 
 
+def test_bootstrap_hides_environment_servers_from_an_older_gym(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = str(Path(inspect.getfile(register)).parent / "gym_root")
+    monkeypatch.setattr("prorl_gym._bootstrap.has_environment_servers", lambda: False)
+    monkeypatch.delenv("PRORL_GYM_NO_BOOTSTRAP", raising=False)
+    monkeypatch.setenv(VARIABLE, os.pathsep.join([ours, "/mine"]))  # named by hand, without the other root
+    register()
+    assert os.environ[VARIABLE].split(os.pathsep) == ["/mine", f"{ours}_before_0_7", ours]
+
+
+@pytest.mark.parametrize(("module", "known"), [("base_environment_server.py", True), ("registry.py", False)])
+def test_bootstrap_sees_whether_gym_has_environment_servers(
+    module: str, known: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "nemo_gym"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('an interpreter start must not import it')")
+    (package / module).touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.meta_path", [object(), PathFinder])  # a finder of somebody else's need not have find_spec
+    assert has_environment_servers() is known
+    monkeypatch.setattr("sys.meta_path", [])
+    assert has_environment_servers() is True  # no Gym: nothing to hide from it
+
+
 def test_bootstrap_can_be_opted_out_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRORL_GYM_NO_BOOTSTRAP", "1")
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -330,10 +355,10 @@ def test_bootstrap_can_be_opted_out_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert VARIABLE not in os.environ
 
 
-def test_bootstrap_imports_only_os() -> None:
+def test_bootstrap_imports_only_os_and_sys() -> None:
     tree = ast.parse(Path(inspect.getfile(register)).read_text(encoding="utf-8"))
     imported = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert imported == ["import os"]
+    assert imported == ["import os", "import sys"]
 
 
 def test_bootstrap_survives_an_interpreter_start() -> None:

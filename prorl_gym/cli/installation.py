@@ -7,13 +7,13 @@ Gym gives each server directory an environment of its own (minutes, gigabytes). 
 import os
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import prorl_gym
+from prorl_gym._bootstrap import component_roots, gym_folder
 from prorl_gym.errors import ConfigError
 
 _SERVER_TYPES = ("resources_servers", "responses_api_agents", "responses_api_models", "environment_servers")
@@ -25,8 +25,8 @@ def gym_root() -> Path:
 
 
 def root() -> None:
-    """Print our component root, for NEMO_GYM_EXTRA_ROOTS=$(prorl-gym root)."""
-    typer.echo(str(gym_root()))
+    """Print our component root (two for NeMo Gym < 0.7), for NEMO_GYM_EXTRA_ROOTS=$(prorl-gym root)."""
+    typer.echo(os.pathsep.join(component_roots()))
 
 
 def venvs(directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to create the links.")]) -> None:
@@ -65,8 +65,8 @@ def link_venvs(tree: Path, prefix: Path) -> int:
 def server_roots() -> list[Path]:
     """Return the directories in which Gym looks for servers: extra roots, here, and where it is installed."""
     extra = [Path(entry) for entry in os.environ.get("NEMO_GYM_EXTRA_ROOTS", "").split(os.pathsep) if entry]
-    gym = find_spec("nemo_gym")
-    installed = [Path(gym.origin).parent.parent] if gym is not None and gym.origin else []
+    gym = gym_folder()
+    installed = [Path(gym).parent] if gym is not None else []
     return [*extra, gym_root(), Path.cwd(), *installed]
 
 

@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """Starts our servers in Gym; a start that fails prints two lines and no traceback."""
 
 import logging

@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """Configuration of the provider, and translation of Gym's requests into specs of our sandboxes."""
 
 import logging
@@ -6,9 +9,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from prorl_gym._gym_compat import GymSandboxSpec, SandboxCreateError, SandboxResources
 from prorl_gym.config import ConfigModel, load_config
 from prorl_gym.errors import ConfigError
-from prorl_gym.gym_sandbox._gym import GymSpec, SandboxCreateError, SandboxResources
 from prorl_gym.sandbox.config import LimitsConfig, SandboxConfig
 from prorl_gym.sandbox.protocol import Mount, SandboxLimits, SandboxSpec
 
@@ -42,7 +45,7 @@ class _ProviderOptions(ConfigModel):
     """Reachable hosts, ``host`` or ``host:port``; see docs/sandbox-limits.md. None by default."""
 
 
-def to_spec(request: GymSpec, config: ProviderConfig) -> SandboxSpec:
+def to_spec(request: GymSandboxSpec, config: ProviderConfig) -> SandboxSpec:
     """Translate a request. The provider handles ``ttl_s`` and ``ready_timeout_s``, Gym handles ``files``.
 
     Raises:
@@ -66,7 +69,7 @@ def to_spec(request: GymSpec, config: ProviderConfig) -> SandboxSpec:
     )
 
 
-def _to_limits(request: GymSpec, limits: SandboxLimits) -> SandboxLimits:
+def _to_limits(request: GymSandboxSpec, limits: SandboxLimits) -> SandboxLimits:
     resources = request.resources
     assert isinstance(resources, SandboxResources)  # Gym's dataclass converts mappings
     if resources.gpu:

@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """NeMo Gym's sandbox provider ``prorl``.
 
 In a sandbox block of Gym's configuration::
@@ -19,10 +22,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from prorl_gym.config import load_config
-from prorl_gym.errors import SandboxError
-from prorl_gym.gym_sandbox._gym import (
-    GymSpec,
+from prorl_gym._gym_compat import (
+    GymSandboxSpec,
     SandboxCreateError,
     SandboxExecResult,
     SandboxHandle,
@@ -30,6 +31,8 @@ from prorl_gym.gym_sandbox._gym import (
     SandboxPtySpec,
     SandboxStatus,
 )
+from prorl_gym.config import load_config
+from prorl_gym.errors import SandboxError
 from prorl_gym.gym_sandbox.config import SHM_SIZE_KEY, ProviderConfig, to_spec
 from prorl_gym.gym_sandbox.pty import ProrlPtySession
 from prorl_gym.sandbox.backend_selection import open_backend
@@ -79,7 +82,7 @@ class ProrlProvider:
         self._open_task: asyncio.Task[SandboxBackend] | None = None
         self._started: dict[str, _StartedSandbox] = {}
 
-    async def create(self, spec: GymSpec) -> SandboxHandle:
+    async def create(self, spec: GymSandboxSpec) -> SandboxHandle:
         """Start a sandbox and run a first command in it.
 
         Raises:

@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """Gym's PTY protocol over a live program in one of our sandboxes."""
 
 import asyncio
@@ -6,8 +9,8 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
+from prorl_gym._gym_compat import SandboxPtyError
 from prorl_gym.errors import SandboxError
-from prorl_gym.gym_sandbox._gym import SandboxPtyError
 from prorl_gym.sandbox.service.operations.interactive_process import InteractiveProcess, OutputStream
 
 _MAX_DETACHED_OUTPUT = 1 << 20

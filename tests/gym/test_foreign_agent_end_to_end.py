@@ -25,7 +25,7 @@ RUN = """
     from prorl_gym.sandbox.syscalls import set_child_subreaper
 
     class ForeignStack(DemoStack):
-        def _write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
+        def write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
             (head,) = free_ports(1)
             self._head_url = f"http://{HOST}:{head}"
             agent = {

@@ -28,8 +28,8 @@ RUN = """
     from prorl_gym.sandbox.syscalls import set_child_subreaper
 
     class Resumable(DemoStack):
-        def _write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
-            addresses = super()._write_config(engines)
+        def write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
+            addresses = super().write_config(engines)
             config = yaml.safe_load(self._config.read_text())
             config["prorl_service"] = {"ledger": {"path": str(self._folders.output / "ledger.sqlite")}}
             agent = config["prorl_math_agent"]["responses_api_agents"]["prorl_rollout_agent"]

@@ -22,6 +22,8 @@ EXPECTED = [
     "prorl_gym/oracle/tokenizer/tokenizer.json",
     "prorl_gym/gym_root/environments/prorl_math/manifest.yaml",
     "prorl_gym/gym_root/environments/prorl_code/config.yaml",
+    "prorl_gym/gym_root/environments/prorl_math/environment_server.yaml",
+    "prorl_gym/gym_root_before_0_7/environments/prorl_math/environment_server.yaml",
     "prorl_gym/gym_root/environments/prorl_math/data/example.jsonl",
     "prorl_gym/gym_root/environments/prorl_stem/manifest.yaml",
     "prorl_gym/gym_root/environments/prorl_swe/data/example.jsonl",

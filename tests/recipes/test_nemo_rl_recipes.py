@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
+from prorl_gym._bootstrap import has_environment_servers
 from prorl_gym.cli.installation import server_roots
 
 REPOSITORY = Path(__file__).parents[2]
@@ -96,7 +97,8 @@ def composed(recipe: Path) -> tuple[Any, Any]:
 def test_gym_composes_the_servers_of_the_recipe(recipe: Path):
     parser, resolved = composed(recipe)
     servers = {server.name for server in parser.filter_for_server_instance_configs(resolved)}
-    assert {"policy_model", "prorl_rollout", "prorl_math_agent", "prorl_math_environment_server"} <= servers
+    assert {"policy_model", "prorl_rollout", "prorl_math_agent"} <= servers
+    assert ("prorl_math_environment_server" in servers) == has_environment_servers()
     assert resolved.prorl_rollout.resources_servers.prorl_rollout.engines == ["http://127.0.0.1:1/v1"]
 
 

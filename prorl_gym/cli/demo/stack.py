@@ -14,8 +14,9 @@ from typing import Any
 import aiohttp
 import yaml
 
+from prorl_gym._bootstrap import component_roots, has_environment_servers
 from prorl_gym.cli.demo.process_supervisor import LoggedProcess, ProcessSupervisor
-from prorl_gym.cli.installation import gym_root, link_venvs
+from prorl_gym.cli.installation import link_venvs
 from prorl_gym.errors import ProrlError
 
 HOST = "127.0.0.1"
@@ -128,13 +129,14 @@ class DemoStack:
             on_ready: called with the name of each server when it is ready.
         """
         link_venvs(self._folders.scratch / "venvs", Path(sys.prefix))
-        servers = self._write_config(engines)
+        servers = self.write_config(engines)
         child = await self._start("gym-servers", "gym", "env", "start", "--config", str(self._config))
         reports = [asyncio.create_task(self._report_ready(child, *server, on_ready)) for server in servers.items()]
         try:
-            await self._wait_ready(child, f"{self._head_url}/readyz", seconds=180)
+            for url in [f"{self._head_url}/readyz"] if has_environment_servers() else servers.values():
+                await self._wait_ready(child, url, seconds=180)
         finally:
-            for task in reports:  # Gym's own readiness decides; servers not reported yet need no report any more
+            for task in reports:  # Gym's own readiness decides, since 0.7; servers not reported yet need no report
                 task.cancel()
             await asyncio.gather(*reports, return_exceptions=True)
 
@@ -150,16 +152,16 @@ class DemoStack:
         if await self._wait_answering(child, url):
             on_ready(name)
 
-    def _write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
+    def write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
         """Write the one file that both Gym commands read; return the address of each server's readiness.
 
         Every port is fixed: two demos must not share one.
         """
         servers = [("resources_servers", "prorl_rollout", "prorl_rollout")]
         servers += [("responses_api_agents", "prorl_rollout_agent", f"prorl_{name}_agent") for name in ENVIRONMENTS]
-        servers += [
-            ("environment_servers", "legacy_agent", f"prorl_{name}_environment_server") for name in ENVIRONMENTS
-        ]
+        if has_environment_servers():
+            relays = [f"prorl_{name}_environment_server" for name in ENVIRONMENTS]
+            servers += [("environment_servers", "legacy_agent", name) for name in relays]
         head, *ports = free_ports(1 + len(servers))
         self._head_url = f"http://{HOST}:{head}"
         config: dict[str, Any] = {
@@ -172,7 +174,8 @@ class DemoStack:
             config[instance] = {kind: {implementation: {"host": HOST, "port": port}}}
         self._config.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         names = [instance for _, _, instance in servers]
-        return {name: f"http://{HOST}:{port}/readyz" for name, port in zip(names, ports, strict=True)}
+        path = "readyz" if has_environment_servers() else ""  # an older Gym's servers answer there when they listen
+        return {name: f"http://{HOST}:{port}/{path}" for name, port in zip(names, ports, strict=True)}
 
     def _base_config(self, engines: PolicyEndpoint, head_port: int) -> dict[str, Any]:
         """Return what every configuration of Gym here has."""
@@ -188,7 +191,7 @@ class DemoStack:
         }
 
     async def _start(self, name: str, command: str, *arguments: str) -> LoggedProcess:
-        roots = [str(gym_root()), *filter(None, os.environ.get("NEMO_GYM_EXTRA_ROOTS", "").split(os.pathsep))]
+        roots = [*component_roots(), *filter(None, os.environ.get("NEMO_GYM_EXTRA_ROOTS", "").split(os.pathsep))]
         temporary = self._folders.scratch / "tmp"  # what Ray, wandb and others never remove goes with the rest
         temporary.mkdir(exist_ok=True)
         env = {

@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """NeMo Gym resources server with the rollout service in its process.
 
 ``/service`` has the service's HTTP API, for our own agent. ``/seed_session``, the tool routes, ``/verify`` and
@@ -14,11 +17,16 @@ from typing import Any, ClassVar
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
-from nemo_gym.base_resources_server import BaseResourcesServerConfig, BaseVerifyRequest, SimpleResourcesServer
+from nemo_gym.base_resources_server import (
+    BaseResourcesServerConfig,
+    BaseVerifyRequest,
+    ReverifyMode,
+    SimpleResourcesServer,
+)
 from nemo_gym.server_utils import SESSION_ID_KEY, is_nemo_gym_fastapi_entrypoint
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from prorl_gym._gym_compat import REVERIFY_STATELESS, verifier_fixture
+from prorl_gym._gym_compat import verifier_fixture
 from prorl_gym.agents.tool_arguments import BadArguments, check_arguments
 from prorl_gym.agents.tools import BashTool, EditorTool, FinishTool, PythonTool, ThinkTool
 from prorl_gym.errors import NotFoundError, RolloutError, SandboxError, TaskError, gym_failure_kind
@@ -46,7 +54,7 @@ SEEDED_KEY = "prorl_seeded"
 class ProrlRolloutConfig(BaseResourcesServerConfig):
     """Configuration of the rollout server."""
 
-    REVERIFY_MODE: ClassVar[Any] = REVERIFY_STATELESS
+    REVERIFY_MODE: ClassVar[ReverifyMode] = ReverifyMode.STATELESS
     engines: str | list[str]
     model: str
     tokenizer: str | None = None
@@ -65,7 +73,7 @@ class VerifyRequest(BaseVerifyRequest):
 class ProrlRolloutServer(SimpleResourcesServer):
     """The rollout service and the tool sessions behind Gym's routes."""
 
-    ray_enabled = False
+    ray_enabled: ClassVar[bool] = False
     config: ProrlRolloutConfig
     _service: EmbeddedService = PrivateAttr()
     _sessions: ToolSessions = PrivateAttr()
@@ -271,13 +279,18 @@ class _LazyBackend:
             await backend.close()
 
 
-class _RowVerifier:
+class RowVerifier:
     """Grades by the row alone, without the service, for ``gym env test``.
 
     A fresh sandbox takes the place of the agent's: in the test cases the agent left nothing in it.
     """
 
     async def verify(self, body: VerifyRequest) -> dict[str, Any]:
+        """Return Gym's verify reply.
+
+        Raises:
+            TaskError: the row is bad.
+        """
         backend = _LazyBackend()
         try:
             return await grade_without_session(body, SandboxLeases(backend))
@@ -286,7 +299,7 @@ class _RowVerifier:
 
 
 VERIFIER_FIXTURE = verifier_fixture(
-    _RowVerifier, VerifyRequest, Path(__file__).parent / "tests" / "verifier_cases.jsonl"
+    RowVerifier, VerifyRequest, Path(__file__).parent / "tests" / "verifier_cases.jsonl"
 )
 
 

@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """The rollout service inside this server's process, configured from Gym's configuration."""
 
 from collections.abc import Mapping, Sequence

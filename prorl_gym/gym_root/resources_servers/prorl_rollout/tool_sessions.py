@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """Tool sessions: our environments for any Gym agent with a loop of its own.
 
 ``ToolSessions.open`` prepares a row as INIT does, the tools run in leased sandboxes, and ``grade_session`` is EVAL. A

@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """NeMo Gym agent: one ``POST /run`` is one rollout of the prorl_rollout server.
 
 ``row_handler`` turns a row into a rollout and its record into a Gym result; ``service_connection`` submits, streams and
@@ -6,18 +9,18 @@ acknowledges.
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import orjson
 from fastapi import FastAPI, HTTPException, Request, Response
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.config_types import ResourcesServerRef
-from nemo_gym.global_config import get_first_server_config_dict
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.server_utils import get_response_json, is_nemo_gym_fastapi_entrypoint
 from pydantic import PrivateAttr, model_validator
 from starlette.types import Receive, Scope, Send
 
+from prorl_gym._gym_compat import server_url
 from prorl_gym.errors import ConfigError, Limit
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_handler import AgentProfile, RowAnswer, RowHandler
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.service_connection import SERVICE_PATH
@@ -78,7 +81,7 @@ class ProrlRolloutAgentConfig(BaseResponsesAPIAgentConfig):
 class ProrlRolloutAgent(SimpleResponsesAPIAgent):
     """Answers ``/run`` by a ``RowHandler``."""
 
-    ray_enabled = False
+    ray_enabled: ClassVar[bool] = False
     config: ProrlRolloutAgentConfig
     _rows: RowHandler | None = PrivateAttr(None)
 
@@ -127,7 +130,8 @@ class ProrlRolloutAgent(SimpleResponsesAPIAgent):
 
     def make_row_handler(self) -> RowHandler:
         """Return a new row handler; it connects to the rollout service at its first row."""
-        return RowHandler(self.config.profile(), self._rollout_server_url() + SERVICE_PATH, self._render_prompt)
+        service = server_url(self.server_client.global_config_dict, self.config.resources_server.name) + SERVICE_PATH
+        return RowHandler(self.config.profile(), service, self._render_prompt)
 
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:
         """Refuse: a rollout needs a task, and only a row posted to ``/run`` has one.
@@ -145,10 +149,6 @@ class ProrlRolloutAgent(SimpleResponsesAPIAgent):
         response = await self.server_client.post(server_name=server, url_path="/first_prompt", json=prompt)
         answer = await get_response_json(response)
         return Placeholder(tuple(answer["prompt_token_ids"]), answer["terminator_id"])
-
-    def _rollout_server_url(self) -> str:
-        server = get_first_server_config_dict(self.server_client.global_config_dict, self.config.resources_server.name)
-        return f"http://{server['host']}:{server['port']}"
 
 
 class TrackedResponse(Response):

@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """Assigns a rollout to each row that Gym posts: a new one, or the orphan of an equal row.
 
 Gym knows no rollout ids. It posts an equal row either to repeat a request whose answer it did not get (a dropped

@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """Answers the rows of one agent: each becomes a rollout of the service, and its record a complete Gym result.
 
 A rollout that failed for reasons the model did not cause is masked, not an HTTP error (``on_failure: mask``).

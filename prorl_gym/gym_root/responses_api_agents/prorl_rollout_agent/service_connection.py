@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """Connects an agent to the rollout service: submits in batches, streams records, acknowledges.
 
 An agent keeps one connection for each kind of call and one for each run's stream, however many rows it has: one per row

@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """Stops the groups of which a training step has no use, for trainers whose rows must all come back.
 
 NeMo-RL posts the rows of a step at once and waits for all of them. Rows are held until their group is *settled*: all

@@ -1,3 +1,6 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """NeMo Gym model server over the gateway: token ids in, token ids and log-probs out, over one or more engines.
 
 It serves agents and harnesses other than ours. Every call gets an HTTP answer within the time that its client waits,
@@ -21,6 +24,7 @@ from nemo_gym.server_utils import SESSION_ID_KEY, is_nemo_gym_fastapi_entrypoint
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import PrivateAttr, ValidationError
 
+from prorl_gym._gym_compat import current_rollout_id
 from prorl_gym.config import load_config
 from prorl_gym.errors import ConfigError
 from prorl_gym.gateway import chat_completions as chat_wire
@@ -34,19 +38,11 @@ from prorl_gym.logs import configure_logging, register_secret
 
 _CONVERSATION_FIELDS = ("input", "instructions", "messages", "tools")
 
-try:
-    from nemo_gym.rollout_correlation import current_rollout_id
-except ImportError:  # before Gym 0.7 the address of a call does not name its rollout
-
-    def current_rollout_id() -> str | None:
-        """Return no rollout."""
-        return None
-
 
 class ProrlModel(SimpleResponsesAPIModel):
     """Serves Responses and chat completions from a pool of engines."""
 
-    ray_enabled = False
+    ray_enabled: ClassVar[bool] = False
     non_generating_model_routes: ClassVar[frozenset[tuple[str, str]]] = frozenset(
         {("POST", "/tokenize"), ("GET", "/metrics")}
     )

@@ -1,11 +1,28 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
+# SPDX-License-Identifier: Apache-2.0
+
 """Grading by the row alone. The server's other tests are in prorl-gym's own suite (tests/gym)."""
 
-from nemo_gym.verifier_fixture import exercise_verifier_fixture
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
 
-from prorl_gym.gym_root.resources_servers.prorl_rollout.app import VERIFIER_FIXTURE
+import pytest
+
+from prorl_gym.errors import TaskError
+from prorl_gym.gym_root.resources_servers.prorl_rollout.app import RowVerifier, VerifyRequest
+
+CASES = [json.loads(line) for line in Path(__file__).with_name("verifier_cases.jsonl").read_text("utf-8").splitlines()]
 
 
-async def test_verifier_cases() -> None:
-    """Full, zero, malformed and repeated answers are graded as the fixture says."""
-    results = await exercise_verifier_fixture(VERIFIER_FIXTURE, reward_range=(0.0, 1.0), determinism="seeded")
-    assert {result.kind for result in results} == {"full_reward", "zero_reward", "malformed", "determinism"}
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_answer_is_graded_as_the_case_says(case: dict[str, Any]) -> None:
+    """The same cases are the fixture of ``gym env test``, which NeMo Gym has since 0.6."""
+    grading = RowVerifier().verify(VerifyRequest.model_validate(case["request"]))
+    if "expected_error" in case:
+        with pytest.raises(TaskError, match=case["expected_error"]):
+            asyncio.run(grading)
+    else:
+        reply = asyncio.run(grading)
+        assert (reply["reward"], reply["mask_sample"]) == (case["expected_reward"], False), reply["failure_reason"]

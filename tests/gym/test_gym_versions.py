@@ -1,0 +1,148 @@
+"""What differs between the versions of NeMo Gym, as far as one of them, or none, is enough to see it.
+
+`.ci/gym-versions` runs all of them.
+"""
+
+import ast
+import json
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from prorl_gym._bootstrap import component_roots
+from prorl_gym.cli.demo.process_supervisor import ProcessSupervisor
+from prorl_gym.cli.demo.stack import DemoFolders, DemoStack, PolicyEndpoint
+from prorl_gym.cli.installation import gym_root
+
+REPOSITORY = Path(__file__).parents[2]
+ENVIRONMENTS = ("code", "math", "stem", "swe", "taskdir")
+SERVERS = sorted(gym_root().glob("*/*/app.py"))
+
+
+def composed(config: str) -> dict[str, Any]:
+    """The blocks of a configuration and of those that it includes, each from the first root that has it."""
+    path = next(path for root in component_roots() if (path := Path(root) / config).exists())
+    blocks = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    included = [composed(other) for other in blocks.pop("config_paths", [])]
+    return {name: block for each in [*included, blocks] for name, block in each.items()}
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_only_a_gym_that_has_environment_servers_reads_of_them(name: str, known: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("prorl_gym._bootstrap.has_environment_servers", lambda: known)
+    blocks = composed(f"environments/prorl_{name}/config.yaml")
+    expected = {"prorl_rollout": "resources_servers", f"prorl_{name}_agent": "responses_api_agents"}
+    if known:
+        expected[f"prorl_{name}_environment_server"] = "environment_servers"
+        agent = blocks[f"prorl_{name}_environment_server"]["environment_servers"]["legacy_agent"]["agent_server"]
+        assert agent == {"type": "responses_api_agents", "name": f"prorl_{name}_agent"}
+    assert {instance: next(iter(block)) for instance, block in blocks.items()} == expected
+
+
+CHECK = SimpleNamespace(**runpy.run_path(str(REPOSITORY / ".ci/gym-versions")))
+
+
+def test_ci_and_documentation_name_the_same_versions():
+    *older, newest = CHECK.PINS
+    assert f"| | {' | '.join([*older, newest])} |" in (REPOSITORY / "docs/gym.md").read_text(encoding="utf-8")
+    assert f"| NeMo Gym {', '.join(older)} and {newest} | " in (REPOSITORY / "docs/ci.md").read_text(encoding="utf-8")
+
+
+def test_what_ci_installs_beside_gym_is_pinned():
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = {re.split(r"[><=; ]", line)[0].lower() for line in project["dependencies"]} - {"nemo-gym"}
+    pins = [line for line in CHECK.LOCK.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    pinned = {name.lower() for name, _, version in (line.partition("==") for line in pins) if version}
+    assert len(pinned) == len(pins)
+    assert wanted - {name.replace("_", "-") for name in pinned} == set()
+
+
+def test_a_program_that_ends_before_it_is_ready_fails_with_its_log(tmp_path: Path):
+    program = ("bash", "-c", "echo no such server; exit 3")
+    with pytest.raises(CHECK.CheckError, match=r"(?s)ended with code 3.*no such server"):
+        with CHECK.running(*program, folder=tmp_path, env={}, log=tmp_path / "log", ready=lambda: False):
+            pytest.fail("it was never ready")
+
+
+MANIFEST_KEYS = {
+    *("name", "version", "kind", "integration_profile", "domain", "description", "modality", "licensing", "authors"),
+    *("reward", "determinism", "resources_server", "agent_server", "datasets", "session_model", "state", "sandbox"),
+    "lifecycle",
+}
+"""Of the keys that 0.6.0 knows, those that we use: it refuses a manifest that has another."""
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_manifest_has_no_key_that_0_6_refuses(name: str):
+    manifest = yaml.safe_load((gym_root() / f"environments/prorl_{name}/manifest.yaml").read_text(encoding="utf-8"))
+    assert set(manifest) == MANIFEST_KEYS
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+DATA = [gym_root() / f"environments/prorl_{name}/data" for name in ENVIRONMENTS]
+DATA.append(gym_root() / "resources_servers/prorl_rollout/data")
+
+
+@pytest.mark.parametrize("folder", DATA, ids=lambda folder: folder.parent.name)
+def test_example_rollouts_and_metrics_are_those_of_the_example_rows(folder: Path):
+    """Gym's own test of a resources server asks for five of each."""
+    rows, rollouts = rows_of(folder / "example.jsonl"), rows_of(folder / "example_rollouts.jsonl")
+    assert [rollout["task"] for rollout in rollouts] == [row["task"] for row in rows]
+    assert [(rollout["reward"], rollout["mask_sample"]) for rollout in rollouts] == [(1.0, False)] * 5
+    metrics = json.loads((folder / "example_metrics.json").read_text(encoding="utf-8"))
+    assert metrics["Number of examples"] == 5
+    assert metrics["jsonl_fpath"] == f"{folder.parents[1].name}/{folder.parent.name}/data/example.jsonl"
+
+
+@pytest.mark.parametrize("file", SERVERS, ids=lambda file: file.parent.name)
+def test_class_attributes_of_servers_are_annotated(file: Path):
+    """0.5.1 and 0.6.0 do not declare `ray_enabled`, and pydantic refuses a new attribute without a type."""
+    classes = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.ClassDef)]
+    servers = [node for node in classes if any("Simple" in ast.unparse(base) for base in node.bases)]
+    assert len(servers) == 1
+    assert not [ast.unparse(node) for node in servers[0].body if isinstance(node, ast.Assign)]
+    assert "ray_enabled: ClassVar[bool] = False" in map(ast.unparse, servers[0].body)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_demo_waits_for_servers_that_this_gym_has(known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("prorl_gym.cli.demo.stack.has_environment_servers", lambda: known)
+    stack = DemoStack(ProcessSupervisor(tmp_path), DemoFolders(tmp_path, tmp_path))
+    ready = stack.write_config(PolicyEndpoint(("http://127.0.0.1:9/v1",), "m", "small"))
+    config = yaml.safe_load((tmp_path / "demo.yaml").read_text(encoding="utf-8"))
+    assert {name.endswith("_environment_server") for name in ready} == ({True, False} if known else {False})
+    assert {url.rpartition("/")[2] for url in ready.values()} == {"readyz" if known else ""}
+    assert set(ready) <= set(config)
+
+
+@pytest.mark.gym
+def test_sandbox_provider_without_terminals_in_gym():
+    """As in 0.5.1, whose contract has no PTY."""
+    script = (
+        "from nemo_gym.sandbox.providers import base\n"
+        "for name in [name for name in vars(base) if 'Pty' in name]: delattr(base, name)\n"
+        "from nemo_gym.sandbox import create_provider\n"
+        "print(create_provider({'prorl': {}}).name)"
+    )
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert child.stdout.strip() == "prorl", child.stderr
+
+
+@pytest.mark.gym
+def test_no_fixture_where_gym_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from prorl_gym._gym_compat import verifier_fixture
+
+    monkeypatch.setitem(sys.modules, "nemo_gym.verifier_fixture", None)
+    assert verifier_fixture(object, object, tmp_path) is None

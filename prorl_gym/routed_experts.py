@@ -66,6 +66,12 @@ class RoutedExperts:
         """Return the bytes of the rows of some tokens."""
         return self.data[start * self.row_bytes : end * self.row_bytes]
 
+    def padded(self, tokens: int) -> "RoutedExperts":
+        """Return it with exactly so many rows; those that no call reported name the first experts of each layer."""
+        choices = self.row_shape[-1]
+        row = array(self.code, list(range(choices)) * prod(self.row_shape[:-1])).tobytes()
+        return replace(self, data=self.rows(0, tokens) + row * max(0, tokens - self.tokens))
+
     def to_numpy(self, row_shape: tuple[int, int] | None = None) -> "NDArray[Any]":
         """Return an array of (tokens, layers, experts per token).
 
@@ -129,12 +135,10 @@ def to_nemo_rl(calls: Sequence[Call], tokens: int) -> Any:
     found = join_routed_experts(calls)
     if found is None or len(found.row_shape) != 2:
         return calls[0][1] if len(calls) == 1 else None
-    found = _signed(found)
-    layers, choices = found.row_shape
-    # NeMo-RL replaces the row of a turn's last token by the next prompt's, and pads with distinct experts itself.
-    padding = array(found.code, list(range(choices)) * layers).tobytes() * max(0, tokens - found.tokens)
-    data = b64encode(found.rows(0, tokens) + padding).decode()
-    return f"{_NEMO_RL}:{found.dtype}:{tokens}x{layers}x{choices}:{data}"
+    # The padding is NeMo-RL's own; it replaces the row of a turn's last token by that of the next prompt.
+    whole = _signed(found.padded(tokens))
+    shape = "x".join(map(str, (tokens, *whole.row_shape)))
+    return f"{_NEMO_RL}:{whole.dtype}:{shape}:{b64encode(whole.data).decode()}"
 
 
 def _from_lists(rows: list[Any]) -> RoutedExperts:

@@ -11,6 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from prorl_gym.records import NOT_SAMPLED, Rollout
+from prorl_gym.routed_experts import RoutedExperts
 from prorl_gym.trainers.training_sequence import TrainingSequence, training_sequences
 
 _STATUS = {"completed": "completed", "truncated": "truncated", "cancelled": "aborted", "failed": "failed"}
@@ -31,7 +32,7 @@ def to_slime(
         group_index: of its prompt in the step.
         rollout_index: unique in the step.
         placeholder_id: the single token, without loss, of a rollout that sampled nothing.
-        expert_shape: ``num_layers`` and ``moe_router_topk``, which SGLang does not report with routed experts.
+        expert_shape: ``num_layers`` and ``moe_router_topk``, which SGLang does not report: needed for router replay.
     """
     common: dict[str, Any] = {
         "group_index": group_index,
@@ -44,7 +45,7 @@ def to_slime(
         "metadata": {"prorl_rollout_id": rollout.rollout_id, "environment": rollout.environment},
     }
     rows = [_row(one, expert_shape) for one in training_sequences(rollout)]
-    return [common | row for row in rows or [_placeholder(placeholder_id)]]
+    return [common | row for row in rows or [_placeholder(placeholder_id, expert_shape)]]
 
 
 def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
@@ -87,5 +88,12 @@ def _row(sequence: TrainingSequence, expert_shape: tuple[int, int] | None) -> di
     }
 
 
-def _placeholder(token: int) -> dict[str, Any]:
-    return {"tokens": [token, token], "response_length": 1, "loss_mask": [0], "rollout_log_probs": [0.0]}
+def _placeholder(token: int, expert_shape: tuple[int, int] | None) -> dict[str, Any]:
+    experts = RoutedExperts("int32", expert_shape, b"").padded(1).to_numpy() if expert_shape else None
+    return {
+        "tokens": [token, token],
+        "response_length": 1,
+        "loss_mask": [0],
+        "rollout_log_probs": [0.0],
+        "rollout_routed_experts": experts,
+    }

@@ -284,3 +284,9 @@ def test_skyrl_replays_all_rows_or_none():
     routed = rollout(segments=[with_experts()])
     assert [len(rows) for rows in skyrl(routed, silent())["rollout_expert_indices"]] == [7, 1]
     assert skyrl(routed, rollout())["rollout_expert_indices"] is None
+
+
+def test_slimes_placeholder_has_the_experts_that_its_conversion_requires():
+    pytest.importorskip("numpy", reason="numpy is not installed in this environment")
+    (sample,) = slime(silent(), expert_shape=(2, 3))
+    assert sample["rollout_routed_experts"].tolist() == [[[0, 1, 2], [0, 1, 2]]]

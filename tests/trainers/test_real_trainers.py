@@ -1,5 +1,6 @@
 """Shapes built into the trainers' own classes, where these can be imported (``.ci/trainers`` installs TRL and verl)."""
 
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,16 +19,17 @@ from prorl_gym.trainers.verl import to_verl
 pytestmark = pytest.mark.timeout(300)  # importing them alone takes many seconds
 
 
-def needed(module: str) -> Any:
-    """Import a module of a trainer; skip where it, or what it imports, is missing."""
+def from_checkout(module: str) -> Any:
+    """Import a module of a trainer that is on no index; skip where no checkout of it is on ``PYTHONPATH``."""
     return pytest.importorskip(module, reason=f"{module} cannot be imported here", exc_type=ImportError)
 
 
 # --- verl
 
 
+@pytest.mark.verl
 def test_verl_builds_its_own_output():
-    output_class = needed("verl.experimental.agent_loop.agent_loop").AgentLoopOutput
+    output_class = import_module("verl.experimental.agent_loop.agent_loop").AgentLoopOutput
     built = [output_class(**fields).as_dict() for fields in to_verl(two_segments())]
     assert built[0]["prompts"].tolist() + built[0]["responses"].tolist() == IDS
     assert built[0]["response_mask"].tolist() == MASK[3:]
@@ -37,8 +39,9 @@ def test_verl_builds_its_own_output():
     assert output_class(**masked).as_dict()["response_mask"].sum() == 0
 
 
+@pytest.mark.verl
 def test_verl_aligns_routed_experts_with_its_tokens():
-    output_class = needed("verl.experimental.agent_loop.agent_loop").AgentLoopOutput
+    output_class = import_module("verl.experimental.agent_loop.agent_loop").AgentLoopOutput
     (fields,) = to_verl(rollout(segments=[with_experts()]))
     assert output_class(**fields).as_dict()["routed_experts"][:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 0]
 
@@ -47,12 +50,13 @@ def test_verl_aligns_routed_experts_with_its_tokens():
 
 
 def trace_of(one: Rollout) -> Any:
-    trace, task = needed("verifiers.v1.trace"), needed("verifiers.v1.task")
-    state, agent = needed("verifiers.v1.state"), needed("verifiers.v1.configs.agent")
+    trace, task = import_module("verifiers.v1.trace"), import_module("verifiers.v1.task")
+    state, agent = import_module("verifiers.v1.state"), import_module("verifiers.v1.configs.agent")
     made = trace.Trace[task.WireTaskData, state.State, agent.WireAgentConfig]
     return made.model_validate(to_verifiers(one, {"idx": 0}))
 
 
+@pytest.mark.verifiers
 def test_verifiers_builds_its_own_trace():
     trace = trace_of(two_segments())
     first, second = trace.branches
@@ -63,22 +67,24 @@ def test_verifiers_builds_its_own_trace():
     assert "math" in trace.rewards
 
 
+@pytest.mark.verifiers
 @pytest.mark.parametrize("ending", [failed, cancelled, silent, overlong])
 def test_a_trace_that_must_not_be_trained_on_is_an_error_to_verifiers(ending: Any):
     assert trace_of(ending()).has_error
 
 
+@pytest.mark.verifiers
 def test_verifiers_has_the_experts_of_each_token():
     (branch,) = trace_of(rollout(segments=[with_experts()])).branches
     assert [node.routed_experts is None for node in branch.nodes].count(False) == 4
     assert sum(len(node.token_ids) for node in branch.nodes) == len(IDS)
 
 
-# --- slime, SkyRL and AReaL: where a checkout of theirs is on PYTHONPATH
+# --- slime, SkyRL and AReaL: where a checkout of theirs is at hand
 
 
 def test_slime_builds_its_own_samples():
-    sample_class = needed("slime.utils.types").Sample
+    sample_class = from_checkout("slime.utils.types").Sample
     samples = [
         sample_class.from_dict(fields)
         for place, one in enumerate([two_segments(), failed(), scored(0.0), silent()])
@@ -93,7 +99,7 @@ def test_slime_builds_its_own_samples():
 
 @pytest.mark.parametrize("step_wise", [False, True])
 def test_skyrl_accepts_the_output(step_wise: bool):
-    base, validation = needed("skyrl.train.generators.base"), needed("skyrl.train.utils.trainer_utils")
+    base, validation = from_checkout("skyrl.train.generators.base"), from_checkout("skyrl.train.utils.trainer_utils")
     members = of_group(rollout(segments=[with_experts()]), silent(), rollout(segments=[with_experts()]))
     names = [base.TrajectoryID("g", place) for place in range(3)]
     output = to_skyrl(members, names, placeholder_id=PAD, step_wise=step_wise)
@@ -102,8 +108,8 @@ def test_skyrl_accepts_the_output(step_wise: bool):
 
 
 def test_areal_accepts_the_trajectory():
-    check = needed("areal.infra.workflow_executor").check_trajectory_format
-    torch = needed("torch")
+    check = from_checkout("areal.infra.workflow_executor").check_trajectory_format
+    torch = from_checkout("torch")
     for one in (two_segments(), overlong(), failed()):
         rows = to_areal(one)
         assert check(rows and {key: torch.tensor(value) for key, value in rows.items()})
@@ -112,10 +118,11 @@ def test_areal_accepts_the_trajectory():
 # --- TRL: a training step
 
 
+@pytest.mark.trl
 def test_trl_trains_on_records_and_neither_learns_from_a_failure_nor_counts_it():
-    trl, transformers = needed("trl"), needed("transformers")
-    torch, datasets = needed("torch"), needed("datasets")
-    tokenizers = needed("tokenizers")
+    trl, transformers = import_module("trl"), import_module("transformers")
+    torch, datasets = import_module("torch"), import_module("datasets")
+    tokenizers = import_module("tokenizers")
     torch.set_num_threads(1)
     words = {f"w{number}": number for number in range(128)} | {"<pad>": 128, "<eos>": 129, "<unk>": 130}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))

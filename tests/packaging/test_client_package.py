@@ -61,7 +61,8 @@ def test_the_whole_package_is_imported_where_both_are_installed(tmp_path: Path) 
     script = f"import site; site.addsitedir({str(site)!r}); import prorl_gym; print(prorl_gym.__file__)"
     for blocked in ([], [str(REPOSITORY)]):
         # As in an environment without the package, whose start-up file has imported it already.
-        drop = f"import sys; sys.path = [path for path in sys.path if path not in {blocked!r}]; sys.modules.pop('prorl_gym', None); "
+        paths = f"sys.path = [path for path in sys.path if path not in {blocked!r}]"
+        drop = f"import sys; {paths}; sys.modules.pop('prorl_gym', None); "
         child = subprocess.run(
             [sys.executable, "-P", "-c", (drop if blocked else "") + script],
             cwd=tmp_path,

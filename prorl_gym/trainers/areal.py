@@ -1,35 +1,42 @@
-"""A rollout as the tensors that an AReaL ``RolloutWorkflow`` returns (written for ``4aef98d8d``).
+"""Rollouts of a group as the tensors that an AReaL ``RolloutWorkflow`` returns (written for ``4aef98d8d``).
 
-``None`` rejects the episode: AReaL then trains on the others of the group. Versions are per token, -1 where nothing was
-sampled, which is AReaL's own convention; its decoupled objective reads them.
+AReaL normalises rewards over a fixed number of rows, ``reward_norm.group_size``. A group therefore has a row for each
+rollout, never fewer or more: a rollout without a reward is a row without loss that has the mean reward of its group,
+and several segments are a row without loss, with their reward. Versions are per token, -1 where nothing was sampled,
+which is AReaL's own convention; its decoupled objective reads them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from prorl_gym.records import NOT_SAMPLED, Rollout
-from prorl_gym.trainers.training_sequence import training_sequences
+from prorl_gym.trainers.training_sequence import rewards_or_means, single_sequences
 
 
-def to_areal(rollout: Rollout) -> dict[str, list[Any]] | None:
-    """Return rows of one length, one for each segment; ``None`` without a reward, or when nothing was sampled.
+def to_areal(group: Sequence[Rollout], *, placeholder_id: int) -> dict[str, list[Any]] | None:
+    """Return rows of one length, or ``None``, which rejects the group, when no rollout of it has a reward.
 
     Convert them with ``{key: torch.tensor(rows) for key, rows in found.items()}``.
+
+    Args:
+        group: the rollouts of one prompt.
+        placeholder_id: the single token, without loss, of a rollout that sampled nothing.
     """
-    sequences = training_sequences(rollout)
-    if rollout.reward is None or not sequences:
+    if all(rollout.reward is None for rollout in group):
         return None
-    width = max(len(one.segment.token_ids) for one in sequences)
-    columns: dict[str, list[Any]] = {}
+    sequences = single_sequences(group, placeholder_id)
+    width = max(len(one.token_ids) for one in sequences)
+    columns: dict[str, list[Any]] = {"rewards": rewards_or_means(group)}
     for one in sequences:
-        prompt, padding = len(one.prompt_ids), width - len(one.segment.token_ids)
-        row: dict[str, Any] = {
-            "input_ids": one.segment.token_ids + [0] * padding,
+        prompt, length = len(one.prompt_ids), len(one.token_ids)
+        padding = width - length
+        row: dict[str, list[Any]] = {
+            "input_ids": one.token_ids + [0] * padding,
             "loss_mask": [0] * prompt + one.loss_mask + [0] * padding,
             "logprobs": [0.0] * prompt + one.logprobs + [0.0] * padding,
             "versions": [NOT_SAMPLED] * prompt + one.versions + [NOT_SAMPLED] * padding,
-            "attention_mask": [True] * (width - padding) + [False] * padding,
-            "rewards": rollout.reward,
+            "attention_mask": [True] * length + [False] * padding,
         }
-        for key, value in row.items():
-            columns.setdefault(key, []).append(value)
+        for key, values in row.items():
+            columns.setdefault(key, []).append(values)
     return columns

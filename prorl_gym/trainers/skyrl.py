@@ -10,13 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from prorl_gym.records import Rollout
-from prorl_gym.trainers.training_sequence import (
-    TrainingSequence,
-    group_key,
-    mean_reward,
-    single_sequence,
-    training_sequences,
-)
+from prorl_gym.trainers.training_sequence import rewards_or_means, single_sequences, training_sequences
 
 
 def to_skyrl(
@@ -33,44 +27,27 @@ def to_skyrl(
     Raises:
         NoRewardError: no rollout of a group has a reward.
     """
-    groups: dict[tuple[str, str], list[Rollout]] = {}
-    for rollout in rollouts:
-        groups.setdefault(group_key(rollout), []).append(rollout)
-    rewards = {key: mean_reward(group) for key, group in groups.items()}
-    prompts = {group_key(one): found[0].prompt_ids for one in rollouts if (found := training_sequences(one))}
+    singles, rewards = single_sequences(rollouts, placeholder_id), rewards_or_means(rollouts)
     rows: list[dict[str, Any]] = []
-    for rollout, trajectory_id in zip(rollouts, trajectory_ids, strict=True):
-        key = group_key(rollout)
-        sequences = training_sequences(rollout) if step_wise else [single_sequence(rollout)]
-        for step, sequence in enumerate(sequences or [None], 1):
-            tokens = _tokens(sequence, prompts.get(key, [placeholder_id]), placeholder_id)
+    for rollout, single, reward, trajectory_id in zip(rollouts, singles, rewards, trajectory_ids, strict=True):
+        steps = (training_sequences(rollout) if step_wise else []) or [single]
+        for position, step in enumerate(steps, 1):
             rows.append(
-                tokens
-                | {
-                    "rewards": rewards[key] if rollout.reward is None else rollout.reward,
+                {
+                    "prompt_token_ids": step.prompt_ids,
+                    "response_ids": step.response_ids,
+                    "loss_masks": step.loss_mask,
+                    "rollout_logprobs": step.logprobs,
+                    "rollout_expert_indices": (step.routed_experts, any(step.loss_mask)),
+                    "rewards": reward,
                     "stop_reasons": {"completed": "stop", "truncated": "length"}.get(rollout.outcome.status, "error"),
                     "trajectory_ids": trajectory_id,
-                    "is_last_step": step >= len(sequences),
+                    "is_last_step": position == len(steps),
                 }
             )
     output: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
     output["rollout_expert_indices"] = _experts(output["rollout_expert_indices"])
     return output | {"rollout_metrics": None} | ({} if step_wise else {"is_last_step": None})
-
-
-def _tokens(sequence: TrainingSequence | None, prompt: list[int], placeholder_id: int) -> dict[str, Any]:
-    if sequence is None:
-        prompt_ids, response_ids, loss_mask, logprobs, experts = prompt, [placeholder_id], [0], [0.0], None
-    else:
-        prompt_ids, response_ids, experts = sequence.prompt_ids, sequence.response_ids, sequence.routed_experts
-        loss_mask, logprobs = sequence.loss_mask, sequence.logprobs
-    return {
-        "prompt_token_ids": prompt_ids,
-        "response_ids": response_ids,
-        "loss_masks": loss_mask,
-        "rollout_logprobs": logprobs,
-        "rollout_expert_indices": (experts, any(loss_mask)),
-    }
 
 
 def _experts(found: Sequence[tuple[Any, bool]]) -> list[Any] | None:

@@ -79,7 +79,7 @@ def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], l
 def _row(sequence: TrainingSequence, expert_shape: tuple[int, int] | None) -> dict[str, Any]:
     experts = sequence.routed_experts
     return {
-        "tokens": sequence.segment.token_ids,
+        "tokens": sequence.token_ids,
         "response_length": len(sequence.response_ids),
         "loss_mask": sequence.loss_mask,
         "rollout_log_probs": sequence.logprobs,

@@ -9,11 +9,11 @@ What holds in each shape:
   row has no loss and a reward that its trainer ignores or that leaves the baseline where it is.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from prorl_gym.errors import ProrlError
-from prorl_gym.records import Rollout, Segment
+from prorl_gym.records import NOT_SAMPLED, Generation, Rollout, Segment
 from prorl_gym.routed_experts import RoutedExperts, join_routed_experts
 from prorl_gym.trainers.sampled_turns import expert_calls
 
@@ -34,12 +34,17 @@ class TrainingSequence:
     """Of the response, as the engine gave them; 0.0 where nothing was sampled."""
     versions: list[int]
     """Of the response: policy versions, ``NOT_SAMPLED`` where nothing was sampled."""
-    segment: Segment
+    generations: tuple[Generation, ...] = ()
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and response."""
+        return self.prompt_ids + self.response_ids
 
     @property
     def routed_experts(self) -> RoutedExperts | None:
         """Experts of prompt and response, for all tokens but those that no model call has run; ``None``: not known."""
-        return join_routed_experts(expert_calls(self.segment.generations))
+        return join_routed_experts(expert_calls(self.generations))
 
 
 def training_sequences(rollout: Rollout) -> list[TrainingSequence]:
@@ -47,32 +52,54 @@ def training_sequences(rollout: Rollout) -> list[TrainingSequence]:
     return [_sequence(segment, rollout) for segment in rollout.segments if any(segment.mask)]
 
 
-def single_sequence(rollout: Rollout) -> TrainingSequence | None:
-    """Return the only sequence, for trainers that take one per rollout; ``None`` when nothing was sampled.
+def single_sequences(rollouts: Sequence[Rollout], placeholder_id: int) -> list[TrainingSequence]:
+    """Return one sequence for each rollout, for trainers that cannot do without.
 
-    Of several segments it is the first, without loss: its reward still measures the policy.
+    Of several segments it is the first, without loss: its reward still measures the policy. A rollout that sampled
+    nothing has the prompt of its group and one token without loss.
+
+    Args:
+        rollouts: whole groups, in any order.
+        placeholder_id: that token.
     """
-    sequences = training_sequences(rollout)
-    if len(sequences) > 1:
-        return _without_loss(sequences[0])
-    return sequences[0] if sequences else None
+    found = [training_sequences(rollout) for rollout in rollouts]
+    pairs = list(zip(rollouts, found, strict=True))
+    prompts = {_group_key(rollout): sequences[0].prompt_ids for rollout, sequences in pairs if sequences}
+    single: list[TrainingSequence] = []
+    for rollout, sequences in pairs:
+        if sequences:
+            single.append(sequences[0] if len(sequences) == 1 else _without_loss(sequences[0]))
+        else:
+            prompt = prompts.get(_group_key(rollout), [placeholder_id])
+            single.append(TrainingSequence(prompt, [placeholder_id], [0], [0.0], [NOT_SAMPLED]))
+    return single
 
 
-def group_key(rollout: Rollout) -> tuple[str, str]:
+def rewards_or_means(rollouts: Sequence[Rollout]) -> list[float]:
+    """Return rewards; a rollout without one has the mean of its group, which leaves the group's baseline where it is.
+
+    Args:
+        rollouts: whole groups, in any order.
+
+    Raises:
+        NoRewardError: no rollout of a group has one.
+    """
+    groups: dict[tuple[str, str], list[Rollout]] = {}
+    for rollout in rollouts:
+        groups.setdefault(_group_key(rollout), []).append(rollout)
+    means = {key: _mean_reward(group) for key, group in groups.items()}
+    return [means[_group_key(rollout)] if rollout.reward is None else rollout.reward for rollout in rollouts]
+
+
+def _group_key(rollout: Rollout) -> tuple[str, str]:
     """Return what rollouts of one prompt share; a rollout without a group is a group by itself."""
     return rollout.run_id, rollout.group_id or rollout.rollout_id
 
 
-def mean_reward(group: Iterable[Rollout]) -> float:
-    """Return the mean reward of the rollouts that have one, which changes no baseline when it is added to them.
-
-    Raises:
-        NoRewardError: none has one.
-    """
-    members = list(group)
-    rewards = [one.reward for one in members if one.reward is not None]
+def _mean_reward(group: Sequence[Rollout]) -> float:
+    rewards = [one.reward for one in group if one.reward is not None]
     if not rewards:
-        names = ", ".join(one.rollout_id for one in members)
+        names = ", ".join(one.rollout_id for one in group)
         raise NoRewardError(
             f"no rollout of the group {names} has a reward.", "Submit the group again under fresh ids, or leave it out."
         )
@@ -87,7 +114,7 @@ def _sequence(segment: Segment, rollout: Rollout) -> TrainingSequence:
         loss_mask=list(segment.mask[start:]),
         logprobs=segment.logprobs[start:],
         versions=segment.policy_versions[start:],
-        segment=segment,
+        generations=tuple(segment.generations),
     )
     return _without_loss(sequence) if rollout.masked else sequence
 

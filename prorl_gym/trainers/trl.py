@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from prorl_gym.records import Rollout
-from prorl_gym.trainers.training_sequence import TrainingSequence, group_key, single_sequence
+from prorl_gym.trainers.training_sequence import single_sequences
 
 
 def to_trl(rollouts: Sequence[Rollout], *, placeholder_id: int) -> dict[str, list[Any]]:
@@ -19,29 +19,16 @@ def to_trl(rollouts: Sequence[Rollout], *, placeholder_id: int) -> dict[str, lis
         rollouts: one for each prompt that TRL passed, in their order.
         placeholder_id: the single token, without loss, of a rollout that sampled nothing; the end-of-sequence id does.
     """
-    sequences = [single_sequence(rollout) for rollout in rollouts]
-    prompts = {
-        group_key(rollout): one.prompt_ids for rollout, one in zip(rollouts, sequences, strict=True) if one is not None
+    sequences = single_sequences(rollouts, placeholder_id)
+    return {
+        "prompt_ids": [one.prompt_ids for one in sequences],
+        "completion_ids": [one.response_ids for one in sequences],
+        "logprobs": [[[value] for value in one.logprobs] for one in sequences],  # alternatives, of which there is one
+        "env_mask": [one.loss_mask for one in sequences],
+        "served_reward": [rollout.reward for rollout in rollouts],
     }
-    rows = [
-        _row(one, prompts.get(group_key(rollout), [placeholder_id]), placeholder_id)
-        for rollout, one in zip(rollouts, sequences, strict=True)
-    ]
-    columns = {key: [row[key] for row in rows] for key in ("prompt_ids", "completion_ids", "logprobs", "env_mask")}
-    return columns | {"served_reward": [rollout.reward for rollout in rollouts]}
 
 
 def served_reward(completions: Sequence[Any], served_reward: Sequence[float | None], **_: Any) -> list[float | None]:
     """Return the rewards of the records: a function for ``reward_funcs``."""
     return list(served_reward)
-
-
-def _row(sequence: TrainingSequence | None, prompt: list[int], placeholder_id: int) -> dict[str, list[Any]]:
-    if sequence is None:
-        return {"prompt_ids": prompt, "completion_ids": [placeholder_id], "logprobs": [[0.0]], "env_mask": [0]}
-    return {
-        "prompt_ids": sequence.prompt_ids,
-        "completion_ids": sequence.response_ids,
-        "logprobs": [[value] for value in sequence.logprobs],  # TRL's lists of alternatives, of which there is one
-        "env_mask": sequence.loss_mask,
-    }

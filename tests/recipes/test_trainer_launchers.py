@@ -144,8 +144,9 @@ async def test_skyrls_generator_returns_its_output(start: Start):
 
 async def test_areals_workflow_returns_tensors_or_rejects(start: Start):
     on_checkout("areal.api.workflow_api")
-    start(rollout(), failed())
-    workflow = launcher("areal_workflow")["ProrlWorkflow"]()
+    start(rollout(), failed(), failed(), failed())
+    workflow = launcher("areal_workflow")["ProrlWorkflow"](2)
     found = await workflow.arun_episode(None, TASK)
-    assert found["input_ids"].tolist() == [IDS]
+    assert found["input_ids"].tolist() == [IDS, IDS]
+    assert found["loss_mask"].tolist() == [MASK, [0] * 8]
     assert await workflow.arun_episode(None, TASK) is None

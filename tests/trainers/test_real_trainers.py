@@ -110,8 +110,8 @@ def test_skyrl_accepts_the_output(step_wise: bool):
 def test_areal_accepts_the_trajectory():
     check = from_checkout("areal.infra.workflow_executor").check_trajectory_format
     torch = from_checkout("torch")
-    for one in (two_segments(), overlong(), failed()):
-        rows = to_areal(one)
+    for group in (of_group(two_segments(), overlong(), silent(), rollout()), [failed()]):
+        rows = to_areal(group, placeholder_id=PAD)
         assert check(rows and {key: torch.tensor(value) for key, value in rows.items()})
 
 

@@ -23,7 +23,7 @@ from prorl_gym.records import NOT_SAMPLED, Rollout
 from prorl_gym.trainers.areal import to_areal
 from prorl_gym.trainers.skyrl import to_skyrl
 from prorl_gym.trainers.slime import normalize_rewards, to_slime
-from prorl_gym.trainers.training_sequence import NoRewardError, single_sequence, training_sequences
+from prorl_gym.trainers.training_sequence import NoRewardError, single_sequences, training_sequences
 from prorl_gym.trainers.trl import served_reward, to_trl
 from prorl_gym.trainers.verifiers import to_verifiers
 from prorl_gym.trainers.verl import to_verl
@@ -62,9 +62,9 @@ def test_a_segment_in_which_nothing_was_sampled_is_no_sequence():
 
 
 def test_one_sequence_of_several_is_the_first_without_loss():
-    assert single_sequence(rollout()) == training_sequences(rollout())[0]
-    one = single_sequence(two_segments())
-    assert one is not None and (one.response_ids, sum(one.loss_mask)) == (IDS[3:], 0)
+    one, several = single_sequences([rollout(), two_segments()], PAD)
+    assert one == training_sequences(rollout())[0]
+    assert (several.response_ids, sum(several.loss_mask)) == (IDS[3:], 0)
 
 
 # --- verl
@@ -114,24 +114,24 @@ def test_trls_reward_function_returns_the_served_rewards():
 # --- AReaL
 
 
-def test_areal_gets_one_row_for_each_segment_of_one_length():
-    rows = to_areal(two_segments())
+def test_areal_gets_a_row_for_each_rollout_of_one_length():
+    group = of_group(rollout(), silent(), scored(0.0), failed(), two_segments())
+    rows = to_areal(group, placeholder_id=PAD)
     assert rows is not None
-    assert rows["input_ids"] == [IDS, [*PROMPT, 100, 9, 0, 0, 0]]
-    assert rows["loss_mask"] == [MASK, [0, 0, 0, 1, 1, 0, 0, 0]]
-    assert rows["logprobs"] == [LOGPROBS, [0.0, 0.0, 0.0, -0.5, -0.25, 0.0, 0.0, 0.0]]
-    assert rows["attention_mask"] == [[True] * 8, [True] * 5 + [False] * 3]
-    assert rows["rewards"] == [1.0, 1.0]
+    assert rows["input_ids"] == [IDS, [*PROMPT, PAD, 0, 0, 0, 0], IDS, IDS, IDS]
+    assert rows["loss_mask"] == [MASK, [0] * 8, MASK, [0] * 8, [0] * 8]
+    assert rows["logprobs"][:2] == [LOGPROBS, [0.0] * 8]
+    assert rows["attention_mask"][:2] == [[True] * 8, [True] * 4 + [False] * 4]
+    assert rows["rewards"] == pytest.approx([1.0, 2 / 3, 0.0, 2 / 3, 1.0])
 
 
 def test_areal_gets_the_version_of_each_token():
-    rows = to_areal(rollout(segments=[of_versions(3, 5)]))
+    rows = to_areal([rollout(segments=[of_versions(3, 5)])], placeholder_id=PAD)
     assert rows is not None and rows["versions"] == [[-1, -1, -1, 3, 3, -1, 5, 5]]
 
 
-@pytest.mark.parametrize("ending", WITHOUT_REWARD)
-def test_areal_rejects_an_episode_without_a_reward(ending: str):
-    assert to_areal(WITHOUT_REWARD[ending]()) is None
+def test_areal_rejects_a_group_without_any_reward():
+    assert to_areal(of_group(failed(), cancelled(), silent()), placeholder_id=PAD) is None
 
 
 # --- SkyRL

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from rollout_samples import cancelled, failed, rollout
@@ -91,7 +91,7 @@ def test_slime_builds_its_own_samples():
         for fields in to_slime(one, group_index=0, rollout_index=place, placeholder_id=PAD)
     ]
     for sample in samples:
-        sample._validate_response_metadata_lengths()
+        sample.append_response_tokens()  # of none: checks the lengths of what is there
     assert [sample.effective_response_length for sample in samples] == [4, 2, 0, 4, 0]
     _, advantages = normalize_rewards(SimpleNamespace(grpo_std_normalization=False), samples)
     assert advantages == [0.5, 0.5, 0.0, -0.5, 0.0]
@@ -139,7 +139,7 @@ def test_trl_trains_on_records_and_neither_learns_from_a_failure_nor_counts_it()
 
     class Watched(trl.GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
-            seen.append(cast(Any, super())._generate_and_score_completions(inputs))
+            seen.append(super()._generate_and_score_completions(inputs))
             return seen[-1]
 
     settings: dict[str, Any] = {"num_generations": 6, "per_device_train_batch_size": 6, "max_steps": 1, "beta": 0.0}

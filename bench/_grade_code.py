@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _report import QUICK, Figure, figure, peer
+from _report import SHORT, Figure, figure, peer
 
 from prorl_gym.environments.code.code_row import CodeRow
 from prorl_gym.environments.code.grader import grade
@@ -20,7 +20,7 @@ from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxBackend, SandboxSpec
 
 TESTS = 50
-ROUNDS = 3 if QUICK else 15
+ROUNDS = 3 if SHORT else 15
 TARGET_RATIO = 1.5
 STDIO = "n = int(input())\nprint(sum(i * i for i in range(n)))\n"
 FUNCTION = "def squares(n):\n    return sum(i * i for i in range(n))\n"

@@ -5,13 +5,13 @@ import time
 from collections.abc import Sequence
 
 from _grade_corpora import FOLDER, HALVES
-from _report import QUICK, Figure, figure
+from _report import SHORT, Figure, figure
 
 from prorl_gym.environments.grader_corpus import MathExample, extract_answer, read_corpus
 from prorl_gym.environments.math.environment import MathGrader
 from prorl_gym.environments.worker_pool import WorkerPool
 
-GRADINGS = 100 if QUICK else 1000
+GRADINGS = 100 if SHORT else 1000
 P50_MS, P99_MS = 5.0, 200.0
 DEADLINE = 1.0
 """CPU seconds given to an answer that never ends; the service gives more, the point is that it ends then."""

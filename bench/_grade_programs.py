@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from _grade_corpora import FALSE_NEGATIVES_PERCENT, FALSE_POSITIVES, HALVES, half_name
-from _report import QUICK, Figure, figure
+from _report import SHORT, Figure, figure
 
 from prorl_gym.environments.grader_corpus import CodeExample, ConfusionCounts, count_confusion, is_rewarded, read_corpus
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
@@ -27,7 +27,7 @@ async def run() -> list[Figure]:
 
 async def _graded(half: str, backend: SandboxBackend) -> ConfusionCounts[CodeExample]:
     pairs: Sequence[CodeExample] = read_corpus(FOLDER / f"code_{half}.jsonl", CodeExample)
-    pairs = pairs[:: 10 if QUICK else 1]
+    pairs = pairs[:: 10 if SHORT else 1]
     turns = asyncio.Semaphore(2)
 
     async def one(pair: CodeExample) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from _processes import cpu_seconds, process_tree
-from _report import QUICK, Figure, figure
+from _report import SHORT, Figure, figure
 
 from prorl_gym.environments.swe.controls.control_checks import ALLOWED_SECONDS
 from prorl_gym.environments.swe.controls.control_plan import ControlPlan
@@ -32,7 +32,7 @@ PROJECTS = (
 )
 NEEDS = {"aiofiles": ("pytest-asyncio",), "async-timeout": ("pytest-asyncio",)}
 SEED = 7
-RUNS = 1 if QUICK else 3
+RUNS = 1 if SHORT else 3
 
 
 @dataclass(slots=True)
@@ -62,8 +62,8 @@ async def run() -> list[Figure]:
     backend = await open_backend(SandboxConfig(backend="userns"))
     found: dict[str, _Cost] = {}
     try:
-        start = [await _start_seconds(backend) for _ in range(3 if QUICK else 20)]
-        for name in PROJECTS[:: 10 if QUICK else 1]:
+        start = [await _start_seconds(backend) for _ in range(3 if SHORT else 20)]
+        for name in PROJECTS[:: 10 if SHORT else 1]:
             found[name] = await _project(name, backend)
     finally:
         await backend.close()

@@ -4,7 +4,7 @@ from operator import add
 from pathlib import Path
 from statistics import median
 
-from _report import QUICK, Figure, figure
+from _report import SHORT, Figure, figure
 
 from prorl_gym.environments import registry
 from prorl_gym.environments.row_format import read_rows
@@ -18,7 +18,7 @@ from prorl_gym.sandbox.protocol import SandboxBackend
 from prorl_gym.settings import ResolvedSettings, resolve_settings
 
 ROWS = Path(__file__).parents[1] / "environments" / "prorl_swe" / "data" / "example.jsonl"
-RUNS = 2 if QUICK else 20
+RUNS = 2 if SHORT else 20
 TARGET_MS = 300.0
 
 

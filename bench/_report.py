@@ -14,8 +14,9 @@ _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Quantiles of Student's t at 97.5 %, for 1 to 9 degrees of freedom."""
 
 Better = Literal["lower", "higher"]
-QUICK = os.environ.get("PRORL_BENCH_QUICK") == "1"
-"""Measure a tenth, to try a bench: its report is not for publication."""
+SHORT = os.environ.get("PRORL_BENCH_SHORT") == "1"
+"""Measure a tenth, to try a bench: its report is not for publication. Set by ``prorl-gym bench NAME --short``; a
+variable, since processes that a bench starts need it too."""
 
 
 class Peer(TypedDict):
@@ -149,7 +150,7 @@ def report(
     return Report(
         bench=bench,
         date=datetime.now(UTC).date().isoformat(),
-        quick=QUICK,
+        quick=SHORT,
         figures=figures,
         ratios=_ratios(figures) if quiet else None,
         load_average=begun.load_average,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from _report import QUICK
+from _report import SHORT
 
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments.protocol import Episode, Leases, RunContext, ScriptedStep
@@ -25,30 +25,30 @@ Stage = Literal["init", "run", "eval"]
 TOKENS, PROMPT = 900, 300
 """Of a record; how many of them are its prompt."""
 SEED = 20
-RUNS = 1 if QUICK else 3
+RUNS = 1 if SHORT else 3
 
 # --- throughput and latency over HTTP ---------------------------------------------------------------------------------
 
 BATCH = 64
-BATCHED = 640 if QUICK else 6400
+BATCHED = 640 if SHORT else 6400
 """Rollouts of one run in batches."""
 WINDOW = 8 * BATCH
 """Rollouts under way at most, when they are submitted in batches."""
-SINGLE = 400 if QUICK else 4000
+SINGLE = 400 if SHORT else 4000
 CALLERS = 64
-THROUGH_GYM = 200 if QUICK else 2000
+THROUGH_GYM = 200 if SHORT else 2000
 TARGETS = {"batches": 1000.0, "single": 400.0, "gym": 200.0}
 """Rollouts per second."""
-LATENCY_SECONDS = 2.0 if QUICK else 20.0
+LATENCY_SECONDS = 2.0 if SHORT else 20.0
 """Of open-loop arrivals at half of the targets."""
 P50_MS, P99_MS = 3.0, 30.0
 
 # --- a long queue -----------------------------------------------------------------------------------------------------
 
-QUEUED, RUNNING = (1000, 100) if QUICK else (10_000, 1000)
-SPARE = 200 if QUICK else 2000
+QUEUED, RUNNING = (1000, 100) if SHORT else (10_000, 1000)
+SPARE = 200 if SHORT else 2000
 """Beyond them, so that as many are queued when the look ends."""
-WATCHED_SECONDS = 3.0 if QUICK else 30.0
+WATCHED_SECONDS = 3.0 if SHORT else 30.0
 TURNS, TURN_SECONDS = 20, 2.0
 """Of an agent that waits: how often, and for how long on average (exponential)."""
 RSS_MB, LAG_MS = 500.0, 50.0
@@ -72,7 +72,7 @@ MIXES = (
     Mix("RUN-bound", "run", {"init": 0.3, "run": 2.0, "eval": 0.3}),
     Mix("EVAL-bound", "eval", {"init": 0.25, "run": 1.0, "eval": 0.4}),
 )
-MIXED = 200 if QUICK else 1200
+MIXED = 200 if SHORT else 1200
 """Rollouts of one mix, all waiting from the first moment on."""
 STEADY = (0.2, 0.8)
 """Between these shares of finished rollouts the overlap is looked at: not while it fills up and drains."""
@@ -80,7 +80,7 @@ OVERLAP_PERCENT = 95.0
 
 # --- cancel -----------------------------------------------------------------------------------------------------------
 
-CANCELLED = 8 if QUICK else 64
+CANCELLED = 8 if SHORT else 64
 """Rollouts at work, cancelled one by one; then as many again, in groups."""
 GROUP = 8
 DEAD_MS, GONE_S = 200.0, 3.0

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 
 def program_version(name: str, flag: str = "--version") -> dict[str, str]:
@@ -17,7 +18,12 @@ def program_version(name: str, flag: str = "--version") -> dict[str, str]:
 def package_versions(variable: str, *packages: str) -> dict[str, str]:
     """Return the versions of packages in the environment whose python an environment variable names."""
     python = os.environ.get(variable)
-    if python is None:
+    return {} if python is None else versions_in(python, *packages)
+
+
+def versions_in(python: str | Path, *packages: str) -> dict[str, str]:
+    """Return the versions of packages in the environment of a python; nothing where it does not exist."""
+    if not Path(python).exists():
         return {}
     code = "import importlib.metadata, sys; [print(importlib.metadata.version(name)) for name in sys.argv[1:]]"
     said = subprocess.run([python, "-c", code, *packages], capture_output=True, text=True, check=False).stdout.split()

@@ -22,7 +22,7 @@ from typing import Literal
 from _ablation_loop import run_virtually
 from _ablation_parts import LoopEngine, PlannedPolicySource, RoundRobin, TimedToolEnvironment
 from _ablation_workload import PUBLISHED, REAL, SEEDS, SWEEP, Plan, Setting, draw
-from _report import QUICK, Figure, Report, figure, interval, peer, report
+from _report import SHORT, Figure, Report, figure, interval, peer, report
 from _sim_engine import SimEngine
 from _sim_workload import Hardware
 
@@ -259,7 +259,7 @@ def gains(setting: Setting, label: str, seeds: Sequence[int], *, aim: bool, real
 
 def run() -> Report:
     """Measure."""
-    if QUICK:
+    if SHORT:
         return report("ablation", gains(replace(PUBLISHED, steps=1, batch=4, submitted=16), "a tenth", [1], aim=True))
     rows = gains(PUBLISHED, "published setting", SEEDS, aim=True)
     for label, setting in SWEEP.items():

@@ -2,7 +2,7 @@
 
 Memory is the proportional set size (PSS) of all processes below the spawner; see ``_processes``. Beside it, plain
 instances of a SIF that Apptainer runs (``PRORL_BENCH_SIF``; ``bench/make-image`` makes one). ``PRORL_BENCH_MANY`` sets
-how many user-namespace sandboxes shall be alive at once. ``PRORL_BENCH_QUICK=1`` measures a tenth: to try it.
+how many user-namespace sandboxes shall be alive at once. ``--short`` measures a tenth: to try it.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import _apptainer
 import _versions
 from _killed import measure_kill
 from _processes import process_tree, pss
-from _report import QUICK, Figure, Peer, Report, StartConditions, figure, peer, report
+from _report import SHORT, Figure, Peer, Report, StartConditions, figure, peer, report
 
 from prorl_gym.errors import SandboxError
 from prorl_gym.sandbox.config import SandboxConfig
@@ -25,8 +25,8 @@ from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
-COUNT, BUSY = (8, 4) if QUICK else (128, 64)
-MANY = int(os.environ.get("PRORL_BENCH_MANY", "40" if QUICK else "1000"))
+COUNT, BUSY = (8, 4) if SHORT else (128, 64)
+MANY = int(os.environ.get("PRORL_BENCH_MANY", "40" if SHORT else "1000"))
 EVERY = 10
 """Of the many, every tenth has a shell."""
 PARALLEL = 4

@@ -4,7 +4,7 @@ Each part stands in a module of its own: speed of the math grader (``_grade_math
 (``_grade_code``), what grading a repair costs around its tests (``_grade_swe``), what checking it costs on twenty real
 projects (``_grade_projects``; needs a package index), and false positives and negatives on the labelled corpora in
 ``tests/corpora``, the half that was written without sight of the graders apart (``_grade_corpora``, ``_grade_stem``,
-``_grade_programs``). ``PRORL_BENCH_QUICK=1`` measures a tenth.
+``_grade_programs``). ``--short`` measures a tenth.
 """
 
 import asyncio

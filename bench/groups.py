@@ -22,7 +22,7 @@ from _groups_ours import ServiceScheme
 from _groups_peers import BatchFull, DropStale, Reuse, WaitForAll
 from _groups_sim import Result, Scheme, Workers, simulate
 from _groups_workload import MAIN, SEEDS, SLOTS, TAILS, TRAINS, Population, Setting, Task, Tasks, train_seconds
-from _report import QUICK, Figure, Report, figure, interval, peer, report
+from _report import SHORT, Figure, Report, figure, interval, peer, report
 
 from prorl_gym.demand import EarlyStop, RedundantHandling
 
@@ -249,8 +249,8 @@ def sweep(arms: ArmCache) -> list[Figure]:
 
 def run() -> Report:
     """Measure."""
-    arms = ArmCache(SEEDS[:2] if QUICK else SEEDS)
-    return report("groups", main_figures(arms) + ([] if QUICK else sweep(arms)))
+    arms = ArmCache(SEEDS[:2] if SHORT else SEEDS)
+    return report("groups", main_figures(arms) + ([] if SHORT else sweep(arms)))
 
 
 def _ratio(name: str, arms: ArmCache, ours: Arm, grid: Sequence[Arm], target: float | None = None) -> Figure:

@@ -6,7 +6,7 @@ bench's: an environment and a policy that are instant, or that wait. Records hav
 in ``_service_work.py``. The cancels have real sandboxes (user namespaces) and the real engine client.
 
 Floors, in the same run: the same service in this process without HTTP, on the disk and in memory; plain 4 KiB write +
-fsync; a route of the same framework that only gives 20 kB back. ``PRORL_BENCH_QUICK=1`` measures a tenth.
+fsync; a route of the same framework that only gives 20 kB back. ``--short`` measures a tenth.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from prorl_gym.rollout.service import RolloutService
 from prorl_gym.testing.rollout.fake_rollout import EmptyBackend, environment_lookup
 from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
-IN_PROCESS = 150 if work.QUICK else 1500
+IN_PROCESS = 150 if work.SHORT else 1500
 TARGET = 300.0
 """Durable rollouts per second in process."""
 GYM_FLOOR = "an agent of Gym that only gives as much back (floor)"

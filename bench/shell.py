@@ -6,7 +6,7 @@ megabyte of output, Unix sockets against TCP loopback for the real channels.
 
 ``PRORL_BENCH_IMAGE`` names the image directory (the host's /usr without it) and ``PRORL_BENCH_SIF`` a SIF of it for
 NeMo Gym's provider; ``bench/make-image`` makes both, with git and pytest. ``PRORL_BENCH_SWEREX`` is the python of an
-environment with SWE-ReX. Without them these peers are left out. ``PRORL_BENCH_QUICK=1`` measures a tenth: to try it.
+environment with SWE-ReX. Without them these peers are left out. ``--short`` measures a tenth: to try it.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import _mix
 import _shell_peers
 import _transport
 import _versions
-from _report import QUICK, Figure, Report, StartConditions, figure, report
+from _report import SHORT, Figure, Report, StartConditions, figure, report
 
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import HOST_IMAGE, SandboxLimits, SandboxSpec
@@ -28,7 +28,7 @@ from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
-COUNTS = _shell_peers.Repetitions(fast=100, slow=3, polled=2, rounds=1, bulk=2) if QUICK else _shell_peers.Repetitions()
+COUNTS = _shell_peers.Repetitions(fast=100, slow=3, polled=2, rounds=1, bulk=2) if SHORT else _shell_peers.Repetitions()
 RUNS = 3
 TARGET_MS, TARGET_P99_MS, TARGET_EXEC_MS, TARGET_BULK = 0.25, 1.5, 15.0, 1.5
 BACKENDS: tuple[BackendName, ...] = ("userns", "apptainer")

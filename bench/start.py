@@ -7,7 +7,7 @@ over TCP loopback.
 ``PRORL_BENCH_IMAGE`` names the image directory (the host's /usr without it) and ``PRORL_BENCH_SIF`` a SIF of it
 (``bench/make-image`` makes both), ``PRORL_BENCH_GATEWAY`` the python of an environment with the gateway,
 ``PRORL_BENCH_KERNEL`` of one with ipykernel and jupyter_client. Without them these peers are left out.
-``PRORL_BENCH_QUICK=1`` measures a tenth: to try it.
+``--short`` measures a tenth: to try it.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ import _apptainer
 import _gateway
 import _kernels
 import _versions
-from _report import QUICK, Figure, Peer, Report, StartConditions, figure, peer, report
+from _report import SHORT, Figure, Peer, Report, StartConditions, figure, peer, report
 
 from prorl_gym.errors import SandboxError
 from prorl_gym.sandbox.config import SandboxConfig
@@ -32,7 +32,7 @@ from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 from prorl_gym.sandbox.service.warm_pool import WarmPool
 from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
-STARTS, CELLS, SESSIONS = (3, 20, 1) if QUICK else (15, 200, 5)
+STARTS, CELLS, SESSIONS = (3, 20, 1) if SHORT else (15, 200, 5)
 TARGETS_MS: dict[BackendName, float] = {"userns": 20.0, "apptainer": 130.0}
 WARM_MS, PYTHON_MS, CELL_MS = 1.0, 300.0, 1.0
 BACKENDS: tuple[BackendName, ...] = ("userns", "apptainer")

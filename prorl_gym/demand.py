@@ -72,7 +72,8 @@ class Demand(DemandModel):
     """Groups to complete beyond ``groups`` before the rest is redundant: choosing among them later reduces the bias to
     fast prompts that any early stop has."""
     version: NonNegativeInt | None = None
-    """Policy version of the step that needs the groups; raises the service's current version, never lowers it."""
+    """Policy version of the step that needs the groups. One above the pool's raises the version that is current for
+    groups; one below it is refused: the version of ``GET /v1/policy`` is right, whatever other runs have counted."""
     pool: Annotated[str, Field(min_length=1, max_length=64)] = "policy"
     """Pool of engines that the run samples from, which defines its current version; not ``policy`` if its rollouts
     name an ``inference_url``."""

@@ -9,7 +9,7 @@ segment is the normal case; a history that has to change begins another segment 
 
 import json
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -98,17 +98,21 @@ class RolloutRequest(Record):
         return self
 
 
+OutcomeStatus = Literal["completed", "truncated", "failed", "cancelled"]
+AttemptStage = Literal["queue", "init", "run", "eval"]
+
+
 class Outcome(Record):
     """How a rollout ended. ``prorl_gym.errors`` says which failure leads to which outcome."""
 
-    status: Literal["completed", "truncated", "failed", "cancelled"]
+    status: OutcomeStatus
     limit: Limit | None = None
     """Of a truncated one."""
     kind: FailureKind | None = None
     """Of a failed one."""
     reason: CancelReason | None = None
     """Of a cancelled one."""
-    stage: Literal["queue", "init", "run", "eval"] | None = None
+    stage: AttemptStage | None = None
     """Stage in which it failed or was cancelled."""
     message: str = ""
     """For people: at most two lines, no secrets, no traceback."""
@@ -248,7 +252,7 @@ class Retry(Record):
 
     attempt: int
     kind: FailureKind
-    stage: str
+    stage: Annotated[str, Field(json_schema_extra={"enum": [*get_args(AttemptStage)]})]
     message: str
     sampled_tokens: int = 0
     """Tokens that the policy sampled in it; they are not kept."""

@@ -62,9 +62,10 @@ present); all others need another request. A failed rollout is not an error of t
 curl -sN -H "$T" "$U/v1/stream?run=step-7&cursor=41&ack=true"
 ```
 
-Each line is a record with its cursor; an empty line is sent after 15 s without one. After a broken connection, continue
-from the last cursor seen. Records are kept until they are acknowledged or expire: with `ack=true`, reading from a
-cursor acknowledges everything up to it; `POST /v1/ack` does so without reading.
+Each line is a record with its cursor; an empty line is sent after 15 s without one. Before it, a line with `paused` and
+without `rollout` says once for each pause which pool is paused, and until when; ignore further lines without `rollout`.
+After a broken connection, continue from the last cursor seen. Records are kept until they are acknowledged or expire:
+with `ack=true`, reading from a cursor acknowledges everything up to it; `POST /v1/ack` does so without reading.
 
 ## History
 
@@ -75,6 +76,14 @@ cursor acknowledges everything up to it; `POST /v1/ack` does so without reading.
 """
 
 TABLE_HEAD = "| route | what it does |\n|---|---|\n"
+
+
+WORDS_HEAD = """The fields with a closed list of words. A body with another word is refused. Answers of a later release
+may have further words; a record only with a higher `schema_version`.
+
+| field | words |
+|---|---|
+"""
 
 
 def document() -> Any:
@@ -137,11 +146,37 @@ def default_of(parameter: Any) -> str:
     return "" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
+def words_of(schema: Any, schemas: Any) -> tuple[str, ...]:
+    """Return the words that a field may have, itself or in its items; none: any."""
+    if "$ref" in schema:
+        target = schemas[schema["$ref"].rpartition("/")[2]]
+        return tuple(target.get("enum", ()))
+    if "enum" in schema:
+        return tuple(one for one in schema["enum"] if isinstance(one, str))
+    inner = [schema[key] for key in ("items", "propertyNames") if isinstance(schema.get(key), dict)]
+    return next((found for one in (*inner, *schema.get("anyOf", ())) if (found := words_of(one, schemas))), ())
+
+
+def words(openapi: Any) -> str:
+    """Return every field that has a closed list of words, fields with the same list together."""
+    schemas = openapi["components"]["schemas"]
+    fields: dict[tuple[str, ...], list[str]] = {}
+    for model, schema in sorted(schemas.items()):
+        for name, field in schema.get("properties", {}).items():
+            if found := words_of(field, schemas):
+                fields.setdefault(found, []).append(f"`{model}.{name}`")
+    rows = [
+        f"| {', '.join(names)} | {', '.join(f'`{word}`' if word else 'empty' for word in found)} |"
+        for found, names in fields.items()
+    ]
+    return WORDS_HEAD + "\n".join(rows) + "\n"
+
+
 def page() -> str:
     """Return the whole of ``docs/api.md``."""
     told = document()
     routes = [part for operation in operations(told) for part in described(*operation)]
-    return "\n".join([HEAD, "## Routes\n", table(told), *routes])
+    return "\n".join([HEAD, "## Words\n", words(told), "## Routes\n", table(told), *routes])
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ class Bar:
 
 
 GYM = "NeMo Gym's sandbox provider"
+HOST_TOOL, BWRAP_TOOL = "verifiers, no sandbox", "verifiers, bubblewrap"
 ROWS: dict[str, tuple[Bar, ...]] = {
     "Sandboxes": (
         Bar("command in a shell, median", "shell", "echo hi, median", "NeMo Gym", GYM, "userns"),
@@ -64,6 +65,36 @@ ROWS: dict[str, tuple[Bar, ...]] = {
             "userns",
         ),
         Bar("128 sandboxes up", "density", "128 sandboxes up", "128 plain", "plain Apptainer instances", "userns"),
+    ),
+    "End to end, one question": (
+        Bar(
+            "rollouts/s, 32 callers",
+            "peers",
+            "one question, 32 callers: rollouts",
+            "NeMo Gym",
+            "Gym's, no sandbox",
+            "userns",
+        ),
+        Bar(
+            "the same",
+            "peers",
+            "one question, 32 callers: rollouts",
+            "verifiers 0.1 `ToolEnv`, tool a",
+            HOST_TOOL,
+            "userns",
+        ),
+        Bar(
+            "the same",
+            "peers",
+            "one question, 32 callers: rollouts",
+            "verifiers 0.1 `ToolEnv`, tool in",
+            BWRAP_TOOL,
+            "userns",
+        ),
+        Bar("CPU per rollout", "peers", "one question, 32 callers: CPU", "target", "target", "userns"),
+        Bar("the same, Apptainer backend", "peers", "one question, 32 callers: CPU", "target", "target", "apptainer"),
+        Bar("beyond the engine, p50", "peers", "one question, 1 caller: beyond", "target", "target", "userns"),
+        Bar("memory of a sandbox, python", "peers", "a sandbox with a python", "target", "target", "userns"),
     ),
     "Tokens": (
         Bar(
@@ -126,7 +157,6 @@ ROWS: dict[str, tuple[Bar, ...]] = {
 }
 
 WIDTH, NAMES, LEFT, RIGHT, STEP = 960, 262, 276, 584, 22
-HEIGHT = 70 + sum(STEP * (len(bars) + 1) + 6 for bars in ROWS.values())
 LOW, HIGH = 0.05, 1000.0
 """Ends of the axis; what is beyond ends in an arrow."""
 
@@ -159,9 +189,20 @@ def find(reports: dict[str, Report], bar: Bar) -> Row:
     return found[0]
 
 
+def measured_rows(reports: dict[str, Report]) -> dict[str, tuple[Bar, ...]]:
+    """Return the groups of bars whose benches have a report."""
+    rows = {name: tuple(bar for bar in bars if bar.bench in reports) for name, bars in ROWS.items()}
+    return {name: bars for name, bars in rows.items() if bars}
+
+
+def height(reports: dict[str, Report]) -> int:
+    """Return the height of the picture."""
+    return 70 + sum(STEP * (len(bars) + 1) + 6 for bars in measured_rows(reports).values())
+
+
 def unnamed(reports: dict[str, Report]) -> list[str]:
     """Return the figures that missed their target and are not in ``ROWS``."""
-    shown = [find(reports, bar) for bars in ROWS.values() for bar in bars]
+    shown = [find(reports, bar) for bars in measured_rows(reports).values() for bar in bars]
     every = [row for report in reports.values() for row in report["figures"]]
     return [row["name"] for row in every if not meets_target(row) and not any(row is one for one in shown)]
 
@@ -196,10 +237,10 @@ def shapes(reports: dict[str, Report]) -> Iterator[str]:
     yield text(738, 24, "target", size=12, color=QUIET)
     for tick in (0.1, 1.0, 10.0, 100.0, 1000.0):
         x = place(tick)
-        yield line((x, 56), (x, HEIGHT - 8), color=INK if tick == 1 else LINE)
+        yield line((x, 56), (x, height(reports) - 8), color=INK if tick == 1 else LINE)
         yield text(x, 50, f"{tick:g}x", color=QUIET, size=12, anchor="middle")
     y = 56.0
-    for name, bars in ROWS.items():
+    for name, bars in measured_rows(reports).items():
         y += STEP
         yield text(16, y, name, bold=True)
         for bar in bars:
@@ -234,7 +275,7 @@ def chart(reports: dict[str, Report]) -> str:
     if left_out := unnamed(reports):
         raise SystemExit(f"Missed its target and is not in the chart: {', '.join(left_out)}. Name it in ROWS.")
     return document(
-        WIDTH, HEIGHT, "How many times better than its peers each headline figure is", list(shapes(reports))
+        WIDTH, height(reports), "How many times better than its peers each headline figure is", list(shapes(reports))
     )
 
 

@@ -1,6 +1,7 @@
 """The bench command on a bench of its own; what it measures is not tested, only its form and its complaints."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,15 @@ def test_json_has_the_published_form(app: typer.Typer) -> None:
             "interval": None,
         }
     ]
+
+
+def test_a_short_run_says_so(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRORL_BENCH_SHORT", "")
+    monkeypatch.delitem(sys.modules, "_report", raising=False)
+    assert json.loads(CliRunner().invoke(app, ["tiny", "--short", "--json"]).output)["quick"] is True
+    del sys.modules["_report"]
+    monkeypatch.setenv("PRORL_BENCH_SHORT", "")
+    assert json.loads(CliRunner().invoke(app, ["tiny", "--json"]).output)["quick"] is False
 
 
 def test_people_get_a_table(app: typer.Typer) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -93,6 +93,43 @@ async def test_pauses_grow_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(0.05 * 2**n <= pause <= 0.1 * 2**n for n, pause in enumerate(slept[:5]))
     assert all(2.5 <= pause <= 5 for pause in slept[6:])
     assert len(set(slept)) == 12
+
+
+async def test_a_weight_update_survives_lost_answers() -> None:
+    calls: list[str] = []
+    answers = {
+        "pause": {"pool": "policy", "paused": True},
+        "policy": {"version": 4, "serving": ["policy-0"], "quarantined": {}, "unverified": [], "draining": []},
+        "resume": {"pool": "policy", "paused": False},
+    }
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        name = request.path.rpartition("/")[2]
+        calls.append(name)
+        if calls.count(name) == 1:  # it was done, and the connection broke before the answer
+            assert request.transport is not None
+            request.transport.abort()
+        return web.json_response(answers[name])
+
+    async with service(handler) as url, Client(url, token=TOKEN, retry_delay=0.001) as client:
+        async with client.weight_update(4) as update:
+            calls.append("load")
+    assert calls == ["pause", "pause", "load", "policy", "policy", "resume", "resume"]
+    assert update.result is not None and update.result.serving == ("policy-0",)
+
+
+async def test_a_service_that_is_gone_does_not_hide_why_loading_failed(caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"pool": "policy", "paused": True})
+
+    async with AsyncExitStack() as running:
+        url = await running.enter_async_context(service(handler))
+        async with Client(url, token=TOKEN, retry_seconds=0.05, retry_delay=0.001) as client:
+            with pytest.raises(RuntimeError, match="out of memory"):
+                async with client.weight_update(4):
+                    await running.aclose()
+                    raise RuntimeError("out of memory")
+    assert "pool policy stays paused until its pause expires" in caplog.text
 
 
 @pytest.mark.parametrize("status", [400, 403, 409, 410, 413, 422, 500])
@@ -248,7 +285,7 @@ async def test_later_fields_of_other_answers_are_ignored() -> None:
         wanted = Demand(groups=4, redundant=RedundantHandling(run="kill"), early_stop=EarlyStop(audit=0.5))
         assert await client.demand("run") == (await client.groups("run")).demand == wanted
         assert (await client.groups("run")).states == {"open": 2, "a later state": 1}
-        assert [one.cursor for one in await client.rollouts()] == [7]
+        assert [one.cursor for one in (await client.rollouts()).rollouts] == [7]
 
 
 async def test_an_endless_line_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,12 +59,14 @@ async def test_groups_are_read_used_and_acknowledged(client: Client) -> None:
     with pytest.raises(GoneError):
         await client.poll_result("a0")
     assert [one.rollout_id async for one in _records(client)] == []
-    listed = await client.rollouts("run", limit=4)
+    newest = await client.rollouts("run", limit=4)
+    assert newest.before is not None
+    listed = newest.rollouts
     assert len(listed) == 4
     assert {one.group_id for one in listed[:2]} == {"c"}
     assert all(one.released for one in listed)
-    older = await client.rollouts("run", before=listed[-1].cursor)
-    assert len(older) == 2
+    older = await client.rollouts("run", before=newest.before)
+    assert (len(older.rollouts), older.before) == (2, None)
 
 
 async def test_records_are_acknowledged_by_id_in_any_order(client: Client) -> None:

@@ -13,7 +13,7 @@ from prorl_gym.api.http.middleware import BearerAuth, BodyLimit, CrossSiteGuard
 from prorl_gym.api.policy_control import EngineRegistry
 from prorl_gym.api.routes import pages, policy, rollouts, runs
 from prorl_gym.api.routes import service as service_routes
-from prorl_gym.client.wire_models import Body, DeliveredRecord, RolloutSubmission
+from prorl_gym.client.wire_models import Body, DeliveredRecord, PauseNotice, RolloutSubmission
 from prorl_gym.demand import Demand
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.weights.weight_updater import WeightUpdater
@@ -80,7 +80,7 @@ def app_from_context(context: AppContext, token: str, max_body_bytes: int = 64 <
     app.add_middleware(CrossSiteGuard)
     for subject in (rollouts, runs, policy, service_routes, pages):
         subject.add_routes(app.router, context)
-    openapi.install_openapi(app, (RolloutSubmission, Demand, DeliveredRecord, *Body.__subclasses__()))
+    openapi.install_openapi(app, (RolloutSubmission, Demand, DeliveredRecord, PauseNotice, *Body.__subclasses__()))
     return app
 
 

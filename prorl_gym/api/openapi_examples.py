@@ -82,7 +82,10 @@ ROLLOUT_LIST: Any = {
     ],
     "before": None,
 }
-STREAM = '{"cursor": 41, "stale": false, "rollout": {"rollout_id": "a7", "...": "..."}}\n'
+STREAM = (
+    '{"cursor": 41, "stale": false, "rollout": {"rollout_id": "a7", "...": "..."}}\n'
+    '{"paused": "policy", "since": 1760000000.0, "expires_at": 1760000600.0}\n'
+)
 
 CANCEL: Any = {"runs": ["step-7"], "groups": ["prompt-3"]}
 CANCELLED: Any = {"cancelled": ["a8"]}
@@ -117,6 +120,7 @@ _POOL: dict[str, Any] = {
     "name": "policy",
     "version": 7,
     "paused": False,
+    "pause_expires_at": None,
     "failovers": 0,
     "unavailable_reason": "",
     "waiting_rollouts": 0,
@@ -124,7 +128,7 @@ _POOL: dict[str, Any] = {
     "engines": [_ENGINE_STATE],
 }
 POLICY: Any = {"pool": _POOL, "probe_ids": [17, 4242, 99]}
-UPDATE: Any = {"version": 8, "engines": ["http://10.0.0.1:8000/v1", "http://10.0.0.3:8000/v1"]}
+UPDATE: Any = {"version": 8, "require_pause": True, "engines": ["http://10.0.0.1:8000/v1", "http://10.0.0.3:8000/v1"]}
 UPDATED: Any = {
     "version": 8,
     "serving": ["policy-0", "policy-2"],
@@ -132,12 +136,12 @@ UPDATED: Any = {
     "unverified": [],
     "draining": ["policy-1"],
 }
-PAUSE: Any = {"mode": "abort"}
-PAUSED: Any = {"pool": "policy", "paused": True}
+PAUSE: Any = {"mode": "abort", "expire_seconds": 600}
+PAUSED: Any = {"pool": "policy", "paused": True, "expires_at": 1760000600.0}
 DISPATCH_PAUSED: Any = {"held": True}
 DISPATCH_RESUMED: Any = {"held": False}
 RESUME: Any = {}
-RESUMED: Any = {"pool": "policy", "paused": False}
+RESUMED: Any = {"pool": "policy", "paused": False, "expires_at": None}
 ENGINE_BODY: Any = {"url": "http://10.0.0.3:8000/v1"}
 ENGINE: Any = {"name": "policy-2", "url": "http://10.0.0.3:8000/v1", "draining": False}
 DRAINING_ENGINE: Any = {"name": "policy-1", "url": "http://10.0.0.2:8000/v1", "draining": True}

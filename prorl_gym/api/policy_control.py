@@ -16,6 +16,7 @@ from prorl_gym.client.wire_models import (
     AdmissionStatus,
     EngineRegistration,
     EngineStatus,
+    PauseNotice,
     PauseResponse,
     PolicyStatus,
     PolicyUpdateBody,
@@ -25,7 +26,7 @@ from prorl_gym.client.wire_models import (
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.balance.members import PoolEngine
 from prorl_gym.inference.config import normalize_url
-from prorl_gym.inference.weights.weight_updater import UpdateResult, WeightUpdater
+from prorl_gym.inference.weights.weight_updater import Pause, UpdateResult, WeightUpdater
 from prorl_gym.logs import redact
 
 _LOG = logging.getLogger(__name__)
@@ -190,7 +191,12 @@ class PolicyController:
 
     def pool_status(self) -> PoolStatus:
         """Return the pool's status."""
-        return pool_status(self.pool, self.registry)
+        return pool_status(self.pool, self.registry, self.pause_in_force)
+
+    @property
+    def pause_in_force(self) -> Pause | None:
+        """The pool's pause; ``None``: it is not paused."""
+        return self._updater.pause_in_force
 
     async def update(self, body: PolicyUpdateBody) -> PolicyUpdateResponse:
         """See ``WeightUpdater.update``. The update goes on when the caller is cancelled.
@@ -216,10 +222,14 @@ class PolicyController:
             draining=tuple(self.registry.draining),
         )
 
-    async def pause(self, mode: Literal["abort", "drain", "keep"]) -> PauseResponse:
+    async def pause(
+        self, mode: Literal["abort", "drain", "keep"], expire_seconds: float | None = None
+    ) -> PauseResponse:
         """See ``WeightUpdater.pause``."""
-        await self._updater.pause(mode)
-        return PauseResponse(pool=self.pool.name, paused=True)
+        await self._updater.pause(mode, expire_seconds)
+        pause = self.pause_in_force
+        expires_at = None if pause is None else pause.expires_at
+        return PauseResponse(pool=self.pool.name, paused=pause is not None, expires_at=expires_at)
 
     async def resume(self) -> PauseResponse:
         """See ``WeightUpdater.resume``."""
@@ -247,7 +257,10 @@ class PolicyController:
         if body.engines is not None:
             self.registry.set_engines(body.engines)
         updated = await self._updater.update(
-            body.version, reference_logprobs=body.reference, caches_dropped=body.caches_dropped
+            body.version,
+            reference_logprobs=body.reference,
+            caches_dropped=body.caches_dropped,
+            require_pause=body.require_pause,
         )
         if self._on_version is not None:
             await self._on_version(updated.version, self.pool.name)
@@ -291,6 +304,14 @@ class PolicyControllers:
         """All controllers, by pool."""
         return self._controllers
 
+    def pause_notices(self) -> list[PauseNotice]:
+        """Return which pools are paused."""
+        return [
+            PauseNotice(paused=name, since=pause.since, expires_at=pause.expires_at)
+            for name, controller in self._controllers.items()
+            if (pause := controller.pause_in_force) is not None
+        ]
+
     async def close(self) -> None:
         """Close all controllers, and fail the calls that wait for one. Idempotent."""
         self._closed = True
@@ -299,7 +320,7 @@ class PolicyControllers:
             await controller.close()
 
 
-def pool_status(pool: EnginePool, registry: EngineRegistry | None = None) -> PoolStatus:
+def pool_status(pool: EnginePool, registry: EngineRegistry | None = None, pause: Pause | None = None) -> PoolStatus:
     """Return a pool's status as the wire model."""
     seen = pool.snapshot()
     admission = seen.admission
@@ -325,6 +346,7 @@ def pool_status(pool: EnginePool, registry: EngineRegistry | None = None) -> Poo
         name=seen.name,
         version=seen.version,
         paused=seen.paused,
+        pause_expires_at=None if pause is None else pause.expires_at,
         failovers=seen.failovers,
         unavailable_reason=seen.unavailable_reason,
         waiting_rollouts=seen.waiting_rollouts,

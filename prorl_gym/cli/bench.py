@@ -18,11 +18,14 @@ _SCRIPTS = Path(__file__).parents[2] / "bench"
 def bench(
     name: Annotated[str, typer.Argument(help="Name of the bench, for example shell or service.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    short: Annotated[bool, typer.Option("--short", help="Measure a tenth, to try it; not for publication.")] = False,
     tokenizer: Annotated[
         Path | None, typer.Option(help="For bench tokens: directory with Qwen's tokenizer and templates.")
     ] = None,
 ) -> None:
     """Measure the figures of one bench on this machine."""
+    if short:
+        os.environ["PRORL_BENCH_SHORT"] = "1"
     if tokenizer is not None:
         os.environ["PRORL_GYM_QWEN"] = str(tokenizer)
     report = run_bench(name, _SCRIPTS)

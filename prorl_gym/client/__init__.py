@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prorl_gym.client.async_client import Client
+    from prorl_gym.client.async_client import Client, WeightUpdate
     from prorl_gym.client.group_stream import CompletedGroup, GroupsDroppedError, GroupStream
     from prorl_gym.client.record_stream import DamagedRecord, RecordStream
     from prorl_gym.client.service_credentials import DEFAULT_URL, default_state_dir, read_token, token_source
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
         GroupsStatus,
         LedgerStatus,
         PauseMode,
+        PauseNotice,
         PolicyStatus,
         PolicyUpdateResponse,
         PoolStatus,
         ReadyGroup,
+        RolloutListResponse,
         RolloutSummary,
         ServiceStatus,
         Unacknowledged,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     )
 
 _NAMES_BY_MODULE = {
-    "async_client": ("Client",),
+    "async_client": ("Client", "WeightUpdate"),
     "group_stream": ("CompletedGroup", "GroupsDroppedError", "GroupStream"),
     "record_stream": ("DamagedRecord", "RecordStream"),
     "service_credentials": ("DEFAULT_URL", "default_state_dir", "read_token", "token_source"),
@@ -65,17 +67,20 @@ __all__ = [
     "GroupsStatus",
     "LedgerStatus",
     "PauseMode",
+    "PauseNotice",
     "PolicyStatus",
     "PolicyUpdateResponse",
     "PoolStatus",
     "ReadyGroup",
     "RecordStream",
+    "RolloutListResponse",
     "RolloutSummary",
     "ServiceError",
     "ServiceStatus",
     "SyncClient",
     "Unacknowledged",
     "UnacknowledgedRollout",
+    "WeightUpdate",
     "default_state_dir",
     "read_token",
     "token_source",

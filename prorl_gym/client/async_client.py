@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -13,6 +16,7 @@ from prorl_gym.client.record_stream import Acknowledger, RecordStream, read_deli
 from prorl_gym.client.service_credentials import read_token, service_url, token_source
 from prorl_gym.client.transport import LONG_POLL_SECONDS, Transport
 from prorl_gym.client.wire_models import (
+    DEFAULT_EXPIRE_SECONDS,
     AcceptedRollout,
     AckResponse,
     CancelResponse,
@@ -25,15 +29,16 @@ from prorl_gym.client.wire_models import (
     PolicyUpdateResponse,
     RolloutListResponse,
     RolloutResponse,
-    RolloutSummary,
     ServiceStatus,
     SubmitResponse,
     SubmittedRequestResponse,
     Unacknowledged,
 )
 from prorl_gym.demand import Demand
-from prorl_gym.errors import CancelReason, NotFoundError
+from prorl_gym.errors import CancelReason, NotFoundError, ProrlError
 from prorl_gym.records import Rollout, RolloutRequest
+
+_LOG = logging.getLogger(__name__)
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
 """The form of ids. Anything else is unknown, and must not become part of an address."""
@@ -43,6 +48,16 @@ BATCH_ROLLOUTS = 512
 
 BATCH_BYTES = 8 << 20
 """Bytes of one submission: well below the default ``http.max_body_bytes`` of a service."""
+
+
+@dataclass(slots=True)
+class WeightUpdate:
+    """A change of weights under way (``Client.weight_update``)."""
+
+    version: int
+    """Of the new weights."""
+    result: PolicyUpdateResponse | None = None
+    """Which engines serve them; present after the block."""
 
 
 class Client:
@@ -139,18 +154,17 @@ class Client:
 
     async def rollouts(
         self, run_id: str | None = None, *, group: str | None = None, limit: int = 100, before: int = 0
-    ) -> list[RolloutSummary]:
-        """List finished rollouts without their records, newest first.
+    ) -> RolloutListResponse:
+        """Return a page of finished rollouts without their records, newest first, and the cursor of the next page.
 
         Args:
             run_id: only of this run.
             group: only of this group.
             limit: the most to return.
-            before: only those that finished before the one with this cursor, for the next page.
+            before: only those that finished before the one with this cursor: ``before`` of the page read last.
         """
         query = {"limit": str(limit), "run": run_id, "group": group, "before": str(before) if before else None}
-        answer = await self._transport.call("GET", "/v1/rollouts", RolloutListResponse, query=_without_none(query))
-        return list(answer.rollouts)
+        return await self._transport.call("GET", "/v1/rollouts", RolloutListResponse, query=_without_none(query))
 
     async def cancel(
         self,
@@ -209,7 +223,7 @@ class Client:
             return 0 if demand is None else demand.replace
 
         async def is_over(seen: int) -> bool:
-            newest = await self.rollouts(run_id, limit=1)
+            newest = (await self.rollouts(run_id, limit=1)).rollouts
             if newest and newest[0].cursor > seen:
                 return False  # there is more to read
             states = (await self.groups(run_id)).states
@@ -257,7 +271,7 @@ class Client:
             return None
 
     async def clear_demand(self, run_id: str) -> None:
-        """Delete the demand of a run: everything is wanted again."""
+        """Delete the demand of a run: parked agents and their groups are cancelled, everything else runs to its end."""
         await self._transport.call("DELETE", f"/v1/runs/{_path_part(run_id)}/demand", IgnoredResponse)
 
     async def groups(self, run_id: str) -> GroupsStatus:
@@ -266,9 +280,68 @@ class Client:
 
     # --- policy and engines -----------------------------------------------------------------------------------------
 
-    async def policy(self) -> PolicyStatus:
-        """Return the policy's version, and the engines that serve it."""
-        return await self._transport.call("GET", "/v1/policy", PolicyStatus)
+    async def policy(self, pool: str = "policy") -> PolicyStatus:
+        """Return the version of a pool, and the engines that serve it."""
+        return await self._transport.call("GET", "/v1/policy", PolicyStatus, query={"pool": pool})
+
+    @asynccontextmanager
+    async def weight_update(
+        self,
+        version: int | None = None,
+        *,
+        mode: PauseMode | None = "abort",
+        expire_seconds: float | None = DEFAULT_EXPIRE_SECONDS,
+        reference: Sequence[float] | None = None,
+        caches_dropped: bool = False,
+        engines: Sequence[str] | None = None,
+        pool: str = "policy",
+    ) -> AsyncGenerator[WeightUpdate, None]:
+        """Pause a pool, let the block load new weights into its engines, report them, and resume.
+
+        When the block raises, nothing is reported: the pool is resumed, and each engine serves again once it has shown
+        that it still has the weights of before. The same holds when this process dies, after ``expire_seconds``.
+
+        Args:
+            version: of the new weights; the next one of the pool by default.
+            mode: what happens to running calls; ``None``: no pause, for engines that report which weights sampled
+                which token, and for the first version.
+            expire_seconds: the pause ends by itself after so long: longer than the block takes. ``None``: never.
+            reference: as of ``update_policy``.
+            caches_dropped: as of ``update_policy``.
+            engines: as of ``update_policy``.
+            pool: of the engines.
+
+        Raises:
+            ConflictError: the version does not follow that of the pool, no engine has the new weights, or the pause
+                was over before the update. Load again in a new block.
+            ServiceError: refused, or not reached.
+        """
+        update = WeightUpdate((await self.policy(pool)).version + 1 if version is None else version)
+        try:
+            if mode is not None:
+                await self.pause(mode, expire_seconds=expire_seconds, pool=pool)
+            yield update
+            update.result = await self.update_policy(
+                update.version,
+                reference=reference,
+                caches_dropped=caches_dropped,
+                require_pause=mode is not None,
+                engines=engines,
+                pool=pool,
+            )
+        except BaseException:
+            if mode is not None:
+                await self._resume_after_error(pool)
+            raise
+        if mode is not None:
+            await self.resume(pool)
+
+    async def _resume_after_error(self, pool: str) -> None:
+        """Resume a pool; when that fails, log it, so that it does not hide the error that came first."""
+        try:
+            await self.resume(pool)
+        except ProrlError as error:
+            _LOG.error("pool %s stays paused until its pause expires: %s", pool, error)
 
     async def update_policy(
         self,
@@ -276,34 +349,54 @@ class Client:
         *,
         reference: Sequence[float] | None = None,
         caches_dropped: bool = False,
+        require_pause: bool = False,
         engines: Sequence[str] | None = None,
+        pool: str = "policy",
     ) -> PolicyUpdateResponse:
         """Report that the engines have new weights; the service drops caches, checks it, and labels tokens from now on.
+
+        ``weight_update`` does this with the pause around it.
 
         Args:
             version: of the policy, above the one before.
             reference: the trainer's own log-probs of ``PolicyStatus.probe_ids`` but the first.
             caches_dropped: the prefix caches were dropped when the weights were loaded.
+            require_pause: refuse the update when the pool is not paused any more.
             engines: addresses of all engines from now on; the same as before when left out.
+            pool: of the engines.
 
         Raises:
-            ServiceError: no engine has the new weights, or the policy was not paused.
+            ConflictError: the version does not follow that of the pool, no engine has the new weights, or the policy
+                was not paused.
+            ServiceError: refused, or not reached.
         """
         body = {
             "version": version,
+            "pool": pool,
             "reference": None if reference is None else list(reference),
             "caches_dropped": caches_dropped,
+            "require_pause": require_pause,
             "engines": None if engines is None else list(engines),
         }
         return await self._transport.call("PUT", "/v1/policy", PolicyUpdateResponse, body=_json(_without_none(body)))
 
-    async def pause(self, mode: PauseMode = "abort") -> None:
-        """Let no engine call begin; when this returns none is running, except in mode ``keep``. Deadlines stop."""
-        await self._transport.call("POST", "/v1/policy/pause", IgnoredResponse, body=_json({"mode": mode}))
+    async def pause(
+        self,
+        mode: PauseMode = "abort",
+        *,
+        expire_seconds: float | None = DEFAULT_EXPIRE_SECONDS,
+        pool: str = "policy",
+    ) -> None:
+        """Let no engine call begin; when this returns none is running, except in mode ``keep``. Deadlines stop.
 
-    async def resume(self) -> None:
-        """Let engine calls begin again."""
-        await self._transport.call("POST", "/v1/policy/resume", IgnoredResponse)
+        The pause ends by itself after ``expire_seconds`` (``None``: never); another call starts the time anew.
+        """
+        body = {"mode": mode, "expire_seconds": expire_seconds, "pool": pool}
+        await self._transport.call("POST", "/v1/policy/pause", IgnoredResponse, body=_json(body))
+
+    async def resume(self, pool: str = "policy") -> None:
+        """Let engine calls begin again. Does nothing without a pause."""
+        await self._transport.call("POST", "/v1/policy/resume", IgnoredResponse, body=_json({"pool": pool}))
 
     async def hold(self) -> None:
         """Begin no further rollouts, for maintenance; running ones go on. Ends with the service's restart."""

@@ -12,7 +12,7 @@ import aiohttp
 from pydantic_core import from_json
 
 from prorl_gym.client.transport import MAX_RESPONSE_BYTES, RetryableError, ServiceError, Transport
-from prorl_gym.client.wire_models import DeliveredRecord
+from prorl_gym.client.wire_models import DeliveredRecord, PauseNotice
 from prorl_gym.errors import FailureKind
 from prorl_gym.records import Outcome, Rollout
 
@@ -55,7 +55,9 @@ async def read_deliveries(
             async with transport.send("GET", "/v1/stream", query=query) as response:
                 async for line in split_lines(response.content):
                     budget.reset()
-                    if line:  # an empty one only shows that the service is alive
+                    if line.startswith(b'{"paused":'):
+                        _warn_paused(transport, line)
+                    elif line:  # an empty one only shows that the service is alive
                         delivered = _parse_line(transport, line)
                         cursor = delivered.cursor
                         yield delivered
@@ -65,6 +67,22 @@ async def read_deliveries(
             raise RetryableError(ServiceError(f"{transport.url}: the service has ended the stream.", "Was it stopped?"))
         except RetryableError as again:
             await budget.sleep_before_retry(again)
+
+
+def _warn_paused(transport: Transport, line: bytes) -> None:
+    notice = transport.parse(PauseNotice, line)
+    end = "nothing ends it but 'resume'" if notice.expires_at is None else f"it expires at {_clock(notice.expires_at)}"
+    _LOG.warning(
+        "%s: no record comes: pool %s is paused since %s, and %s. If no trainer is updating it, call Client.resume().",
+        transport.url,
+        notice.paused,
+        _clock(notice.since),
+        end,
+    )
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _parse_line(transport: Transport, line: bytes) -> DeliveredRecord:

@@ -3,7 +3,8 @@
 import asyncio
 import functools
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
@@ -101,6 +102,26 @@ class SyncClient:
 
         return call
 
+    @staticmethod
+    def _blocking_context(
+        method: Callable[Concatenate[Client, Params], AbstractAsyncContextManager[ResultT]],
+    ) -> "Callable[Concatenate[SyncClient, Params], AbstractContextManager[ResultT]]":
+        """Return a context of ``Client``, with its parameters and docstring, whose ends are waited for."""
+
+        @functools.wraps(method)
+        @contextmanager
+        def call(self: "SyncClient", *args: Params.args, **kwargs: Params.kwargs) -> Generator[ResultT, None, None]:
+            context = method(self._client, *args, **kwargs)
+            entered = self._run(context.__aenter__())
+            try:
+                yield entered
+            except BaseException as error:
+                self._run(context.__aexit__(type(error), error, error.__traceback__))
+                raise
+            self._run(context.__aexit__(None, None, None))
+
+        return call
+
     submit = _blocking(Client.submit)
     result = _blocking(Client.result)
     poll_result = _blocking(Client.poll_result)
@@ -119,6 +140,7 @@ class SyncClient:
     groups = _blocking(Client.groups)
     policy = _blocking(Client.policy)
     update_policy = _blocking(Client.update_policy)
+    weight_update = _blocking_context(Client.weight_update)
     pause = _blocking(Client.pause)
     resume = _blocking(Client.resume)
     hold = _blocking(Client.hold)

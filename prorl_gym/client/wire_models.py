@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel
 
 from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
-from prorl_gym.errors import CancelReason, Cause, FailureKind
-from prorl_gym.records import EngineLoad, Identifier, Record, Rollout, RolloutRequest
+from prorl_gym.errors import CancelReason, Cause, FailureKind, Limit
+from prorl_gym.records import EngineLoad, Identifier, OutcomeStatus, Record, Rollout, RolloutRequest
+from prorl_gym.settings import Seconds
 
 MAX_CURSOR = 2**63 - 1
 """Largest integer of the ledger; a larger cursor would break the stream after its 200."""
@@ -28,6 +29,9 @@ MAX_NAMES = 10_000
 
 MAX_ENGINES = 4096
 
+DEFAULT_EXPIRE_SECONDS = 600.0
+"""Seconds after which a pause ends by itself: a trainer that died in it does not stop the service for good."""
+
 Names = Annotated[list[Identifier], Field(max_length=MAX_NAMES)]
 Url = Annotated[str, Field(min_length=1, max_length=2048)]
 PoolName = Annotated[str, Field(max_length=64)]
@@ -41,6 +45,11 @@ GroupState = Literal["open", "informative", "ready", "uninformative", "redundant
 """``open``: undecided; ``informative``: two rewards differ, members are still running; ``ready``: complete and
 informative; ``uninformative``: complete, all rewards equal; ``redundant``, ``stale``: stopped by the service;
 ``short``: fewer rewards than the group's size, and no member is left."""
+
+
+# Readers take any text here: a later release may have more of these words.
+Status = Annotated[str, Field(json_schema_extra={"enum": [*get_args(OutcomeStatus)]})]
+Detail = Annotated[str, Field(json_schema_extra={"enum": ["", *Limit, *FailureKind, *CancelReason]})]
 
 
 class Body(BaseModel):
@@ -126,9 +135,9 @@ class RolloutSummary:
     environment: str
     evaluation: bool
     stands_in_for: str | None
-    status: str
+    status: Status
     """``Outcome.status``."""
-    detail: str
+    detail: Detail
     """The outcome's kind, limit or reason; empty for a completed one."""
     cause: Cause | None
     reward: float | None
@@ -176,6 +185,17 @@ class DeliveredRecord(Record):
     damaged: bool = False
     """The stored record is damaged: ``rollout`` is a placeholder with its identity and ``failed(internal)``."""
     rollout: Rollout
+
+
+class PauseNotice(Record):
+    """A line of the stream that is no record: no record came for 15 s, and this pool is paused. Once for each pause."""
+
+    paused: str
+    """Name of the pool."""
+    since: float
+    """When the pause began, in Unix seconds."""
+    expires_at: float | None
+    """When it ends by itself, in Unix seconds; null: never, or an update is under way."""
 
 
 class AckBody(Body):
@@ -327,6 +347,9 @@ class PolicyUpdateBody(Body):
     """The trainer's own log-probs of all ``probe_ids`` (``GET /v1/policy``) but the first, to detect stale weights."""
     caches_dropped: bool = False
     """Whether loading the weights dropped the prefix caches."""
+    require_pause: bool = False
+    """Refuse the update (409) when the pool is not paused any more, because calls may have run while weights changed:
+    the pause has expired, or the service was restarted."""
     engines: Annotated[list[Url], Field(min_length=1, max_length=MAX_ENGINES)] | None = None
     """The full list of engines from now on: new ones are registered, missing ones drained and deregistered."""
 
@@ -352,6 +375,9 @@ class PauseBody(Body):
     engines that continue them across a change of weights."""
     pool: PoolName = "policy"
     """Pool of engines to pause."""
+    expire_seconds: Seconds | None = DEFAULT_EXPIRE_SECONDS
+    """The pause ends by itself this long after this call, or after the last update in it: longer than loading takes.
+    Null: never. Another pause starts the time anew."""
 
 
 class ResumeBody(Body):
@@ -366,6 +392,8 @@ class PauseResponse(Record):
 
     pool: str
     paused: bool
+    expires_at: float | None = None
+    """When the pause ends by itself, in Unix seconds; null: never."""
 
 
 class EngineBody(Body):
@@ -428,6 +456,8 @@ class PoolStatus(Record):
     version: int
     """Policy version of tokens sampled from now on."""
     paused: bool
+    pause_expires_at: float | None = None
+    """When its pause ends by itself, in Unix seconds; null if it is not paused, or never does."""
     failovers: int
     """Calls retried on another engine."""
     unavailable_reason: str = ""
@@ -503,10 +533,10 @@ class OutcomeCount(Record):
 
     environment: str
     """Empty for environments that this service does not have."""
-    status: str
-    cause: str
+    status: Status
+    cause: Annotated[str, Field(json_schema_extra={"enum": ["", *Cause]})]
     """Cause of the failure; empty unless failed."""
-    detail: str
+    detail: Detail
     """Kind of the failure, limit, or reason of the cancel."""
     count: int
 

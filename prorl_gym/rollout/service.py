@@ -339,9 +339,10 @@ class RolloutService:
     # --- groups: see ``prorl_gym.demand`` -------------------------------------------------------------------------
 
     async def set_demand(self, run_id: str, demand: Demand | None) -> GroupsStatus:
-        """Set the demand of a run; ``None`` withdraws it, and all its rollouts are made. Survives a restart.
+        """Set the demand of a run; ``None``: withdraw it, cancel what it parked, make the rest. Survives a restart.
 
         Raises:
+            ConflictError: it is for a version older than its pool's.
             LedgerError: it cannot be remembered; what held before holds.
             ShuttingDownError: the service is stopping, was not started, or is broken.
         """

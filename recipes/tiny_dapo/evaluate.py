@@ -74,8 +74,9 @@ async def account_of(client: Client, run: str, submitted: Sequence[str]) -> Acco
 
 async def _ended(client: Client, run: str) -> dict[str, RolloutSummary]:
     found: dict[str, RolloutSummary] = {}
-    before = 0
-    while page := await client.rollouts(run, limit=1000, before=before):
-        found |= {one.rollout_id: one for one in page}
-        before = page[-1].cursor
+    before: int | None = 0
+    while before is not None:
+        page = await client.rollouts(run, limit=1000, before=before)
+        found |= {one.rollout_id: one for one in page.rollouts}
+        before = page.before
     return found

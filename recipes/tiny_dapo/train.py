@@ -175,11 +175,9 @@ class Learner:
             reference = token_logprobs(self.model, torch.tensor([policy.probe_ids]))[0, 1:].tolist()
         saved = io.BytesIO()
         torch.save(self.model.state_dict(), saved)
-        await self.client.pause("abort")
-        async with ClientSession(self.engine, raise_for_status=True) as session:
-            await session.post("/load_weights", params={"version": self._version}, data=saved.getvalue())
-        await self.client.update_policy(self._version, reference=reference)
-        await self.client.resume()
+        async with self.client.weight_update(self._version, reference=reference):
+            async with ClientSession(self.engine, raise_for_status=True) as session:
+                await session.post("/load_weights", params={"version": self._version}, data=saved.getvalue())
 
     async def _gather(self, stream: GroupStream) -> tuple[list[CompletedGroup], list[CompletedGroup]]:
         """Return the groups taken, and those of them that teach something."""

@@ -56,8 +56,9 @@ async def stage() -> AsyncIterator[Stage]:
 
 
 async def test_an_update_is_announced_once_and_repeats_its_answer(stage: Stage) -> None:
-    await stage.controller.pause("drain")
-    body = PolicyUpdateBody(version=3)
+    paused = await stage.controller.pause("drain", expire_seconds=60)
+    assert paused.paused and paused.expires_at == stage.controller.pool_status().pause_expires_at is not None
+    body = PolicyUpdateBody(version=3, require_pause=True)
     first = await stage.controller.update(body)
     assert (first.version, first.serving) == (3, ("policy-0", "policy-1"))
     assert await stage.controller.update(body) == first

@@ -132,7 +132,7 @@ def describe(
     description: str = "Done.",
     body: JsonBody | None = None,
     media_type: str = "application/json",
-    lines_of: type[BaseModel] | None = None,
+    lines_of: Sequence[type[BaseModel]] = (),
     is_public: bool = False,
 ) -> dict[str, Any]:
     """Return what a route declares, as arguments of FastAPI's decorator.
@@ -146,13 +146,13 @@ def describe(
         description: of the answer.
         body: body of the request.
         media_type: of the answer.
-        lines_of: model of each line, if the answer is a stream of lines.
+        lines_of: models of the lines, if the answer is a stream of lines.
         is_public: whether it needs no token.
     """
     statuses = {*errors, *(() if is_public else _AUTH_ERRORS), *(() if body is None else _BODY_ERRORS)}
     content: dict[str, Any] = {"example": example}
-    if lines_of is not None:
-        content["itemSchema"] = {"$ref": _SCHEMA_REF.format(model=lines_of.__name__)}
+    if lines_of:
+        content["itemSchema"] = {"anyOf": [{"$ref": _SCHEMA_REF.format(model=one.__name__)} for one in lines_of]}
     elif media_type.startswith("text/"):
         content["schema"] = {"type": "string"}
     return {

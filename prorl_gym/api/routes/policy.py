@@ -61,6 +61,9 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         Pause before the weights change and resume after this call, unless the engines report which weights sampled
         which token. An engine that fails the weight check serves no calls until it passes (`quarantined`). Repeating
         the same body repeats the answer. With `engines`, the pool becomes exactly these.
+
+        Versions belong to the pool and only grow: the next one is above that of `GET /v1/policy`, whichever run or step
+        it comes from. The first one needs no pause: it says what the engines hold, and may be 0.
         """
         body = await read_json(request, _UPDATE, empty=_DEFAULTS)
         return json_response(await (await policies.get_controller(body.pool)).update(body))
@@ -78,9 +81,12 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         ),
     )
     async def pause(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Rollouts wait between two model calls; the wait does not count against their deadlines."""
+        """Rollouts wait between two model calls; the wait does not count against their deadlines.
+
+        The pause ends by itself after `expire_seconds`. Send it again to change the mode or to have more time.
+        """
         body = await read_json(request, _PAUSE, empty=_DEFAULTS)
-        return json_response(await (await policies.get_controller(body.pool)).pause(body.mode))
+        return json_response(await (await policies.get_controller(body.pool)).pause(body.mode, body.expire_seconds))
 
     @routes.post(
         "/v1/policy/resume",
@@ -94,7 +100,10 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         ),
     )
     async def resume(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Does nothing without a pause."""
+        """Does nothing without a pause.
+
+        After a pause without an update, each engine first has to show that its weights are those of before.
+        """
         body = await read_json(request, _RESUME, empty=_DEFAULTS)
         return json_response(await (await policies.get_controller(body.pool)).resume())
 

@@ -14,6 +14,7 @@ from prorl_gym.api.http.error_responses import ApiError
 from prorl_gym.api.http.json_bodies import json_response, parse_json, read_json
 from prorl_gym.api.http.middleware import HTML_HEADERS
 from prorl_gym.api.http.openapi import JsonBody, describe
+from prorl_gym.api.policy_control import PolicyControllers
 from prorl_gym.api.routes import GroupQuery, RolloutPath, RunQuery
 from prorl_gym.client.wire_models import (
     MAX_BATCH,
@@ -23,6 +24,7 @@ from prorl_gym.client.wire_models import (
     CancelBody,
     CancelResponse,
     DeliveredRecord,
+    PauseNotice,
     RolloutListResponse,
     RolloutResponse,
     RolloutSubmission,
@@ -193,7 +195,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
             errors=(422, 503),
             description="Lines of JSON.",
             media_type="application/x-ndjson",
-            lines_of=DeliveredRecord,
+            lines_of=(DeliveredRecord, PauseNotice),
         ),
     )
     async def stream(  # pyright: ignore[reportUnusedFunction]
@@ -213,10 +215,14 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
 
         Resume after the last cursor seen. An empty line shows that the service is alive. The stream ends when the
         service stops. A slow reader does not slow down others.
+
+        A line with `paused` instead of `rollout` says once, after 15 s without a record, that a pool of engines is
+        paused: agents that call it wait until it is resumed.
         """
         if ack and cursor:
             await service.acknowledge(run, cursor)
-        return StreamingResponse(_stream_lines(service, run, cursor, follow=follow), media_type="application/x-ndjson")
+        lines = _stream_lines(service, context.policies, run, cursor, follow=follow)
+        return StreamingResponse(lines, media_type="application/x-ndjson")
 
     @routes.post(
         "/v1/ack",
@@ -251,12 +257,13 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
 
 
 async def _stream_lines(
-    service: RolloutService, run: str | None, cursor: int, *, follow: bool
+    service: RolloutService, policies: PolicyControllers, run: str | None, cursor: int, *, follow: bool
 ) -> AsyncGenerator[bytes, None]:
-    """Yield pages of records as lines, and an empty line after ``HEARTBEAT_SECONDS`` without a record.
+    """Yield pages of records as lines; after ``HEARTBEAT_SECONDS`` without one, news of pauses and an empty line.
 
     Unread records stay in the ledger: at most one page is held here for a slow reader.
     """
+    reported: set[tuple[str, float]] = set()
     while True:
         page = await service.read_page(run, cursor, HEARTBEAT_SECONDS if follow else 0.0)
         if page:
@@ -266,7 +273,10 @@ async def _stream_lines(
         elif not follow or service.is_shutting_down:
             return
         else:
-            yield b"\n"
+            pauses = {(notice.paused, notice.since): notice for notice in policies.pause_notices()}
+            news = [notice for pause, notice in pauses.items() if pause not in reported]
+            reported = set(pauses)
+            yield "".join(f"{notice.model_dump_json()}\n" for notice in news).encode() + b"\n"
 
 
 def _line(delivery: Delivery, stale: bool) -> str:

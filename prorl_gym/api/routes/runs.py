@@ -26,7 +26,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
             "runs",
             "Set a run's demand",
             examples.GROUPS,
-            errors=(503,),
+            errors=(409, 503),
             model=GroupsStatus,
             description="The demand is in force, and survives a restart.",
             body=JsonBody(Demand, examples.DEMAND),
@@ -35,6 +35,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
     async def put(run: RunPath, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Each demand replaces the one before. Groups whose rewards differ count; redundant groups are stopped.
 
+        A `version` older than the pool's is refused (409): versions belong to the pool, not to the run.
         No member of an informative group is cut because its siblings were faster.
         """
         return json_response(await service.set_demand(run, await read_json(request, _DEMAND)))
@@ -63,7 +64,10 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         **describe("runs", "Delete a run's demand", examples.GROUPS, errors=(422, 503), model=GroupsStatus),
     )
     async def delete(run: RunPath) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Every accepted rollout then runs to its end. Cancelled ones stay cancelled."""
+        """Cancels what the demand keeps of groups that have begun, parked agents among it. The rest runs to its end.
+
+        Rollouts that the demand has cancelled stay cancelled.
+        """
         return json_response(await service.set_demand(run, None))
 
     @routes.get(

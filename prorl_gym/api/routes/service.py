@@ -112,12 +112,15 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
 
 async def _service_status(context: AppContext) -> ServiceStatus:
     status, counters = await context.service.status(), context.counters
-    registries = {name: controller.registry for name, controller in context.policies.by_pool.items()}
+    controllers = context.policies.by_pool
     return ServiceStatus(
         **dict(status),
         version=__version__,
         uptime_seconds=round(time.monotonic() - context.started_at, 3),
-        pools=tuple(pool_status(pool, registries.get(pool.name)) for pool in context.pools),
+        pools=tuple(
+            controllers[pool.name].pool_status() if pool.name in controllers else pool_status(pool)
+            for pool in context.pools
+        ),
         ended=tuple(counters.outcome_counts()),
         rewards=tuple(counters.reward_means()),
         sampled_tokens=counters.sampled_tokens,

@@ -1,5 +1,6 @@
 """``prorl-gym demand``, ``ack``, ``hold``, ``release``, ``policy``, ``engines``: control a running service by hand."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -43,7 +44,7 @@ def demand(
         Path | None, typer.Option("--file", help="YAML or JSON file with a whole demand, instead of the options above.")
     ] = None,
     clear: Annotated[
-        bool, typer.Option("--clear", help="Remove the demand: run everything that was submitted.")
+        bool, typer.Option("--clear", help="Remove the demand: cancel parked agents, run the rest.")
     ] = False,
     url: UrlOption = LOCAL_URL,
 ) -> None:
@@ -113,11 +114,14 @@ def policy_pause(
     mode: Annotated[
         PauseMode, typer.Option(help="What happens to running calls: cut short, waited for, or left alone.")
     ] = "abort",
+    expire_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds after which the pause ends by itself; 0: never.")
+    ] = 600.0,
     url: UrlOption = LOCAL_URL,
 ) -> None:
     """Start no further engine calls. Rollouts wait; the pause does not count against their deadlines."""
     with connect(url, survive_restarts=True) as client:
-        client.pause(mode)
+        client.pause(mode, expire_seconds=expire_seconds or None)
 
 
 @policy.command("resume")
@@ -183,6 +187,8 @@ def remove_engine(
 def _print_policy(policy: "PolicyStatus") -> None:
     serving = sum(engine.serves for engine in policy.engines)
     state = "paused" if policy.paused else "running"
+    if policy.pool.pause_expires_at is not None:
+        state += f" for {max(0.0, policy.pool.pause_expires_at - time.time()):.0f} s more"
     typer.echo(f"version {policy.version}, {state}, {serving} of {len(policy.engines)} engines serve it")
     for engine in policy.engines:
         typer.echo(_engine_line(engine))

@@ -14,9 +14,10 @@ its log-probs agree with the others'; until then it is quarantined, with the rea
 
 import asyncio
 import logging
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from prorl_gym.backoff import backoff_delay
@@ -78,6 +79,15 @@ class UpdateResult:
     """Engines that serve it unchecked: they cannot return log-probs of a prompt."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause that is in force. Times are Unix seconds."""
+
+    since: float
+    expires_at: float | None
+    """``None``: it does not expire, or a pause or an update is under way."""
+
+
 class WeightUpdater:
     """Pauses and updates one pool. Not to be used by two trainers at once.
 
@@ -95,7 +105,10 @@ class WeightUpdater:
         self._weight_check = WeightCheck(
             self.probe_token_ids, pool.options.salt_cache, self._options.max_cache_resets, self._options.retry_delay
         )
-        self._paused = False
+        self.pause_in_force: Pause | None = None
+        self._expire_seconds: float | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._has_updated_in_pause = False
         self._is_busy = False
         self._is_checking = False
         """The fleet is being checked, or the check was cancelled: no engine is accepted before it is repeated."""
@@ -114,21 +127,28 @@ class WeightUpdater:
     @property
     def paused(self) -> bool:
         """Whether a trainer has paused the policy."""
-        return self._paused
+        return self.pause_in_force is not None
 
-    async def pause(self, mode: PauseMode = "abort") -> None:
+    async def pause(self, mode: PauseMode = "abort", expire_seconds: float | None = None) -> None:
         """Let no call begin; when this returns, none is in flight either, except in mode ``keep``.
 
         Rollouts wait between two calls, which is charged to none of their deadlines. A second call while it is paused
-        changes the mode.
+        changes the mode and the time of expiry.
+
+        Args:
+            mode: what happens to calls in flight.
+            expire_seconds: the pause ends by itself this long after this call or the last update, as ``resume`` ends
+                it; ``None``: never. The clock stands still while a pause or an update is under way.
 
         Raises:
             WeightUpdateError: ``keep``, and an engine at work does not report which weights sample which token; an
                 engine does not end its calls. The policy stays paused then; ``resume`` undoes it.
         """
-        with self._exclusive():
-            if not self._paused:
-                self._paused = True
+        with self._exclusive(), self._expiry_stopped():
+            self._expire_seconds = expire_seconds
+            if self.pause_in_force is None:
+                self.pause_in_force = Pause(time.time(), None)
+                self._has_updated_in_pause = False
                 self._pool.gate.close()
             if mode == "keep":
                 self._require_reported_versions("Pause with 'abort' or 'drain'.")
@@ -140,30 +160,46 @@ class WeightUpdater:
             await self._record_fingerprints()
 
     async def resume(self) -> None:
-        """Let calls begin again. Without a pause it does nothing."""
-        if self._paused:
-            self._paused = False
-            self._pool.gate.open()
+        """Let calls begin again. Without a pause it does nothing.
+
+        After a pause without an update, an engine serves again once it has shown that its weights did not change.
+        """
+        self._end_pause_checked()
 
     async def update(
-        self, version: int, *, reference_logprobs: Fingerprint | None = None, caches_dropped: bool = False
+        self,
+        version: int,
+        *,
+        reference_logprobs: Fingerprint | None = None,
+        caches_dropped: bool = False,
+        require_pause: bool = False,
     ) -> UpdateResult:
         """Label, drop caches and check, once the engines have new weights and answer again. A pause stays in force.
 
         Args:
-            version: of the policy, above the one before; the same again where an update left no engine serving.
+            version: of the policy, above the one before; the same again where an update left no engine serving, and in
+                the first update since the start, which then says what the engines hold already.
             reference_logprobs: the trainer's own log-probs of ``probe_ids`` but the first.
             caches_dropped: the prefix caches were dropped when the weights were loaded (NeMo-RL's server does that).
+            require_pause: refuse the update when the pause in which the weights were loaded is over.
 
         Raises:
             WeightUpdateError: calls are in flight on engines that do not report which weights sample which token; the
-                version does not grow; the first update comes without a pause before it and without a reference, or
-                the reference has another length; or no engine is left that has the weights, and then nothing serves
-                the new version.
+                pool is not paused and ``require_pause``; the version does not grow; weights that the engines had
+                before the service's start were replaced without a pause and without a reference, or the reference has
+                another length; or no engine is left that has the weights, and then nothing serves the new version.
         """
-        with self._exclusive():
+        with self._exclusive(), self._expiry_stopped():
+            if require_pause and not self.paused:
+                self._recheck_weights("weights were loaded without a pause: it has not shown yet which ones it has")
+                raise WeightUpdateError(
+                    f"pool {self._pool.name}: its pause is over (expired, resumed, or the service was restarted), so "
+                    "calls may have run while the weights changed.",
+                    "Pause, load and update again, with an 'expire_seconds' that is longer than loading takes.",
+                )
             self._validate_update(version, reference_logprobs)
             self._require_reported_versions("Pause the policy before its weights change.")
+            self._has_updated_in_pause = True
             self._pool.gate.close()
             try:
                 return await self._update(version, reference_logprobs, caches_dropped)
@@ -177,7 +213,51 @@ class WeightUpdater:
         for task in rechecks:
             task.cancel()
         await asyncio.gather(*rechecks, return_exceptions=True)
-        await self.resume()
+        self._end_pause()
+
+    def _end_pause(self) -> None:
+        if self.pause_in_force is not None:
+            self._stop_expiry()
+            self.pause_in_force = None
+            self._pool.gate.open()
+
+    def _end_pause_checked(self) -> None:
+        """End the pause; if it had no update, the weights may have changed without a word."""
+        if self.pause_in_force is not None and not self._has_updated_in_pause:
+            self._recheck_weights("a pause ended without an update: it has not shown yet that it has the same weights")
+        self._end_pause()
+
+    def _recheck_weights(self, reason: str) -> None:
+        """Let no engine serve before it has shown the weights with which it was accepted."""
+        for member in self._pool.members.all:
+            if member.is_serving and member in self._fingerprints:
+                self._quarantine(member, reason)
+
+    @contextmanager
+    def _expiry_stopped(self) -> Generator[None, None, None]:
+        """Stop the clock of the pause for the block, and start it anew at its end."""
+        self._stop_expiry()
+        try:
+            yield
+        finally:
+            if self.pause_in_force is not None and self._expire_seconds is not None:
+                loop = asyncio.get_running_loop()
+                self._expiry = loop.call_later(self._expire_seconds, self._expire, self._expire_seconds)
+                self._set_expires_at(time.time() + self._expire_seconds)
+
+    def _stop_expiry(self) -> None:
+        timer, self._expiry = self._expiry, None
+        if timer is not None:
+            timer.cancel()
+            self._set_expires_at(None)
+
+    def _set_expires_at(self, expires_at: float | None) -> None:
+        if self.pause_in_force is not None:
+            self.pause_in_force = replace(self.pause_in_force, expires_at=expires_at)
+
+    def _expire(self, seconds: float) -> None:
+        log.warning("pool %s: its pause has expired: no update and no resume within %g s", self._pool.name, seconds)
+        self._end_pause_checked()
 
     async def _abort(self) -> None:
         """Cut every call short. Repeated: an engine ignores a stop that arrives before its call."""
@@ -219,7 +299,7 @@ class WeightUpdater:
         for task in self._recheck_tasks.values():
             task.cancel()
         self._recheck_tasks.clear()
-        if version > self._pool.version:  # a failed update is repeated against the fingerprints before it
+        if version > self._pool.version or not self._has_updated:  # a repeated one has the fingerprints before it
             # Rejected ones too: an engine that was refused and does not move either is still stale.
             known = {**self._rejected_fingerprints, **self._fingerprints}
             self._previous_fingerprints = {one: seen for one, seen in known.items() if self._pool.members.has(one)}
@@ -300,7 +380,9 @@ class WeightUpdater:
         while self._pool.members.has(member) and self._pool.version == version:
             # While the fleet is being checked, one engine alone cannot be compared.
             if not (member.unhealthy_reason or self._is_checking):
-                shown = await self._weight_check.check_engine(member, self._caches_dropped)
+                # What an accepted engine has cached is of this version.
+                is_cache_valid = self._caches_dropped or member in self._fingerprints
+                shown = await self._weight_check.check_engine(member, is_cache_valid)
                 problem = shown.problem or self._compare_with_fleet(member, shown)
                 if not problem:
                     self._accept(member, shown.fingerprint)
@@ -341,16 +423,20 @@ class WeightUpdater:
             )
 
     def _validate_update(self, version: int, reference_logprobs: Fingerprint | None) -> None:
-        again = version == self._pool.version and not self._pool.members.serving_names
-        if version <= self._pool.version and not again:
+        current = self._pool.version
+        is_repeated = version == current and not (self._has_updated and self._pool.members.serving_names)
+        if version <= current and not is_repeated:
             raise WeightUpdateError(
-                f"pool {self._pool.name}: version {version} does not follow {self._pool.version}.",
-                "Count policy versions upwards.",
+                f"pool {self._pool.name}: version {version} does not follow {current}.",
+                f"Versions belong to the pool, whichever run or step they come from: the next one is {current + 1}.",
             )
-        if reference_logprobs is None and not (self._paused or self._fingerprints):
+        # It says what the engines hold: there is nothing to compare with but each other.
+        is_first = not self._has_updated and current in (0, version)
+        if reference_logprobs is None and not (self.paused or self._fingerprints or is_first):
             raise WeightUpdateError(
-                f"pool {self._pool.name}: neither what engines computed before nor what they should compute is known.",
-                "Pause before the first change of weights, or give a reference.",
+                f"pool {self._pool.name}: it serves version {current} since the service was started, and neither what "
+                "its engines computed before nor what they should compute is known.",
+                "Pause before the weights change, or give a reference.",
             )
         if reference_logprobs is not None and len(reference_logprobs) != len(self.probe_token_ids) - 1:
             raise WeightUpdateError(

@@ -79,8 +79,11 @@ class GroupController:
         """Remember a demand, then act on it. Calls for one run take effect in the order in which they were made.
 
         Raises:
+            ConflictError: it is for a version older than its pool's.
             LedgerError: it cannot be remembered; then it does not hold.
         """
+        if demand is not None and demand != self.demands().get(run_id):  # one that is sent again is harmless
+            self._require_current_version(run_id, demand)
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         before = self._demand_tasks.get(run_id)
         turn = self._demand_tasks[run_id] = self._dispatcher.spawn(self._apply_demand(before, begun, run_id, demand))
@@ -233,7 +236,9 @@ class GroupController:
         scheduler = self._schedulers.get(run_id)
         if demand is None:
             if scheduler is not None:
-                self._close_scheduler(scheduler)
+                with self._contain_defects(scheduler):
+                    self._apply_actions(scheduler, scheduler.withdraw_demand())
+                    self._close_scheduler(scheduler)
             return
         if scheduler is None:
             await self._open_scheduler(run_id, demand)
@@ -277,6 +282,21 @@ class GroupController:
             scheduler.settle_rewarded(exclude=busy)
             cursor = page[-1].cursor
         return scheduler, cursor
+
+    def _require_current_version(self, run_id: str, demand: Demand) -> None:
+        """Refuse a demand of a version that its pool has left behind, maybe in another run.
+
+        Raises:
+            ConflictError: it is.
+        """
+        current = self._version_for(demand)
+        if demand.version is not None and demand.version < current:
+            raise ConflictError(
+                f"run {run_id}: its demand is for version {demand.version} of pool {demand.pool}, which is at version "
+                f"{current}.",
+                "Versions belong to the pool and never go back, whichever run reports them: take the version of "
+                "GET /v1/policy, or leave it out.",
+            )
 
     def _version_for(self, demand: Demand) -> int:
         return self._versions.get(demand.pool, 0)

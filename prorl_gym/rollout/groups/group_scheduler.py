@@ -209,6 +209,18 @@ class GroupScheduler:
         actions, self._actions = self._actions, GroupActions()
         return actions
 
+    def withdraw_demand(self) -> GroupActions:
+        """Return the actions that end the demand: what it keeps of groups that have begun is cancelled.
+
+        Those are the parked agents, and members of their groups. No demand is left that could need them.
+        """
+        for group in self.groups.values():
+            if group.kept_since is not None and group.begun:
+                group.stop(CancelReason.REDUNDANT, ALL_BUT_EVAL)
+                self._actions.cancel_stopped(group)
+        actions, self._actions = self._actions, GroupActions()
+        return actions
+
     def next_decision_at(self) -> float | None:
         """Return the time (Unix seconds) at which to decide again even if nothing happens."""
         while self._alarms and self.groups.get(self._alarms[0][2].group_id) is not self._alarms[0][2]:

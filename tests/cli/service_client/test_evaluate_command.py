@@ -70,7 +70,7 @@ def test_the_rollouts_are_evaluation_with_settings_of_their_own_and_can_be_gone_
     for _ in range(2):  # again: the same ids, nothing is made twice
         assert call("scripted", file, "--samples", "2", "--temperature", "0.25", "--run", "e2").exit_code == 0
     with SyncClient(service, token=TOKEN) as client:
-        listed = client.rollouts("e2")
+        listed = client.rollouts("e2").rollouts
         first = client.request("e2.0.0")
     assert sorted(one.rollout_id for one in listed) == ["e2.0.0", "e2.0.1"]
     assert (first.evaluation, first.settings.temperature, first.group_size) == (True, 0.25, 2)

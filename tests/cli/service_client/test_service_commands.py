@@ -199,7 +199,9 @@ def test_ack_releases_records(url: str) -> None:
 def test_the_policy_is_paused_updated_and_resumed(url: str) -> None:
     assert call("policy", "status").output.startswith("version 0, running, 2 of 2 engines serve it\n")
     assert call("policy", "pause", "--mode", "drain").exit_code == 0
-    assert "version 0, paused" in call("policy", "status").output
+    assert re.match(r"version 0, paused for [56]\d\d s more, ", call("policy", "status").output)
+    assert call("policy", "pause", "--expire-seconds", "0").exit_code == 0
+    assert "version 0, paused, " in call("policy", "status").output
     assert call("policy", "update", "3").output == "version 3: 2 engines serve it\n"
     assert call("policy", "resume").exit_code == 0
     assert "version 3, running" in call("policy", "status").output

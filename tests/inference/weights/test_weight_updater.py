@@ -338,22 +338,107 @@ async def test_an_update_that_failed_can_be_made_again():
         assert (await fleet.updater.update(1)).serving == ("engine-0", "engine-1")
 
 
-async def test_the_first_update_needs_something_to_compare_with():
+@pytest.mark.parametrize("version", [0, 5])
+async def test_the_first_version_needs_no_pause(version: int):
+    async with Fleet(3) as fleet:
+        fleet.load(1, only=(0, 1))
+        updated = await fleet.updater.update(version)
+        assert updated.serving == ("engine-0", "engine-1")
+        assert "away from the other engines" in updated.quarantined["engine-2"]
+        assert fleet.pool.version == version
+        fleet.load(2)
+        assert (await fleet.updater.update(version + 1)).serving == ("engine-0", "engine-1", "engine-2")
+
+
+async def test_after_a_restart_the_next_version_needs_something_to_compare_with():
     async with Fleet(2) as fleet:
+        fleet.pool.set_version(3)  # as the ledger has it
         fleet.load(1)
-        with pytest.raises(WeightUpdateError, match="neither what engines computed before"):
-            await fleet.updater.update(1)
+        with pytest.raises(WeightUpdateError, match="serves version 3 since the service was started"):
+            await fleet.updater.update(4)
         reference = await fleet.engines[0].probe_logprobs(fleet.updater.probe_token_ids)
-        assert (await fleet.updater.update(1, reference_logprobs=reference)).serving == ("engine-0", "engine-1")
+        assert (await fleet.updater.update(4, reference_logprobs=reference)).serving == ("engine-0", "engine-1")
+
+
+async def test_after_a_restart_the_version_may_be_reported_again():
+    async with Fleet(2) as fleet:
+        fleet.pool.set_version(3)
+        assert (await fleet.updater.update(3)).serving == ("engine-0", "engine-1")
+        fleet.load(1)
+        assert (await fleet.updater.update(4)).serving == ("engine-0", "engine-1")
 
 
 async def test_versions_grow():
     async with Fleet(1) as fleet:
         await fleet.update(3)
-        with pytest.raises(WeightUpdateError, match="version 3 does not follow 3"):
-            await fleet.updater.update(3)
+        for version in (3, 1):
+            with pytest.raises(WeightUpdateError, match=f"version {version} does not follow 3") as caught:
+                await fleet.updater.update(version)
+            assert caught.value.fix.endswith("the next one is 4.")
         with pytest.raises(WeightUpdateError, match="the reference has 1 log-probs, not 47"):
             await fleet.updater.update(4, reference_logprobs=[0.0])
+
+
+@virtually
+async def test_a_pause_expires_and_calls_go_on():
+    async with Fleet(2) as fleet:
+        await fleet.updater.pause("abort", expire_seconds=60)
+        call = asyncio.create_task(fleet.pool.generate(request()))
+        await asyncio.sleep(59)
+        assert not call.done()
+        await fleet.updater.pause("abort", expire_seconds=60)
+        await asyncio.sleep(59)
+        assert not call.done(), "a second pause starts the clock anew"
+        assert set((await call).versions) == {0}
+        assert not fleet.updater.paused
+        await fleet.serving(2)
+        assert [engine.cache_resets for engine in fleet.engines] == [0, 0], "what they have cached is valid"
+
+
+@virtually
+async def test_the_clock_of_a_pause_stands_still_in_an_update_and_starts_anew():
+    async with Fleet(2, options=WeightUpdateOptions(first_retry_seconds=40, max_retry_seconds=40)) as fleet:
+        await fleet.updater.pause("abort", expire_seconds=60)
+        fleet.load(1)
+        fleet.engines[0].held_for = 4
+        updating = asyncio.create_task(fleet.updater.update(1))
+        await asyncio.sleep(150)
+        assert fleet.updater.pause_in_force is not None and fleet.updater.pause_in_force.expires_at is None
+        assert (await updating).serving == ("engine-0", "engine-1")
+        await asyncio.sleep(59)
+        assert fleet.updater.paused
+        await asyncio.sleep(2)
+        assert not fleet.updater.paused
+        assert fleet.pool.healthy == ["engine-0", "engine-1"], "the update has checked them"
+
+
+@pytest.mark.parametrize("end", ["resume", "expire"])
+async def test_after_a_pause_without_an_update_an_engine_shows_its_weights(end: str):
+    """A trainer that died while it loaded: one engine has the new weights, under the old version."""
+    async with Fleet(3) as fleet:
+        await fleet.updater.pause(expire_seconds=0.01 if end == "expire" else None)
+        fleet.load(1, only=(1,))
+        if end == "resume":
+            await fleet.updater.resume()
+        await fleet.until(lambda: "other weights" in fleet.state("engine-1").quarantine_reason)
+        await fleet.serving(2)
+        results = await asyncio.gather(*(fleet.pool.generate(request(session_id=f"s{n}")) for n in range(6)))
+        assert {result.engine for result in results} == {"engine-0", "engine-2"}
+        fleet.load(0)
+        await fleet.serving(3)
+
+
+async def test_an_update_may_require_the_pause_in_which_its_weights_were_loaded():
+    async with Fleet(2) as fleet:
+        await fleet.update(1)
+        fleet.load(2)
+        with pytest.raises(WeightUpdateError, match="its pause is over") as caught:
+            await fleet.updater.update(2, require_pause=True)
+        assert "expire_seconds" in caught.value.fix
+        assert fleet.pool.version == 1
+        await fleet.until(lambda: all("other weights" in fleet.state(f"engine-{n}").quarantine_reason for n in (0, 1)))
+        await fleet.updater.pause()
+        assert (await fleet.updater.update(2, require_pause=True)).serving == ("engine-0", "engine-1")
 
 
 async def test_one_at_a_time():

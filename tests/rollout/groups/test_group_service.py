@@ -300,6 +300,23 @@ async def test_a_withdrawn_demand_frees_everything() -> None:
         assert [(await stand.end(name)).outcome.status for name in ids] == ["completed"] * 2
 
 
+async def test_the_end_of_a_demand_cancels_what_it_had_parked() -> None:
+    async with Stand() as stand:
+        await stand.service.set_demand("run", Demand(groups=1))
+        slow = await stand.submit("slow", [0.0, 1.0, 1.0], run="gate")
+        await stand.until(lambda: [stand.stages.get(name) for name in slow] == ["run"] * 3)
+        for name in await stand.submit("fast", [0.0, 1.0]):
+            await stand.end(name)
+        stand.environment.open(*slow[:2])  # the third is in the middle of a model call
+        await stand.until(lambda: stand.parked == set(slow[:2]))
+        fresh = await stand.submit("fresh", [0.0, 1.0])
+        assert stand.service.groups_status("run").held == 2
+        await stand.service.set_demand("run", None)
+        assert [(await stand.end(name)).outcome.reason for name in slow] == [CancelReason.REDUNDANT] * 3
+        assert [(await stand.end(name)).outcome.status for name in fresh] == ["completed"] * 2
+        assert (await stand.runner.capacity()).parked == 0
+
+
 async def test_demands_of_one_run_take_effect_in_their_order() -> None:
     async with Stand() as stand:
         wishes = [Demand(groups=number) for number in range(20)]

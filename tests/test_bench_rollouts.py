@@ -1,0 +1,318 @@
+"""``bench peers``: what it refuses, its arithmetic, its schedule and its rows. Speed is not tested here."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prorl_gym.environments.protocol import Environment
+from prorl_gym.oracle.row_index import load_rows
+
+BENCH = Path(__file__).parent.parent / "bench"
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(BENCH))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if (BENCH / f"{name}.py").exists():
+            del sys.modules[name]
+
+
+def load(name: str) -> Any:
+    return import_module(name)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rewards", "calls", "complaint"),
+    [
+        ([1.0, 1.0], 4, ""),
+        ([1.0, 0.0], 4, r"1 rewards are not 1 \(2 rollouts were asked for, 2 made\)"),
+        ([1.0], 4, r"0 rewards are not 1 \(2 rollouts were asked for, 1 made\)"),
+        ([1.0, 1.0], 5, "the engine counted 5 calls, expected 4"),
+        ([1.0, 1.0], 3, "the engine counted 3 calls, expected 4"),
+    ],
+    ids=["right", "a wrong answer", "a lost rollout", "a retried call", "a missing call"],
+)
+def test_worthless_figures_are_refused(rewards: list[float], calls: int, complaint: str) -> None:
+    measure, loads = load("_rollout_measure"), load("_rollout_load")
+    arm = load("_rollout_systems").Arm.of("ours", load("_rollout_work").QUESTION_WORK)
+    seen = loads.Seen(1.0, [50.0] * len(rewards), rewards)
+    if not complaint:
+        measure.check(arm, loads.Load(2), seen, calls)
+        return
+    with pytest.raises(measure.BenchRefusedError, match=complaint):
+        measure.check(arm, loads.Load(2), seen, calls)
+
+
+def test_a_machine_that_stays_busy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = load("_rollout_measure")
+    monkeypatch.setattr(measure, "SHORT", False)
+    monkeypatch.setattr(measure, "WAIT_SECONDS", -1.0)
+    monkeypatch.setattr("os.getloadavg", lambda: (1.5, 0.0, 0.0))
+    with pytest.raises(measure.BenchRefusedError, match=r"stays at 1\.5; a run begins below 1"):
+        measure.wait_for_idle_machine()
+    monkeypatch.setattr(measure, "SHORT", True)
+    measure.wait_for_idle_machine()
+
+
+def test_a_missing_peer_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    systems, measure = load("_rollout_systems"), load("_rollout_measure")
+    monkeypatch.setenv("PRORL_GYM_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    missing = measure.left_out(systems.all_systems())
+    assert missing[systems.TOOL_ENV] == "verifiers-0.1 is not installed; run: bench/peers-environment"
+    assert missing[systems.OURS["apptainer"]].startswith("apptainer is not installed")
+    assert systems.FLOOR not in missing and systems.OURS["userns"] not in missing
+    for name in ("verifiers-0.1", "mini-swe-agent"):
+        (tmp_path / "peers" / name / "bin").mkdir(parents=True)
+        (tmp_path / "peers" / name / "bin" / "python").touch()
+    missing = measure.left_out(systems.all_systems())
+    assert systems.TOOL_ENV not in missing and systems.MINI not in missing
+    assert missing[systems.MINI_BWRAP] == "bwrap is not installed; run: apt-get install bubblewrap"
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def test_busy_time_leaves_out_idle_waiting_and_guests() -> None:
+    stat = "cpu  100 20 30 9000 800 4 6 70 50 0\ncpu0 1 1 1 1 1 1 1 0 0 0\n"
+    assert load("_rollout_measure").busy_seconds(stat, 100) == 1.6
+
+
+def test_the_engines_cpu_is_taken_away() -> None:
+    assert load("_rollout_measure").cpu_per_rollout((10.0, 14.0), (1.0, 2.0), 100) == 30.0
+
+
+def test_time_beyond_the_engine() -> None:
+    measure, loads, work = load("_rollout_measure"), load("_rollout_load"), load("_rollout_work").QUESTION_WORK
+    arm = load("_rollout_systems").Arm.of("ours", work)
+
+    class Counters(measure.Machine):
+        def __init__(self) -> None:
+            self.engine_calls = iter([10, 14])
+            self.times = iter([5.0, 5.5])
+
+        def busy(self) -> float:
+            return next(self.times)
+
+        def engine(self) -> float:
+            return 0.0
+
+        async def calls(self) -> int:
+            return next(self.engine_calls)
+
+        async def wait_quiet(self) -> None:
+            pass
+
+    async def put(load: Any) -> Any:
+        return loads.Seen(0.5, [41.0, 100.0], [1.0, 1.0])
+
+    measured = asyncio.run(Counters().measure(arm, loads.Load(2), put))
+    assert (measured.per_second, measured.cpu_ms, measured.beyond_ms) == (4.0, 250.0, [1.0, 60.0])
+
+
+# --- loads ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_open_loop_has_a_fixed_spacing() -> None:
+    assert load("_rollout_load").start_times(4, 20.0) == [0.0, 0.05, 0.1, 0.15]
+
+
+async def test_an_open_loop_waits_for_no_rollout() -> None:
+    loads = load("_rollout_load")
+    running, everyone = 0, asyncio.Event()
+
+    async def rollout() -> float:
+        nonlocal running
+        running += 1
+        if running == 3:
+            everyone.set()
+        await everyone.wait()
+        return 1.0
+
+    seen = await asyncio.wait_for(loads.put_load(loads.Load(3, per_second=1000.0), rollout), 30)
+    assert seen.rewards == [1.0] * 3 and len(seen.latencies) == 3
+
+
+async def test_a_closed_loop_has_no_more_rollouts_than_callers() -> None:
+    loads = load("_rollout_load")
+    running, most = 0, 0
+
+    async def rollout() -> float:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return 1.0
+
+    seen = await loads.put_load(loads.Load(10, callers=4), rollout)
+    assert (len(seen.rewards), most) == (10, 4)
+
+
+async def test_a_peers_program_answers_loads(tmp_path: Path) -> None:
+    systems, loads = load("_rollout_systems"), load("_rollout_load")
+    program = tmp_path / "peer.py"
+    program.write_text(
+        "import asyncio, _rollout_load\n"
+        "async def rollout():\n    print('noise of a library')\n    return 1.0\n"
+        "asyncio.run(_rollout_load.answer_loads(rollout))\n"
+    )
+    log = tmp_path / "log"
+    async with systems.running([sys.executable, str(program)], log, {"PYTHONPATH": str(BENCH)}) as child:
+        assert await systems.read_line(child, log, 60.0) == "ready"
+        child.stdin.write(b'{"count": 2, "callers": 2}\n')
+        seen = loads.Seen(**json.loads(await systems.read_line(child, log, 60.0)))
+    assert seen.rewards == [1.0, 1.0]
+    assert "noise of a library" in log.read_text()
+
+
+async def test_a_program_that_ends_is_quoted(tmp_path: Path) -> None:
+    systems = load("_rollout_systems")
+    log = tmp_path / "log"
+    async with systems.running([sys.executable, "-c", "raise SystemExit('no such engine')"], log) as child:
+        with pytest.raises(systems.BenchRefusedError, match="no such engine"):
+            await systems.read_line(child, log, 60.0)
+
+
+async def test_a_rollout_that_fails_is_named() -> None:
+    systems, loads = load("_rollout_systems"), load("_rollout_load")
+
+    async def rollout() -> float:
+        raise OSError("connection refused")
+
+    with pytest.raises(systems.BenchRefusedError, match="A rollout failed: OSError: connection refused"):
+        await systems.put_on(rollout)(loads.Load(2, callers=2))
+
+
+def test_a_refused_run_keeps_its_logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    peers = load("peers")
+
+    async def measure(directory: Path) -> Any:
+        (directory / "engine.log").write_text("last words")
+        raise peers.BenchRefusedError("1 rewards are not 1.", "Nothing is reported.")
+
+    monkeypatch.setattr(peers, "wait_for_idle_machine", lambda: None)
+    monkeypatch.setattr(peers, "measure", measure)
+    monkeypatch.setattr(peers.tempfile, "mkdtemp", lambda **_: str(tmp_path))
+    with pytest.raises(peers.BenchRefusedError) as raised:
+        peers.run()
+    assert str(raised.value) == f"1 rewards are not 1.\nNothing is reported. Logs: {tmp_path}"
+    assert (tmp_path / "engine.log").exists()
+
+
+# --- the engine and the rows ------------------------------------------------------------------------------------------
+
+
+def test_the_chat_engine_calls_the_tool_then_boxes_what_it_said() -> None:
+    engine, work = load("_rollout_engine"), load("_rollout_work")
+    question = {"role": "user", "content": work.QUESTION}
+    for name, arguments in (
+        ("execute_python", {"code": work.CODE}),
+        ("bash", {"command": f"python3 -c '{work.CODE}'"}),
+    ):
+        message, finish = engine.next_message([question], [{"type": "function", "function": {"name": name}}])
+        (call,) = message["tool_calls"]
+        assert finish == "tool_calls" and call["function"]["name"] == name
+        assert json.loads(call["function"]["arguments"]) == arguments
+    for content, boxed in ((f'{{"stdout": "{work.ANSWER}\\n"}}', work.ANSWER), ("Traceback: no python", "?")):
+        message, finish = engine.next_message([question, {"role": "tool", "content": content}], [])
+        assert (message["content"], finish) == (f"The product is \\boxed{{{boxed}}}.", "stop")
+
+
+async def test_the_engines_rows_make_the_calls_that_are_expected(tmp_path: Path) -> None:
+    systems, work = load("_rollout_systems"), load("_rollout_work")
+    async with systems.running_engine(tmp_path) as (url, pid):
+        rows = load_rows([tmp_path / "rows.jsonl"])
+        for each in work.WORKS:
+            known = rows.find(each.row["question"])
+            environment: Environment[Any] = known.environment
+            assert environment.name == each.environment and len(known.gold_steps()) == each.calls
+        machine = load("_rollout_measure").Machine(url, pid)
+        (floor, *_) = systems.all_systems()
+        async with floor.start(systems.Site(url, tmp_path)) as (put,):
+            seen = await put(load("_rollout_load").Load(3, callers=3))
+        assert seen.rewards == [1.0] * 3 and await machine.calls() == 6
+        assert min(seen.latencies) >= work.QUESTION_WORK.engine_ms
+        assert machine.engine() > 0
+
+
+def results(*lines: tuple[str, str, int, float]) -> Any:
+    measure = load("_rollout_measure")
+    found = measure.Results()
+    for work, arm, callers, value in lines:
+        found.loads[work, arm, callers].append(measure.Measured(value, value, [value, value]))
+    return found
+
+
+def test_ours_stands_beside_its_peers() -> None:
+    peers, systems = load("peers"), load("_rollout_systems")
+    work = load("_rollout_work").QUESTION_WORK
+    every = (systems.OURS["userns"], systems.OURS["apptainer"], systems.THROUGH_GYM, systems.GYM, systems.TOOL_ENV)
+    found = results(*((work.name, arm, 32, float(n)) for n, arm in enumerate(every, 10)))
+    found.loads[work.name, every[0], 32] *= 3
+    found.loads[work.name, systems.FLOOR, 32] = found.loads[work.name, systems.GYM, 32]
+    rows = {(row["name"], row["backend"]): row for row in peers.work_rows(found, work)}
+    rate = rows["one question, 32 callers: rollouts", "userns"]
+    assert (rate["runs"], rate["unit"], rate["better"]) == ([10.0] * 3, "1/s", "higher")
+    assert [(peer["name"], peer["value"], peer["target"]) for peer in rate["peers"]] == [
+        (systems.GYM, 13.0, 1.2),
+        (systems.TOOL_ENV, 14.0, 0.7),
+    ]
+    apptainer = rows["one question, 32 callers: rollouts", "apptainer"]
+    assert {peer["target"] for peer in apptainer["peers"]} == {None}
+    assert rows["one question, 32 callers: CPU per rollout", "userns"]["target"] == 35.0
+    assert rows["one question, 32 callers: CPU per rollout", "apptainer"]["target"] == 60.0
+    gym = rows["one question, through Gym, 32 callers: rollouts", "userns"]
+    assert [peer["name"] for peer in gym["peers"]] == [systems.GYM]
+    assert not [name for name, _ in rows if "1 caller" in name], "nothing was measured with one caller"
+
+
+def test_latency_rows_have_medians_and_tails() -> None:
+    peers, systems, measure = load("peers"), load("_rollout_systems"), load("_rollout_measure")
+    work = load("_rollout_work").QUESTION_WORK
+    found = results()
+    found.loads[work.name, systems.OURS["userns"], 1] = [measure.Measured(1.0, 1.0, [10.0, 20.0, 30.0])]
+    found.loads[work.name, systems.FLOOR, 1] = [measure.Measured(1.0, 1.0, [2.0, 3.0, 4.0])]
+    found.loads[work.name, systems.OURS["userns"], measure.OPEN] = [measure.Measured(1.0, 1.0, [5.0, 5.0, 105.0])]
+    rows = {row["name"]: row for row in peers.work_rows(found, work)}
+    assert rows["one question, 1 caller: beyond the engine, p50"]["value"] == 20.0
+    assert rows["one question, 1 caller: beyond the engine, p50"]["target"] == 30.0
+    assert rows["one question, 1 caller: beyond the engine, p50"]["peers"] == [
+        {"name": systems.FLOOR, "value": 3.0, "target": None}
+    ]
+    assert rows["one question, half of the rate: beyond the engine, p50"]["value"] == 5.0
+    assert rows["one question, half of the rate: beyond the engine, p99"]["value"] == pytest.approx(103.0)
+
+
+def test_every_arm_of_a_work_is_a_row_or_a_peer_of_one() -> None:
+    peers, systems = load("peers"), load("_rollout_systems")
+    own = {*systems.OURS.values(), systems.WARM, systems.THROUGH_GYM}
+    for system in systems.all_systems():
+        for arm in system.arms:
+            assert arm.name in own or arm.name in (systems.FLOOR, *peers.PEERS[arm.work.name])
+
+
+def test_a_short_run_is_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load("_rollout_work").QUESTION_WORK.sizes
+    for name in ("_report", "_rollout_work"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setenv("PRORL_BENCH_SHORT", "1")
+    short = load("_rollout_work")
+    assert short.RUNS == 1
+    assert short.QUESTION_WORK.sizes == replace(
+        short.QUESTION_WORK.sizes, closed={callers: count // 10 for callers, count in whole.closed.items()}
+    )
+    assert load("_report").report("peers", [])["quick"] is True

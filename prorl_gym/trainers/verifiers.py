@@ -7,7 +7,7 @@ advantages are computed.
 
 from typing import Any
 
-from prorl_gym.records import Message, Rollout, Segment
+from prorl_gym.records import NOT_SAMPLED, Message, Rollout, Segment
 from prorl_gym.routed_experts import join_routed_experts
 from prorl_gym.trainers.sampled_turns import count_prompt_messages, expert_calls, segment_turns
 
@@ -20,7 +20,8 @@ def to_verifiers(rollout: Rollout, task_data: dict[str, Any]) -> dict[str, Any]:
         task_data: the task as verifiers passed it.
     """
     ok, outcome = not rollout.masked, rollout.outcome
-    error = {"type": (outcome.kind or outcome.reason or outcome.status), "message": outcome.message}
+    error = {"type": outcome.kind or outcome.reason or outcome.status, "message": outcome.message}
+    versions = set[int]().union(*(segment.policy_versions for segment in rollout.segments)) - {NOT_SAMPLED}
     return {
         "id": rollout.rollout_id,
         "task": {"type": rollout.environment, "data": task_data},
@@ -28,7 +29,7 @@ def to_verifiers(rollout: Rollout, task_data: dict[str, Any]) -> dict[str, Any]:
         "nodes": _nodes(rollout),
         "rewards": {rollout.environment: None if rollout.reward is None else {"score": rollout.reward}},
         "metrics": {"turns": float(rollout.turns), "retries": float(len(rollout.retries))},
-        "info": {"policy_versions": sorted({version for one in rollout.segments for version in one.policy_versions})},
+        "info": {"policy_versions": sorted(versions)},
         "is_completed": outcome.status in ("completed", "truncated"),
         "ok": ok,
         "stop_condition": outcome.limit,

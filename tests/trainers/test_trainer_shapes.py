@@ -238,7 +238,7 @@ def test_verifiers_gets_a_path_for_each_segment():
     assert [token for node in second for token in node.get("token_ids", [])] == [*PROMPT, 100, 9]
     assert [node["message"]["role"] for node in first] == ["system", "user", "assistant", "tool", "assistant"]
     assert [node.get("sampled", False) for node in second] == [False] * 6 + [True]
-    assert (trace["ok"], trace["errors"]) == (True, [])
+    assert (trace["ok"], trace["errors"], trace["info"]) == (True, [], {"policy_versions": [0]})
 
 
 @pytest.mark.parametrize("ending", WITHOUT_REWARD)

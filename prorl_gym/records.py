@@ -170,7 +170,7 @@ class Generation(Record):
     """Prompt tokens that the engine found in its prefix cache; ``None``: not reported."""
     seed: int | None = None
     routed_experts: Any = None
-    """Which experts of a mixture each token met, in the engine's own JSON; for router replay."""
+    """Experts of each token of prompt and answer, in the engine's own JSON (``prorl_gym.routed_experts`` reads it)."""
 
 
 class Segment(Record):

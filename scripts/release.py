@@ -90,7 +90,10 @@ def run(*command: str) -> bytes:
 
 
 def build(tree: Path, out: Path) -> list[Path]:
-    """Build sdist and, from it, the wheel; compare that with a wheel of the tree; check what an index would show."""
+    """Build sdist and, from it, the wheel; compare that with a wheel of the tree; check what an index would show.
+
+    The client's wheel (``client_package``) is built of the tree.
+    """
     python = [sys.executable, "-m"]
     with tempfile.TemporaryDirectory() as folder:
         through, direct = Path(folder, "through"), Path(folder, "direct")
@@ -102,6 +105,7 @@ def build(tree: Path, out: Path) -> list[Path]:
                 f"The wheel of the sdist and that of the tree differ: {', '.join(different[:10])}.\n"
                 "See [tool.hatch.build.targets] in pyproject.toml."
             )
+        run(*python, "build", "--no-isolation", "--wheel", "--outdir", str(through), str(tree / "client_package"))
         made = sorted(through.iterdir())
         run(*python, "twine", "check", "--strict", *map(str, made))
         out.mkdir(exist_ok=True)

@@ -71,6 +71,12 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "mcp": (_importable("mcp"), "prorl-gym[mcp] is not installed in this environment"),
     "swebench": (_importable("swebench"), "prorl-gym[swe] is not installed in this environment"),
     "stock_image": (_stock_image, "the python tool's stock image is not built (.ci/stock-image, as root)"),
+    "trl": (_importable("trl", "torch"), "TRL is not installed in this environment (.ci/trainers)"),
+    "verl": (
+        _importable("verl", "cachetools", "fastapi", "uvicorn"),
+        "verl is not installed in this environment (.ci/trainers)",
+    ),
+    "verifiers": (_importable("verifiers"), "verifiers is not installed in this environment (.ci/trainers)"),
     "root": (lambda: os.geteuid() == 0, "not started as root"),
 }
 

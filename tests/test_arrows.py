@@ -18,6 +18,7 @@ BASE_ARROWS: dict[str, set[str]] = {
     "logs": set(),
     "process_identity": set(),
     "http_body": set(),
+    "routed_experts": set(),
     "_bootstrap": set(),
     "__init__": {"client", "records"},
     "records": {"errors", "settings"},
@@ -117,7 +118,7 @@ INNER_ARROWS: dict[str, dict[str, set[str]]] = {
 PLAIN = {"client", "trainers"}
 """Usable in a trainer's own environment: nothing but these from outside the standard library."""
 PLAIN_LIBRARIES = {"pydantic", "pydantic_core", "aiohttp", "typing_extensions"}
-OPTIONAL_LIBRARIES = {"trainers": {"numpy"}}
+OPTIONAL_LIBRARIES = {"trainers": {"numpy"}, "routed_experts": {"numpy"}}
 """Imported on first use only: without them everything still loads, see below."""
 
 
@@ -288,7 +289,7 @@ def test_gym_exports_these_names() -> None:
     assert set(pytest.importorskip("nemo_gym").__all__) >= GYM_EXPORTS
 
 
-@pytest.mark.parametrize("package", sorted(PLAIN | {"records", "errors", "settings"}))
+@pytest.mark.parametrize("package", sorted(PLAIN | {"records", "errors", "settings", "routed_experts"}))
 def test_what_trainers_import_needs_pydantic_and_aiohttp_only(package: str) -> None:
     foreign = {
         name.split(".")[0]

@@ -9,6 +9,7 @@ from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt
 from prorl_gym.inference.tokens.turn import ParsedTurn
 from prorl_gym.inference.toolcalls.turn_parsing import THINK_OPEN
+from prorl_gym.routed_experts import Call, to_nemo_rl
 
 
 @dataclass(slots=True)
@@ -22,7 +23,8 @@ class SampledTurn:
     finish_reason: Literal["stop", "length"] = "length"
     cached_tokens: int = 0
     """Of the prompt, where the engine reports it."""
-    routed_experts: Any = None
+    expert_calls: list[Call] = field(default_factory=list[Call])
+    """What each call reported of the experts, with the length of the turn after it."""
     text_turn: TextTurn | None = None
     """Set by an engine that answers in text: the ids are a local encoding of it."""
 
@@ -30,9 +32,9 @@ class SampledTurn:
         """Append what one call sampled."""
         if not self.token_ids:
             self.cached_tokens = result.cached_tokens or 0
-        # Engines report experts per call; those of a call that continues a turn cover only the rest.
-        self.routed_experts = result.routed_experts if not self.token_ids else None
         self.token_ids += result.token_ids
+        if result.token_ids:
+            self.expert_calls.append((len(self.token_ids), result.routed_experts))
         self.logprobs += result.logprobs
         self.versions += result.versions
         self.text_turn = result.text_turn
@@ -89,4 +91,7 @@ def token_fields(turn: CompletedTurn) -> dict[str, Any]:
         "generation_token_ids": sampled.token_ids,
         "generation_log_probs": sampled.logprobs,
     }
-    return fields if sampled.routed_experts is None else fields | {"routed_experts": sampled.routed_experts}
+    prompt = len(turn.prompt.ids)
+    calls = [(prompt + length, experts) for length, experts in sampled.expert_calls]
+    experts = to_nemo_rl(calls, prompt + len(sampled.token_ids))
+    return fields if experts is None else fields | {"routed_experts": experts}

@@ -60,7 +60,7 @@ class InferenceConfig(ConfigModel):
     require_processed: bool = False
     """Refuse training calls whose raw log-probs differ from those of the distribution that is sampled from."""
     routed_experts: bool = False
-    """Record the experts each token was routed to, where ``vllm`` and ``sglang`` return them."""
+    """Record the experts each token was routed to, where the servers return them (not ``openai``)."""
     api_key_env: str | None = None
     """Environment variable that holds the servers' API key. The key itself is never stored."""
     ca_file: Path | None = None
@@ -210,6 +210,7 @@ def pool_engine_factory(
                 **common,
                 logprob_kind=config.logprob_kind or "processed",
                 template_options=config.template_options,
+                record_routed_experts=config.routed_experts,
             )
             return lambda name, url: ChatPrefixEngine(name, url, chat)
         case "openai":

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from prorl_gym.errors import CancelReason, gym_failure_kind
 from prorl_gym.records import Message, Rollout, Segment
+from prorl_gym.routed_experts import to_nemo_rl
 from prorl_gym.trainers.sampled_turns import Turn, count_prompt_messages, segment_turns
 
 _NOT_ECHOED = ("instance_config", "response", "reward_components")
@@ -175,8 +176,9 @@ def _attach_tokens(items: list[dict[str, Any]], call: _Call | None) -> list[dict
             "prompt_token_ids": segment.token_ids[: turn.start],
             "generation_token_ids": segment.token_ids[turn.start : turn.end],
             "generation_log_probs": segment.logprobs[turn.start : turn.end],
-            **({} if turn.routed_experts is None else {"routed_experts": turn.routed_experts}),
         }
+        if (experts := to_nemo_rl(turn.expert_calls, turn.end)) is not None:
+            items[-1]["routed_experts"] = experts
     return items
 
 

@@ -5,7 +5,7 @@ but numerics may differ: some 1e-5 nats in float32, some hundredths in bfloat16.
 log-probs of another version or another tokenisation show here at the first batch, while such a policy may still learn,
 so that no curve shows them. The largest difference separates these faults from a clean run; the mean KL does not.
 
-Needs numpy: ``prorl-gym[trainers]``.
+Needs numpy.
 """
 
 # pyright: reportUnknownMemberType=false

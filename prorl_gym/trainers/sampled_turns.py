@@ -1,11 +1,11 @@
 """Which messages and which tokens of a record the policy sampled, turn by turn."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
-from prorl_gym.records import Rollout, Segment
+from prorl_gym.records import Generation, Rollout, Segment
+from prorl_gym.routed_experts import Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,8 @@ class Turn:
     number: int
     start: int
     end: int
-    routed_experts: Any = None
+    expert_calls: tuple[Call, ...] = ()
+    """What its calls reported for ``prorl_gym.routed_experts``."""
 
 
 def count_prompt_messages(rollout: Rollout) -> int:
@@ -29,6 +30,10 @@ def count_prompt_messages(rollout: Rollout) -> int:
 def segment_turns(segment: Segment) -> Iterator[Turn]:
     """Yield the model's turns. The pieces of a turn that an engine aborted and that was continued are one turn."""
     for number, pieces in groupby(segment.generations, key=lambda generation: generation.turn):
-        first, *rest = pieces
-        experts = None if rest else first.routed_experts  # pieces of a turn cannot be put together: the form varies
-        yield Turn(number, first.start, (rest or [first])[-1].end, experts)
+        calls = list(pieces)
+        yield Turn(number, calls[0].start, calls[-1].end, expert_calls(calls))
+
+
+def expert_calls(generations: Iterable[Generation]) -> tuple[Call, ...]:
+    """Return what model calls reported of the experts of their tokens; calls that sampled nothing report nothing."""
+    return tuple((call.end, call.routed_experts) for call in generations if call.end > call.start)

@@ -1,6 +1,7 @@
 """The model server over a scripted engine."""
 
 import json
+from array import array
 
 import gym_needed  # noqa: F401
 import pytest
@@ -13,6 +14,7 @@ from served_model import ASK, CALL, CODEC, figure, result_of, said, served  # no
 from prorl_gym.errors import ConfigError, EngineError, FailureKind, Limit, LimitReached  # noqa: E402
 from prorl_gym.inference.balance.engine_pool import FailoverOptions  # noqa: E402
 from prorl_gym.inference.engine_errors import ContextExceeded, EngineOverloaded  # noqa: E402
+from prorl_gym.routed_experts import parse_routed_experts  # noqa: E402
 from prorl_gym.testing.inference.fake_engine import Reply  # noqa: E402
 
 
@@ -106,6 +108,21 @@ def test_turn_that_an_engine_aborts_goes_on_from_its_tokens(monkeypatch: pytest.
     first, second = engine.requests
     assert second.prompt_ids == first.prompt_ids + whole[:2]
     assert (first.max_tokens, second.max_tokens) == (9, 7)
+
+
+def test_experts_of_a_split_turn_are_put_together(monkeypatch: pytest.MonkeyPatch):
+    whole = said("one two three").token_ids
+    with served(monkeypatch, Reply(whole)) as (client, (engine,)):
+        client.post("/v1/responses", json=ASK)
+    prompt, length = len(engine.requests[0].prompt_ids), len(engine.requests[0].prompt_ids) + len(whole)
+    first = Reply(whole[:2], "abort", routed_experts=[[[1]]] * (prompt + 1))
+    second = Reply(whole[2:], routed_experts=[[[2]]] * (length - 1))
+    with served(monkeypatch, first, second) as (client, _):
+        item = client.post("/v1/responses", json=ASK).json()["output"][0]
+    found = parse_routed_experts(item["routed_experts"], length)
+    assert found is not None
+    # The token before the abort is run by the second call; the last one by none, so its row is padding.
+    assert list(array("i", found.data)) == [1] * (prompt + 1) + [2] * (len(whole) - 2) + [0]
 
 
 def test_turn_that_was_over_when_it_was_aborted_does_not_go_on(monkeypatch: pytest.MonkeyPatch):

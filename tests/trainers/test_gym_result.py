@@ -1,3 +1,4 @@
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -5,7 +6,8 @@ import pytest
 from rollout_samples import MESSAGES, PROMPT, ROW, cancelled, failed, rollout, segment, truncated
 
 from prorl_gym.errors import CancelReason, FailureKind, Limit
-from prorl_gym.records import NOT_SAMPLED, Message, Outcome, Rollout, Score
+from prorl_gym.records import NOT_SAMPLED, Generation, Message, Outcome, Rollout, Score
+from prorl_gym.routed_experts import parse_routed_experts
 from prorl_gym.settings import RolloutSettings, resolve_settings
 from prorl_gym.trainers.gym_result import Placeholder, to_gym_result
 from prorl_gym.trainers.nemo_rl import check_result, first_prompt
@@ -197,11 +199,28 @@ def test_ids_that_stand_for_an_engines_text_are_never_shown_to_a_trainer():
 
 
 def test_routed_experts_travel_with_the_tokens_they_belong_to():
+    # Three tokens of prompt and two of the answer: the last one has not been run through the model.
     whole = segment(turns=1)
-    call = whole.generations[0].model_copy(update={"routed_experts": [[1], [2]]})
-    routed = rollout(segments=[whole.model_copy(update={"generations": [call]})], messages=MESSAGES[:3])
-    assert to_gym_result(routed, ROW)["response"]["output"][0]["routed_experts"] == [[1], [2]]
-    pieces = [call.model_copy(update={"end": 4}), call.model_copy(update={"start": 4})]
+    call = whole.generations[0].model_copy(update={"routed_experts": [[[expert]] for expert in (1, 2, 3, 4)]})
+
+    def exported(*generations: Generation) -> list[int]:
+        routed = rollout(segments=[whole.model_copy(update={"generations": list(generations)})], messages=MESSAGES[:3])
+        item = to_gym_result(routed, ROW)["response"]["output"][0]
+        found = parse_routed_experts(item["routed_experts"], tokens=5)
+        assert found is not None
+        return list(array("i", found.data))
+
+    assert exported(call) == [1, 2, 3, 4, 0]
+    # Split by an abort: the second call computes the prompt anew, and is the first to run the fourth token.
+    first = call.model_copy(update={"end": 4, "routed_experts": [[[expert]] for expert in (1, 2, 3)]})
+    second = call.model_copy(update={"start": 4, "routed_experts": [[[expert]] for expert in (7, 8, 9, 4)]})
+    assert exported(first, second) == [1, 2, 3, 4, 0]
+
+
+def test_a_split_turn_of_which_a_call_reports_no_experts_has_none():
+    whole = segment(turns=1)
+    call = whole.generations[0].model_copy(update={"routed_experts": [[[1]], [[2]], [[3]], [[4]]]})
+    pieces = [call.model_copy(update={"end": 4, "routed_experts": None}), call.model_copy(update={"start": 4})]
     cut = rollout(segments=[whole.model_copy(update={"generations": pieces})], messages=MESSAGES[:3])
     assert "routed_experts" not in to_gym_result(cut, ROW)["response"]["output"][0]
 

@@ -43,6 +43,8 @@ class ChatPrefixOptions(HttpEngineOptions):
     """NeMo-RL starts vLLM so that it returns the probabilities that were sampled from."""
     template_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Sent as ``chat_template_kwargs``, so that the server renders as we do."""
+    record_routed_experts: bool = False
+    """Keep which experts each token met, from a server that was started to return them."""
 
 
 class ChatPrefixEngine(HttpEngine):
@@ -89,12 +91,13 @@ class ChatPrefixDialect(Dialect):
         if self._options.template_options:
             body["chat_template_kwargs"] = dict(self._options.template_options)
         # The message and the log-probs carry ids and texts of each token once more.
+        max_bytes = max_response_bytes(request, routed_experts=self._options.record_routed_experts)
         return HttpRequest(
             "POST",
             f"{self._base}/chat/completions",
             body,
             call_headers(request),
-            max_bytes=2 * max_response_bytes(request),
+            max_bytes=2 * max_bytes,
         )
 
     def read_sample(self, payload: bytes, request: GenerationRequest, answered: AnsweredCall) -> GenerationResult:
@@ -127,6 +130,9 @@ class ChatPrefixDialect(Dialect):
             versions=[answered.version] * len(ids),
             seconds=answered.seconds,
             cached_tokens=read_cached_tokens(answer, len(request.prompt_ids)),
+            routed_experts=checks.check_routed_experts(message.get("routed_experts"))
+            if self._options.record_routed_experts
+            else None,
         )
 
     def health_request(self) -> HttpRequest:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from prorl_gym.errors import EngineError
 from prorl_gym.inference.protocol import EngineHealth, GenerationRequest, GenerationResult
@@ -19,6 +19,7 @@ class Reply:
     """``None``: ``length`` when ``max_tokens`` cuts it, otherwise ``stop``."""
     hold: asyncio.Event | None = None
     """Answer only when this is set, or the call is cancelled; a cancel salvages the first half of the tokens."""
+    routed_experts: Any = None
 
 
 Script = Callable[[GenerationRequest], Reply | Exception]
@@ -101,6 +102,7 @@ class FakeEngine:
             versions=self._versions(began_with, len(ids)),
             seconds=0.0,
             versions_reported=self.reports_versions,
+            routed_experts=reply.routed_experts,
         )
 
     async def cancel(self, request_id: str) -> None:

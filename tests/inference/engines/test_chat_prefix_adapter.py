@@ -46,11 +46,15 @@ def spelt(chat, text, *, ended=True):
 
 
 @asynccontextmanager
-async def served(chat, template_options=None, server_options=None, **server):
+async def served(chat, template_options=None, server_options=None, record_routed_experts=False, **server):
     render = renderer(chat, **(server_options or template_options or {}))
     async with FakeNemoRl(render=render, eos=chat.terminator_id, **server) as nemo:
         options = ChatPrefixOptions(
-            model="m", vocab_size=chat.vocab_size, template_options=template_options or {}, request_seconds=5.0
+            model="m",
+            vocab_size=chat.vocab_size,
+            template_options=template_options or {},
+            record_routed_experts=record_routed_experts,
+            request_seconds=5.0,
         )
         engine = ChatPrefixEngine("e", nemo.url, options)
         yield nemo, engine
@@ -211,3 +215,15 @@ async def test_health_is_asked_of_the_tokenizer_on_the_bare_path():
     async with served(codec("small"), max_model_len=77) as (_, engine):
         health = await engine.health()
     assert (health.ok, health.max_model_len) == (True, 77)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_routed_experts_of_the_message_pass_through_when_they_are_wanted(wanted):
+    chat = codec("small")
+
+    def with_experts(answer):
+        answer["choices"][0]["message"]["routed_experts"] = "nrlre1:int16:1x1x1:AAA="
+
+    async with served(chat, mutate=with_experts, record_routed_experts=wanted) as (_, engine):
+        result = await engine.generate(ask(chat, chat.encode_prompt(FIRST, TOOLS), FIRST))
+    assert result.routed_experts == ("nrlre1:int16:1x1x1:AAA=" if wanted else None)

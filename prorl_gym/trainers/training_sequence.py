@@ -1,0 +1,123 @@
+"""A rollout as sequences of a prompt and a response, from which the shapes of trainers derive.
+
+What holds in each shape:
+
+- Token ids, log-probs and versions are the record's own; nothing is rendered, encoded or cut.
+- The loss mask is 1 where the policy sampled the token, and 0 throughout in a rollout that is ``masked``: without a
+  reward, or truncated by a limit that its settings mask.
+- A rollout without a reward never gets one of 0. It is left out, or, where a trainer needs a row for each rollout, its
+  row has no loss and a reward that its trainer ignores or that leaves the baseline where it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from prorl_gym.errors import ProrlError
+from prorl_gym.records import NOT_SAMPLED, Generation, Rollout, Segment
+from prorl_gym.routed_experts import RoutedExperts, join_routed_experts
+from prorl_gym.trainers.sampled_turns import expert_calls
+
+
+class NoRewardError(ProrlError):
+    """No rollout of a group has a reward, so no row of it can be trained on or stand in for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSequence:
+    """One segment: a prompt, and a response that begins with the first sampled token and includes observations."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    loss_mask: list[int]
+    """Of the response: 1 where the token carries loss."""
+    logprobs: list[float]
+    """Of the response, as the engine gave them; 0.0 where nothing was sampled."""
+    versions: list[int]
+    """Of the response: policy versions, ``NOT_SAMPLED`` where nothing was sampled."""
+    generations: tuple[Generation, ...] = ()
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and response."""
+        return self.prompt_ids + self.response_ids
+
+    @property
+    def routed_experts(self) -> RoutedExperts | None:
+        """Experts of prompt and response, for all tokens but those that no model call has run; ``None``: not known."""
+        return join_routed_experts(expert_calls(self.generations))
+
+
+def training_sequences(rollout: Rollout) -> list[TrainingSequence]:
+    """Return a sequence for each segment in which the policy sampled something."""
+    return [_sequence(segment, rollout) for segment in rollout.segments if any(segment.mask)]
+
+
+def single_sequences(rollouts: Sequence[Rollout], placeholder_id: int) -> list[TrainingSequence]:
+    """Return one sequence for each rollout, for trainers that cannot do without.
+
+    Of several segments it is the first, without loss: its reward still measures the policy. A rollout that sampled
+    nothing has the prompt of its group and one token without loss.
+
+    Args:
+        rollouts: whole groups, in any order.
+        placeholder_id: that token.
+    """
+    found = [training_sequences(rollout) for rollout in rollouts]
+    pairs = list(zip(rollouts, found, strict=True))
+    prompts = {_group_key(rollout): sequences[0].prompt_ids for rollout, sequences in pairs if sequences}
+    single: list[TrainingSequence] = []
+    for rollout, sequences in pairs:
+        if sequences:
+            single.append(sequences[0] if len(sequences) == 1 else _without_loss(sequences[0]))
+        else:
+            prompt = prompts.get(_group_key(rollout), [placeholder_id])
+            single.append(TrainingSequence(prompt, [placeholder_id], [0], [0.0], [NOT_SAMPLED]))
+    return single
+
+
+def rewards_or_means(rollouts: Sequence[Rollout]) -> list[float]:
+    """Return rewards; a rollout without one has the mean of its group, which leaves the group's baseline where it is.
+
+    Args:
+        rollouts: whole groups, in any order.
+
+    Raises:
+        NoRewardError: no rollout of a group has one.
+    """
+    groups: dict[tuple[str, str], list[Rollout]] = {}
+    for rollout in rollouts:
+        groups.setdefault(_group_key(rollout), []).append(rollout)
+    means = {key: _mean_reward(group) for key, group in groups.items()}
+    return [means[_group_key(rollout)] if rollout.reward is None else rollout.reward for rollout in rollouts]
+
+
+def _group_key(rollout: Rollout) -> tuple[str, str]:
+    """Return what rollouts of one prompt share; a rollout without a group is a group by itself."""
+    return rollout.run_id, rollout.group_id or rollout.rollout_id
+
+
+def _mean_reward(group: Sequence[Rollout]) -> float:
+    rewards = [one.reward for one in group if one.reward is not None]
+    if not rewards:
+        names = ", ".join(one.rollout_id for one in group)
+        raise NoRewardError(
+            f"no rollout of the group {names} has a reward.", "Submit the group again under fresh ids, or leave it out."
+        )
+    return sum(rewards) / len(rewards)
+
+
+def _sequence(segment: Segment, rollout: Rollout) -> TrainingSequence:
+    start = segment.mask.index(1)
+    sequence = TrainingSequence(
+        prompt_ids=segment.token_ids[:start],
+        response_ids=segment.token_ids[start:],
+        loss_mask=list(segment.mask[start:]),
+        logprobs=segment.logprobs[start:],
+        versions=segment.policy_versions[start:],
+        generations=tuple(segment.generations),
+    )
+    return _without_loss(sequence) if rollout.masked else sequence
+
+
+def _without_loss(sequence: TrainingSequence) -> TrainingSequence:
+    return replace(sequence, loss_mask=[0] * len(sequence.loss_mask))

@@ -23,10 +23,17 @@ backend_name = backend_fixture("userns", APPTAINER, BWRAP)
 
 
 async def kill_from_outside(backend: NamespaceBackend, name: str) -> None:
-    """Kill the process of this name that began last in a pid namespace of a sandbox."""
+    """Kill the session leader of this name that began last in a pid namespace of a sandbox: what the guest started."""
     below = children_of(await backend.spawner_pid())
-    found = [pid for pid in below if _name_of(pid) == name and _is_in_pid_namespace(pid)]
+    found = [pid for pid in below if _name_of(pid) == name and _is_in_pid_namespace(pid) and _leads_session(pid)]
     os.kill(max(found, key=lambda pid: read_start_ticks(pid) or 0), signal.SIGKILL)
+
+
+def _leads_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
 
 
 def _name_of(pid: int) -> str | None:

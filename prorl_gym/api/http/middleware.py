@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from prorl_gym.api.http.error_responses import ApiError, error_response
 
 PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/", "/docs", "/docs/ui.js", "/docs/ui.css", "/openapi.json"})
-"""Hold no data: health is yes or no, and the pages are the same for everybody (a browser sends no token for them)."""
+"""They hold no data: health is yes or no, and a browser sends no token when it loads the pages."""
 
 HTML_HEADERS = {
     "Content-Security-Policy": (

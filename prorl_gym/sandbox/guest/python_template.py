@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> None:
     template = _Template(arguments[1], arguments[2])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps entrants, and workers that lose theirs
     syscalls.set_child_subreaper()
-    changed_signals()
+    changed_signals()  # found once; every worker resets them
     send_packet(spawner, encode_packet({"runner": template.console.kind}))
     while True:
         try:

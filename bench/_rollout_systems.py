@@ -273,7 +273,8 @@ async def _gym(site: Site) -> AsyncGenerator[Sequence[PutLoad]]:
     async with (
         running(argv, log) as child,
         aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=300)
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),  # Gym's servers close theirs after 5 s
+            timeout=aiohttp.ClientTimeout(total=300),
         ) as session,
     ):
         addresses = json.loads(await read_line(child, log, _READY_SECONDS))

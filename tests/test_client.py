@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -140,6 +141,25 @@ async def test_a_broken_submit_is_sent_again_with_the_same_ids() -> None:
     async with misbehaving(handler) as url, Client(url, token=TOKEN, retry_delay=0.001) as client:
         assert await client.submit(request) == [AcceptedRollout(request.rollout_id, True)]
     assert bodies[0] == bodies[1] == bodies[2]
+
+
+async def test_an_idle_connection_is_not_used_when_the_service_may_be_closing_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    callers: set[Any] = set()
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        callers.add(request.transport.get_extra_info("peername"))
+        return web.json_response({"cancelled": []})
+
+    service_closes_after = uvicorn.Config("app:app").timeout_keep_alive
+    async with misbehaving(answer) as url, Client(url, token=TOKEN, retry_seconds=0.0) as client:
+        for later in (0.0, service_closes_after - 1.0):
+            now = time.monotonic() + later
+            monkeypatch.setattr("aiohttp.connector.monotonic", lambda now=now: now)
+            await client.cancel(["a"])
+    assert len(callers) == 2
 
 
 async def test_retries_are_bounded() -> None:

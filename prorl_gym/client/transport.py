@@ -30,6 +30,10 @@ _IDLE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 """Seconds for a connection to be made."""
 
+_KEEP_SECONDS = 3.0
+"""Seconds after which an idle connection is not used again. The service (uvicorn) closes its own after 5: a call sent at
+that moment would be lost, and wait for its retry."""
+
 _MAX_DELAY_SECONDS = 5.0
 """Longest pause in seconds before a retry, unless the service requests a longer one."""
 
@@ -200,7 +204,8 @@ class Transport:
                 timeout=aiohttp.ClientTimeout(
                     total=None, sock_connect=_CONNECT_SECONDS, sock_read=_IDLE_SECONDS + LONG_POLL_SECONDS
                 ),
-                connector=aiohttp.TCPConnector(limit=0),  # thousands of calls may wait for results at once
+                # Thousands of calls may wait for results at once.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_SECONDS),
             )
         return self._session
 

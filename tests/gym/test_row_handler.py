@@ -6,7 +6,7 @@ from typing import Any
 
 import gym_needed  # noqa: F401 - orjson comes with it
 import pytest
-from rollout_samples import MESSAGES, ROW, failed, rollout
+from rollout_samples import MESSAGES, ROW, cancelled, failed, rollout, truncated
 from row_service import FakeConnection, render_prompt
 
 from prorl_gym.client import UnacknowledgedRollout
@@ -16,7 +16,7 @@ from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_handler imp
     GroupRewards,
     RowHandler,
 )
-from prorl_gym.records import Message, Rollout, Score
+from prorl_gym.records import Message, Outcome, Rollout, Score
 from prorl_gym.trainers.nemo_rl import check_group, check_result, first_prompt
 
 pytestmark = pytest.mark.gym
@@ -97,15 +97,24 @@ async def test_masked_row_that_ends_before_its_group_does_not_wait_for_it():
     assert [answer["reward"] for answer in await in_group([failed(), rollout()])] == [0.0, 1.0]
 
 
-async def test_on_failure_raise_answers_503():
-    [(status, answer)], _ = await ask(failed(), on_failure="raise")
-    assert status == 503
-    assert "engine e0 is down" in answer["detail"]
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (failed(), "engine e0 is down"),
+        (cancelled(), "It has no reward: redundant."),
+        (truncated().model_copy(update={"segments": []}), "Nothing was sampled."),
+    ],
+)
+async def test_on_failure_raise_answers_503_to_what_measures_nothing(record: Rollout, reason: str):
+    """The trainer for which it is there ignores masks: a row would enter its batch."""
+    [(status, answer)], _ = await ask(record, on_failure="raise")
+    assert (status, answer["detail"]) == (503, reason)
 
 
 async def test_on_failure_raise_keeps_failures_of_the_model():
-    [(status, _)], _ = await ask(failed(FailureKind.SANDBOX_LIMIT), on_failure="raise")
-    assert status == 200
+    outcome = Outcome(status="failed", kind=FailureKind.SANDBOX_LIMIT)
+    [(status, answer)], _ = await ask(rollout(outcome=outcome, score=Score(reward=0.25)), on_failure="raise")
+    assert (status, answer["reward"]) == (200, 0.25)
 
 
 async def test_rollout_that_never_had_a_prompt_gets_the_ids_of_the_row():

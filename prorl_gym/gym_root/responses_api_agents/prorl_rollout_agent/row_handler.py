@@ -3,8 +3,9 @@
 
 """Answers the rows of one agent: each becomes a rollout of the service, and its record a complete Gym result.
 
-A rollout that failed for reasons the model did not cause is masked, not an HTTP error (``on_failure: mask``).
-``on_failure: raise`` answers 503 instead, for trainers that dispatch rows again.
+A rollout that does not measure the policy (it failed for reasons the model did not cause, was cancelled, or sampled
+nothing) is masked, not an HTTP error (``on_failure: mask``). ``on_failure: raise`` answers 503 instead, for trainers that
+dispatch rows again and ignore masks.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from uuid import uuid4
 import orjson
 
 from prorl_gym.client import UnacknowledgedRollout
-from prorl_gym.errors import CancelReason, Cause, NotFoundError, ProrlError, TaskError
+from prorl_gym.errors import CancelReason, NotFoundError, ProrlError, TaskError
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_dedup import RowClaim, RowDeduplicator
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.service_connection import ServiceConnection
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.step_early_stop import (
@@ -262,9 +263,6 @@ class RowHandler:
         return 503, orjson.dumps({"detail": str(error)})
 
     async def _result_reply(self, row: Mapping[str, Any], rollout: Rollout, outcome: RowOutcome) -> tuple[int, bytes]:
-        is_infrastructure_failure = rollout.outcome.status == "failed" and rollout.outcome.cause is not Cause.POLICY
-        if is_infrastructure_failure and self._profile.on_failure == "raise" and outcome == "own":
-            return 503, orjson.dumps({"detail": f"{rollout.outcome.kind}: {rollout.outcome.message}"})
         mean = self._rewards.mean(rollout.group_id)
         placeholder = None
         if not any(segment.token_ids for segment in rollout.segments):
@@ -272,6 +270,9 @@ class RowHandler:
         result = to_gym_result(
             rollout, row, placeholder=placeholder, is_group_stopped=outcome == "stopped", group_mean_reward=mean
         )
+        measures_policy = rollout.reward is not None and not result["prorl_placeholder"]
+        if self._profile.on_failure == "raise" and outcome == "own" and not measures_policy:
+            return 503, orjson.dumps({"detail": result["mask_reason"], "failure_kind": result["failure_kind"]})
         return 200, orjson.dumps(result)
 
     async def _placeholder(self, row: Mapping[str, Any]) -> Placeholder:

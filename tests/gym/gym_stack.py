@@ -13,26 +13,28 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import aiohttp
 
 from prorl_gym.cli.demo.stack import free_ports
 
 HOST = "127.0.0.1"
-ROOT = Path(__file__).parents[2]
-NAMES = ("relay", "agent", "rollouts")
 AGENT = "prorl_scripted_agent"
 
 
 @dataclass
 class GymStack:
-    """Three servers on loopback. ``start`` before use; ``stop`` kills what is left."""
+    """Servers on loopback. ``start`` before use; ``stop`` kills what is left."""
 
+    instances: ClassVar[Mapping[str, str]] = {"relay": "relay", "agent": AGENT, "rollouts": "prorl_rollout"}
+    """Names of the servers, and of their instances in Gym's configuration."""
+    program: ClassVar[str] = __file__
+    """Runs the server whose name is its argument."""
     folder: Path
     agent: dict[str, Any] = field(default_factory=dict[str, Any])
     service: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -41,7 +43,7 @@ class GymStack:
     children: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.ports = dict(zip((*NAMES, "head"), free_ports(4), strict=True))
+        self.ports = dict(zip((*self.instances, "head"), free_ports(len(self.instances) + 1), strict=True))
 
     def url(self, name: str) -> str:
         return f"http://{HOST}:{self.ports[name]}"
@@ -72,33 +74,31 @@ class GymStack:
 
     async def start(self, *names: str) -> None:
         """Start these (all by default) and wait until each answers."""
-        for name in names or NAMES:
-            instance = {"relay": "relay", "agent": AGENT, "rollouts": "prorl_rollout"}[name]
+        for name in names or self.instances:
             env = {
                 **os.environ,
                 "NEMO_GYM_CONFIG_DICT": json.dumps(self.config()),
-                "NEMO_GYM_CONFIG_PATH": instance,
-                "PYTHONPATH": str(ROOT),
+                "NEMO_GYM_CONFIG_PATH": self.instances[name],
+                "PYTHONPATH": str(Path(__file__).parent),
                 "TMPDIR": str(self.folder),
             }
             self._spawn(name, env)
         async with aiohttp.ClientSession() as session:
-            for name in names or NAMES:
+            for name in names or self.instances:
                 await self._ready(session, name)
 
     def _spawn(self, name: str, env: dict[str, str]) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.children[name] = subprocess.Popen(
-                [sys.executable, __file__, name], env=env, stdout=log, stderr=log, start_new_session=True
+                [sys.executable, self.program, name], env=env, stdout=log, stderr=log, start_new_session=True
             )
 
     async def _ready(self, session: aiohttp.ClientSession, name: str) -> None:
         deadline = time.monotonic() + 90
         while True:
             try:
-                async with session.get(self.url(name) + "/livez") as answer:
-                    if answer.status == 200:
-                        return
+                async with session.get(self.url(name)):
+                    return  # any answer: a server listens when it is ready
             except aiohttp.ClientError:
                 pass
             if self.children[name].poll() is not None or time.monotonic() > deadline:
@@ -139,9 +139,12 @@ class GymStack:
         return len(os.listdir(f"/proc/{self.children[name].pid}/fd"))
 
 
+StackT = TypeVar("StackT", bound=GymStack)
+
+
 @contextmanager
-def stacked(folder: Path, **options: Any) -> Iterator[GymStack]:
-    stack = GymStack(folder, **options)
+def stacked(folder: Path, kind: type[StackT] = GymStack, **options: Any) -> Iterator[StackT]:
+    stack = kind(folder, **options)
     try:
         yield stack
     finally:

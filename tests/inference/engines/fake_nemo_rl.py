@@ -4,6 +4,7 @@ It renders messages with whatever it is given and puts what the last assistant m
 to the N-th end-of-sequence token of its rendering, N being how many there are up to the last assistant turn.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,27 @@ from fake_server import FakeServer, falling, sampled
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]], bool], list[int]]
 """Messages, tools, and whether the assistant is to speak next; to ids."""
+
+
+def renderer(chat, **options) -> Render:
+    """Render as a server does that knows only strings: whatever spells a control token becomes one."""
+
+    def as_template(message):
+        kept = {key: value for key, value in message.items() if key in ("role", "content", "tool_call_id", "name")}
+        if "tool_calls" in message:
+            calls = [call["function"] for call in message["tool_calls"]]
+            kept["tool_calls"] = [
+                {"type": "function", "function": {"name": call["name"], "arguments": json.loads(call["arguments"])}}
+                for call in calls
+            ]
+        return kept
+
+    def render(messages, tools, add_generation_prompt):
+        shown = [as_template(message) for message in messages]
+        text = chat.tokenizer.render(shown, tools, options, add_generation_prompt=add_generation_prompt)
+        return chat.tokenizer.encode_trusted(text)
+
+    return render
 
 
 def three_ids(messages, tools, add_generation_prompt):
@@ -26,6 +48,8 @@ class FakeNemoRl(FakeServer):
     max_model_len: int = 4096
     training: tuple[float, float] = (1.0, 1.0)
     """The temperature and top_p that it asserts; see ``_refusal``."""
+    validation: tuple[float, float] | None = None
+    """Those of the trainer's validation, if they are others."""
 
     def routes(self, app: web.Application):
         app.router.add_post("/v1/chat/completions", self._chat)
@@ -49,6 +73,9 @@ class FakeNemoRl(FakeServer):
             self.error = f"This model's maximum context length is {self.max_model_len} tokens."
             return self.refuse(400)
         body["max_tokens"] = min(body["max_tokens"], self.max_model_len - len(prompt))
+        return await self.complete(request, body, prompt)
+
+    async def complete(self, request: web.Request, body: dict[str, Any], prompt: list[int]) -> web.StreamResponse:
         return await self.respond(request, "", lambda finish: chat_completion(body, prompt, self.ids, finish))
 
     def prompt(self, body: dict[str, Any]) -> list[int]:
@@ -68,7 +95,8 @@ class FakeNemoRl(FakeServer):
         return [*seen, *rendered[ends[wanted - 1] :]]
 
     def _refusal(self, body: dict[str, Any]) -> str:
-        if (body.get("temperature"), body.get("top_p")) != self.training or body.get("top_k", -1) not in (-1, None):
+        sampling = (body.get("temperature"), body.get("top_p"))
+        if sampling not in (self.training, self.validation) or body.get("top_k", -1) not in (-1, None):
             return "AssertionError: sampling parameters are not those of the training"
         if not body.get("logprobs") or body.get("top_logprobs") != 0 or not body.get("return_tokens_as_token_ids"):
             return "log-probs of tokens as ids have to be asked for"

@@ -52,7 +52,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent not in item.path.parents:
             continue
-        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.function):
+        if not isinstance(item, pytest.Function) or not inspect.iscoroutinefunction(item.function):
+            continue
+        marked = item.get_closest_marker("asyncio")
+        if marked is None or not marked.kwargs:
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 

@@ -1,8 +1,8 @@
 """NeMo-RL's vLLM server with a scripted policy behind it: it renders, splices and asserts as the real one does.
 
 What a rollout's policy says, and how the server fails it, is the script of its row; the server finds the row by the
-rollout's id, which begins with the row's digest. Each answer begins with thoughts, and its text is sampled one character
-at a time: tokens that no tokenizer would choose, so that encoding it again shows.
+rollout's id, which begins with the row's digest. Each answer begins with thoughts, and its text is sampled one
+character at a time: tokens that no tokenizer would choose, so that encoding it again shows.
 """
 
 import asyncio
@@ -103,14 +103,14 @@ class ScriptedPolicy:
         finally:
             self.waiting.discard(rollout_id)
 
-    async def waiting_of(self, digests: set[str]) -> list[str]:
-        """Wait until a call of each of these rows waits; return the ids of their rollouts."""
+    async def waiting_of(self, digests: set[str], count: int = 0) -> list[str]:
+        """Wait until calls of so many of these rows wait, of all by default; return the ids of their rollouts."""
 
         def found() -> list[str]:
             return [rollout_id for rollout_id in self.waiting if rollout_id.partition("-")[0] in digests]
 
         async with asyncio.timeout(120), self._changed:
-            await self._changed.wait_for(lambda: len(found()) == len(digests))
+            await self._changed.wait_for(lambda: len(found()) == (count or len(digests)))
         return found()
 
 

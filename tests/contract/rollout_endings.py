@@ -1,8 +1,6 @@
 """Rows of every environment, each made to end in a given way, and what a trainer gets for it."""
 
 import json
-from collections.abc import Sequence
-from copy import deepcopy
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -10,7 +8,7 @@ from typing import Any
 from gym_servers import GYM_ROOT
 from policy_server import Fault, Script
 
-from prorl_gym.environments.playback import gold_steps, task_text, wrong_steps
+from prorl_gym.environments.playback import gold_steps, wrong_steps
 from prorl_gym.environments.protocol import ScriptedStep
 
 ENVIRONMENTS = ("code", "math", "stem", "swe", "taskdir")

@@ -12,14 +12,20 @@ from typing import Any
 from aiohttp import web
 from fake_server import FakeServer, falling, sampled
 
+from prorl_gym.inference.tokens.chat_codec import ChatCodec
+
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]], bool], list[int]]
 """Messages, tools, and whether the assistant is to speak next; to ids."""
 
 
-def renderer(chat, **options) -> Render:
+def three_ids(messages, tools, add_generation_prompt):
+    return [5, 6, 7]
+
+
+def renderer(chat: ChatCodec, **options: Any) -> Render:
     """Render as a server does that knows only strings: whatever spells a control token becomes one."""
 
-    def as_template(message):
+    def as_template(message: dict[str, Any]) -> dict[str, Any]:
         kept = {key: value for key, value in message.items() if key in ("role", "content", "tool_call_id", "name")}
         if "tool_calls" in message:
             calls = [call["function"] for call in message["tool_calls"]]
@@ -29,16 +35,12 @@ def renderer(chat, **options) -> Render:
             ]
         return kept
 
-    def render(messages, tools, add_generation_prompt):
+    def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]], add_generation_prompt: bool) -> list[int]:
         shown = [as_template(message) for message in messages]
         text = chat.tokenizer.render(shown, tools, options, add_generation_prompt=add_generation_prompt)
         return chat.tokenizer.encode_trusted(text)
 
     return render
-
-
-def three_ids(messages, tools, add_generation_prompt):
-    return [5, 6, 7]
 
 
 @dataclass

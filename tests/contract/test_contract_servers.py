@@ -1,0 +1,201 @@
+"""What the servers keep: items 8, 9, 11 to 13 and 15 of the trainer's contract."""
+
+import asyncio
+import random
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(300)]
+
+import gym_needed  # noqa: E402, F401
+from conftest import Answer, World  # noqa: E402
+from gym_servers import GROUP_SIZE, HAS_RELAY  # noqa: E402
+from policy_server import VALIDATION, Fault, Script  # noqa: E402
+from rollout_endings import ENVIRONMENTS, example, finish  # noqa: E402
+from test_model_based import Story  # noqa: E402
+
+from prorl_gym.environments.protocol import ScriptedStep  # noqa: E402
+from prorl_gym.trainers.gym_request import row_digest  # noqa: E402
+from prorl_gym.trainers.nemo_rl import check_result  # noqa: E402
+
+RUN_SLOTS = 64
+"""Agents that the service runs at a time by default."""
+AT_ONCE = finish("\\boxed{0}")
+NO_TOOL = ScriptedStep("I try a tool that does not exist.", "nothing", {})
+"""A turn that starts no sandbox."""
+
+
+def tokens(result: dict[str, Any]) -> list[Any]:
+    return [
+        (item["prompt_token_ids"], item["generation_token_ids"], item["generation_log_probs"])
+        for item in result["response"]["output"]
+        if item.get("generation_token_ids")
+    ]
+
+
+@pytest.mark.parametrize("sampling", [(1.0, 1.0), VALIDATION], ids=["training", "validation"])
+async def test_08_sampling_is_forwarded_verbatim(sampling: tuple[float, float], world: World):
+    """NeMo-RL's server asserts that temperature and top_p are the recipe's, and wants the count of log-probs."""
+    row = example("math") | {"_ng_task_index": 800 + round(10 * sampling[0])}
+    row["responses_create_params"] |= {"temperature": sampling[0], "top_p": sampling[1]}
+    world.plan(row, Script([NO_TOOL, AT_ONCE]))
+    [(_, result)] = await world.run(row)
+    assert not result["mask_sample"]
+    calls = world.calls(row)
+    assert len(calls) == 2
+    for body in (call.body for call in calls):
+        assert (body["temperature"], body["top_p"], body["top_logprobs"]) == (*sampling, 0)
+        assert (body["logprobs"], body["return_tokens_as_token_ids"]) == (True, True)
+        assert "top_k" not in body
+
+
+async def test_09_rollout_stays_on_its_server(world: World):
+    gate = asyncio.Event()
+    rows = [example(name) | {"_ng_task_index": 900} for name in ENVIRONMENTS]
+    for row in rows:
+        world.plan(row, Script([NO_TOOL, NO_TOOL, NO_TOOL, AT_ONCE], at=0, gate=gate))
+    posted = asyncio.create_task(world.run(*rows))
+    await world.policy.waiting_of({row_digest(row) for row in rows})
+    gate.set()
+    answers = await posted
+    used: set[str] = set()
+    for row, (_, result) in zip(rows, answers, strict=True):
+        calls = world.calls(row)
+        assert {call.headers["x-session-id"] for call in calls} == {result["prorl_rollout_id"]}
+        assert len(calls) == 4
+        assert len({call.server for call in calls}) == 1
+        used.add(calls[0].server)
+    assert len(used) == 2
+
+
+async def test_09_fail_over_changes_the_server_and_no_token(world: World):
+    rows = [example("math") | {"_ng_task_index": 901 + index} for index in range(2)]
+    steps = [NO_TOOL, NO_TOOL, NO_TOOL, AT_ONCE]
+    world.plan(rows[0], Script(steps))
+    world.plan(rows[1], Script(steps, Fault.ONE_SERVER, at=2))
+    [(_, plain), (_, failed_over)] = [(await world.run(row))[0] for row in rows]
+    servers = [call.server for call in world.calls(rows[1])]
+    assert servers[0] == servers[1] != servers[2] == servers[3]
+    assert tokens(failed_over) == tokens(plain)
+    assert (failed_over["prorl_retries"], failed_over["mask_sample"]) == (0, False)
+
+
+async def test_11_rows_beyond_the_slots_wait_and_none_is_refused(world: World):
+    gate = asyncio.Event()
+    rows = [example("math") | {"_ng_task_index": 1100 + index} for index in range(200)]
+    for row in rows:
+        world.plan(row, Script([AT_ONCE], at=0, gate=gate))
+    posted = asyncio.create_task(world.run(*rows))
+    await world.policy.waiting_of({row_digest(row) for row in rows}, RUN_SLOTS)
+    assert not posted.done()
+    gate.set()
+    answers = await posted
+    assert Counter(status for status, _ in answers) == {200: len(rows)}
+    assert len({result["prorl_rollout_id"] for _, result in answers}) == len(rows)
+
+
+async def groups(world: World, answers: list[Answer]) -> list[str | None]:
+    """Return the group of each answer's rollout, as the service has it."""
+    async with world.client() as client:
+        listed = await client.rollouts("masking_agent", limit=1000)
+    known = {rollout.rollout_id: rollout.group_id for rollout in listed.rollouts}
+    return [known[result["prorl_rollout_id"]] for _, result in answers]
+
+
+async def post_quick(world: World, rows: list[dict[str, Any]]) -> list[str | None]:
+    for row in rows:
+        world.plan(row, Script([AT_ONCE]))
+    answers = await world.run(*rows)
+    assert {status for status, _ in answers} == {200}
+    return await groups(world, answers)
+
+
+async def test_12_group_of_synchronous_rows(world: World):
+    """Indices run over the whole batch, and nothing else tells the groups apart but the task."""
+    tasks = [example("math"), example("stem")]
+    found = await post_quick(
+        world, [task | {"_rowidx": i * GROUP_SIZE + r} for i, task in enumerate(tasks) for r in range(GROUP_SIZE)]
+    )
+    first, second = found[:GROUP_SIZE], found[GROUP_SIZE:]
+    assert (len(set(first)), len(set(second))) == (1, 1)
+    assert None not in found
+    assert first[0] != second[0]
+
+
+async def test_12_group_of_asynchronous_rows(world: World):
+    """The trainer numbers the groups: the same task has a group in each epoch."""
+    found = await post_quick(
+        world,
+        [
+            example("math") | {"_ng_task_index": 1200 + epoch, "_rowidx": r}
+            for epoch in range(2)
+            for r in range(GROUP_SIZE)
+        ],
+    )
+    first, second = found[:GROUP_SIZE], found[GROUP_SIZE:]
+    assert (len(set(first)), len(set(second))) == (1, 1)
+    assert None not in found
+    assert first[0] != second[0]
+
+
+async def test_12_group_of_single_controller_rows(world: World):
+    """One call posts one group, numbered from 0: a call for the same prompt is another group."""
+    rows = [example("code") | {"_rowidx": replica} for replica in range(GROUP_SIZE)]
+    first, second = [await post_quick(world, rows) for _ in range(2)]
+    assert (len(set(first)), len(set(second))) == (1, 1)
+    assert None not in first
+    assert first[0] != second[0]
+
+
+async def test_12_row_without_indices_has_no_group(world: World):
+    assert await post_quick(world, [example("math")]) == [None]
+
+
+async def test_13_runs_at_this_version_of_gym(world: World):
+    """By the way of this version: from 0.7 on through an environment server, before that to the agent."""
+    release = tuple(map(int, version("nemo-gym").split(".")[:2]))
+    assert ((0, 7) <= release) == HAS_RELAY
+    rows = [example(name) | {"_ng_task_index": 13} for name in ENVIRONMENTS]
+    answers = await world.run(*rows, agent="relay" if HAS_RELAY else "mask")
+    for status, result in answers:
+        check_result(result)
+        assert (status, result["reward"], result["mask_sample"]) == (200, 1.0, False)
+
+
+@pytest.mark.asyncio(loop_scope="function")  # it looks at every task of its loop
+async def test_15_ledger_one_terminal_state(tmp_path: Path):
+    """Over random submissions, cancels and crashes; ``Story`` checks every promise of the service on the way."""
+    story = Story(tmp_path / "ledger.db", 15)
+    await story.tell(300)
+    assert story.done["crash"] and story.done["cancel_ids"]
+    assert set(story.model.written) == set(story.model.promised)
+
+
+async def test_15_rows_of_a_killed_service_have_one_answer_each(world: World):
+    gate = asyncio.Event()
+    rows = [example("math") | {"_ng_task_index": 1500 + index} for index in range(60)]
+    for index, row in enumerate(rows):
+        world.plan(row, Script([NO_TOOL, AT_ONCE], gate=gate if index % 2 else None))
+    digests = {row_digest(row) for row in rows}
+    posted = asyncio.create_task(world.run(*rows))
+    held = await world.policy.waiting_of(digests, 30)
+    cancelled = random.Random(15).sample(held, 10)
+    async with world.client() as client:
+        assert sorted(await client.cancel(cancelled)) == sorted(cancelled)
+        world.servers.kill("rollouts")
+        gate.set()
+        await world.servers.start("rollouts")
+        answers = await posted
+        assert Counter(status for status, _ in answers) == {200: len(rows)}
+        ids = [result["prorl_rollout_id"] for _, result in answers]
+        assert len(set(ids)) == len(rows)
+        listed = (await client.rollouts("masking_agent", limit=1000)).rollouts
+        found = Counter(rollout.rollout_id for rollout in listed if rollout.rollout_id.partition("-")[0] in digests)
+        assert found == dict.fromkeys(ids, 1)
+        ends = {result["prorl_rollout_id"]: result["prorl_outcome"] for _, result in answers}
+        assert {name for name, end in ends.items() if end == "cancelled"} == set(cancelled)
+        assert set(ends.values()) == {"cancelled", "completed"}

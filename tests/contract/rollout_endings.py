@@ -31,11 +31,13 @@ class Ending(StrEnum):
     INIT_FAILED = "INIT failure"
     EVAL_FAILED = "EVAL failure"
     ENGINE_OUTAGE = "engine outage"
+    ENGINE_SILENT = "engine timeout"
 
 
 MEASURED = (Ending.SOLVED, Ending.WRONG, Ending.RUN_TIMEOUT, Ending.CONTEXT_FULL)
 """Endings that measure the policy: they have a reward and no mask."""
 UNMEASURED = tuple(ending for ending in Ending if ending not in MEASURED)
+NEVER_SAMPLED = (Ending.INIT_FAILED, Ending.ENGINE_SILENT)
 
 
 @cache
@@ -75,6 +77,7 @@ def row_that_ends(environment: str, ending: Ending, agent: str) -> dict[str, Any
     row["prorl"] = {"group_id": f"{agent}-{environment}", "group_size": len(Ending), "replica": place}
     limits = {
         Ending.RUN_TIMEOUT: {"run_seconds": 5.0},
+        Ending.ENGINE_SILENT: {"run_seconds": 1.0},
         Ending.EVAL_FAILED: {"eval_seconds": _AT_ONCE},
     }.get(ending, {})
     if ending is Ending.INIT_FAILED:
@@ -87,7 +90,7 @@ def row_that_ends(environment: str, ending: Ending, agent: str) -> dict[str, Any
 
 
 def script_of(environment: str, ending: Ending, gate: Any) -> Script:
-    """Return what the policy and the server do in that rollout."""
+    """Return what the policy and the server do in that rollout; the gate stays closed."""
     task = example(environment)["task"]
     sleeping = look(environment, "sleep 600", "import time; time.sleep(600)")
     match ending:
@@ -99,6 +102,8 @@ def script_of(environment: str, ending: Ending, gate: Any) -> Script:
             return Script([look(environment, "true", "1"), finish()], Fault.CONTEXT_FULL)
         case Ending.CANCELLED:
             return Script([look(environment, "true", "1"), finish()], gate=gate)
+        case Ending.ENGINE_SILENT:
+            return Script([finish()], at=0, gate=gate)
         case Ending.ENGINE_OUTAGE:
             return Script([look(environment, "true", "1"), finish()], Fault.OUTAGE)
         case _:

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(300)]
 import gym_needed  # noqa: E402, F401
 from conftest import Answer, World  # noqa: E402
 from policy_server import THOUGHTS, Script  # noqa: E402
-from rollout_endings import ENVIRONMENTS, MEASURED, UNMEASURED, Ending, example, finish, look  # noqa: E402
+from rollout_endings import ENVIRONMENTS, MEASURED, NEVER_SAMPLED, UNMEASURED, Ending, example, finish, look  # noqa: E402
 
 from prorl_gym.trainers.nemo_rl import check_group, check_result, first_prompt  # noqa: E402
 
@@ -83,11 +83,12 @@ async def test_04_ending_is_a_valid_row_where_failures_are_masked(name: str, end
     result = results[name, ending]
     assert result["mask_sample"] == (ending in UNMEASURED)
     assert (result["mask_reason"] is None) == (ending in MEASURED)
-    assert result["prorl_placeholder"] == (ending is Ending.INIT_FAILED)
+    assert result["prorl_placeholder"] == (ending in NEVER_SAMPLED)
     assert result["failure_kind"] == {
         Ending.CANCELLED: "cancelled",
         Ending.EVAL_FAILED: "prorl:stage_timeout",
         Ending.ENGINE_OUTAGE: "provider_unavailable",
+        Ending.ENGINE_SILENT: "provider_unavailable",
         Ending.INIT_FAILED: "prorl:stage_timeout" if name in ("swe", "taskdir") else "prorl:bad_row",
     }.get(ending)
     if ending in (Ending.SOLVED, Ending.WRONG):
@@ -135,3 +136,16 @@ async def test_10_context_overflow_ends_the_rollout_as_truncated(name: str, resu
     assert (result["prorl_outcome"], result["failure_kind"], result["mask_sample"]) == ("truncated", None, False)
     assert len(items(result)) == 1
     assert first_prompt(result) == first_prompt(results[name, Ending.SOLVED])
+
+
+@pytest.mark.parametrize(("agent", "status"), [("mask", 200), ("raise", 503)])
+async def test_10_first_prompt_beyond_the_context_is_no_reward_of_0(
+    agent: str, status: int, world: World, results: Results
+):
+    row = example("math") | {"_ng_task_index": 10, "prorl": {"settings": {"max_tokens": 20}}}
+    [(answered, result)] = await world.run(row, agent=agent)
+    assert answered == status, result
+    if agent == "mask":
+        check_result(result)
+        assert (result["failure_kind"], result["mask_sample"]) == ("prorl:prompt_too_long", True)
+        check_group([result, results["math", Ending.SOLVED]])

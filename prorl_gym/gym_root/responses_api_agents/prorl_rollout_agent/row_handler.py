@@ -4,8 +4,8 @@
 """Answers the rows of one agent: each becomes a rollout of the service, and its record a complete Gym result.
 
 A rollout that does not measure the policy (it failed for reasons the model did not cause, was cancelled, or sampled
-nothing) is masked, not an HTTP error (``on_failure: mask``). ``on_failure: raise`` answers 503 instead, for trainers that
-dispatch rows again and ignore masks.
+nothing) is masked, not an HTTP error (``on_failure: mask``). ``on_failure: raise`` answers 503 instead, for trainers
+that dispatch rows again and ignore masks.
 """
 
 import asyncio

@@ -1,43 +1,29 @@
-"""What the contract's tests share: the servers, started once, and an answer for each environment, ending and agent.
+"""What a trainer relies on, as 15 numbered items, over the servers that ship: ``test_01_...`` to ``test_15_...``.
 
-All tests of this folder run on one event loop, which serves the policy.
+The servers are started once, and the rows of every environment and ending are posted once; all tests of this folder run
+on one event loop, which serves the policy. To run them on another NeMo Gym, see ``.ci/gym-versions``.
+
+Elsewhere: that Gym starts and lists the servers by itself (``.ci/gym-versions``), that a model server keeps the session
+of other agents (``tests/gym/test_model_end_to_end.py``), rows of groups that were stopped early
+(``tests/gym/test_early_stop_served.py``), thousands of rows at once (``tests/gym/test_many_runs.py``).
 """
 
 import asyncio
 import inspect
-import shutil
-import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from fake_nemo_rl import renderer
-from gym_servers import ContractServers
-from gym_stack import post, stacked
-from policy_server import VALIDATION, PolicyCall, PolicyServer, Script, ScriptedPolicy
-from rollout_endings import ENVIRONMENTS, Ending, example, gold, row_that_ends, script_of
+from contract_world import Answer, World, open_world
+from rollout_endings import ENVIRONMENTS, Ending, row_that_ends, script_of
 
 import prorl_gym
-from prorl_gym.client import Client
-from prorl_gym.environments.playback import task_text
-from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.trainers.gym_request import row_digest
 
-Answer = tuple[int, dict[str, Any]]
-"""Status and body of an answer of ``/run``."""
 AGENTS = ("mask", "raise")
-_SHORT = "{{- '<|im_start|>' + message.role + '\\n' + message.content -}}"
-_STRIPPED = (
-    "{%- set content = message.content -%}"
-    "{%- if message.role == 'assistant' and not loop.last -%}"
-    "{%- set content = (content.split('</think>') | last).lstrip('\\n') -%}"
-    "{%- endif -%}"
-    "{{- '<|im_start|>' + message.role + '\\n' + content -}}"
-)
 
 
 def pytest_report_header() -> str:
@@ -59,66 +45,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
-def stripping_template(folder: Path) -> Path:
-    """Write the small tokenizer's template with one change: it leaves out the thoughts of earlier turns."""
-    plain = Path(prorl_gym.__file__).parent / "oracle/tokenizer/chat_template.jinja"
-    text = plain.read_text("utf-8")
-    assert text.count(_SHORT) == 1
-    path = folder / "stripping.jinja"
-    path.write_text(text.replace(_SHORT, _STRIPPED), "utf-8")
-    return path
-
-
-@dataclass
-class World:
-    """The servers and the policy."""
-
-    servers: ContractServers
-    policy: ScriptedPolicy
-
-    def plan(self, row: dict[str, Any], script: Script) -> None:
-        """Give the rollout of a row its script."""
-        self.policy.scripts[row_digest(row)] = script
-
-    async def run(self, *rows: dict[str, Any], agent: str = "mask") -> list[Answer]:
-        """Post rows to ``/run`` of an agent, all at once."""
-        return await post(self.servers.url(agent), rows)
-
-    def calls(self, row: dict[str, Any]) -> list[PolicyCall]:
-        """Return the calls of the only rollout of a row."""
-        (found,) = [calls for name, calls in self.policy.calls.items() if name.partition("-")[0] == row_digest(row)]
-        return found
-
-    def client(self) -> Client:
-        """Return a client of the service; a context manager."""
-        return Client(self.servers.url("rollouts") + "/service", token="unused")
-
-
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def world() -> AsyncIterator[World]:
-    folder = Path(tempfile.mkdtemp(prefix="g", dir="/tmp"))  # paths of sockets are short
-    try:
-        template = stripping_template(folder)
-        codec = load_codec("small", template)
-        policy = ScriptedPolicy(codec)
-        for name in ENVIRONMENTS:
-            policy.by_question[task_text(example(name)["task"])] = Script(gold(name))
-        server = {"render": renderer(codec), "eos": codec.terminator_id, "validation": VALIDATION, "policy": policy}
-        async with (
-            PolicyServer(max_model_len=65536, **server) as one,
-            PolicyServer(max_model_len=65536, **server) as two,
-        ):
-            with stacked(folder, ContractServers, engines=[one.url, two.url], template=template) as servers:
-                await servers.start()
-                yield World(servers, policy)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    async with open_world() as opened:
+        yield opened
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def answers(world: World) -> dict[tuple[str, str, Ending], Answer]:
     """An answer for each agent, environment and ending; the endings of an environment are one group."""
-    gate = asyncio.Event()  # stays closed: what waits for it is cancelled
+    gate = asyncio.Event()  # stays closed
     keys = [(agent, name, ending) for agent in AGENTS for name in ENVIRONMENTS for ending in Ending]
     rows = {key: row_that_ends(key[1], key[2], key[0]) for key in keys}
     for (_, name, ending), row in rows.items():

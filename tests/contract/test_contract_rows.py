@@ -10,7 +10,7 @@ import pytest
 pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(300)]
 
 import gym_needed  # noqa: E402, F401
-from conftest import Answer, World  # noqa: E402
+from contract_world import Answer, World  # noqa: E402
 from policy_server import THOUGHTS, Script  # noqa: E402
 from rollout_endings import ENVIRONMENTS, MEASURED, NEVER_SAMPLED, UNMEASURED, Ending, example, finish, look  # noqa: E402
 

@@ -12,7 +12,7 @@ import pytest
 pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(300)]
 
 import gym_needed  # noqa: E402, F401
-from conftest import Answer, World  # noqa: E402
+from contract_world import Answer, World  # noqa: E402
 from gym_servers import GROUP_SIZE, HAS_RELAY  # noqa: E402
 from policy_server import VALIDATION, Fault, Script  # noqa: E402
 from rollout_endings import ENVIRONMENTS, example, finish  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(300)]
 
 import gym_needed  # noqa: E402, F401
-from conftest import Answer, World  # noqa: E402
+from contract_world import Answer, World  # noqa: E402
 from gym_servers import GROUP_SIZE  # noqa: E402
 from nemo_rl_rules import (  # noqa: E402
     Sample,

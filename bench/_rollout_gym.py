@@ -39,7 +39,7 @@ class BenchStack(DemoStack):
         super().__init__(supervisor, folders)
         self.addresses: dict[str, str] = {}
 
-    def _write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
+    def write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
         head, *ports = free_ports(1 + len(_SERVERS))
         self._head_url = f"http://{HOST}:{head}"
         self.addresses = {name: f"http://{HOST}:{port}" for name, port in zip(_SERVERS, ports, strict=True)}

@@ -31,8 +31,8 @@ _CONNECT_SECONDS = 10.0
 """Seconds for a connection to be made."""
 
 _KEEP_SECONDS = 3.0
-"""Seconds after which an idle connection is not used again. The service (uvicorn) closes its own after 5: a call sent at
-that moment would be lost, and wait for its retry."""
+"""Seconds after which an idle connection is not used again. The service (uvicorn) closes its own after 5: a call sent
+at that moment would be lost, and wait for its retry."""
 
 _MAX_DELAY_SECONDS = 5.0
 """Longest pause in seconds before a retry, unless the service requests a longer one."""

@@ -4,6 +4,7 @@ It renders messages with whatever it is given and puts what the last assistant m
 to the N-th end-of-sequence token of its rendering, N being how many there are up to the last assistant turn.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +12,35 @@ from typing import Any
 from aiohttp import web
 from fake_server import FakeServer, falling, sampled
 
+from prorl_gym.inference.tokens.chat_codec import ChatCodec
+
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]], bool], list[int]]
 """Messages, tools, and whether the assistant is to speak next; to ids."""
 
 
 def three_ids(messages, tools, add_generation_prompt):
     return [5, 6, 7]
+
+
+def renderer(chat: ChatCodec, **options: Any) -> Render:
+    """Render as a server does that knows only strings: whatever spells a control token becomes one."""
+
+    def as_template(message: dict[str, Any]) -> dict[str, Any]:
+        kept = {key: value for key, value in message.items() if key in ("role", "content", "tool_call_id", "name")}
+        if "tool_calls" in message:
+            calls = [call["function"] for call in message["tool_calls"]]
+            kept["tool_calls"] = [
+                {"type": "function", "function": {"name": call["name"], "arguments": json.loads(call["arguments"])}}
+                for call in calls
+            ]
+        return kept
+
+    def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]], add_generation_prompt: bool) -> list[int]:
+        shown = [as_template(message) for message in messages]
+        text = chat.tokenizer.render(shown, tools, options, add_generation_prompt=add_generation_prompt)
+        return chat.tokenizer.encode_trusted(text)
+
+    return render
 
 
 @dataclass

@@ -1,11 +1,10 @@
 """NeMo-RL's chat route: exact tokens over messages, against a server that renders and splices as it does."""
 
-import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from fake_nemo_rl import FakeNemoRl
+from fake_nemo_rl import FakeNemoRl, renderer
 from token_codecs import ALL, TOOLS, codec
 
 from prorl_gym.errors import EngineError, FailureKind
@@ -16,27 +15,6 @@ from prorl_gym.testing.inference.engine_conformance import request
 
 FIRST = (Message(role="system", content="Be brief."), Message(role="user", content="What is 2 + 2?"))
 CALL = ToolCall(id="call_0", name="calc", arguments='{"term":"2+2"}')
-
-
-def renderer(chat, **options):
-    """Render as a server does that knows only strings: whatever spells a control token becomes one."""
-
-    def as_template(message):
-        kept = {key: value for key, value in message.items() if key in ("role", "content", "tool_call_id", "name")}
-        if "tool_calls" in message:
-            calls = [call["function"] for call in message["tool_calls"]]
-            kept["tool_calls"] = [
-                {"type": "function", "function": {"name": call["name"], "arguments": json.loads(call["arguments"])}}
-                for call in calls
-            ]
-        return kept
-
-    def render(messages, tools, add_generation_prompt):
-        shown = [as_template(message) for message in messages]
-        text = chat.tokenizer.render(shown, tools, options, add_generation_prompt=add_generation_prompt)
-        return chat.tokenizer.encode_trusted(text)
-
-    return render
 
 
 def spelt(chat, text, *, ended=True):

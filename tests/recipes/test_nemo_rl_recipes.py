@@ -9,21 +9,15 @@ import re
 import runpy
 import sys
 from collections.abc import Iterator
-from functools import cache
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
+from nemo_rl_recipes import FOLDER, MAKE, composed, written
 
 from prorl_gym._bootstrap import has_environment_servers
 from prorl_gym.cli.installation import server_roots
-
-REPOSITORY = Path(__file__).parents[2]
-FOLDER = REPOSITORY / "recipes/nemo_rl"
-MAKE = SimpleNamespace(**runpy.run_path(str(FOLDER / "make.py")))
 
 COMBINATIONS = list(product(MAKE.ALGORITHMS, MAKE.DOMAINS, MAKE.SIZES))
 WHOLE = [one for one in COMBINATIONS if one[0] != "sc"]
@@ -58,50 +52,8 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[str]:
         yield prefix
 
 
-@cache
-def written(*combination: str) -> dict[str, Any]:
-    return yaml.safe_load(MAKE.recipe(*combination))
-
-
 def file_keys(combination: tuple[str, str, str]) -> set[str]:
     return set(leaves(written(*combination)))
-
-
-def merged(base: Any, over: Any) -> Any:
-    if isinstance(base, dict) and isinstance(over, dict):
-        return {key: merged(base.get(key), over.get(key, base.get(key))) for key in {**base, **over}}
-    return over
-
-
-@cache
-def composed(combination: tuple[str, str, str]) -> dict[str, Any]:
-    """What NeMo-RL's loader makes of a recipe: ``defaults`` merged, references resolved."""
-    config = written(*combination)
-    if "defaults" in config:
-        assert config["defaults"] == MAKE.recipe_name("async_grpo", *combination[1:]) + ".yaml"
-        config = merged(written("async_grpo", *combination[1:]), config)
-    return resolved(config, config)
-
-
-def resolved(tree: Any, root: dict[str, Any]) -> Any:
-    if isinstance(tree, dict):
-        return {key: resolved(value, root) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [resolved(value, root) for value in tree]
-    return reference(tree, root) if isinstance(tree, str) and tree.startswith("${") else tree
-
-
-def reference(text: str, root: dict[str, Any]) -> Any:
-    """Resolve what the recipes use: a path, and the product of two terms."""
-    if product_of := re.fullmatch(r"\$\{mul:(.+), *(.+)\}", text):
-        first, second = (int(resolved(term, root)) for term in product_of.groups())
-        return first * second
-    if text.startswith("${."):
-        return None  # relative: the sampling of validation
-    value: Any = root
-    for key in text.removeprefix("${").removesuffix("}").split("."):
-        value = value[key]
-    return resolved(value, root)
 
 
 def agents(config: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests/recipes", "tests/inference/engines") if __name__ == "__main__"]
@@ -40,12 +41,14 @@ class ScriptedNemoRl(FakeNemoRl):
 
     policy: OraclePolicy = field(kw_only=True)
     broken: str = ""
-    """Calls in whose first user message this stands are answered with 500."""
+    """Every other rollout with this text in a message gets no answer but 500."""
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        if self.broken and self.broken in body["messages"][1]["content"]:
-            return self.refuse(500)
+        session = request.headers["X-Session-ID"]
+        if self.broken and any(self.broken in str(message["content"]) for message in body["messages"]):
+            if crc32(session.encode()) % 2:
+                return self.refuse(500)
         return await super()._chat(request)
 
     def prompt(self, body: dict[str, Any]) -> list[int]:
@@ -59,6 +62,14 @@ def example_rows(name: str, count: int, agent: str = "") -> list[dict[str, Any]]
     file = ROOT / f"environments/prorl_{name}/data/example.jsonl"
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:count]]
     return [row | {"agent_ref": row["agent_ref"] | {"name": agent or f"prorl_{name}_agent"}} for row in rows]
+
+
+def failing_rows(name: str) -> tuple[list[dict[str, Any]], str]:
+    """Rows of which one is cut short, one is not of the environment, and one has text on which engines are to fail."""
+    cut, bad, lost, *_ = example_rows(name, 5)[2:]
+    cut["prorl"] = {"settings": {"max_turns": 1}}
+    bad["task"] = {"id": "no such task"}
+    return [cut, bad, lost], lost["responses_create_params"]["input"][1]["content"]
 
 
 def stamped(prompts: Sequence[Mapping[str, Any]], most_tokens: int, samples: int = SAMPLES) -> list[dict[str, Any]]:
@@ -90,7 +101,7 @@ async def run_recipe(
         folder: for files; Ray's sockets lie below, so its path must be short.
         python: an interpreter in an environment with NeMo Gym and prorl-gym.
         solve_rate: share of the rollouts that the model solves.
-        broken: text in the prompts that the engines fail on.
+        broken: text in the prompts of which the engines fail every other rollout.
         overrides: keys below ``env.nemo_gym``, as NeMo-RL's command line sets them.
     """
     config = composed(combination)
@@ -152,11 +163,13 @@ async def _drive(folder: Path, python: str) -> None:
 
 
 def main(algorithm: str, domain: str, output: str, python: str = sys.executable) -> None:
-    """Write what a recipe answers to two example rows of each of its environments."""
-    prompts = [row for name in MAKE.DOMAINS[domain].environments for row in example_rows(name, 2)]
+    """Write what a recipe answers to two example rows of each environment, and to rows of the first that fail."""
+    names = MAKE.DOMAINS[domain].environments
+    failing, broken = failing_rows(names[0])
+    prompts = [*(row for name in names for row in example_rows(name, 2)), *failing]
     folder = Path(tempfile.mkdtemp(prefix="n", dir="/tmp"))
     try:
-        answers = asyncio.run(run_recipe((algorithm, domain, "4b"), prompts, folder, python=python))
+        answers = asyncio.run(run_recipe((algorithm, domain, "4b"), prompts, folder, python=python, broken=broken))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     Path(output).write_text("".join(json.dumps(answer) + "\n" for answer in answers), encoding="utf-8")

@@ -18,7 +18,7 @@ from typing import Any
 from zlib import crc32
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / folder) for folder in ("tests/recipes", "tests/inference/engines") if __name__ == "__main__"]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests/recipes", "tests/inference/engines")]
 
 from aiohttp import web  # noqa: E402
 from fake_nemo_rl import FakeNemoRl, renderer  # noqa: E402
@@ -30,6 +30,7 @@ from prorl_gym.cli.installation import link_venvs  # noqa: E402
 from prorl_gym.inference.tokens.template_check import load_codec  # noqa: E402
 from prorl_gym.oracle.oracle_policy import OraclePolicy  # noqa: E402
 from prorl_gym.oracle.row_index import example_files, load_rows  # noqa: E402
+from prorl_gym.sandbox.syscalls import set_child_subreaper  # noqa: E402
 
 HOST = "127.0.0.1"
 SAMPLES = 8
@@ -57,11 +58,10 @@ class ScriptedNemoRl(FakeNemoRl):
         return prompt
 
 
-def example_rows(name: str, count: int, agent: str = "") -> list[dict[str, Any]]:
-    """The first example rows of an environment, for an agent."""
+def example_rows(name: str, count: int) -> list[dict[str, Any]]:
+    """The first example rows of an environment."""
     file = ROOT / f"environments/prorl_{name}/data/example.jsonl"
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:count]]
-    return [row | {"agent_ref": row["agent_ref"] | {"name": agent or f"prorl_{name}_agent"}} for row in rows]
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:count]]
 
 
 def failing_rows(name: str) -> tuple[list[dict[str, Any]], str]:
@@ -72,9 +72,9 @@ def failing_rows(name: str) -> tuple[list[dict[str, Any]], str]:
     return [cut, bad, lost], lost["responses_create_params"]["input"][1]["content"]
 
 
-def stamped(prompts: Sequence[Mapping[str, Any]], most_tokens: int, samples: int = SAMPLES) -> list[dict[str, Any]]:
+def stamped(prompts: Sequence[Mapping[str, Any]], most_tokens: int) -> list[dict[str, Any]]:
     """The rows of a synchronous step as NeMo-RL posts them: each prompt repeated, sampling and place written in."""
-    rows = [json.loads(json.dumps(prompt)) for prompt in prompts for _ in range(samples)]
+    rows = [json.loads(json.dumps(prompt)) for prompt in prompts for _ in range(SAMPLES)]
     for index, row in enumerate(rows):
         params = row["responses_create_params"]
         params["temperature"], params["top_p"] = 1.0, 1.0
@@ -88,10 +88,8 @@ async def run_recipe(
     prompts: Sequence[Mapping[str, Any]],
     folder: Path,
     *,
-    python: str = sys.executable,
-    solve_rate: float = 0.5,
-    broken: str = "",
-    overrides: Mapping[str, Any] | None = None,
+    python: str,
+    broken: str,
 ) -> list[dict[str, Any]]:
     """Start the servers of a recipe, post a step of rows, and return the answers.
 
@@ -100,24 +98,17 @@ async def run_recipe(
         prompts: rows, each of which is sampled ``SAMPLES`` times.
         folder: for files; Ray's sockets lie below, so its path must be short.
         python: an interpreter in an environment with NeMo Gym and prorl-gym.
-        solve_rate: share of the rollouts that the model solves.
         broken: text in the prompts of which the engines fail every other rollout.
-        overrides: keys below ``env.nemo_gym``, as NeMo-RL's command line sets them.
     """
     config = composed(combination)
     codec = load_codec("small")
-    policy = OraclePolicy(codec, load_rows(example_files()), solve_rate=solve_rate, seed=3)
+    policy = OraclePolicy(codec, load_rows(example_files()), solve_rate=0.5, seed=3)
     length = config["policy"]["max_total_sequence_length"]
     options = {"render": renderer(codec), "eos": codec.terminator_id, "max_model_len": length}
     async with AsyncExitStack() as stack:
         servers = [ScriptedNemoRl(policy=policy, broken=broken, **options) for _ in range(2)]
         urls = [(await stack.enter_async_context(server)).url for server in servers]
         section = {key: value for key, value in config["env"]["nemo_gym"].items() if key != "is_trajectory_collection"}
-        for path, value in (overrides or {}).items():
-            place, (*way, last) = section, path.split(".")
-            for key in way:
-                place[key] = place = dict(place[key])
-            place[last] = value
         (head,) = free_ports(1)
         link_venvs(folder / "venvs", Path(python).parent.parent)
         section |= {  # what NeMo-RL injects; the tokenizer is the one thing that is not the model's
@@ -164,6 +155,7 @@ async def _drive(folder: Path, python: str) -> None:
 
 def main(algorithm: str, domain: str, output: str, python: str = sys.executable) -> None:
     """Write what a recipe answers to two example rows of each environment, and to rows of the first that fail."""
+    set_child_subreaper()
     names = MAKE.DOMAINS[domain].environments
     failing, broken = failing_rows(names[0])
     prompts = [*(row for name in names for row in example_rows(name, 2)), *failing]

@@ -171,24 +171,26 @@ class BatchCheck:
         train = self._train_batch(batch)
         self._check_batch(train, kept)
         self._check_advantages(batch, train, kept)
-        masked = sum(bool(self._results[index]["mask_sample"]) for index in kept)
-        assert int((train["sample_mask"] == 0).sum()) == masked
+        masked = self._check_masks(train, kept)
         return {"rows": len(self._results), "trained on": len(kept), "of these masked": masked}
 
     def check_async(self) -> dict[str, int]:
-        """Check the asynchronous trainer's stream of groups."""
+        """Check the asynchronous trainer's stream of groups, and the batch of each."""
+        starts = range(0, len(self._results), self._samples)
+        start_of = {tuple(_first_prompt(self._results[start])): start for start in starts}
+        assert len(start_of) == len(starts)
 
-        async def groups() -> int:
-            done = 0
-            rollouts = run_async_nemo_gym_rollout(**self._rollout, num_generations=self._samples)
-            async for group in rollouts:
-                assert len(group.input_ids.unique(dim=0)) == 1
-                done += 1
-            return done
+        async def check_groups() -> None:
+            async for group in run_async_nemo_gym_rollout(**self._rollout, num_generations=self._samples):
+                (prompt,) = {tuple(log[0]["token_ids"].tolist()) for log in group.final_batch["message_log"]}
+                start = start_of.pop(prompt)
+                train = self._train_batch(group.final_batch)
+                self._check_batch(train, range(start, start + self._samples))
+                self._check_masks(train, range(start, start + self._samples))
 
-        count = asyncio.run(groups())
-        assert count == len(self._results) // self._samples
-        return {"groups": count}
+        asyncio.run(check_groups())
+        assert not start_of
+        return {"groups": len(starts)}
 
     def check_single_controller(self) -> dict[str, int]:
         """Check what the SingleController makes of each prompt; it has no masks."""
@@ -250,6 +252,12 @@ class BatchCheck:
             assert train["token_mask"][place][:length].tolist() == mask
             assert torch.allclose(train["generation_logprobs"][place][:length], torch.tensor(logprobs))
 
+    def _check_masks(self, train: Any, kept: Sequence[int]) -> int:
+        """Compare which rows have no loss; return their number."""
+        masked = [bool(self._results[index]["mask_sample"]) for index in kept]
+        assert (train["sample_mask"] == 0).tolist() == masked
+        return sum(masked)
+
     def _check_advantages(self, batch: Any, train: Any, kept: Sequence[int]) -> None:
         prompts, _ = batched_message_log_to_flat_message(
             extract_initial_prompt_messages(batch["message_log"], batch["length"]),
@@ -259,8 +267,11 @@ class BatchCheck:
         estimator = _create_advantage_estimator(self._config)
         advantages = estimator.compute_advantage(prompts["token_ids"], rewards, train["token_mask"])
         for start in range(0, len(kept), self._samples):
-            group = rewards[start : start + self._samples]
-            assert ((advantages[start : start + self._samples, 0] > 0) == (group > group.mean())).all()
+            distance = rewards[start : start + self._samples] - rewards[start : start + self._samples].mean()
+            got = advantages[start : start + self._samples, 0]
+            is_off = distance.abs() > 1e-6
+            assert torch.equal(got[is_off] > 0, distance[is_off] > 0)
+            assert (got[~is_off].abs() < 1e-3).all()  # failed members stand at the mean of the others
 
 
 def _flat(result: dict[str, Any]) -> tuple[list[int], list[int], list[float]]:
@@ -275,6 +286,10 @@ def _flat(result: dict[str, Any]) -> tuple[list[int], list[int], list[float]]:
             mask += [0] * len(new) + [1] * len(sampled)
             logprobs += [0.0] * len(new) + item["generation_log_probs"]
     return ids, mask, logprobs
+
+
+def _first_prompt(result: dict[str, Any]) -> list[int]:
+    return next(item for item in result["response"]["output"] if item.get("generation_token_ids"))["prompt_token_ids"]
 
 
 def whole_groups(answers: Sequence[Answer], config: Any) -> list[Answer]:

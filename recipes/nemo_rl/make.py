@@ -136,6 +136,7 @@ def write(folder: Path, combination: Sequence[str]) -> list[Path]:
     """Write a recipe, and what it builds on; return the files."""
     algorithm, *rest = combination
     below = write(folder, ("async_grpo", *rest)) if algorithm == "sc" else []
+    folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{recipe_name(*combination)}.yaml"
     file.write_text(recipe(*combination), encoding="utf-8")
     return [*below, file]

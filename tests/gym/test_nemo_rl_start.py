@@ -14,7 +14,7 @@ from gym_needed import need
 
 from prorl_gym.trainers.nemo_rl import check_group, check_result
 
-pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SAMPLES = 8
 
@@ -23,7 +23,7 @@ def answers_of(algorithm: str, domain: str, file: Path) -> list[dict[str, Any]]:
     need("nemo_gym", "run `make setup`")
     program = Path(__file__).with_name("nemo_rl_start.py")
     subprocess.run(
-        [sys.executable, str(program), algorithm, domain, str(file)], check=True, stdin=subprocess.DEVNULL, timeout=450
+        [sys.executable, str(program), algorithm, domain, str(file)], check=True, stdin=subprocess.DEVNULL, timeout=850
     )
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 

@@ -73,9 +73,10 @@ def test_committed_recipes_are_those_of_the_template():
 
 
 def test_overlay_is_written_with_what_it_builds_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "argv", ["make.py", "sc", "swe", "8b", "--output", str(tmp_path)])
+    folder = tmp_path / "new"
+    monkeypatch.setattr(sys, "argv", ["make.py", "sc", "swe", "8b", "--output", str(folder)])
     runpy.run_path(str(FOLDER / "make.py"), run_name="__main__")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["async_grpo_swe_qwen3_8b.yaml", "sc_swe_qwen3_8b.yaml"]
+    assert sorted(file.name for file in folder.iterdir()) == ["async_grpo_swe_qwen3_8b.yaml", "sc_swe_qwen3_8b.yaml"]
 
 
 @named(WHOLE)

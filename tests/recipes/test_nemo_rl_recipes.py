@@ -1,37 +1,52 @@
+"""Every recipe that ``recipes/nemo_rl/make.py`` can write: its keys, and the rules of NeMo-RL that no key shows.
+
+The lists below ``nemo_rl_keys`` are those of NeMo-RL's own recipes: ``gym`` is what GRPO, DAPO and asynchronous GRPO
+build on, ``native`` and ``single_controller`` (an overlay over it) are what the SingleController's overlay builds on.
+``recipes/nemo_rl/check.py`` validates the recipes by NeMo-RL's own code.
+"""
+
+import re
+import runpy
+import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from nemo_rl_recipes import FOLDER, MAKE, composed, written
 
 from prorl_gym._bootstrap import has_environment_servers
 from prorl_gym.cli.installation import server_roots
 
-REPOSITORY = Path(__file__).parents[2]
-RECIPES = sorted((REPOSITORY / "recipes/nemo_rl").glob("*.yaml"))
-BASE_KEYS = {
-    line
-    for line in (Path(__file__).parent / "nemo_rl_base_keys.txt").read_text().splitlines()
-    if line and not line.startswith("#")
-}
+COMBINATIONS = list(product(MAKE.ALGORITHMS, MAKE.DOMAINS, MAKE.SIZES))
+WHOLE = [one for one in COMBINATIONS if one[0] != "sc"]
+OVERLAYS = [one for one in COMBINATIONS if one[0] == "sc"]
+ON_GYM = [one for one in COMBINATIONS if one[2] == "4b" and (one[0] == "dapo" or one[1] == "blend")]
+"""Each domain and each algorithm; the size changes nothing that NeMo Gym reads."""
 
 # Why a recipe's keys may differ from the base recipe's.
-ADDED = {
-    "env.nemo_gym.use_absolute_ip",  # sandboxes and other nodes call back
-    "env.nemo_gym.prorl_math_agent.responses_api_agents.prorl_rollout_agent.num_generations",  # of our own server
-    "env.nemo_gym.prorl_service.inference.engine",  # NeMo-RL's server takes messages, no ids
-}
 DROPPED = {
     "env.nemo_gym.code_gen.resources_servers.code_gen.num_processes",  # configures a server that we do not use
     # of the base recipe's model only:
     "env.nemo_gym.policy_model.responses_api_models.vllm_model.extra_body.chat_template_kwargs.enable_thinking",
     "policy.generation.vllm_kwargs.mamba_ssm_cache_dtype",
 }
+ADDED = {
+    "env.nemo_gym.use_absolute_ip",  # sandboxes and other nodes call back
+    "env.nemo_gym.skip_venv_if_present",  # our servers run in an environment that has prorl-gym
+    "policy.megatron_cfg.moe_per_layer_logging",  # NeMo-RL's configuration model requires what its recipe lacks
+}
+OUR_SERVERS = re.compile(r"env\.nemo_gym\.prorl_\w+\.")
 
 
-def load(recipe: Path) -> dict[str, Any]:
-    return yaml.safe_load(recipe.read_text())
+def named(combinations: list[tuple[str, str, str]]) -> Any:
+    return pytest.mark.parametrize("combination", combinations, ids="-".join)
+
+
+def base_keys(name: str) -> set[str]:
+    lines = (Path(__file__).parent / f"nemo_rl_keys/{name}.txt").read_text().splitlines()
+    return {line for line in lines if not line.startswith("#")}
 
 
 def leaves(tree: Any, prefix: str = "") -> Iterator[str]:
@@ -42,46 +57,174 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[str]:
         yield prefix
 
 
-def test_there_is_a_recipe():
-    assert [recipe.name for recipe in RECIPES] == ["dapo_math_qwen3_4b.yaml"]
+def file_keys(combination: tuple[str, str, str]) -> set[str]:
+    return set(leaves(written(*combination)))
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
-def test_key_set_is_that_of_the_base_recipe(recipe: Path):
-    keys = set(leaves(load(recipe)))
-    assert keys - BASE_KEYS == ADDED
-    assert BASE_KEYS - keys == DROPPED
+def agents(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    section = config["env"]["nemo_gym"]
+    named_agents = {name: block for name, block in section.items() if name.endswith("_agent")}
+    return {name: block["responses_api_agents"]["prorl_rollout_agent"] for name, block in named_agents.items()}
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
-def test_what_gym_demands_of_the_trainer(recipe: Path):
-    config = load(recipe)
-    vllm = config["policy"]["generation"]["vllm_cfg"]
-    assert vllm["async_engine"] is True
-    assert vllm["expose_http_server"] is True
+def test_committed_recipes_are_those_of_the_template():
+    wanted = {MAKE.recipe_name(*one) + ".yaml": MAKE.recipe(*one) for one in MAKE.COMMITTED}
+    assert {file.name: file.read_text(encoding="utf-8") for file in FOLDER.glob("*.yaml")} == wanted
+
+
+def test_overlay_is_written_with_what_it_builds_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "new"
+    monkeypatch.setattr(sys, "argv", ["make.py", "sc", "swe", "8b", "--output", str(folder)])
+    runpy.run_path(str(FOLDER / "make.py"), run_name="__main__")
+    assert sorted(file.name for file in folder.iterdir()) == ["async_grpo_swe_qwen3_8b.yaml", "sc_swe_qwen3_8b.yaml"]
+
+
+@named(WHOLE)
+def test_keys_are_those_of_the_base_recipe(combination: tuple[str, str, str]):
+    keys, base = file_keys(combination), base_keys("gym")
+    assert base - keys == DROPPED
+    added = {key for key in keys - base if not OUR_SERVERS.match(key)}
+    assert added == ADDED
+
+
+@named(OVERLAYS)
+def test_keys_of_the_overlay_are_those_of_its_base_recipes(combination: tuple[str, str, str]):
+    keys = file_keys(combination) - base_keys("native") - base_keys("single_controller") - {"defaults"}
+    assert all(OUR_SERVERS.match(key) and key.endswith(".on_failure") for key in keys)
+
+
+@named(COMBINATIONS)
+def test_published_hyper_parameters(combination: tuple[str, str, str]):
+    config = composed(combination)
+    assert (config["grpo"]["num_prompts_per_step"], config["grpo"]["num_generations_per_prompt"]) == (32, 8)
+    optimizer = config["policy"]["megatron_cfg"]["optimizer"]
+    assert optimizer["lr"] == optimizer["min_lr"] == 1e-6
+    assert config["loss_fn"]["reference_policy_kl_penalty"] == (0 if combination[0] == "dapo" else 1e-4)
+    is_synchronous = combination[0] in ("grpo", "dapo")
+    assert config["policy"]["train_global_batch_size"] == (64 if is_synchronous else 256)
+
+
+@named(COMBINATIONS)
+def test_turns_and_tokens_belong_to_the_rollout(combination: tuple[str, str, str]):
+    config = composed(combination)
+    assert config["grpo"]["max_rollout_turns"] == 1
+    length = config["policy"]["max_total_sequence_length"]
+    for agent in agents(config).values():
+        assert agent["settings"]["max_turns"] == 50
+        assert agent["settings"]["max_tokens"] == length
+    assert config["policy"]["generation"]["vllm_cfg"]["max_model_len"] == length
+
+
+@named(COMBINATIONS)
+def test_what_gym_demands_of_the_trainer(combination: tuple[str, str, str]):
+    config = composed(combination)
+    generation = config["policy"]["generation"]
+    assert generation["vllm_cfg"]["async_engine"] is True
+    assert generation["vllm_cfg"]["expose_http_server"] is True
+    assert (generation["stop_strings"], generation["stop_token_ids"], generation["top_k"]) == (None, None, None)
     assert config["grpo"]["max_val_samples"] is None
-    assert config["policy"]["generation"]["stop_strings"] is None
+    # NeMo-RL writes its sampling into the rows, and its server asserts it: the agents' settings must not.
+    assert all(not {"temperature", "top_p"} & set(agent["settings"]) for agent in agents(config).values())
+
+
+@named(COMBINATIONS)
+def test_groups_are_the_trainers(combination: tuple[str, str, str]):
+    for name, agent in agents(composed(combination)).items():
+        is_training = "validation" not in name
+        assert agent.get("num_generations") == (8 if is_training else None)
+        assert agent.get("evaluation", False) is not is_training
+
+
+@named(COMBINATIONS)
+def test_dapo_is_synchronous_and_stops_early_only_with_dynamic_sampling(combination: tuple[str, str, str]):
+    config = composed(combination)
+    grpo, is_dapo = config["grpo"], combination[0] == "dapo"
+    assert grpo["use_dynamic_sampling"] is is_dapo
+    assert grpo["batch_multiplier"] == (2 if is_dapo else 1)  # NeMo-RL asserts 1 without dynamic sampling
+    assert grpo["use_leave_one_out_baseline"] is not is_dapo  # its deviation is per row: the filter would split groups
+    assert grpo["overlong_filtering"] is is_dapo
+    for agent in agents(config).values():
+        early = agent.get("early_stop")
+        assert agent.get("mask_truncated", False) is (is_dapo and not agent.get("evaluation", False))
+        stops = is_dapo and combination[1] != "blend" and not agent.get("evaluation", False)
+        assert (early is not None) is stops
+        assert early is None or early["informative_groups"] == grpo["num_prompts_per_step"]
+
+
+@named(COMBINATIONS)
+def test_reference_log_probs_are_computed_for_a_kl_penalty(combination: tuple[str, str, str]):
+    config = composed(combination)
+    penalty = config["loss_fn"]["reference_policy_kl_penalty"]
+    assert config["grpo"]["skip_reference_policy_logprobs_calculation"] is (penalty == 0)
+
+
+@named(COMBINATIONS)
+def test_asynchronous_training_has_engines_of_its_own_and_corrects(combination: tuple[str, str, str]):
+    config = composed(combination)
+    is_async = combination[0] in ("async_grpo", "sc")
+    generation, cluster = config["policy"]["generation"], config["cluster"]
+    assert config["loss_fn"]["use_importance_sampling_correction"] is is_async
+    assert generation["colocated"]["enabled"] is not is_async
+    assert config["env"]["nemo_gym"]["prorl_service"]["inference"]["engine"] == "chat_prefix"
+    gpus, nodes = cluster["gpus_per_node"], cluster["num_nodes"]
+    resources = generation["colocated"]["resources"]
+    if not is_async:
+        train = gpus * nodes
+        assert resources == {"gpus_per_node": None, "num_nodes": None}
+    elif nodes == 1:
+        train = gpus - resources["gpus_per_node"]
+        assert resources["num_nodes"] == 1
+    else:
+        train = gpus * (nodes - resources["num_nodes"])
+        assert resources["gpus_per_node"] == gpus
+    assert 0 < train
+    replicas, rest = divmod(train, config["policy"]["megatron_cfg"]["tensor_model_parallel_size"])
+    assert rest == 0
+    assert config["policy"]["train_global_batch_size"] % replicas == 0
+
+
+@named(OVERLAYS)
+def test_single_controller_sees_no_masks_and_has_one_update_a_step(combination: tuple[str, str, str]):
+    config = composed(combination)
+    grpo = config["grpo"]
+    assert grpo["async_grpo"] is None
+    assert grpo["val_period"] == 0
+    assert config["data"]["validation"] is None
+    assert config["checkpointing"]["metric_name"] is None
+    assert config["data_plane"]["enabled"] is True
+    batch = grpo["num_prompts_per_step"] * grpo["num_generations_per_prompt"]
+    assert config["policy"]["train_global_batch_size"] == batch
+    window = (config["async_rl"]["sampler"]["max_lookahead_versions"] + 1) * grpo["num_prompts_per_step"]
+    assert config["async_rl"]["max_buffered_rollouts"] >= window  # fewer would deadlock it
+    for agent in agents(config).values():
+        assert agent.get("on_failure") == (None if agent.get("evaluation") else "raise")
+        assert not agent.get("mask_truncated", False)
+        assert "mask_overlong" not in agent["settings"]
+
+
+@named(WHOLE)
+def test_other_trainers_get_masked_rows(combination: tuple[str, str, str]):
+    config = composed(combination)
+    assert config["env"]["should_mask_flagged_samples"] is True
+    assert all("on_failure" not in agent for agent in agents(config).values())
 
 
 @pytest.mark.gym
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
-def test_gym_config_resolves(recipe: Path):
-    paths = load(recipe)["env"]["nemo_gym"]["config_paths"]
-    missing = [path for path in paths if not any((root / path).is_file() for root in server_roots())]
-    assert not missing
-
-
-def composed(recipe: Path) -> tuple[Any, Any]:
-    """Return Gym's parser and what it makes of the recipe's section."""
+@named(ON_GYM)
+def test_gym_composes_the_servers_of_the_recipe(combination: tuple[str, str, str]):
     from nemo_gym.global_config import GlobalConfigDictParser, GlobalConfigDictParserConfig
     from omegaconf import OmegaConf
 
-    section = load(recipe)["env"]["nemo_gym"]
-    section.pop("is_trajectory_collection")
-    section["prorl_math_agent"]["responses_api_agents"]["prorl_rollout_agent"]["num_generations"] = 8
+    from prorl_gym.gym_root.resources_servers.prorl_rollout.embedded_service import service_config
+    from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.app import ProrlRolloutAgentConfig
+
+    section = dict(composed(combination)["env"]["nemo_gym"])
+    del section["is_trajectory_collection"]  # NeMo-RL's own
+    for path in section["config_paths"]:
+        assert any((root / path).is_file() for root in server_roots())
     injected = {"policy_base_url": ["http://127.0.0.1:1/v1"], "policy_model_name": "m", "policy_api_key": "k"}
     parser = GlobalConfigDictParser()
-    resolved = parser.parse(
+    config = parser.parse(
         GlobalConfigDictParserConfig(
             initial_global_config_dict=OmegaConf.create(section | injected),
             skip_load_from_cli=True,
@@ -89,28 +232,20 @@ def composed(recipe: Path) -> tuple[Any, Any]:
             offline=True,
         )
     )
-    return parser, resolved
-
-
-@pytest.mark.gym
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
-def test_gym_composes_the_servers_of_the_recipe(recipe: Path):
-    parser, resolved = composed(recipe)
-    servers = {server.name for server in parser.filter_for_server_instance_configs(resolved)}
-    assert {"policy_model", "prorl_rollout", "prorl_math_agent"} <= servers
-    assert ("prorl_math_environment_server" in servers) == has_environment_servers()
-    assert resolved.prorl_rollout.resources_servers.prorl_rollout.engines == ["http://127.0.0.1:1/v1"]
-
-
-@pytest.mark.gym
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
-def test_rollout_service_speaks_to_nemo_rl_s_own_server(recipe: Path):
-    from omegaconf import OmegaConf
-
-    from prorl_gym.gym_root.resources_servers.prorl_rollout.embedded_service import service_config
-
-    _, resolved = composed(recipe)
-    rollout = resolved.prorl_rollout.resources_servers.prorl_rollout
+    instances = {server.name for server in parser.filter_for_server_instance_configs(config)}
+    names = MAKE.DOMAINS[combination[1]].environments
+    assert {"policy_model", "prorl_rollout"} <= instances
+    for name in names:
+        assert {f"prorl_{name}_agent", f"prorl_{name}_validation_agent"} <= instances
+        assert (f"prorl_{name}_environment_server" in instances) == has_environment_servers()
+        for agent in (f"prorl_{name}_agent", f"prorl_{name}_validation_agent"):
+            block: Any = OmegaConf.to_container(config[agent].responses_api_agents.prorl_rollout_agent, resolve=True)
+            profile = ProrlRolloutAgentConfig(**block, name=agent).profile()
+            assert profile.settings.max_turns == 50
+            assert (profile.early_stop is not None) == ("early_stop" in block)
+    rollout = config.prorl_rollout.resources_servers.prorl_rollout
+    assert rollout.engines == ["http://127.0.0.1:1/v1"]
     service = OmegaConf.to_container(rollout.service, resolve=True)
-    config = service_config(list(rollout.engines), rollout.model, "small", service)
-    assert config.inference.engine == "chat_prefix"
+    checked = service_config(list(rollout.engines), rollout.model, "small", service)
+    assert checked.inference.engine == "chat_prefix"
+    assert checked.runner.run == MAKE.DOMAINS[combination[1]].running

@@ -1,11 +1,16 @@
-"""The launchers of ``recipes/trainers``: each makes its trainer's own objects out of what a service answers.
+"""The launchers of ``recipes/trainers``: each makes its trainer's own objects out of what a service answers; and the
+programs of ``docs/migration.md``.
 
 The service is a stand-in: its records end as a test says. Each launcher runs where its trainer can be imported
 (``.ci/trainers`` installs TRL, verl and verifiers; slime, SkyRL and AReaL need a checkout on ``PYTHONPATH``).
 """
 
 import asyncio
+import json
+import re
 import runpy
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -18,6 +23,7 @@ from aiohttp import web
 from rollout_samples import PROMPT, failed, rollout
 from trainer_samples import IDS, MASK, scored, two_segments
 
+from prorl_gym.environments import registry
 from prorl_gym.records import Rollout
 
 RECIPES = Path(__file__).parents[2] / "recipes/trainers"
@@ -150,3 +156,34 @@ async def test_areals_workflow_returns_tensors_or_rejects(start: Start):
     assert found["input_ids"].tolist() == [IDS, IDS]
     assert found["loss_mask"].tolist() == [MASK, [0] * 8]
     assert await workflow.arun_episode(None, TASK) is None
+
+
+def migration_block(containing: str) -> str:
+    page = (RECIPES.parents[1] / "docs/migration.md").read_text("utf-8")
+    return next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if containing in block)
+
+
+async def test_the_loop_of_the_migration_page_returns_trajectories_by_group(start: Start):
+    service = start(rollout(), failed(), two_segments(), rollout())
+    names: dict[str, Any] = {}
+    exec(migration_block("def roll_out"), names)
+    found = await asyncio.to_thread(names["roll_out"], "run", 3, [TASK, TASK], 2)
+    assert {group: [one[-1] for one in of_it] for group, of_it in found.items()} == {
+        "run-3-0": [1.0, None],
+        "run-3-1": [1.0, 1.0, 1.0],
+    }
+    assert found["run-3-1"][0][:2] == (IDS, MASK)
+    assert [request["replica"] for request in service.requests] == [0, 1, 0, 1]
+
+
+def test_the_script_of_the_migration_page_makes_rows_of_gyms_rows():
+    prompt = {"input": [{"role": "system", "content": "Box it."}, {"role": "user", "content": "2+2?"}]}
+    tests = {"unit_tests": {"inputs": ["4\n"], "outputs": ["8\n"]}}
+    given = [
+        {"responses_create_params": prompt, "expected_result": "4"},
+        {"responses_create_params": prompt, "verifier_metadata": tests},
+    ]
+    script, lines = migration_block("gym_rows.py"), "".join(json.dumps(row) + "\n" for row in given)
+    ran = subprocess.run([sys.executable, "-c", script], input=lines, capture_output=True, text=True, check=True)
+    math, code = (json.loads(line) for line in ran.stdout.splitlines())
+    assert registry.get("math").parse_row(math).question == registry.get("code").parse_row(code).question == "2+2?"

@@ -131,12 +131,15 @@ class ForeignStack(DemoStack):
         return {name: f"http://{HOST}:{port}/{path}" for name, port in zip(instances, ports, strict=True)}
 
 
+def read_lines(file: Path) -> list[Any]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
 async def run_plan(plan: Mapping[str, Any]) -> None:
     """Start engines and servers, collect the rows, and end everything."""
     set_child_subreaper()
-    output, scratch, codec = Path(plan["output"]), Path(plan["scratch"]), load_codec("small")
-    rows = Path(plan["rows"])
-    index = known_rows([json.loads(line) for line in rows.read_text().splitlines()])
+    output, scratch, rows = Path(plan["output"]), Path(plan["scratch"]), Path(plan["rows"])
+    codec, index = load_codec("small"), known_rows(read_lines(rows))
     family = ProcessSupervisor(output)
     stack = ForeignStack(family, DemoFolders(output, scratch), plan)
     async with AsyncExitStack() as engines:
@@ -186,7 +189,6 @@ def run_foreign(
         repeats: rollouts of each row.
     """
     (output / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (output / "results").mkdir(exist_ok=True)
     plan = {
         "output": str(output),
         "scratch": str(scratch),
@@ -200,9 +202,9 @@ def run_foreign(
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["collected", "left", "0"], done.stdout
-    results = [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
+    results = read_lines(output / "results.jsonl")
     assert len(results) == repeats * len(rows)
-    calls = [json.loads(line) for line in (output / "calls.jsonl").read_text().splitlines()]
+    calls = read_lines(output / "calls.jsonl")
     return ForeignRun(results, [(tuple(prompt), tuple(ids), tuple(logprobs)) for prompt, ids, logprobs in calls])
 
 

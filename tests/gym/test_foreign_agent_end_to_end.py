@@ -27,6 +27,6 @@ def test_simple_agent_solves_rows_of_every_environment(tmp_path: Path, short_dir
     bad = [(one["task"]["id"], one["reward"], one.get("failure_reason")) for one in run.results if one["reward"] != 1.0]
     assert not bad
     for environment in ENVIRONMENTS:
-        outputs = [item for one in run.results if one["environment"] == environment for item in one["response"]["output"]]
-        observations = [str(item["output"]) for item in outputs if item["type"] == "function_call_output"]
+        outputs = [one["response"]["output"] for one in run.results if one["environment"] == environment]
+        observations = [str(item["output"]) for items in outputs for item in items if "output" in item]
         assert observations and not any("Not Found" in text for text in observations), environment

@@ -1,4 +1,4 @@
-"""mini-swe-agent, a harness that NeMo Gym runs in sandboxes, in a session of our rollout server and over our model server.
+"""mini-swe-agent, which NeMo Gym runs in sandboxes, in a session of our rollout server and over our model server.
 
 Its loop, prompts, calls and histories are its own; only where a command runs is ours: the session's ``/bash``.
 """
@@ -73,7 +73,7 @@ async def test_its_repair_is_graded_and_its_tokens_are_those_of_the_engine(
 ):
     need("tenacity", "run .ci/gym-agents")
     monkeypatch.setenv("MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT", "1")
-    row = example("swe")
+    row, options = example("swe"), {"ignore_parameters": ["usage"]}
     question = row["task"]["question"]
     oracle = LoggedOracle(CODEC, OraclePolicy(CODEC, RowIndex([KnownRow("r", question, OnlyBash(), row["task"])])))
     oracle.log = tmp_path / "calls.jsonl"
@@ -81,7 +81,7 @@ async def test_its_repair_is_graded_and_its_tokens_are_those_of_the_engine(
         post(client, "/seed_session", row)
         async with (
             serve_oracle(oracle, "127.0.0.1", 0) as engine,
-            listening([engine], ignore_parameters=["usage"]) as base,
+            listening([engine], **options) as base,
         ):
             messages = await asyncio.to_thread(run_agent, base, client, question)
         verdict = post(client, "/verify", row | {"response": answered("done")})

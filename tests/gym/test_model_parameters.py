@@ -72,6 +72,13 @@ def test_operator_can_have_a_parameter_dropped(monkeypatch: pytest.MonkeyPatch):
         assert client.post("/v1/responses", json=ASK | {"reasoning": {"effort": "low"}}).status_code == 200
 
 
+def test_a_parameter_that_gym_does_not_know_can_be_dropped_too(monkeypatch: pytest.MonkeyPatch):
+    """As OpenRouter's clients send it, among them one of mini-swe-agent's."""
+    with served(monkeypatch, said("4"), ignore_parameters=["usage"]) as (client, _):
+        answer = client.post("/v1/chat/completions", json=CHAT | {"usage": {"include": True}})
+    assert answer.status_code == 200, answer.text
+
+
 def test_sampling_can_be_pinned(monkeypatch: pytest.MonkeyPatch):
     pins = {"temperature": 1.0, "top_p": 1.0, "top_k": 5, "max_output_tokens": 9}
     with served(monkeypatch, said("4"), sampling_overrides=pins) as (client, (engine,)):

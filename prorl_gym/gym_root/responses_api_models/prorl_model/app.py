@@ -133,6 +133,7 @@ class ProrlModel(SimpleResponsesAPIModel):
             return await self._gateway.tokenize(wire, params, _session_of(request))
 
     def _normalize_body(self, wire: Wire, route: str, body: dict[str, Any]) -> dict[str, Any]:
+        body = {name: value for name, value in body.items() if name not in self.config.ignore_parameters}
         try:
             return wire.normalize_body(body)
         except ConfigError as error:  # counted as a call, although Gym's dispatcher does not see it

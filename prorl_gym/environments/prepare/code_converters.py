@@ -19,6 +19,9 @@ from prorl_gym.environments.prepare import Converter, UnusableRowError, has_fiel
 MAX_TESTS = 256 << 20
 """Bytes of the tests of one row, unpacked."""
 
+LIVECODEBENCH_SECONDS = 6.0
+"""For one test: the default of LiveCodeBench's own runner."""
+
 _PICKLED_TEXT = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"}
 _PICKLE_FRAME = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 
@@ -67,7 +70,7 @@ def _livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
     name = _json(row.get("metadata") or "{}").get("func_name") if functional and functional[0] else None
     if functional and functional[0] and not name:
         raise UnusableRowError("the function has no name")
-    return _row(
+    made = _row(
         str(row.get("question_id") or ""),
         row["question_content"],
         cases,
@@ -75,6 +78,7 @@ def _livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
         starter=row.get("starter_code"),
         compare="lines",
     )
+    return made | {"time_limit": LIVECODEBENCH_SECONDS}
 
 
 def _columns(table: Mapping[str, Any]) -> list[tuple[Any, Any]]:

@@ -93,16 +93,17 @@ class CodeRow(TaskRow):
     @field_validator("tests", mode="before")
     @classmethod
     def _unpack(cls, tests: Any) -> Any:
-        if not isinstance(tests, Mapping) or set(cast(Mapping[str, Any], tests)) != {"packed"}:
+        fields: Mapping[str, Any] = cast(Mapping[str, Any], tests) if isinstance(tests, Mapping) else {}
+        if set(fields) != {"packed"}:
             return cast(Any, tests)
         unpacker = zlib.decompressobj()
         try:
-            data = unpacker.decompress(base64.b64decode(tests["packed"], validate=True), MAX_UNPACKED_TESTS)
-        except (zlib.error, ValueError, TypeError):
+            data = unpacker.decompress(base64.b64decode(fields["packed"], validate=True), MAX_UNPACKED_TESTS)
+            if not unpacker.unconsumed_tail:
+                return json.loads(data)
+        except (zlib.error, ValueError, TypeError, RecursionError):
             raise ValueError("packed tests must be base64 of compressed JSON") from None
-        if unpacker.unconsumed_tail:
-            raise ValueError(f"packed tests may hold {MAX_UNPACKED_TESTS} bytes")
-        return json.loads(data)
+        raise ValueError(f"packed tests may hold {MAX_UNPACKED_TESTS} bytes")
 
     @model_validator(mode="after")
     def _functions_are_python(self) -> "CodeRow":

@@ -35,6 +35,8 @@ __all__ = [
     "SandboxResources",
     "SandboxStatus",
     "current_rollout_id",
+    "headline_pass_metrics",
+    "pass_metrics",
     "server_url",
     "verifier_fixture",
 ]
@@ -53,6 +55,20 @@ def current_rollout_id() -> str | None:
     from nemo_gym import rollout_correlation
 
     return rollout_correlation.current_rollout_id()
+
+
+def pass_metrics(tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return Gym's pass@k, and mean and deviation over repeats, in per cent; ``tasks`` are the results of each row."""
+    from nemo_gym.reward_profile import compute_pass_majority_metrics
+
+    return compute_pass_majority_metrics(tasks)[0]
+
+
+def headline_pass_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return those of ``pass_metrics`` that are of all samples."""
+    from nemo_gym.reward_profile import highest_k_metrics
+
+    return highest_k_metrics(metrics, "pass@1[avg-of-{k}]") | highest_k_metrics(metrics, "pass@{k}")
 
 
 def verifier_fixture(server: type[Any], request_model: type[Any], cases: Path) -> Any:

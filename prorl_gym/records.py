@@ -147,7 +147,8 @@ class Score(Record):
     components: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     """Named parts; when there are any they add up to the reward."""
     detail: dict[str, str | int | float | bool | None] = {}
-    """Small facts for people (expected form, failed test, ...). Never gold answers or hidden tests."""
+    """Small facts for people (expected form, failed test, ...). Never gold answers or hidden tests. ``git_patch``: the
+    graded patch of a ``swe`` rollout."""
 
     @model_validator(mode="after")
     def _components_add_up(self) -> "Score":

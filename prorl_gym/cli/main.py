@@ -20,7 +20,7 @@ from prorl_gym.cli.serve import engine, gc, serve
 from prorl_gym.cli.service_client.control import ack, demand, engines, hold, policy, release
 from prorl_gym.cli.service_client.evaluate import evaluate
 from prorl_gym.cli.service_client.replay import replay
-from prorl_gym.cli.service_client.show import dashboard, export, show, show_html
+from prorl_gym.cli.service_client.show import dashboard, export, predictions, show, show_html
 from prorl_gym.cli.service_client.submit import cancel, submit
 from prorl_gym.cli.service_client.watch import watch
 from prorl_gym.cli.validate import validate
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = (
     *(serve, submit, cancel, watch, show, export, replay, demand, ack, hold, release, dashboard, gc, validate, prepare),
-    *(doctor, bench, root, venvs, show_html, demo, init, import_tasks, evaluate),
+    *(doctor, bench, root, venvs, show_html, predictions, demo, init, import_tasks, evaluate),
 )
 _GROUPS = {"policy": policy, "engines": engines, "engine": engine, "images": images}
 
@@ -73,6 +73,7 @@ EXAMPLES: Mapping[str, str] = {
     "root": "",
     "venvs": "venvs",
     "show-html": "results.jsonl",
+    "predictions": "results.jsonl --model my-model",
     "demo": "--repeats 4 --output outputs",
 }
 """Arguments of each command, by its name."""

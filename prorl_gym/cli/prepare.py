@@ -1,7 +1,7 @@
 """``prorl-gym prepare`` and ``import-tasks``: rows of public data sets, source distributions and task directories."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from prorl_gym.cli.validate import BackendName
 from prorl_gym.errors import ConfigError
 
 if TYPE_CHECKING:
-    from prorl_gym.environments.prepare.pipeline import RowWriter
+    from prorl_gym.environments.prepare.pipeline import LocatedRow, RowWriter
     from prorl_gym.environments.protocol import Environment
     from prorl_gym.environments.swe.sdist.row_maker import ProjectReport
     from prorl_gym.environments.taskdir.layouts import ImportedTask
@@ -21,9 +21,17 @@ _TASKDIR_AGENT = "prorl_taskdir_agent"
 
 
 def prepare(
-    name: Annotated[str, typer.Argument(help="Name of the environment, for example swe.")],
-    inputs: Annotated[list[Path] | None, typer.Argument(help="Files of a data set: .jsonl, .json or .parquet.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File of rows to write.")] = Path("rows.jsonl"),
+    name: Annotated[str, typer.Argument(help="Name of the environment or benchmark: swe, prorl_aime25.")],
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files of a data set: .jsonl, .json or .parquet. A benchmark's is downloaded otherwise."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="File of rows to write: rows.jsonl, or where NeMo Gym looks for the benchmark's."
+        ),
+    ] = None,
     form: Annotated[
         str, typer.Option("--format", help="Format of the inputs; detected from the fields by default.")
     ] = "auto",
@@ -47,25 +55,38 @@ def prepare(
     backend: Annotated[BackendName, typer.Option(help="Sandbox backend for the tests of distributions.")] = "auto",
     allow_unsafe_local: Annotated[bool, typer.Option(help="Permit the backend without isolation.")] = False,
 ) -> None:
-    """Make rows of an environment from a public data set, or SWE rows from source distributions."""
+    """Make rows of an environment or benchmark from a public data set, or SWE rows from source distributions."""
     from prorl_gym.environments import registry
-    from prorl_gym.environments.prepare.pipeline import RowWriter
+    from prorl_gym.environments.prepare.benchmarks import BENCHMARKS, benchmark_file, read_benchmark
+    from prorl_gym.environments.prepare.pipeline import RowWriter, read_dataset
 
-    if bool(inputs) == bool(from_sdist):
+    benchmark = BENCHMARKS.get(name)
+    if benchmark is None and bool(inputs) == bool(from_sdist):
         raise ConfigError("Nothing to prepare, or two things.", "Give files of a data set, or --from-sdist.")
     if from_sdist and name != "swe":
         raise ConfigError(f"Rows of '{name}' cannot be made from source distributions.", "Use `prepare swe`.")
-    environment = registry.get(name)
+    environment = registry.get(benchmark.environment if benchmark else name)
+    if benchmark:
+        agent, form = agent or f"{name}_agent", benchmark.form
+        output = output or benchmark_file(name)
+        output.parent.mkdir(parents=True, exist_ok=True)
+    output = output or Path("rows.jsonl")
     with RowWriter(output, force=force) as file:
         if from_sdist:
             wanted = _SdistOptions(from_sdist, needs or (), index, rows, seed, max_failing, backend, allow_unsafe_local)
             made = _rows_from_sdists(wanted)
         else:
-            made = _rows_from_files(environment, inputs or (), form, limit)
+            files = inputs or ()
+            located = read_benchmark(benchmark, files) if benchmark else chain.from_iterable(map(read_dataset, files))
+            made = _rows_from_dataset(environment, located, form, limit)
         count = asyncio.run(_write_rows(file, environment, made, (agent or f"prorl_{name}_agent") if gym else ""))
         if not count:
             raise ConfigError("No row was made, so no file is written.", "The reasons are printed above.")
     typer.echo(f"{_row_count_text(count)} {'is' if count == 1 else 'are'} in {output}.")
+    if benchmark:
+        output.with_name(f"{output.stem}_metrics.json").unlink(missing_ok=True)  # Gym's figures of the rows before
+        if benchmark.size not in (None, count):
+            typer.echo(f"Published are {benchmark.size}: figures of these rows are not those of the whole benchmark.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +114,15 @@ async def _write_rows(
     return count
 
 
-async def _rows_from_files(
-    environment: "Environment[Any]", inputs: Sequence[Path], form: str, limit: int
+async def _rows_from_dataset(
+    environment: "Environment[Any]", located: "Iterable[LocatedRow]", form: str, limit: int
 ) -> AsyncIterator[Mapping[str, Any]]:
     from prorl_gym.environments import prepare as converters
-    from prorl_gym.environments.prepare.pipeline import ConversionReport, convert_rows, read_dataset
+    from prorl_gym.environments.prepare.pipeline import ConversionReport, convert_rows
 
     report = ConversionReport()
-    placed = chain.from_iterable(map(read_dataset, inputs))
     for row in islice(
-        convert_rows(placed, converters.select_converters(environment.name, form), environment, report), limit or None
+        convert_rows(located, converters.select_converters(environment.name, form), environment, report), limit or None
     ):
         yield row
     typer.echo(f"{_row_count_text(report.read)} read, {report.written} written, {report.skipped.total()} left out.")

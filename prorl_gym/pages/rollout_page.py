@@ -83,7 +83,8 @@ def _facts(rollout: Rollout) -> Iterator[tuple[str, str]]:
         for name, value in score.components.items():
             yield f"Reward: {name}", f"{value:g}"
         for name, value in score.detail.items():
-            yield f"Verdict: {name}", f"{value}"
+            if name != "git_patch":  # a text of many lines; the conversation shows the edits
+                yield f"Verdict: {name}", f"{value}"
     for retry in rollout.retries:
         yield f"Attempt {retry.attempt} failed", f"{retry.kind.value} in {retry.stage}: {retry.message}"
     if settings is not None:

@@ -81,6 +81,7 @@ def to_gym_result(
         "mask_reason": _mask_reason(rollout, has_sampled=sampled, is_group_stopped=is_group_stopped)
         if masked
         else None,
+        "prorl_git_patch": None if rollout.score is None else rollout.score.detail.get("git_patch"),
         **_scalars(rollout, is_placeholder=not sampled, is_group_stopped=is_group_stopped),
     }
 

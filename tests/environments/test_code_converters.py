@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from prorl_gym.environments import prepare
+from prorl_gym.environments.code.code_row import CodeRow
 from prorl_gym.environments.code.environment import CodeEnvironment
 from prorl_gym.environments.prepare import Skipped
 
@@ -139,6 +141,31 @@ def test_livecodebench_programs(private: str):
     assert made["id"] == "abc301_a"
     assert made["tests"]["compare"] == "lines"
     assert [case["stdout"] for case in made["tests"]["cases"]] == ["16\n", "25\n"]
+
+
+def test_tests_of_many_bytes_are_packed():
+    cases = [{"input": f"{n} " * 1000, "output": f"{n}\n", "testtype": "stdin"} for n in range(100)]
+    made = converted(livecodebench(cases, "[]"))
+    assert list(made["tests"]) == ["packed"] and len(made["tests"]["packed"]) < 10_000
+    unpacked = CodeRow.model_validate(made).tests.model_dump()["cases"]
+    assert list(unpacked) == [{"stdin": case["input"], "stdout": case["output"]} for case in cases]
+
+
+@pytest.mark.parametrize(
+    "packed_tests",
+    ["?", "", 3, packed(b"{"), packed(b"[]"), packed(b"[" * 200_000), base64.b64encode(b"junk").decode()],
+)
+def test_what_is_not_packed_as_it_should_is_no_row(packed_tests: Any):
+    with pytest.raises(ValidationError):
+        CodeRow.model_validate({"question": "q", "tests": {"packed": packed_tests}})
+
+
+def test_unpacked_tests_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    from prorl_gym.environments.code import code_row
+
+    monkeypatch.setattr(code_row, "MAX_UNPACKED_TESTS", 1 << 10)
+    with pytest.raises(ValidationError, match="may hold 1024 bytes"):
+        CodeRow.model_validate({"question": "q", "tests": {"packed": packed(b" " * (1 << 20))}})
 
 
 def test_livecodebench_functions():

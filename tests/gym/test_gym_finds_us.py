@@ -10,6 +10,7 @@ pytestmark = pytest.mark.gym
 from nemo_gym.environment.validation import validate_environment  # noqa: E402
 
 from prorl_gym.cli.installation import gym_root  # noqa: E402
+from prorl_gym.environments.prepare.benchmarks import BENCHMARKS, benchmark_file  # noqa: E402
 
 NAMES = ("prorl_code", "prorl_math", "prorl_stem", "prorl_swe", "prorl_taskdir")
 
@@ -35,6 +36,19 @@ def test_rows_go_to_the_agent_that_the_environment_starts(name: str):
     agent = next(component.name for component in report.components if component.role == "agent_server")
     rows = (gym_root() / "environments" / name / "data/example.jsonl").read_text().splitlines()
     assert {json.loads(row)["agent_ref"]["name"] for row in rows} == {agent}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_manifest_and_config_of_a_benchmark_agree(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    rows = tmp_path / benchmark_file(name)
+    rows.parent.mkdir(parents=True)
+    examples = gym_root() / f"environments/prorl_{BENCHMARKS[name].environment}/data/example.jsonl"
+    rows.write_bytes(examples.read_bytes())
+    report = validate_environment(gym_root() / "benchmarks" / name / "manifest.yaml")
+    assert report.inferred_profile == report.declared_profile
+    assert not report.warnings
+    assert [(dataset.name, dataset.rows) for dataset in report.datasets] == [(name, 5)]
 
 
 def test_server_directories_are_what_gym_accepts():

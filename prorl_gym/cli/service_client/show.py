@@ -1,4 +1,4 @@
-"""``prorl-gym show``, ``export``, ``show-html`` and ``dashboard``: finished rollouts as text, files and pages."""
+"""Finished rollouts as text, files and pages: ``show``, ``export``, ``show-html``, ``predictions``, ``dashboard``."""
 
 import json
 import os
@@ -201,6 +201,37 @@ def show_html(
     page = output or results.with_suffix(".html")
     write_page(results, tokenizer, page)
     typer.echo(str(page))
+
+
+def predictions(
+    results: Annotated[Path, typer.Argument(help="Results file of `gym eval run` with rows of SWE-bench.")],
+    model: Annotated[str, typer.Option(help="Name of the model in the predictions.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("predictions.jsonl"),
+    repeat: Annotated[int, typer.Option(min=0, help="Which sample of each row, from 0.")] = 0,
+) -> None:
+    """Write the patches of an evaluation as SWE-bench's own harness reads them.
+
+    The patch is what was graded: without changes to tests and binary files. Exit code 1: rows are missing because
+    infrastructure failed them.
+    """
+    samples = [
+        row
+        for row in read_results(results)
+        if row.get("environment") == "swe" and row.get("_ng_rollout_index", 0) == repeat
+    ]
+    if not samples:
+        raise ConfigError(f"{results}: holds no sample {repeat} of a swe row.", "Give another file or --repeat.")
+    measured = [row for row in samples if row.get("prorl_git_patch") is not None or not row.get("mask_sample")]
+    with atomic_file(output) as draft, draft.open("w", encoding="utf-8") as file:
+        for row in measured:
+            task = row["task"]
+            patch = row.get("prorl_git_patch") or ""  # none could be taken: unresolved, as an empty one
+            prediction = {"instance_id": task.get("instance_id") or task["id"], "model_name_or_path": model}
+            file.write(json.dumps(prediction | {"model_patch": patch}) + "\n")
+    typer.echo(f"{len(measured)} predictions are in {output}.")
+    if missing := len(samples) - len(measured):
+        typer.echo(f"{missing} rows are missing: infrastructure failed them. Evaluate these again.", err=True)
+        raise typer.Exit(1)
 
 
 def dashboard(

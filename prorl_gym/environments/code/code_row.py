@@ -1,8 +1,12 @@
 """Rows of the ``code`` environment."""
 
-from typing import Annotated, Any, Literal
+import base64
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from prorl_gym.environments.task_row import TaskRow
 
@@ -55,11 +59,21 @@ class FunctionTests(_Strict):
     cases: Annotated[tuple[FunctionCase, ...], Field(min_length=1)]
 
 
+MAX_UNPACKED_TESTS = 256 << 20
+"""Bytes of the JSON of packed tests."""
+
+
+def pack_tests(tests: Mapping[str, Any]) -> dict[str, str]:
+    """Return tests in their packed form: those of some public tasks are hundreds of megabytes of digits."""
+    return {"packed": base64.b64encode(zlib.compress(json.dumps(tests).encode())).decode()}
+
+
 class CodeRow(TaskRow):
     """A programming task."""
 
     tests: Annotated[StdioTests | FunctionTests, Field(discriminator="kind")]
-    """Hidden tests. The expected results never leave the service's side."""
+    """Hidden tests, or ``{"packed": ...}``: their JSON, compressed by zlib, in base64. The expected results never leave
+    the service's side."""
     checker: str = ""
     """Python source with ``check(input, expected, output) -> bool``, for tasks with several right answers; it takes the
     place of the comparison. For functions it gets the arguments, the expected value and the result."""
@@ -75,6 +89,21 @@ class CodeRow(TaskRow):
     """What the program has to begin with; part of the prompt."""
     solution: str = ""
     """A program that passes; used as the gold answer where there are no ``gold_steps``."""
+
+    @field_validator("tests", mode="before")
+    @classmethod
+    def _unpack(cls, tests: Any) -> Any:
+        fields: Mapping[str, Any] = cast(Mapping[str, Any], tests) if isinstance(tests, Mapping) else {}
+        if set(fields) != {"packed"}:
+            return cast(Any, tests)
+        unpacker = zlib.decompressobj()
+        try:
+            data = unpacker.decompress(base64.b64decode(fields["packed"], validate=True), MAX_UNPACKED_TESTS)
+            if not unpacker.unconsumed_tail:
+                return json.loads(data)
+        except (zlib.error, ValueError, TypeError, RecursionError):
+            raise ValueError("packed tests must be base64 of compressed JSON") from None
+        raise ValueError(f"packed tests may hold {MAX_UNPACKED_TESTS} bytes")
 
     @model_validator(mode="after")
     def _functions_are_python(self) -> "CodeRow":

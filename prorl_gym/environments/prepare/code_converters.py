@@ -13,11 +13,17 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, cast
 
-from prorl_gym.environments.code.code_row import CodeRow
+from prorl_gym.environments.code.code_row import CodeRow, pack_tests
 from prorl_gym.environments.prepare import Converter, UnusableRowError, has_fields
 
 MAX_TESTS = 256 << 20
 """Bytes of the tests of one row, unpacked."""
+
+MAX_PLAIN_TESTS = 64 << 10
+"""Characters of tests in JSON; longer ones are packed. Rows travel with each rollout and its result."""
+
+LIVECODEBENCH_SECONDS = 6.0
+"""For one test: the default of LiveCodeBench's own runner."""
 
 _PICKLED_TEXT = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"}
 _PICKLE_FRAME = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
@@ -67,7 +73,7 @@ def _livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
     name = _json(row.get("metadata") or "{}").get("func_name") if functional and functional[0] else None
     if functional and functional[0] and not name:
         raise UnusableRowError("the function has no name")
-    return _row(
+    made = _row(
         str(row.get("question_id") or ""),
         row["question_content"],
         cases,
@@ -75,6 +81,7 @@ def _livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
         starter=row.get("starter_code"),
         compare="lines",
     )
+    return made | {"time_limit": LIVECODEBENCH_SECONDS}
 
 
 def _columns(table: Mapping[str, Any]) -> list[tuple[Any, Any]]:
@@ -94,10 +101,11 @@ def _row(
     if not cases:
         raise UnusableRowError("no tests")
     question = question.strip()
+    tests = _functions(cases, function, f"{starter}{solution}") if function else _stdio(cases, compare)
     made: dict[str, Any] = {
         "id": name or f"code-{sha256(question.encode()).hexdigest()[:12]}",
         "question": question,
-        "tests": _functions(cases, function, f"{starter}{solution}") if function else _stdio(cases, compare),
+        "tests": pack_tests(tests) if len(json.dumps(tests)) > MAX_PLAIN_TESTS else tests,
     }
     if starter and starter.strip():
         made["starter_code"] = starter

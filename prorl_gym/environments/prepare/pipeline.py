@@ -79,7 +79,7 @@ def _parquet(path: Path) -> Iterator[LocatedRow]:
             for batch in file.iter_batches(batch_size=_BATCH):
                 for row in cast(list[dict[str, Any]], batch.to_pylist()):
                     number += 1
-                    yield f"{path}[{number}]", {key: _json_compatible(value) for key, value in row.items()}
+                    yield f"{path}[{number}]", {key: json_compatible(value) for key, value in row.items()}
     except arrow.ArrowException as error:
         raise ConfigError(f"{path}: not a parquet file ({str(error)[:200]}).", "Check the file.") from None
 
@@ -97,12 +97,12 @@ def _as_row(where: str, value: Any) -> Mapping[str, Any]:
     return cast(dict[str, Any], value)
 
 
-def _json_compatible(value: Any) -> Any:
+def json_compatible(value: Any) -> Any:
     """Return a value with text in place of what parquet has and JSON does not."""
     if isinstance(value, Mapping):
-        return {str(key): _json_compatible(inner) for key, inner in cast(Mapping[Any, Any], value).items()}
+        return {str(key): json_compatible(inner) for key, inner in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_json_compatible(inner) for inner in cast(Sequence[Any], value)]
+        return [json_compatible(inner) for inner in cast(Sequence[Any], value)]
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, bytes):

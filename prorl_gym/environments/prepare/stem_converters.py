@@ -1,4 +1,4 @@
-"""Converters of science questions: SCP-116K, and tables of multiple-choice questions.
+"""Converters of science questions: SCP-116K, GPQA, and tables of multiple-choice questions.
 
 SCP-116K gives a problem and a worked solution. The answer is a field of its own where a later edition has one,
 otherwise what the solution boxes or names as the answer. Answers that no rule can compare are skipped: grading would
@@ -8,12 +8,13 @@ call right answers wrong.
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from random import Random
 from string import ascii_uppercase
 from typing import Any, Literal, cast
 
 from prorl_gym.environments.answers import tex
 from prorl_gym.environments.answers.tex import NoAnswerError, last_boxed
-from prorl_gym.environments.prepare import Converter, UnusableRowError
+from prorl_gym.environments.prepare import Converter, UnusableRowError, has_fields
 from prorl_gym.environments.prepare.math_converters import (
     MAX_ANSWER_WORDS,
     UNREADABLE,
@@ -30,6 +31,10 @@ from prorl_gym.environments.stem.text_normalization import GREEK_COMMAND, separa
 MAX_ANSWER_LENGTH = 200
 """Characters of an answer that rules compare."""
 
+GPQA_SEED = 0
+"""Seed of the order of GPQA's options, which are published with the right one first."""
+
+_GPQA_OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 _ANSWERS = ("answer", "extracted_answer", "final_answer", "reference_answer")
 _SOLUTIONS = ("matched_solution", "extracted_solution", "solution")
 _OPTION = re.compile(r"^[ \t]*[(\[]?([A-Z])[)\].:][ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
@@ -83,6 +88,20 @@ def _choices(row: Mapping[str, Any]) -> dict[str, Any]:
     if place is None:
         raise UnusableRowError("the answer names none of the options")
     return _row(question, "choice", ascii_uppercase[place % 26], options)
+
+
+def _gpqa(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Shuffle the options here: ``StemRow.shuffle`` keeps the order of those that refer to others, the right one first.
+
+    A question's order depends on the seed and its text, so it is the same in any selection of rows.
+    """
+    question, options = _text(row, ("Question",)), [_text(row, (name,)) for name in _GPQA_OPTIONS]
+    if not question or not all(options):
+        raise UnusableRowError("no question or no options")
+    right = options[0]
+    Random(f"{GPQA_SEED} {question}").shuffle(options)
+    made = _row(question, "choice", ascii_uppercase[options.index(right)], options)
+    return made | {"id": _text(row, ("Record ID",)) or made["id"], "shuffle": False}
 
 
 def _row(
@@ -183,6 +202,7 @@ def _is_quantity(answer: str) -> bool:
 
 
 CONVERTERS = (
+    Converter("gpqa", has_fields("Question", *_GPQA_OPTIONS), _gpqa, StemRow, "stem"),
     Converter(
         "choices",
         lambda row: "question" in row and ("options" in row or "choices" in row),

@@ -132,9 +132,9 @@ class SweEnvironment:
         # In a thread: one of millions of lines takes seconds to read.
         patch = await asyncio.to_thread(filter_patch, artifacts.files[PATCH], task, dirty)
         if not patch.patch:
-            return Score(reward=0.0, detail={"why": patch.empty_reason, **_patch_counts(patch)})
+            return Score(reward=0.0, detail={"why": patch.empty_reason, **_patch_facts(patch)})
         score = await grade(task, patch.patch, leases, settings)
-        return score.model_copy(update={"detail": {**score.detail, **_patch_counts(patch)}})
+        return score.model_copy(update={"detail": {**score.detail, **_patch_facts(patch)}})
 
     def gold_steps(self, row: Mapping[str, Any]) -> Sequence[ScriptedStep]:
         """Return the row's own trajectory, or one that applies the gold patch.
@@ -192,9 +192,10 @@ class SweEnvironment:
             artifacts.files[NO_PATCH] = f"the agent broke its sandbox: {error.what}".encode()
 
 
-def _patch_counts(patch: FilteredPatch) -> dict[str, int]:
-    """Return the counts of a patch for ``Score.detail``."""
-    return {"files": len(patch.files), **{f"dropped: {why}": count for why, count in sorted(patch.dropped.items())}}
+def _patch_facts(patch: FilteredPatch) -> dict[str, int | str]:
+    """Return the counts of a patch and its text for ``Score.detail``."""
+    dropped = {f"dropped: {why}": count for why, count in sorted(patch.dropped.items())}
+    return {"files": len(patch.files), **dropped, "git_patch": patch.patch.decode(errors="replace")}
 
 
 def first_messages(task: SweTask) -> tuple[Message, ...]:

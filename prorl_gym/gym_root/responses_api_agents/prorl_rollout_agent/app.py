@@ -20,7 +20,7 @@ from nemo_gym.server_utils import get_response_json, is_nemo_gym_fastapi_entrypo
 from pydantic import PrivateAttr, model_validator
 from starlette.types import Receive, Scope, Send
 
-from prorl_gym._gym_compat import server_url
+from prorl_gym._gym_compat import headline_pass_metrics, pass_metrics, server_url
 from prorl_gym.errors import ConfigError, Limit
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_handler import AgentProfile, RowAnswer, RowHandler
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.service_connection import SERVICE_PATH
@@ -127,6 +127,16 @@ class ProrlRolloutAgent(SimpleResponsesAPIAgent):
         if self._rows is None:
             self._rows = self.make_row_handler()
         return TrackedResponse(await self._rows.answer_row(row), self._rows)
+
+    def compute_metrics(self, tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:
+        """Return pass@k of an evaluation, over the results that measure the policy."""
+        if not self.config.evaluation:
+            return {}
+        return pass_metrics([[result for result in results if not result.get("mask_sample")] for results in tasks])
+
+    def get_key_metrics(self, agent_metrics: dict[str, Any]) -> dict[str, Any]:
+        """Return the means, and of an evaluation what holds for all samples."""
+        return super().get_key_metrics(agent_metrics) | headline_pass_metrics(agent_metrics)
 
     def make_row_handler(self) -> RowHandler:
         """Return a new row handler; it connects to the rollout service at its first row."""

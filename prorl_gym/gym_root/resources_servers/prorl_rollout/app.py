@@ -7,6 +7,11 @@
 ``/close_session`` offer the same environments to any other Gym agent, one tool call at a time.
 """
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until freeze_imports
+
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -39,7 +44,7 @@ from prorl_gym.gym_root.resources_servers.prorl_rollout.tool_sessions import (
     session_lost_error,
 )
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.service_connection import SERVICE_PATH
-from prorl_gym.gym_root.server_start import run_server, running_service
+from prorl_gym.gym_root.server_start import freeze_imports, run_server, running_service
 from prorl_gym.records import Score
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.backend_selection import open_backend
@@ -102,6 +107,7 @@ class ProrlRolloutServer(SimpleResourcesServer):
         async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
             async with inner(app) as state, running_service(self._service):
                 app.mount(SERVICE_PATH, self._service.create_app())
+                freeze_imports()
                 yield state
                 await self._sessions.close_all()
 

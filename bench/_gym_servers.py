@@ -90,7 +90,7 @@ async def running_servers(directory: Path) -> AsyncGenerator[GymServers]:
 def _config() -> dict[str, Any]:
     """Return Gym's whole configuration, as ``gym env start`` would have merged it."""
     head, *ports = free_ports(1 + len(SERVERS))
-    port_of = dict(zip(SERVERS, ports, strict=True))
+    port_of: dict[str, int] = dict(zip(SERVERS, ports, strict=True))
 
     def at(instance: str, **keys: Any) -> dict[str, Any]:
         return {"entrypoint": "app.py", "host": HOST, "port": port_of[instance], **keys}

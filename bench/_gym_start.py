@@ -1,17 +1,20 @@
 """One ``gym env start``, from the command to the moment at which Gym reports that all servers are ready.
 
-Run as a program, so that what Gym and Ray leave behind ends with it: ``_gym_start.py NAME DIRECTORY`` starts the servers
-of one environment, prints the two times as JSON and stops them. ``measure`` runs it.
+Run as a program, so that what Gym and Ray leave behind ends with it: ``_gym_start.py NAME DIRECTORY`` starts the
+servers of one environment, prints the figures as JSON and stops them. ``measure`` runs it.
 """
 
 import asyncio
 import json
+import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import _processes
 import yaml
 
 from prorl_gym.cli.demo.process_supervisor import LoggedProcess, ProcessSupervisor
@@ -38,13 +41,15 @@ _MODEL = {"policy_model": ("responses_api_models", "vllm_model")}
 
 
 @dataclass(frozen=True, slots=True)
-class StartSeconds:
-    """Seconds since the command."""
+class StartFigures:
+    """Seconds of one start."""
 
     listening: float
     """Until every server answers."""
     ready: float
     """Until Gym says so; it looks every three seconds."""
+    cpu: float
+    """CPU time of the servers until then, without Gym's command and Ray."""
 
 
 class StartStack(DemoStack):
@@ -77,23 +82,22 @@ class StartStack(DemoStack):
         return await super()._start(name, command, *arguments)
 
 
-async def measure(environment: str, directory: Path) -> StartSeconds:
+async def measure(environment: str, directory: Path) -> StartFigures:
     """Start the servers of an environment once, in a process of its own.
 
     Raises:
         RuntimeError: they did not become ready.
     """
-    directory.mkdir(parents=True)
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, __file__, environment, str(directory)), stdout=asyncio.subprocess.PIPE
     )
     output, _ = await child.communicate()
     if child.returncode:
         raise RuntimeError(f"`gym env start` of {environment} failed; its log is above")
-    return StartSeconds(**json.loads(output.splitlines()[-1]))
+    return StartFigures(**json.loads(output.splitlines()[-1]))
 
 
-async def _start_once(environment: str, directory: Path) -> StartSeconds:
+async def _start_once(environment: str, directory: Path) -> StartFigures:
     set_child_subreaper()
     supervisor = ProcessSupervisor(directory)
     stack = StartStack(supervisor, DemoFolders(directory, directory), environment)
@@ -101,11 +105,23 @@ async def _start_once(environment: str, directory: Path) -> StartSeconds:
     try:
         engines = await stack.start_oracles(1)
         await stack.start_gym(engines, lambda _: answered.append(time.perf_counter()))
-        ready = time.perf_counter()
+        ready, cpu = time.perf_counter(), _processes.cpu_seconds(_server_processes())
     finally:
         await supervisor.stop_all()
-    return StartSeconds(max(answered) - stack.began, ready - stack.began)
+    return StartFigures(max(answered) - stack.began, ready - stack.began, cpu)
+
+
+def _server_processes() -> list[int]:
+    """Return the servers, which are those that were given Gym's configuration, and their children."""
+    found: list[int] = []
+    for pid in _processes.process_tree(os.getpid()):
+        with suppress(OSError):  # it has ended, or is a sandbox
+            if b"NEMO_GYM_CONFIG_PATH=" in Path(f"/proc/{pid}/environ").read_bytes():
+                found += _processes.process_tree(pid)
+    return [*dict.fromkeys(found)]
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(asyncio.run(_start_once(sys.argv[1], Path(sys.argv[2]))))))
+    folder = Path(sys.argv[2])
+    folder.mkdir()
+    print(json.dumps(asdict(asyncio.run(_start_once(sys.argv[1], folder)))))

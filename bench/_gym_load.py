@@ -1,8 +1,9 @@
 """The collector's side of ``bench gym``: posts rows to ``/run`` with Gym's own client. Run as a program.
 
-``_gym_load.py latency URL`` posts rows at random moments to every arm in turn, round after round, and prints the
-milliseconds of each; ``URL`` is a service of the same environment that is called directly. ``_gym_load.py rate`` prints
-rows per second, ``_gym_load.py crowd COUNT`` how long so many take that are posted at once.
+``_gym_load.py latency URL PID...`` posts rows at random moments to every arm in turn, round after round, and prints the
+milliseconds of each, and the CPU time of the processes; ``URL`` is a service of the same environment that is called
+directly. ``_gym_load.py rate`` prints rows per second, ``_gym_load.py crowd COUNT`` how long so many take that are
+posted at once.
 """
 
 import asyncio
@@ -11,11 +12,12 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import _service_work as work
 from _gym_servers import AGENT, EMPTY, EMPTY_RELAY, RELAY
+from _processes import cpu_seconds
 from _service_load import poisson_arrivals, submit_and_wait
 from _service_server import TOKEN
 
@@ -68,13 +70,17 @@ class Collector:
         return result
 
 
-async def latency(url: str) -> dict[str, list[float]]:
-    """Return the milliseconds of each row, by arm. The arms take turns, and see the same arrivals."""
+async def latency(url: str, servers: Sequence[int]) -> dict[str, dict[str, list[float]]]:
+    """Return milliseconds by arm: of each row, and of the servers' CPU for a row, by round.
+
+    The arms take turns, and see the same arrivals.
+    """
     collector = Collector()
     async with Client(url, token=TOKEN, retry_seconds=0.0) as client:
         arms: dict[str, PostRow] = {DIRECT: lambda: submit_and_wait(client, work.request("direct"))}
         arms |= {name: lambda name=name: collector.post(name) for name in (AGENT, RELAY, EMPTY, EMPTY_RELAY)}
-        found: dict[str, list[float]] = {name: [] for name in arms}
+        rows: dict[str, list[float]] = {name: [] for name in arms}
+        cpu: dict[str, list[float]] = {name: [] for name in arms}
 
         async def measure(name: str, seconds: float) -> list[float]:
             async def act(due: float) -> list[float]:
@@ -88,8 +94,11 @@ async def latency(url: str) -> dict[str, list[float]]:
         for first in range(ROUNDS):
             order = [*arms][first % len(arms) :] + [*arms][: first % len(arms)]
             for name in order:
-                found[name] += await measure(name, ROUND_SECONDS)
-    return found
+                before = cpu_seconds(servers)
+                measured = await measure(name, ROUND_SECONDS)
+                rows[name] += measured
+                cpu[name].append((cpu_seconds(servers) - before) * 1000 / len(measured))
+    return {"rows": rows, "cpu": cpu}
 
 
 async def rate() -> dict[str, list[float]]:
@@ -138,8 +147,8 @@ def _main() -> Any:
 
     gc.freeze()  # a collection over what Gym imports would count as latency of the servers
     match sys.argv[1:]:
-        case ["latency", url]:
-            return asyncio.run(latency(url))
+        case ["latency", url, *servers]:
+            return asyncio.run(latency(url, [*map(int, servers)]))
         case ["rate"]:
             return asyncio.run(rate())
         case [_, count]:

@@ -22,12 +22,13 @@ import _service_work as work
 import aiohttp
 
 from prorl_gym.cli.demo.stack import HOST, free_ports
-from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent import app as agent_app
+from prorl_gym.cli.installation import gym_root
 
 AGENT, RELAY = "bench_agent", "bench_environment_server"
 EMPTY, EMPTY_RELAY = "bench_empty_agent", "bench_empty_environment_server"
 ROLLOUTS = "prorl_rollout"
 SERVERS = (ROLLOUTS, AGENT, RELAY, EMPTY, EMPTY_RELAY)
+AGENT_SERVER = gym_root() / "responses_api_agents" / "prorl_rollout_agent" / "app.py"
 AS_NEMO_RL = {"global_aiohttp_connector_limit": 65536, "global_aiohttp_connector_limit_per_host": 16384}
 """Connections of Gym's clients. The default of 1,024 for a host would not let thousands of rows in."""
 
@@ -44,6 +45,11 @@ class GymServers:
     config: dict[str, Any]
     children: dict[str, asyncio.subprocess.Process]
     directory: Path
+
+    @property
+    def pids(self) -> list[int]:
+        """Their processes."""
+        return [child.pid for child in self.children.values()]
 
     def peak_mb(self, instance: str) -> float:
         """Return the largest resident set that a server had."""
@@ -74,7 +80,7 @@ async def running_servers(directory: Path) -> AsyncGenerator[GymServers]:
     children: dict[str, asyncio.subprocess.Process] = {}
     try:
         for instance in SERVERS:
-            script = [agent_app.__file__] if instance == AGENT else [__file__, instance]
+            script = [str(AGENT_SERVER)] if instance == AGENT else [__file__, instance]
             children[instance] = await _spawn(script, instance, config, directory / f"{instance}.log")
         async with aiohttp.ClientSession() as session:
             for instance, child in children.items():
@@ -192,9 +198,11 @@ def _serve_empty() -> None:
     import orjson
     from fastapi import Request, Response
 
+    from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.app import ProrlRolloutAgent
+
     result = orjson.dumps({"reward": 1.0, "logprobs": [-0.12345678901234567] * work.TOKENS})
 
-    class EmptyAgent(agent_app.ProrlRolloutAgent):
+    class EmptyAgent(ProrlRolloutAgent):
         """Answers at once."""
 
         async def run(self, request: Request) -> Response:

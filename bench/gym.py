@@ -20,7 +20,7 @@ import _service_work as work
 from _gym_load import CALLERS, DIRECT, RATE
 from _gym_servers import AGENT, EMPTY, EMPTY_RELAY, RELAY, ROLLOUTS, GymServers, is_installed, running_servers
 from _report import Figure, Report, StartConditions, figure, peer, report
-from _service_server import running_server
+from _service_server import Server, running_server
 
 from prorl_gym.errors import ConfigError
 
@@ -42,30 +42,31 @@ def percentile(values: list[float], percent: int) -> float:
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-async def latency(servers: GymServers, url: str) -> list[Figure]:
-    """Return what each path takes and adds."""
-    found = await servers.run_program(_LOAD, "latency", url)
-    rows = [
-        figure(f"direct call of the service, {RATE:g}/s, p{percent}", [direct], "ms", better="lower")
+async def latency(servers: GymServers, direct: Server) -> list[Figure]:
+    """Return what each path takes and adds, and the CPU time behind it."""
+    pids = [str(pid) for pid in (direct.pid, *servers.pids)]
+    found = await servers.run_program(_LOAD, "latency", direct.url, *pids)
+    rows, cpu = found["rows"], found["cpu"]
+    called = f"direct call of the service, {RATE:g}/s"
+    figures = [
+        figure(f"{called}, p{percent}", [percentile(rows[DIRECT], percent)], "ms", better="lower")
         for percent in ADDED_MS
-        if (direct := percentile(found[DIRECT], percent))
     ]
+    figures.append(figure(f"{called}: CPU of the service per rollout", cpu[DIRECT], "ms", better="lower"))
     for path, (ours, empty, name) in PATHS.items():
         for percent, target in ADDED_MS.items():
-            direct, whole, floor = (percentile(found[arm], percent) for arm in (DIRECT, ours, empty))
-            floors = [peer(name, [floor])]
-            rows += [
-                figure(f"{path}, {RATE:g}/s, p{percent}", [whole], "ms", better="lower", peers=floors),
-                figure(
-                    f"added by the {path}, {RATE:g}/s, p{percent}",
-                    [whole - direct],
-                    "ms",
-                    better="lower",
-                    target=target,
-                    peers=floors,
-                ),
+            whole = percentile(rows[ours], percent)
+            added = [whole - percentile(rows[DIRECT], percent)]
+            floors = [peer(name, [percentile(rows[empty], percent)])]
+            title = f"{path}, {RATE:g}/s, p{percent}"
+            figures += [
+                figure(title, [whole], "ms", better="lower", peers=floors),
+                figure(f"added by the {title}", added, "ms", better="lower", target=target, peers=floors),
             ]
-    return rows
+        floors = [peer(name, cpu[empty]), peer("the service, called directly", cpu[DIRECT])]
+        title = f"{path}, {RATE:g}/s: CPU of all servers per row"
+        figures.append(figure(title, cpu[ours], "ms", better="lower", peers=floors))
+    return figures
 
 
 async def rates(servers: GymServers) -> list[Figure]:
@@ -145,7 +146,7 @@ async def measure_all(directory: Path) -> list[Figure]:
     figures = await starts(directory)
     async with running_servers(directory) as servers:
         async with running_server("noop", directory) as direct:
-            figures = [*await latency(servers, direct.url), *figures]
+            figures = [*await latency(servers, direct), *figures]
         figures += [*await rates(servers), *await crowd(servers)]
     return figures
 

@@ -2,11 +2,10 @@
 
 Rollouts are instant and records have 20 kB, as in ``bench service``. Rows are posted with Gym's own client, to our
 agent and to the environment server in front of it, at random moments (Poisson), whether or not earlier ones are
-answered.
-What is added is the percentile of ``/run`` less that of the same rollout submitted to a service directly, whose record
-is awaited over HTTP. The arms take turns of some seconds, over the same arrivals; client, servers and service share the
-machine. Beside ours stands what Gym needs itself: an agent that only gives as many bytes back. ``--short`` measures a
-tenth.
+answered. What is added is the percentile of ``/run`` less that of the same rollout submitted to a service directly,
+whose record is awaited over HTTP. The arms take turns of some seconds, over the same arrivals; client, servers and
+service share the machine. Beside ours stands what Gym needs itself: an agent that only gives as many bytes back.
+``--short`` measures a tenth.
 """
 
 import asyncio

@@ -50,10 +50,10 @@ async def running_service(service: AbstractAsyncContextManager[Any]) -> AsyncGen
 
 
 def freeze_imports() -> None:
-    """Leave what was imported out of garbage collections from now on, and let them begin.
+    """Enable garbage collection, which servers disable while they import, and leave what was imported out of it.
 
-    It is a quarter of a million objects that stay. A full collection over them would stop all rows for 0.2 s, and
-    collections while they are made are a sixth of the time of the imports: so servers import without (``gc.disable``).
+    That is a quarter of a million objects that stay. Collecting while they are made takes a sixth of the imports' time,
+    and each full collection over them would delay all rows by 0.2 s.
     """
     gc.freeze()
     gc.enable()

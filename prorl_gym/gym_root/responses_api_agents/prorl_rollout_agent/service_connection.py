@@ -6,8 +6,8 @@
 An agent keeps one connection for each kind of call and one for each run's stream, however many rows it has: one per row
 would cost a descriptor on both sides, and Gym's own client has 1,024 for one host. Requests that come during a
 submission form the next one, and a submission is retried until the service has room. A stream that broke resumes after
-``GET /v1/unacknowledged``, which lists what has ended and what the service still knows. A record is acknowledged when
-Gym has the answer, so that after a restart the same list has every rollout that was accepted and not delivered.
+``GET /v1/unacknowledged``, which lists what has ended and what the service still knows. A record is acknowledged soon
+after Gym has the answer, so that after a restart the same list has every rollout that was accepted and not delivered.
 """
 
 import asyncio

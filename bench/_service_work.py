@@ -36,7 +36,6 @@ WINDOW = 8 * BATCH
 """Rollouts under way at most, when they are submitted in batches."""
 SINGLE = 400 if SHORT else 4000
 CALLERS = 64
-THROUGH_GYM = 200 if SHORT else 2000
 TARGETS = {"batches": 1000.0, "single": 400.0, "gym": 200.0}
 """Rollouts per second."""
 LATENCY_SECONDS = 2.0 if SHORT else 20.0

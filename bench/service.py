@@ -14,14 +14,12 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import _service_cancel
-import _service_gym
 import _service_load
 import _service_overlap
 import _service_work as work
@@ -41,7 +39,6 @@ from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 IN_PROCESS = 150 if work.SHORT else 1500
 TARGET = 300.0
 """Durable rollouts per second in process."""
-GYM_FLOOR = "an agent of Gym that only gives as much back (floor)"
 COMMITS = 2
 """Durable steps of a rollout that finds room: accepted and begun, finished."""
 
@@ -149,26 +146,12 @@ async def over_http(directory: Path, floors: Floors) -> list[Figure]:
     ]
 
 
-def latency(name: str, values: list[float], *, bounded: bool, floor: Sequence[float] = ()) -> list[Figure]:
-    """Return median and p99, beside those of Gym itself where there are any."""
+def latency(name: str, values: list[float], *, bounded: bool) -> list[Figure]:
+    """Return median and p99."""
     p50_ms, p99_ms = (work.P50_MS, work.P99_MS) if bounded else (None, None)
-    peers = [[peer(GYM_FLOOR, [of(floor)])] if floor else [] for of in (median, p99)]
     return [
-        figure(f"{name}, p50", [median(values)], "ms", better="lower", target=p50_ms, peers=peers[0]),
-        figure(f"{name}, p99", [p99(values)], "ms", better="lower", target=p99_ms, peers=peers[1]),
-    ]
-
-
-async def through_gym(directory: Path) -> list[Figure]:
-    """Return the same through Gym's ``/run``; nothing where there is no NeMo Gym."""
-    if not _service_gym.is_installed():
-        return []
-    seen = await _service_gym.measure(directory)
-    name, target = f"added through Gym, {work.TARGETS['gym'] / 2:g}/s", work.TARGETS["gym"]
-    peers = [peer(GYM_FLOOR, seen.floor_per_second)]
-    return [
-        figure("Gym's `/run`, 64 callers", seen.per_second, "1/s", better="higher", target=target, peers=peers),
-        *latency(name, seen.added_ms, bounded=True, floor=seen.floor_ms),
+        figure(f"{name}, p50", [median(values)], "ms", better="lower", target=p50_ms),
+        figure(f"{name}, p99", [p99(values)], "ms", better="lower", target=p99_ms),
     ]
 
 
@@ -226,7 +209,6 @@ async def measure_all(directory: Path) -> list[Figure]:
     return [
         *floor_figures(floors),
         *await over_http(directory, floors),
-        *await through_gym(directory),
         *await long_queue(directory),
         *await overlaps(directory),
         *await cancels(directory),
@@ -241,7 +223,7 @@ def run() -> Report:
         directory = Path(name)
         directory.chmod(0o711)  # sandboxes have another uid when this is root
         figures = asyncio.run(measure_all(directory))
-    return report("service", figures, "pydantic", "fastapi", "uvicorn", "aiohttp", "nemo-gym", begun=begun)
+    return report("service", figures, "pydantic", "fastapi", "uvicorn", "aiohttp", begun=begun)
 
 
 if __name__ == "__main__":

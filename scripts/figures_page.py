@@ -26,7 +26,7 @@ every missed target of these tables. A run on two real vLLM servers has
 export PRORL_BENCH_IMAGE=$(bench/make-image)       # python3, git and pytest; as a SIF, too
 export PRORL_BENCH_SIF=$PRORL_BENCH_IMAGE.sif
 prorl-gym bench shell --json > bench/results/shell.json     # likewise start, density, tokens, balance, service,
-                                                            # groups, ablation, grade, peers
+                                                            # gym, groups, ablation, grade, peers
 python scripts/figures_page.py && python scripts/figures_chart.py
 ```
 
@@ -132,6 +132,19 @@ each rollout had three commits with fsync and a record of 20 kB, and client and 
 the first attempt begins in the commit that accepts the rollout. Measured with that on 2026-11-22 on a slower machine
 (6,630 answers/s of the route that only gives 20 kB back, 13,949/s above): 676/s durable, 731/s in batches, 437/s
 single, and 13.0 / 41.6 ms added at 200/s (p50 / p99), of which the slower machine is at least half.""",
+    ),
+    Section(
+        "gym",
+        "Inside NeMo Gym",
+        """Rollouts as above, posted to `/run` by Gym's own client: to our agent, and to the environment server in front of
+it, which is Gym's relay. *Added* is the percentile of `/run` less that of a direct call: the same rollout submitted to
+`prorl-gym serve`'s routes in a process of its own, and its record awaited. The arms take turns of four seconds over the
+same Poisson arrivals; all processes share the cores. The floor is what Gym takes for an agent that answers at once with
+as many bytes, so the part of what is added that no agent can avoid. The rows at once are posted with the connection
+limits that NeMo-RL sets. A start is `gym env start` with the environment's servers and `vllm_model`, virtual
+environments reused, ours and Gym's smallest environment in turns; Gym looks at its servers every three seconds, so the
+time at which it reports them ready comes in steps. In the agent, a delivered answer is acknowledged within 0.1 s,
+together with others.""",
     ),
     Section(
         "groups",

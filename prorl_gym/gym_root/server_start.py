@@ -3,6 +3,7 @@
 
 """Starts our servers in Gym; a start that fails prints two lines and no traceback."""
 
+import gc
 import logging
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -46,6 +47,16 @@ async def running_service(service: AbstractAsyncContextManager[Any]) -> AsyncGen
             logging.getLogger("uvicorn.error").addFilter(_without_traceback)
             raise
         yield
+
+
+def freeze_imports() -> None:
+    """Enable garbage collection, which servers disable while they import, and leave what was imported out of it.
+
+    That is a quarter of a million objects that stay. Collecting while they are made takes a sixth of the imports' time,
+    and each full collection over them would delay all rows by 0.2 s.
+    """
+    gc.freeze()
+    gc.enable()
 
 
 def _print_error(error: ProrlError) -> None:

@@ -1,5 +1,6 @@
 """The agent server: which rows it accepts, its configuration, and whether an answer was delivered."""
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,6 +72,17 @@ def test_row_is_answered_with_its_result():
     answer = serve(rows).post("/run", content=b'{"a": 1,\n "b": "\xc3\xa9"}')
     assert (answer.status_code, answer.json(), rows.rows) == (200, {"a": 1, "b": "é"}, [{"a": 1, "b": "é"}])
     assert answer.headers["content-type"] == "application/json"
+
+
+def test_collections_begin_with_the_server_and_leave_imports_out():
+    gc.disable()
+    try:
+        with serve(FakeRowHandler()):
+            assert gc.isenabled()
+            assert gc.get_freeze_count() > 0
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def test_status_of_the_answer_is_gym_s():

@@ -47,14 +47,14 @@ async def test_hundreds_at_once_and_hundreds_dropped(tmp_path: Path):
 
 
 @pytest.mark.slow
-async def test_four_thousand_at_once(tmp_path: Path):
+async def test_five_thousand_at_once(tmp_path: Path):
     with stacked(tmp_path, agent={"repost_seconds": 0.1}, settings=AS_NEMO_RL) as stack:
         await stack.start()
         started = time.monotonic()
-        check(await post(stack.url("relay"), [row(index) for index in range(4000)]))
+        check(await post(stack.url("relay"), [row(index) for index in range(5000)]))
         seconds = time.monotonic() - started
         peaks = {name: stack.peak(name) for name in stack.children}
-        print(f"{4000 / seconds:.0f} rollouts/s, peak MiB: {peaks}")
+        print(f"{5000 / seconds:.0f} rollouts/s, peak MiB: {peaks}")
         assert max(peaks.values()) < 700
         assert stack.descriptors("rollouts") < 100
 

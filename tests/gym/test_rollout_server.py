@@ -99,6 +99,12 @@ def test_row_ends_even_without_an_engine(client: TestClient):
     assert (record["outcome"]["status"], record["outcome"]["kind"]) == ("failed", "engine_unreachable")
 
 
+def test_service_is_called_past_gym_s_middlewares(client: TestClient):
+    assert "set-cookie" in client.get("/livez").headers
+    answer = client.get("/service/v1/unacknowledged")
+    assert (answer.status_code, "set-cookie" in answer.headers) == (200, False)
+
+
 def test_tasks_are_not_shown_to_callers_without_a_token(client: TestClient):
     assert client.get("/service/v1/rollouts/r/request").status_code == 404
 

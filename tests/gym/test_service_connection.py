@@ -28,6 +28,7 @@ class FailingLedger(MemoryLedger):
         super().__init__()
         self.error: LedgerError | None = None
         self.accepts = 0
+        self.acknowledgements = 0
         self.refused = asyncio.Event()
 
     async def add_and_begin(self, requests: Sequence[RolloutRequest]) -> tuple[list[AcceptedRollout], list[Job]]:
@@ -36,6 +37,10 @@ class FailingLedger(MemoryLedger):
             self.refused.set()
             raise self.error
         return await super().add_and_begin(requests)
+
+    async def acknowledge_rollouts(self, rollout_ids: Sequence[str]) -> int:
+        self.acknowledgements += 1
+        return await super().acknowledge_rollouts(rollout_ids)
 
     async def close(self) -> None:
         """Stay usable."""
@@ -92,6 +97,35 @@ async def test_thousand_rows_at_once_need_few_connections_and_commits(
         assert ledger.accepts < 100
         assert len(rollouts.server.server_state.connections) <= 5
         await until_released(ledger, 1000)
+
+
+async def test_answers_that_arrive_one_by_one_are_acknowledged_together(
+    rollouts: EmbeddedRollouts, ledger: FailingLedger
+):
+    async with agent(rollouts) as caller:
+        for index in range(20):
+            await caller.post(row(f"r{index}"))
+        await until_released(ledger, 20)
+        assert ledger.acknowledgements < 10
+
+
+async def test_closing_acknowledges_what_was_delivered(
+    rollouts: EmbeddedRollouts, ledger: FailingLedger, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "ACKNOWLEDGE_SECONDS", 3600.0)
+    async with agent(rollouts) as caller:
+        await caller.post(row("r"))
+    assert (await ledger.usage()).released == 1
+
+
+async def test_closing_does_not_wait_for_a_service_that_is_gone(
+    rollouts: EmbeddedRollouts, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "ACKNOWLEDGE_SECONDS", 3600.0)
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.1)
+    async with asyncio.timeout(20), agent(rollouts) as caller:
+        await caller.post(row("r"))
+        await rollouts.stop()
 
 
 async def test_service_that_is_not_there_yet_is_waited_for(rollouts: EmbeddedRollouts):

@@ -7,6 +7,11 @@
 ``/close_session`` offer the same environments to any other Gym agent, one tool call at a time.
 """
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until freeze_imports
+
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -25,6 +30,8 @@ from nemo_gym.base_resources_server import (
 )
 from nemo_gym.server_utils import SESSION_ID_KEY, is_nemo_gym_fastapi_entrypoint
 from pydantic import ConfigDict, Field, PrivateAttr
+from starlette.routing import Match, Mount
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from prorl_gym._gym_compat import verifier_fixture
 from prorl_gym.agents.tool_arguments import BadArguments, check_arguments
@@ -39,7 +46,7 @@ from prorl_gym.gym_root.resources_servers.prorl_rollout.tool_sessions import (
     session_lost_error,
 )
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.service_connection import SERVICE_PATH
-from prorl_gym.gym_root.server_start import run_server, running_service
+from prorl_gym.gym_root.server_start import freeze_imports, run_server, running_service
 from prorl_gym.records import Score
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.backend_selection import open_backend
@@ -101,7 +108,8 @@ class ProrlRolloutServer(SimpleResourcesServer):
         @asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
             async with inner(app) as state, running_service(self._service):
-                app.mount(SERVICE_PATH, self._service.create_app())
+                app.middleware_stack = _mount_first(self._service.create_app(), app.middleware_stack or app.router)
+                freeze_imports()
                 yield state
                 await self._sessions.close_all()
 
@@ -177,6 +185,24 @@ class ProrlRolloutServer(SimpleResourcesServer):
         session_id = body.get("resources_session_id") or request.session[SESSION_ID_KEY]
         await self._sessions.close(session_id)
         return {"resources_session_id": session_id}
+
+
+def _mount_first(service: ASGIApp, others: ASGIApp) -> ASGIApp:
+    """Return the service's routes beside the stack of all others.
+
+    A route of the app would be called through Gym's middlewares (sessions, exceptions, cancellation). They cost each
+    call five tasks and a signed cookie, and the service has no use for them.
+    """
+    mount = Mount(SERVICE_PATH, service)
+
+    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
+        match, found = mount.matches(scope)
+        if match is Match.FULL:
+            await mount.handle({**scope, **found}, receive, send)
+        else:
+            await others(scope, receive, send)
+
+    return dispatch
 
 
 async def _call_tool(session: ToolSession, name: str, arguments: Mapping[str, Any]) -> PlainTextResponse:

@@ -7,6 +7,11 @@
 acknowledges.
 """
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until freeze_imports
+
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Literal
@@ -25,7 +30,7 @@ from prorl_gym.errors import ConfigError, Limit
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_handler import AgentProfile, RowAnswer, RowHandler
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.service_connection import SERVICE_PATH
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.step_early_stop import EarlyStopConfig
-from prorl_gym.gym_root.server_start import run_server
+from prorl_gym.gym_root.server_start import freeze_imports, run_server
 from prorl_gym.settings import RolloutSettings
 from prorl_gym.trainers.gym_result import Placeholder
 
@@ -103,6 +108,7 @@ class ProrlRolloutAgent(SimpleResponsesAPIAgent):
         @asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
             async with inner(app) as state:
+                freeze_imports()
                 yield state
                 if self._rows is not None:
                     await self._rows.close()

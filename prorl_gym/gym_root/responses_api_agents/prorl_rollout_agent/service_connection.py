@@ -6,14 +6,15 @@
 An agent keeps one connection for each kind of call and one for each run's stream, however many rows it has: one per row
 would cost a descriptor on both sides, and Gym's own client has 1,024 for one host. Requests that come during a
 submission form the next one, and a submission is retried until the service has room. A stream that broke resumes after
-``GET /v1/unacknowledged``, which lists what has ended and what the service still knows. A record is acknowledged when
-Gym has the answer, so that after a restart the same list has every rollout that was accepted and not delivered.
+``GET /v1/unacknowledged``, which lists what has ended and what the service still knows. A record is acknowledged soon
+after Gym has the answer, so that after a restart the same list has every rollout that was accepted and not delivered.
 """
 
 import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from prorl_gym.backoff import backoff_delay
@@ -31,6 +32,13 @@ _BATCH_REQUESTS = 512
 
 _BATCH_IDS = 4096
 """Ids of one cancel or acknowledgement."""
+
+ACKNOWLEDGE_SECONDS = 0.1
+"""Seconds for which acknowledgements are collected: each call syncs the service's disk twice, and rows wait for it. An
+agent that is killed meanwhile counts these rows as not delivered."""
+
+CLOSE_SECONDS = 1.0
+"""Longest time in seconds to send the last acknowledgements: the service may have stopped first."""
 
 _RELEASE_SECONDS = 1.0
 """Seconds for which records of abandoned rollouts are collected before they are acknowledged: each call is a commit."""
@@ -68,11 +76,17 @@ class _Batcher(Generic[ItemT]):
 
     async def _drain(self) -> None:
         await asyncio.sleep(self._delay)
+        await self.send_all()
+
+    async def send_all(self) -> None:
+        """Send what is left."""
         while self._items:
-            batch, self._items = self._items[: self._size], self._items[self._size :]
+            batch = self._items[: self._size]
             await self._send(batch)
+            del self._items[: len(batch)]
 
     async def close(self) -> None:
+        """Stop sending; a batch that was under way is among what is left."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -114,7 +128,7 @@ class ServiceConnection:
         self._fetches: set[asyncio.Task[None]] = set()
         self._requests = _Batcher(self._submit, _BATCH_REQUESTS)
         self._cancels = _Batcher(self._cancel, _BATCH_IDS)
-        self._acknowledgements = _Batcher(self._acknowledge, _BATCH_IDS)
+        self._acknowledgements = _Batcher(self._acknowledge, _BATCH_IDS, ACKNOWLEDGE_SECONDS)
         self._releases = _Batcher(self._acknowledge, _BATCH_IDS, _RELEASE_SECONDS)
 
     async def wait_listed(self) -> None:
@@ -181,6 +195,9 @@ class ServiceConnection:
             await asyncio.wait(tasks)
         for batcher in (self._requests, self._cancels, self._acknowledgements, self._releases):
             await batcher.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._acknowledgements.send_all()
         await self._client.close()
         await self._stream_client.close()
 

@@ -7,6 +7,11 @@ It serves agents and harnesses other than ours. Every call gets an HTTP answer w
 since Gym's client repeats a call without end when the connection drops.
 """
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until freeze_imports
+
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
@@ -31,7 +36,7 @@ from prorl_gym.gateway import chat_completions as chat_wire
 from prorl_gym.gateway import responses as responses_wire
 from prorl_gym.gateway.gateway import Gateway, Wire
 from prorl_gym.gym_root.responses_api_models.prorl_model.config import ProrlModelConfig
-from prorl_gym.gym_root.server_start import run_server
+from prorl_gym.gym_root.server_start import freeze_imports, run_server
 from prorl_gym.inference.config import InferenceConfig, build_pool
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.logs import configure_logging, register_secret
@@ -75,6 +80,7 @@ class ProrlModel(SimpleResponsesAPIModel):
             )
             self._gateway = Gateway(pool, codec, config, inference.thinking)
             async with inner(app) as state, self._gateway.running():
+                freeze_imports()
                 yield state
 
         app.router.lifespan_context = lifespan

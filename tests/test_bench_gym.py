@@ -1,0 +1,85 @@
+"""``bench gym``: what it subtracts and what stands beside it. Speed is not tested here."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).parent.parent / "bench"
+
+
+@pytest.fixture
+def gym(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(BENCH))
+    before = set(sys.modules)
+    yield import_module("gym")
+    for name in set(sys.modules) - before:
+        if (BENCH / f"{name}.py").exists():
+            del sys.modules[name]
+
+
+class Servers:
+    """Says what the client would have seen."""
+
+    pids = (2, 3)
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    async def run_program(self, script: Path, *arguments: str) -> Any:
+        return self.found
+
+    def peak_mb(self, instance: str) -> float:
+        return 100.0
+
+
+def by_name(figures: list[Any]) -> dict[str, Any]:
+    return {row["name"]: row for row in figures}
+
+
+def test_added_is_the_difference_of_percentiles_beside_what_gym_takes(gym: Any) -> None:
+    found: dict[str, list[float]] = {
+        "direct": [2.0] * 90 + [10.0] * 10,
+        "bench_agent": [6.0] * 90 + [30.0] * 10,
+        "bench_environment_server": [9.0] * 100,
+        "bench_empty_agent": [1.0] * 100,
+        "bench_empty_environment_server": [3.0] * 100,
+    }
+    cpu = {name: [float(place)] for place, name in enumerate(found)}
+    direct = SimpleNamespace(url="http://service", pid=1)
+    rows = by_name(asyncio.run(gym.latency(Servers({"rows": found, "cpu": cpu}), direct)))
+    agent = rows["added by the agent's `/run`, 100/s, p50"]
+    assert (agent["value"], agent["target"]) == (4.0, 5.0)
+    assert [peer["value"] for peer in agent["peers"]] == [1.0]
+    assert rows["added by the agent's `/run`, 100/s, p99"]["value"] == 20.0
+    relay = rows["added by the environment server's `/run`, 100/s, p50"]
+    assert (relay["value"], [peer["value"] for peer in relay["peers"]]) == (7.0, [3.0])
+    assert rows["direct call of the service, 100/s, p99"]["value"] == 10.0
+    cost = rows["agent's `/run`, 100/s: CPU of all servers per row"]
+    assert (cost["value"], [peer["value"] for peer in cost["peers"]]) == (1.0, [3.0, 0.0])
+
+
+def test_rollouts_that_are_missing_miss_the_target(gym: Any) -> None:
+    found = {"seconds": {"bench_empty_environment_server": 2.0, "bench_environment_server": 8.0}, "answered": 7}
+    answered, seconds, *_ = asyncio.run(gym.crowd(Servers(found)))
+    assert answered["value"] < answered["target"]
+    assert (seconds["value"], [peer["value"] for peer in seconds["peers"]]) == (8.0, [2.0])
+
+
+def test_a_start_is_compared_with_that_of_gym_s_smallest(
+    gym: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    start = sys.modules["_gym_start"]
+
+    async def measure(environment: str, directory: Path) -> Any:
+        return start.StartFigures(*((3.0, 4.0, 2.0) if environment == start.OURS else (2.5, 4.0, 1.9)))
+
+    monkeypatch.setattr(start, "measure", measure)
+    ready, answering, cpu = asyncio.run(gym.starts(tmp_path))
+    assert (ready["value"], ready["target"]) == (4.0, pytest.approx(4.4))
+    assert [row["peers"][0]["value"] for row in (answering, cpu)] == [2.5, 1.9]

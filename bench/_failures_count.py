@@ -1,6 +1,5 @@
 """Counts what rollouts came to under a fault, and whether their tokens are those that the engine sampled."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,7 +42,7 @@ class Cell:
     kept_tokens: int
     """Solved or silent ones with token ids."""
     exact_tokens: int
-    """Of these: ids and log-probs are what the engine sampled, all finite."""
+    """Of these: ids and log-probs are what the engine sampled."""
     kept_versions: int
     """Of these: each sampled id has a version of the weights."""
     right_versions: int
@@ -86,32 +85,28 @@ def count(system: str, row: str, fault: str, batch: Batch, log: Log, *, has_died
 
 def is_exact(call: Call, log: Log) -> bool:
     """Whether ids and log-probs of a call are what the engine sampled, after the prompt that it saw."""
-    if len(call.logprobs) != len(call.ids) or not all(map(math.isfinite, call.logprobs)):
-        return False
-    return _sampled_by(call, log, call.logprobs) is not None
+    return len(call.logprobs) == len(call.ids) and _sampled_versions(call, log) is not None
 
 
 def has_right_versions(call: Call, log: Log) -> bool:
     """Whether each id of a call carries the version of the weights that sampled it."""
-    return _sampled_by(call, log, call.logprobs) == call.versions
+    return _sampled_versions(call, log) == call.versions
 
 
-def _sampled_by(call: Call, log: Log, logprobs: Sequence[float]) -> list[int] | None:
-    """Return the versions that sampled the ids, of one answer or of several on end; ``None``: the engine did not."""
-    position, versions = 0, list[int]()
-    while position < len(call.ids):
-        answers = log.get((*call.prompt, *call.ids[:position]), ())
-        found = next((answer for answer in answers if _matches(answer, call.ids, logprobs, position)), None)
-        if found is None:
-            return None
-        position += len(found.ids)
-        versions += [found.version] * len(found.ids)
-    return versions
+def _sampled_versions(call: Call, log: Log, start: int = 0) -> list[int] | None:
+    """Return the versions that sampled ids and log-probs, in one answer or several on end; ``None``: none did.
 
-
-def _matches(answer: Sampled, ids: Sequence[int], logprobs: Sequence[float], start: int) -> bool:
-    end = start + len(answer.ids)
-    return bool(answer.ids) and list(ids[start:end]) == answer.ids and list(logprobs[start:end]) == answer.logprobs
+    Several rollouts have the same prompt, so that an answer which was cut off may begin like another one.
+    """
+    if start == len(call.ids):
+        return []
+    for answer in log.get((*call.prompt, *call.ids[:start]), ()):
+        end = start + len(answer.ids)
+        if answer.ids and (call.ids[start:end], call.logprobs[start:end]) == (answer.ids, answer.logprobs):
+            rest = _sampled_versions(call, log, end)
+            if rest is not None:
+                return [answer.version] * len(answer.ids) + rest
+    return None
 
 
 def _reasons(failed: Sequence[Made]) -> list[str]:

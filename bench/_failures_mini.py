@@ -8,13 +8,16 @@ exit status of the rollout.
 
 import asyncio
 import logging
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from _failures_load import Made, answer_batches
 from _failures_plan import CALL_SECONDS
 from _rollout_mini import play_on_host
-from minisweagent.models.litellm_model import LitellmModel
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would fetch prices when it is imported
+from minisweagent.models.litellm_model import LitellmModel  # noqa: E402
 
 _WORKERS = ThreadPoolExecutor(64)
 

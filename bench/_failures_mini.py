@@ -17,7 +17,7 @@ from _failures_plan import CALL_SECONDS
 from _rollout_mini import play_on_host
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would fetch prices when it is imported
-from minisweagent.models.litellm_model import LitellmModel  # noqa: E402
+from minisweagent.models.litellm_model import LitellmModel
 
 _WORKERS = ThreadPoolExecutor(64)
 

@@ -8,10 +8,12 @@ SEED = 20261123
 SHARE = 0.2
 """Share of the calls that fail, where not all calls of some seconds do."""
 OUTAGE_SECONDS = 5.0
-OUTAGE_CALL = 8
+OUTAGE_CALL = 4
 """An outage begins with this call."""
 CALL_SECONDS = 10.0
 """Longest duration of a call, where a system has a setting for it."""
+TURN_TOKENS = 256
+"""Most tokens of a turn, where a system has a setting for it: a full turn is over long before ``CALL_SECONDS``."""
 
 
 class Kind(StrEnum):

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 from _failures_load import Batch, Call, Made, batch_from_json, make_batch
-from _failures_plan import CALL_SECONDS
+from _failures_plan import CALL_SECONDS, TURN_TOKENS
 from _rollout_systems import (
     BENCH,
     READY_SECONDS,
@@ -34,6 +34,7 @@ from _rollout_work import ANSWER, CODE_WORK, QUESTION, QUESTION_WORK, SHELL_WORK
 from prorl_gym.cli.demo.stack import free_ports
 from prorl_gym.client import Client
 from prorl_gym.records import Rollout, RolloutRequest
+from prorl_gym.settings import RolloutSettings
 
 QUESTION_ROW, PROGRAM_ROW, SHELL_ROW = "mathematics", "program", "shell task"
 MakeBatch = Callable[[int, float], Awaitable[Batch]]
@@ -127,7 +128,8 @@ async def _service(site: Site) -> AsyncGenerator[Started]:
 
 
 async def _submit_and_wait(client: Client, work: Work) -> Made:
-    request = RolloutRequest(environment=work.environment, task=work.row)
+    settings = RolloutSettings(max_turn_tokens=TURN_TOKENS)
+    request = RolloutRequest(environment=work.environment, task=work.row, settings=settings)
     await client.submit(request)
     return made_of_record(await client.result(request.rollout_id, timeout=300))
 
@@ -175,7 +177,9 @@ async def _gym(site: Site) -> AsyncGenerator[Started]:
 
 
 async def _post_row(post: Post, server: str, row: Callable[[], dict[str, Any]]) -> Made:
-    return made_of_gym_answer(await post(server, row()))
+    posted = row()
+    posted["responses_create_params"]["max_output_tokens"] = TURN_TOKENS
+    return made_of_gym_answer(await post(server, posted))
 
 
 def made_of_gym_answer(answer: Mapping[str, Any]) -> Made:
@@ -231,6 +235,12 @@ async def _peer(site: Site, *, environment: str, script: str, arguments: Sequenc
 
 OURS, OURS_IN_GYM = "ours", "ours through Gym"
 MATH_WITH_CODE, CODE_GEN = "NeMo Gym `math_with_code`", "NeMo Gym `code_gen`"
+_IMAGES = "its rows are graded in images of SWE-bench, which come from a registry that cannot be reached here"
+NOT_RUN = {
+    "NeMo Gym `mini_swe_agent_2`": _IMAGES,
+    "NeMo Gym `anyswe_agent`": f"{_IMAGES}, and its harnesses are installed from the network in each sandbox",
+}
+"""Systems that no run of the bench here can have, with the reason."""
 TOOL_ENV, BASH_HARNESS, MINI = "verifiers 0.1 `ToolEnv`", "verifiers 0.4 `bash` harness", "mini-swe-agent"
 
 

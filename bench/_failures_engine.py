@@ -31,6 +31,8 @@ TOKENS_PER_SECOND = 400.0
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 _ANSWER = re.compile(r"\d{6,}")
 _FOREIGN: dict[str, Any] = {"object": "list", "data": []}
+_SAMPLED = web.ResponseKey("sampled", dict[str, Any])
+"""Prompt, ids and log-probs of a chat answer, whose body need not hold them."""
 
 
 class VersionedPolicy(RememberingPolicy):
@@ -87,6 +89,10 @@ class FailingEngine(OracleServer):
         self._site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await self._site.start()
 
+    async def close(self) -> None:
+        """Stop listening, and drop every call."""
+        await self._runner.cleanup()
+
     # --- what goes wrong ----------------------------------------------------------------------------------------------
 
     @web.middleware
@@ -132,7 +138,7 @@ class FailingEngine(OracleServer):
             return answer
         asked: dict[str, Any] = json.loads(await request.read())
         body: dict[str, Any] = json.loads(answer.text or "")
-        sampled: dict[str, Any] = answer.get("sampled") or _completion(body)
+        sampled: dict[str, Any] = answer.get(_SAMPLED) or _completion(body)
         if kind is Kind.FOREIGN:
             body = _FOREIGN
         elif kind is not Kind.TRUNCATED:
@@ -202,7 +208,7 @@ class FailingEngine(OracleServer):
                 },
             }
         )
-        answer["sampled"] = {"prompt": prompt, "ids": ids, "logprobs": logprobs}
+        answer[_SAMPLED] = {"prompt": prompt, "ids": ids, "logprobs": logprobs}
         return answer
 
     def _encode(self, body: dict[str, Any]) -> list[int]:

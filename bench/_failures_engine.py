@@ -326,7 +326,7 @@ def _chunks(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     for index, call in enumerate(delta.get("tool_calls", [])):
         call["index"] = index
     head = {"id": body["id"], "created": 0, "model": MODEL, "object": "chat.completion.chunk"}
-    ended = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    ended: dict[str, Any] = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
     return [
         {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
         {**head, "choices": [ended]},

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,10 @@ async def make_batch(count: int, seconds: float, rollout: Rollout) -> Batch:
 
 def batch_from_json(text: str) -> Batch:
     """Read what ``answer_batches`` printed."""
-    value = json.loads(text)
-    made = [Made(**{**one, "calls": [Call(**call) for call in one["calls"]]}) for one in value["made"]]
-    return Batch(made, value["seconds"])
+    value: Any = json.loads(text)
+    for one in value["made"]:
+        one["calls"] = [Call(**call) for call in one["calls"]]
+    return Batch([Made(**one) for one in value["made"]], value["seconds"])
 
 
 async def answer_batches(rollout: Rollout) -> None:

@@ -16,7 +16,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from _failures_count import Cell, Log, Sampled, count
 from _failures_load import Batch
 from _failures_plan import FAULTS, HEALTHY, Fault, Kind
 from _failures_systems import Arm, Engine, MakeBatch, Started, System
-from _report import SHORT, Figure, Report, StartConditions, figure, peer, report
+from _report import SHORT, Better, Figure, Report, StartConditions, figure, peer, report
 from _rollout_systems import BenchRefusedError, Site, peer_environment
 
 ROLLOUTS = 4 if SHORT else 8
@@ -114,28 +114,37 @@ def _log(sampled: Sequence[dict[str, object]]) -> Log:
     return log
 
 
+MEASURES: tuple[tuple[str, str, Better, Callable[[Cell], float]], ...] = (
+    ("rewards below 1 that look like the policy's", "", "lower", lambda cell: cell.silent),
+    ("rollouts without a result", "", "lower", lambda cell: cell.lost),
+    ("rollouts solved", "", "higher", lambda cell: cell.solved),
+    ("until the last answer, all faults together", "s", "lower", lambda cell: cell.seconds),
+)
+"""What is summed over all faults: name, unit, which is better, and how it is read."""
+
+
 def figures_of(cells: Sequence[Cell]) -> list[Figure]:
     """Return the sums over all faults: ours on each row beside the peers that have it."""
-    rows: list[Figure] = []
     failed = [cell for cell in cells if cell.fault != HEALTHY.words]
-    for row in dict.fromkeys(cell.row for cell in failed):
-        names = list(dict.fromkeys(cell.system for cell in failed if cell.row == row))
-        for ours in (name for name in names if name.startswith("ours")):
-            for words, value in (
-                ("rewards below 1 that look like the policy's", lambda cell: cell.silent),
-                ("rollouts without a result", lambda cell: cell.lost),
-                ("rollouts solved", lambda cell: cell.solved),
-                ("seconds until the last answer, all faults together", lambda cell: cell.seconds),
-            ):
-                total = {
-                    name: float(sum(value(cell) for cell in failed if (cell.row, cell.system) == (row, name)))
-                    for name in names
-                }
-                beside = [peer(name, [total[name]]) for name in names if not name.startswith("ours")]
-                better = "higher" if words == "rollouts solved" else "lower"
-                unit = "s" if words.startswith("seconds") else ""
-                rows.append(figure(f"{row}, {ours}: {words}", [total[ours]], unit, better=better, peers=beside))
-    return rows
+    return [figure_of(failed, row, ours, measure) for row, ours in _own_arms(failed) for measure in MEASURES]
+
+
+def figure_of(
+    cells: Sequence[Cell], row: str, ours: str, measure: tuple[str, str, Better, Callable[[Cell], float]]
+) -> Figure:
+    """Return one sum."""
+    words, unit, better, value = measure
+
+    def total(system: str) -> list[float]:
+        return [float(sum(value(cell) for cell in cells if (cell.row, cell.system) == (row, system)))]
+
+    names = dict.fromkeys(cell.system for cell in cells if cell.row == row and not cell.system.startswith("ours"))
+    beside = [peer(name, total(name)) for name in names]
+    return figure(f"{row}, {ours}: {words}", total(ours), unit, better=better, peers=beside)
+
+
+def _own_arms(cells: Sequence[Cell]) -> Sequence[tuple[str, str]]:
+    return list(dict.fromkeys((cell.row, cell.system) for cell in cells if cell.system.startswith("ours")))
 
 
 async def measure(directory: Path) -> tuple[list[Cell], dict[str, str]]:

@@ -37,7 +37,7 @@ number of its own. Retries are those that each system has by default:
 
 | system | calls | rollouts |
 |---|---|---|
-| ours | 3 attempts, elsewhere or after a trial; 30 s of waiting for an engine | again after a failure of infrastructure |
+| ours | 3 attempts, elsewhere or after a trial; 30 s of waiting for an engine | again after an engine's failure |
 | NeMo Gym | 3 attempts after 404, 408, 429 and 5xx; without end after a broken connection | none |
 | verifiers 0.1 | 10 more by its HTTP client | none |
 | verifiers 0.4 | those of the harness's program | none |

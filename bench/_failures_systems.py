@@ -269,8 +269,6 @@ def all_systems() -> list[System]:
 
 
 def selected(systems: Sequence[System]) -> list[System]:
-    """Return the systems that ``PRORL_BENCH_SYSTEMS`` names by parts of their names; all of them without it."""
-    wanted = list(filter(None, os.environ.get("PRORL_BENCH_SYSTEMS", "").split(",")))
-    return [
-        system for system in systems if not wanted or any(part in arm.system for part in wanted for arm in system.arms)
-    ]
+    """Return the systems that ``PRORL_BENCH_SYSTEMS`` names, separated by commas; all of them without it."""
+    wanted = set(filter(None, os.environ.get("PRORL_BENCH_SYSTEMS", "").split(",")))
+    return [system for system in systems if not wanted or any(arm.system in wanted for arm in system.arms)]

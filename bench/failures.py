@@ -8,7 +8,7 @@ setting for the longest duration of a call, it is 10 s. After each fault one mor
 works. Nothing is reported unless a healthy engine gives reward 1 on every row in every system.
 
 Peers live in environments of their own (``bench/peers-environment``); one that is missing is left out by name.
-``PRORL_BENCH_SYSTEMS=mini,ToolEnv`` measures some systems only, ``--short`` 4 rollouts of a kind.
+``PRORL_BENCH_SYSTEMS=ours,mini-swe-agent`` measures some systems only, ``--short`` 4 rollouts of a kind.
 """
 
 import asyncio

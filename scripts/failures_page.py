@@ -60,6 +60,11 @@ NOTES = """
 - Ours tells a hung call from a long one by the engine's pace. `request_seconds` has to be longer than a turn of
   `max_turn_tokens` takes: with 10 s, turns of 4,096 tokens and an engine of 400 tokens a second, 14 of 48 rollouts were
   graded as cut off by the policy's own slowness. The default is 900 s.
+- Ours rests an engine that hung for longer after each time; 16 answered calls make up for one. So hung calls are the
+  last fault here: when they came before the log-probs, 8 rollouts of mathematics took 20 s under "one log-prob too
+  few", and 1 of 8 shell tasks was not answered in 90 s.
+- The published run was made in two processes at once, NeMo Gym's servers in one of them, on a machine that had much
+  else to do: counts can be compared, seconds hardly.
 - An aborted answer is not continued, unless a pause of ours aborted it: the turn is sampled again.
 """
 

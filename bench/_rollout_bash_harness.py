@@ -12,6 +12,8 @@ Run by the python of its own environment: ``_rollout_bash_harness.py ENGINE_URL 
 import asyncio
 import os
 import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import verifiers.v1 as vf
@@ -40,7 +42,9 @@ class QuestionTaskset(vf.Taskset[QuestionTask, vf.TasksetConfig]):
         return [QuestionTask(vf.TaskData(prompt=QUESTION), self.config.task)]
 
 
-async def _main(url: str) -> None:
+@asynccontextmanager
+async def serving(url: str, taskset: str, **client_options: Any) -> AsyncGenerator[Callable[[], Awaitable[Any]]]:
+    """Serve the environment of a taskset's module; yields what makes one episode."""
     from verifiers.v1.configs.cli.eval import EvalConfig
     from verifiers.v1.utils.loaders import load_environment
 
@@ -48,9 +52,9 @@ async def _main(url: str) -> None:
     agent = {"harness": {"id": "bash"}, "runtime": {"type": "subprocess"}}
     config: Any = EvalConfig.model_validate(
         {
-            "env": {"taskset": {"id": "_rollout_bash_harness"}, "agent": agent},
+            "env": {"taskset": {"id": taskset}, "agent": agent},
             "model": "m",
-            "client": {"type": "eval", "base_url": url, "api_key_var": "BENCH_ENGINE_KEY"},
+            "client": {"type": "eval", "base_url": url, "api_key_var": "BENCH_ENGINE_KEY", **client_options},
             "push": False,
         }
     )
@@ -58,12 +62,20 @@ async def _main(url: str) -> None:
     context = vf.ModelContext(client=config.client, model=config.model, sampling=config.sampling)
     (task,) = list(environment.taskset)
 
-    async def rollout() -> float:
+    async def episode() -> Any:
         (slot,) = environment.slots(task)
-        episode: Any = await environment.run_slot(slot, context)
-        return sum(trace.reward for trace in episode.traces)
+        return await environment.run_slot(slot, context)
 
     async with environment.serving():
+        yield episode
+
+
+async def _main(url: str) -> None:
+    async with serving(url, "_rollout_bash_harness") as episode:
+
+        async def rollout() -> float:
+            return sum(trace.reward for trace in (await episode()).traces)
+
         await answer_loads(rollout)
 
 

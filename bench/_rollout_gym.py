@@ -7,6 +7,7 @@ Run as a program, so that what Gym and Ray leave behind ends with it:
 import asyncio
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,34 +36,43 @@ _CONFIGS = (
 class BenchStack(DemoStack):
     """The demo's way to start Gym, with the servers of the bench."""
 
+    servers: Mapping[str, tuple[str, str]] = _SERVERS
+    """Kind and implementation by the server's name."""
+    configs: Sequence[str] = _CONFIGS
+    inference: Mapping[str, Any] = {}
+    """Settings of our service beside its defaults."""
+
     def __init__(self, supervisor: ProcessSupervisor, folders: DemoFolders) -> None:
         super().__init__(supervisor, folders)
         self.addresses: dict[str, str] = {}
 
     def write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
-        head, *ports = free_ports(1 + len(_SERVERS))
+        """See ``DemoStack``."""
+        head, *ports = free_ports(1 + len(self.servers))
         self._head_url = f"http://{HOST}:{head}"
-        self.addresses = {name: f"http://{HOST}:{port}" for name, port in zip(_SERVERS, ports, strict=True)}
+        self.addresses = {name: f"http://{HOST}:{port}" for name, port in zip(self.servers, ports, strict=True)}
         config: dict[str, Any] = {
-            "config_paths": list(_CONFIGS),
+            "config_paths": list(self.configs),
             **self._base_config(engines, head),
             "disable_health_check": True,  # it reads model calls made through Gym; ours go to the engine directly
             "prorl_service": {
                 "ledger": {"path": str(self._folders.scratch / "ledger.sqlite")},
                 "sandbox": {"backend": "userns", "scratch": str(self._folders.scratch / "sandboxes")},
                 "runner": {"run": 128},
+                "inference": dict(self.inference),
             },
         }
-        for (name, (kind, implementation)), port in zip(_SERVERS.items(), ports, strict=True):
+        for (name, (kind, implementation)), port in zip(self.servers.items(), ports, strict=True):
             config[name] = {kind: {implementation: {"host": HOST, "port": port}}}
         self._config.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         return {name: f"{address}/readyz" for name, address in self.addresses.items()}
 
 
-async def _serve(url: str, directory: Path) -> None:
+async def serve(url: str, directory: Path, stack_class: type[BenchStack] = BenchStack) -> None:
+    """Start the servers, print their addresses, serve until the input ends."""
     set_child_subreaper()
     supervisor = ProcessSupervisor(directory)
-    stack = BenchStack(supervisor, DemoFolders(directory, directory))
+    stack = stack_class(supervisor, DemoFolders(directory, directory))
     try:
         await stack.start_gym(PolicyEndpoint((url,), "m", "small"))
         print(json.dumps(stack.addresses), flush=True)
@@ -72,4 +82,4 @@ async def _serve(url: str, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1], Path(sys.argv[2])))
+    asyncio.run(serve(sys.argv[1], Path(sys.argv[2])))

@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
@@ -42,14 +43,12 @@ class DelayedModel(DeterministicModel):
         return super().query(messages, **kwargs)
 
 
-def _play(environment: Any, folder: Path, tests: Path) -> float:
-    """Prepare the project, run the agent, run the hidden tests."""
+def play(environment: Any, folder: Path, tests: Path, model: Any) -> tuple[float, str]:
+    """Prepare the project, run the agent, run the hidden tests; return the reward and how the agent ended."""
     for path, text in WORK["files"].items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     environment.execute({"command": WORK["prepare"]})
-    outputs = [make_output("Next.", [{"command": command}]) for command in (*WORK["commands"], SUBMIT)]
-    model = DelayedModel(outputs=outputs, cost_per_call=0.0)
     templates = {name: TEMPLATES[name] for name in ("system_template", "instance_template")}
     agent = DefaultAgent(model, environment, cost_limit=0.0, **templates)
     ended = agent.run(WORK["task"])
@@ -57,33 +56,41 @@ def _play(environment: Any, folder: Path, tests: Path) -> float:
     (tests / "hidden.py").write_text(WORK["tests"])
     command = WORK["test_command"].replace("/tests/", f"{tests}/")
     passed = environment.execute({"command": f"PYTHONPATH=. {command}"})["returncode"] == 0
-    return float(passed and ended["exit_status"] == "Submitted" and agent.n_calls == len(outputs))
+    return float(passed), ended["exit_status"]
 
 
-def _local() -> float:
+def play_on_host(model: Any) -> tuple[float, str]:
+    """Play in its local environment, in a directory of the host."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "app")
         folder.mkdir()
-        return _play(LocalEnvironment(cwd=str(folder), env=_CLEAN), folder, Path(name, "tests"))
+        return play(LocalEnvironment(cwd=str(folder), env=_CLEAN), folder, Path(name, "tests"), model)
 
 
-def _bubblewrap() -> float:
+def _scripted(play_with: Callable[[Any], tuple[float, str]]) -> float:
+    outputs = [make_output("Next.", [{"command": command}]) for command in (*WORK["commands"], SUBMIT)]
+    model = DelayedModel(outputs=outputs, cost_per_call=0.0)
+    reward, ended = play_with(model)
+    return reward * (ended == "Submitted" and model.current_index == len(outputs) - 1)
+
+
+def _play_in_bubblewrap(model: Any) -> tuple[float, str]:
     """Its bubblewrap environment, with all namespaces unshared: by default it shares network and processes."""
     arguments = [*BubblewrapEnvironmentConfig().wrapper_args, "--unshare-all", "--uid", "61100", "--gid", "61100"]
     environment = BubblewrapEnvironment(wrapper_args=arguments)
     try:
-        return _play(environment, environment.working_dir, environment.working_dir / ".tests")
+        return play(environment, environment.working_dir, environment.working_dir / ".tests", model)
     finally:
         environment.cleanup()
 
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    play = {"local": _local, "bwrap": _bubblewrap}[sys.argv[1]]
+    play_with = {"local": play_on_host, "bwrap": _play_in_bubblewrap}[sys.argv[1]]
     workers = ThreadPoolExecutor(128)
 
     async def rollout() -> float:
         """Run one in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(workers, play)
+        return await asyncio.get_running_loop().run_in_executor(workers, _scripted, play_with)
 
     asyncio.run(answer_loads(rollout))

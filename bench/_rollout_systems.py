@@ -42,8 +42,9 @@ from prorl_gym.records import RolloutRequest
 from prorl_gym.sandbox.images.config import default_cache
 from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
-_BENCH = Path(__file__).resolve().parent
-_READY_SECONDS = 180.0
+BENCH = Path(__file__).resolve().parent
+READY_SECONDS = 180.0
+"""Longest start of a system."""
 _STOP_SECONDS = 30.0
 INSTALL = "bench/peers-environment"
 BWRAP_OPTIONS = (
@@ -151,17 +152,23 @@ def _tail(log: Path) -> str:
 @asynccontextmanager
 async def running_engine(directory: Path) -> AsyncGenerator[tuple[str, int]]:
     """Run the engine of all systems; yields its address and its pid."""
-    rows = directory / "rows.jsonl"
-    each = ({"environment": work.environment, "task": work.row} for work in WORKS)
-    rows.write_text("".join(json.dumps(_gym_row(row)) + "\n" for row in each))
     log = directory / "engine.log"
-    async with running([sys.executable, str(_BENCH / "_rollout_engine.py"), str(rows)], log) as child:
-        yield await read_line(child, log, _READY_SECONDS), child.pid
+    argv = [sys.executable, str(BENCH / "_rollout_engine.py"), str(write_rows(directory))]
+    async with running(argv, log) as child:
+        yield await read_line(child, log, READY_SECONDS), child.pid
 
 
-def _gym_row(row: dict[str, Any]) -> dict[str, Any]:
-    prompt = [{"role": "user", "content": row["task"]["question"]}]
-    return {"responses_create_params": {"input": prompt}, **row}
+def write_rows(directory: Path) -> Path:
+    """Write the rows that an engine plays; return where."""
+    rows = directory / "rows.jsonl"
+    rows.write_text("".join(json.dumps(gym_row(work)) + "\n" for work in WORKS))
+    return rows
+
+
+def gym_row(work: Work) -> dict[str, Any]:
+    """Return a row of ours as it is posted to ``/run``, without its agent."""
+    prompt = [{"role": "user", "content": work.row["question"]}]
+    return {"responses_create_params": {"input": prompt}, "environment": work.environment, "task": work.row}
 
 
 async def wait_answering(url: str, child: asyncio.subprocess.Process, log: Path) -> None:
@@ -170,7 +177,7 @@ async def wait_answering(url: str, child: asyncio.subprocess.Process, log: Path)
     Raises:
         BenchRefusedError: the program behind it ended, or the time is up.
     """
-    deadline = asyncio.get_running_loop().time() + _READY_SECONDS
+    deadline = asyncio.get_running_loop().time() + READY_SECONDS
     async with aiohttp.ClientSession() as session:
         while child.returncode is None and asyncio.get_running_loop().time() < deadline:
             with suppress(aiohttp.ClientError):
@@ -229,12 +236,22 @@ async def _service(
     site: Site, *, backend: BackendName, warm: int, works: Sequence[Work]
 ) -> AsyncGenerator[Sequence[PutLoad]]:
     """``prorl-gym serve``, and the HTTP client: submit one rollout, wait for its record."""
+    async with running_service(site, backend=backend, warm=warm) as client:
+        yield [put_on(partial(_submit_and_wait, client, work)) for work in works]
+
+
+@asynccontextmanager
+async def running_service(
+    site: Site, *, backend: BackendName = "userns", warm: int = 0, inference: Mapping[str, Any] | None = None
+) -> AsyncGenerator[Client]:
+    """Run ``prorl-gym serve`` for the block, with some settings of ``inference``; yields a client of it."""
     state = site.directory / f"{backend}-{warm}"
     state.mkdir(exist_ok=True)
     state.chmod(0o711)  # sandboxes have another uid when this is root
     (port,) = free_ports(1)
+    engines = {"engine": "vllm", "engines": [site.engine], "model": "m", "tokenizer": "small"}
     config = {
-        "inference": {"engine": "vllm", "engines": [site.engine], "model": "m", "tokenizer": "small"},
+        "inference": {**engines, **(inference or {})},
         "sandbox": {"backend": backend, "warm": warm, "scratch": str(state / "sandboxes")},
         "runner": {"run": 128},
         "state": str(state),
@@ -247,7 +264,7 @@ async def _service(
         try:
             await wait_answering(f"{url}/readyz", child, log)
             async with Client(url, token=(state / "token").read_text().strip(), retry_seconds=0.0) as client:
-                yield [put_on(partial(_submit_and_wait, client, work)) for work in works]
+                yield client
         finally:
             with suppress(ProcessLookupError):
                 child.terminate()
@@ -265,11 +282,33 @@ async def _submit_and_wait(client: Client, work: Work) -> float:
 @asynccontextmanager
 async def _gym(site: Site) -> AsyncGenerator[Sequence[PutLoad]]:
     """Both environments behind Gym's ``/run``: ours, and its own ``math_with_code``."""
+    async with running_gym(site, "_rollout_gym.py") as post:
+
+        async def reward(server: str, row: dict[str, Any]) -> float:
+            return float((await post(server, row))["reward"])
+
+        ours = {**gym_row(QUESTION_WORK), "_ng_rollout_index": 0, "agent_ref": agent_ref("prorl_math_agent")}
+        indices = iter(range(1 << 30))
+
+        async def through_ours() -> float:
+            return await reward("prorl_math_environment_server", {**ours, "_ng_task_index": next(indices)})
+
+        theirs = math_with_code_row()
+        yield [put_on(through_ours), put_on(partial(reward, "math_with_code_environment_server", theirs))]
+
+
+Post = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+"""Posts a row to a server's ``/run`` and returns the answer."""
+
+
+@asynccontextmanager
+async def running_gym(site: Site, script: str) -> AsyncGenerator[Post]:
+    """Run the servers of Gym that a script starts; yields what posts rows to them."""
     directory = site.directory / "gym"
     directory.mkdir(exist_ok=True)
     directory.chmod(0o711)
     log = directory / "stack.log"
-    argv = [sys.executable, str(_BENCH / "_rollout_gym.py"), site.engine, str(directory)]
+    argv = [sys.executable, str(BENCH / script), site.engine, str(directory)]
     async with (
         running(argv, log) as child,
         aiohttp.ClientSession(
@@ -277,27 +316,24 @@ async def _gym(site: Site) -> AsyncGenerator[Sequence[PutLoad]]:
             timeout=aiohttp.ClientTimeout(total=300),
         ) as session,
     ):
-        addresses = json.loads(await read_line(child, log, _READY_SECONDS))
+        addresses = json.loads(await read_line(child, log, READY_SECONDS))
 
-        async def post(server: str, row: dict[str, Any]) -> float:
+        async def post(server: str, row: dict[str, Any]) -> dict[str, Any]:
             async with session.post(f"{addresses[server]}/run", json=row) as response:
                 if response.status != 200:
                     text = (await response.text())[:300]
                     raise BenchRefusedError(f"{server} answers {response.status}: {text}", _tail(log))
-                return float((await response.json())["reward"])
+                return await response.json()
 
-        ours = {**_gym_row({"environment": "math", "task": QUESTION_WORK.row}), "_ng_rollout_index": 0}
-        ours["agent_ref"] = {"type": "responses_api_agents", "name": "prorl_math_agent"}
-        indices = iter(range(1 << 30))
-
-        async def through_ours() -> float:
-            return await post("prorl_math_environment_server", {**ours, "_ng_task_index": next(indices)})
-
-        theirs = _math_with_code_row()
-        yield [put_on(through_ours), put_on(partial(post, "math_with_code_environment_server", theirs))]
+        yield post
 
 
-def _math_with_code_row() -> dict[str, Any]:
+def agent_ref(name: str) -> dict[str, str]:
+    """Return a row's field that names its agent."""
+    return {"type": "responses_api_agents", "name": name}
+
+
+def math_with_code_row() -> dict[str, Any]:
     """Return a row of Gym's own environment: its first example, with our question."""
     import resources_servers  # pyright: ignore[reportMissingImports, reportMissingTypeStubs]
 
@@ -305,8 +341,7 @@ def _math_with_code_row() -> dict[str, Any]:
     example = Path(str(root), "math_with_code", "data", "example.jsonl")  # pyright: ignore[reportUnknownArgumentType]
     row = json.loads(example.read_text().splitlines()[0])
     row["responses_create_params"]["input"][-1]["content"] = QUESTION
-    agent = {"type": "responses_api_agents", "name": "math_with_code_simple_agent"}
-    return {**row, "expected_result": ANSWER, "agent_ref": agent}
+    return {**row, "expected_result": ANSWER, "agent_ref": agent_ref("math_with_code_simple_agent")}
 
 
 # --- peers in environments of their own -------------------------------------------------------------------------------
@@ -322,8 +357,23 @@ async def _peer_program(
     site: Site, *, environment: str, script: str, arguments: Sequence[str], needs_engine: bool = True
 ) -> AsyncGenerator[Sequence[PutLoad]]:
     """A peer's own runner, which takes loads on its input."""
-    log = site.directory / f"{script}.log"
     given = [site.engine, *arguments] if needs_engine else list(arguments)
+    async with running_peer(site, environment, script, given) as ask:
+
+        async def put(load: Load) -> Seen:
+            return Seen(**json.loads(await ask(json.dumps(asdict(load)), 600.0)))
+
+        yield [put]
+
+
+Ask = Callable[[str, float], Awaitable[str]]
+"""Writes a line to a program and returns the one that it prints, within so many seconds."""
+
+
+@asynccontextmanager
+async def running_peer(site: Site, environment: str, script: str, given: Sequence[str]) -> AsyncGenerator[Ask]:
+    """Run a script with the python of a peer's environment; yields what asks it."""
+    log = site.directory / f"{script}.log"
     binaries = peer_environment(environment) / "bin"
     variables = {
         "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
@@ -331,16 +381,16 @@ async def _peer_program(
         "TMPDIR": str(site.directory),
         "BENCH_WORK": json.dumps(_mini_work()),
     }
-    async with running([str(binaries / "python"), str(_BENCH / script), *given], log, variables) as child:
-        while await read_line(child, log, _READY_SECONDS) != "ready":  # some print a banner first
+    async with running([str(binaries / "python"), str(BENCH / script), *given], log, variables) as child:
+        while await read_line(child, log, READY_SECONDS) != "ready":  # some print a banner first
             pass
 
-        async def put(load: Load) -> Seen:
+        async def ask(line: str, seconds: float) -> str:
             assert child.stdin is not None
-            child.stdin.write(json.dumps(asdict(load)).encode() + b"\n")
-            return Seen(**json.loads(await read_line(child, log, 600.0)))
+            child.stdin.write(line.encode() + b"\n")
+            return await read_line(child, log, seconds)
 
-        yield [put]
+        yield ask
 
 
 def _mini_work() -> dict[str, Any]:
@@ -402,7 +452,7 @@ def all_systems() -> list[System]:
                 script="_rollout_bash_harness.py",
                 arguments=(QUESTION, ANSWER),
             ),
-            missing=_environment_missing("verifiers-0.4"),
+            missing=environment_missing("verifiers-0.4"),
         ),
         _mini(MINI, "local"),
         _mini(MINI_BWRAP, "bwrap"),
@@ -412,7 +462,7 @@ def all_systems() -> list[System]:
 def _tool_env(name: str, wrapper: Sequence[str], *, needs_bwrap: bool = False) -> System:
     arguments = (QUESTION, ANSWER, *wrapper)
     start = partial(_peer_program, environment="verifiers-0.1", script="_rollout_tool_env.py", arguments=arguments)
-    missing = _environment_missing("verifiers-0.1") or (_bwrap_missing() if needs_bwrap else "")
+    missing = environment_missing("verifiers-0.1") or (_bwrap_missing() if needs_bwrap else "")
     return System((Arm.of(name, QUESTION_WORK),), start, missing)
 
 
@@ -425,7 +475,7 @@ def _mini(name: str, kind: str) -> System:
         arguments=(kind,),
         needs_engine=False,
     )
-    missing = _environment_missing("mini-swe-agent") or (_bwrap_missing() if kind == "bwrap" else "")
+    missing = environment_missing("mini-swe-agent") or (_bwrap_missing() if kind == "bwrap" else "")
     return System((replace(Arm.of(name, SHELL_WORK), calls=0),), start, missing)
 
 
@@ -437,5 +487,6 @@ def _program_missing(program: str, fix: str) -> str:
     return "" if shutil.which(program) else f"{program} is not installed; {fix}"
 
 
-def _environment_missing(name: str) -> str:
+def environment_missing(name: str) -> str:
+    """Return why a peer is left out here; nothing where its environment is installed."""
     return "" if (peer_environment(name) / "bin" / "python").exists() else f"{name} is not installed; run: {INSTALL}"

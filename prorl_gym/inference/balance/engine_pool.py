@@ -433,7 +433,8 @@ class EnginePool:
             return
         if error.kind is FailureKind.ENGINE_UNREACHABLE:
             self._invalidate_cache(member)
-        self._health.take_out_of_service(member, error.what, _retry_after(error))
+        failed_at_once = error.kind is not FailureKind.ENGINE_TIMEOUT
+        self._health.take_out_of_service(member, error.what, _retry_after(error), failed_at_once=failed_at_once)
 
     def _invalidate_cache(self, member: PoolMember) -> None:
         """Forget what the engine had cached."""

@@ -1,7 +1,8 @@
 """Takes engines that failed out of service until a trial in the background shows that they sample again.
 
 A server that hangs may answer every route but the one that samples. So before it takes calls again it has to sample a
-few tokens. The delay between trials grows with each failure and shrinks with calls that the engine answers.
+few tokens. The delay between trials grows with each failure and shrinks with calls that the engine answers. It does not
+grow with calls that fail at once beside answered ones: they cost little, and one engine may be all there is.
 """
 
 import asyncio
@@ -81,7 +82,9 @@ class HealthMonitor:
                 self.take_out_of_service(member, health.detail or "not well")
         return {member.name: health for member, health in zip(members, answers, strict=True)}
 
-    def take_out_of_service(self, member: PoolMember, detail: str, delay: float | None = None) -> None:
+    def take_out_of_service(
+        self, member: PoolMember, detail: str, delay: float | None = None, *, failed_at_once: bool = False
+    ) -> None:
         """Give an engine no calls, for at least so many seconds. Ignored if it has left the pool."""
         if not self._members.has(member):
             return
@@ -89,7 +92,8 @@ class HealthMonitor:
         self._members.changes.notify_all()  # calls may now wait for something else
         if member not in self._probes:
             pause = self._failover.backoff_seconds(member.backoff_level, delay)
-            member.backoff_level += delay is None  # one with Retry-After is busy, not broken
+            is_broken = delay is None  # one with Retry-After is busy
+            member.backoff_level += is_broken and not (failed_at_once and member.answered_since_failure)
             member.answered_since_failure = 0
             self._probes[member] = asyncio.create_task(self._probe_until_healthy(member, pause))
 

@@ -73,7 +73,7 @@ class PoolMember:
     lacks_model: bool = False
     """It is out of service because it does not serve the model; it may be well otherwise."""
     backoff_level: int = 0
-    """Failures, reduced by calls answered since: the more, the longer it gets no calls."""
+    """Failures that count, reduced by calls answered since: the more, the longer it gets no calls."""
     answered_since_failure: int = 0
     """Calls answered since its last failure."""
     pace: Pace = field(default_factory=Pace)

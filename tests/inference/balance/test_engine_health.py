@@ -122,6 +122,29 @@ def test_one_that_hangs_again_and_again_is_left_alone_for_longer_each_time() -> 
     virtually(scenario)
 
 
+@pytest.mark.parametrize(
+    "kind", [FailureKind.ENGINE_UNREACHABLE, FailureKind.ENGINE_OVERLOADED, FailureKind.ENGINE_CONTRACT]
+)
+def test_one_that_fails_single_calls_at_once_is_not_left_alone_for_longer(kind: FailureKind) -> None:
+    """Such a failure costs little, and one engine may be all there is: each call would wait ever longer for it."""
+
+    async def scenario() -> None:
+        engine, loop = Clocked("e"), asyncio.get_running_loop()
+        rests: list[float] = []
+        async with await pool_of(engine) as pool:
+            await pool.generate(request())
+            for _ in range(7):
+                engine.down_error = EngineError(kind, "e fails a call")
+                call = asyncio.create_task(pool.generate(request()))
+                await pool.members.changes.wait_for(lambda: not pool.healthy)
+                out, engine.down_error = loop.time(), None
+                await call
+                rests.append(loop.time() - out)
+            assert rests == [0.25] * 7
+
+    virtually(scenario)
+
+
 def test_its_calls_come_back_one_by_one() -> None:
     """One that samples when it is tried and hangs under calls costs one call, not all that wait."""
 
@@ -157,7 +180,10 @@ def test_the_only_engine_is_not_held_back() -> None:
 @BOUNDED
 @given(st.lists(st.tuples(st.sampled_from(["hang", "answer", "down"]), st.integers(1, 40)), min_size=1, max_size=12))
 def test_the_back_off_follows_its_model(moves: list[tuple[str, int]]) -> None:
-    """The rest after the n-th failure that is not forgiven is ``first * 2 ** n``, bounded; 16 answers forgive one."""
+    """The rest after the n-th failure that is not forgiven is ``first * 2 ** n``, bounded; 16 answers forgive one.
+
+    One that is down after it has answered calls fails them at once, which does not count.
+    """
 
     async def scenario() -> None:
         engine, loop = Clocked("e"), asyncio.get_running_loop()
@@ -177,7 +203,8 @@ def test_the_back_off_follows_its_model(moves: list[tuple[str, int]]) -> None:
                 out, engine.is_hanging, engine.down_error = loop.time(), False, None
                 await call
                 assert loop.time() - out == min(0.25 * 2**relapses, SLOWEST)
-                relapses, answered = relapses + 1, 1  # the call itself was answered in the end
+                relapses += move == "hang" or not answered
+                answered = 1  # the call itself was answered in the end
             assert pool.healthy == ["e"]
 
     virtually(scenario)

@@ -9,7 +9,12 @@ ROOT = Path(__file__).parent.parent
 MODULES = {path: ast.parse(path.read_text("utf-8")) for path in sorted((ROOT / "prorl_gym").rglob("*.py"))}
 PAGES = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PLACES = (ROOT, ROOT / "prorl_gym", ROOT / "prorl_gym" / "sandbox", ROOT / "docs", ROOT / "tests")
-OF_OTHERS = {"nemo_rl/environments/nemo_gym.py", "tests/test.sh", "solution/solve.sh"}
+OF_OTHERS = {
+    "nemo_rl/environments/nemo_gym.py",
+    "examples/run_grpo_single_controller.py",
+    "tests/test.sh",
+    "solution/solve.sh",
+}
 """Files of NeMo-RL and of a task's directory."""
 
 

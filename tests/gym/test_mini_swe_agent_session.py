@@ -71,7 +71,8 @@ def run_agent(base: str, client: TestClient, task: str) -> list[dict[str, Any]]:
 async def test_its_repair_is_graded_and_its_tokens_are_those_of_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    need("tenacity", "run .ci/gym-agents")
+    for module in ("minisweagent", "tenacity"):
+        need(module, "run .ci/gym-agents")
     monkeypatch.setenv("MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT", "1")
     row, options = example("swe"), {"ignore_parameters": ["usage"]}
     question = row["task"]["question"]

@@ -225,6 +225,13 @@ def test_a_split_turn_of_which_a_call_reports_no_experts_has_none():
     assert "routed_experts" not in to_gym_result(cut, ROW)["response"]["output"][0]
 
 
+def test_graded_patch_is_in_the_result_also_of_a_row_that_a_limit_cut_short():
+    score = Score(reward=1.0, detail={"git_patch": "diff"})
+    outcome = Outcome(status="truncated", limit=Limit.TURNS)
+    assert to_gym_result(rollout(score=score, outcome=outcome), ROW)["prorl_git_patch"] == "diff"
+    assert to_gym_result(failed(), ROW)["prorl_git_patch"] is None
+
+
 def test_scalar_schema_is_the_same_for_every_ending():
     endings = [rollout(), failed(), cancelled(), truncated(), failed(segments=[], messages=[], stages={})]
     keys = [scalar_keys(to_gym_result(ending, ROW)) for ending in endings]

@@ -199,6 +199,11 @@ def test_a_failure_names_its_stage_and_has_no_reward() -> None:
         assert (result["reward"], result["resolved"], result["filter"]) == (None, False, True)
 
 
+def test_a_graded_patch_is_returned() -> None:
+    assert outcome_of(score=Score(reward=0.0, detail={"git_patch": "diff"}))["git_patch"] == "diff"
+    assert "git_patch" not in outcome_of(score=Score(reward=0.0))
+
+
 def test_a_cancelled_one_is_reported_as_cancelled() -> None:
     result = outcome_of(outcome=Outcome(status="cancelled", reason=CancelReason.CLIENT), score=None)
     assert (result["critical_error"], result["error"]) == ("cancelled", "It was cancelled (client).")

@@ -26,12 +26,13 @@ GROUP_SIZE = 4
 
 @dataclass
 class ContractServers(GymStack):
-    """See ``GymStack``. The agents ``mask`` and ``raise`` differ in ``on_failure``; rows name their environments."""
+    """See ``GymStack``. Agents are named after what they do with failures and groups; rows name their environments."""
 
     instances: ClassVar[Mapping[str, str]] = {
         "rollouts": "prorl_rollout",
         "mask": "masking_agent",
         "raise": "raising_agent",
+        "stop": "stopping_agent",
         **({"relay": "relay"} if HAS_RELAY else {}),
     }
     program: ClassVar[str] = __file__
@@ -42,9 +43,9 @@ class ContractServers(GymStack):
         def at(name: str, **keys: Any) -> dict[str, Any]:
             return {"entrypoint": "app.py", "host": HOST, "port": self.ports[name], **keys}
 
-        def agent(name: str) -> dict[str, Any]:
+        def agent(name: str, **keys: Any) -> dict[str, Any]:
             rollouts = {"type": "resources_servers", "name": "prorl_rollout"}
-            keys = {"resources_server": rollouts, "on_failure": name, "num_generations": GROUP_SIZE}
+            keys |= {"resources_server": rollouts, "num_generations": GROUP_SIZE}
             return {"responses_api_agents": {"prorl_rollout_agent": at(name, **keys)}}
 
         service = {
@@ -61,8 +62,9 @@ class ContractServers(GymStack):
             "global_aiohttp_connector_limit": 65536,
             "global_aiohttp_connector_limit_per_host": 16384,
             "prorl_rollout": {"resources_servers": {"prorl_rollout": at("rollouts", domain="agent", **served)}},
-            "masking_agent": agent("mask"),
-            "raising_agent": agent("raise"),
+            "masking_agent": agent("mask", on_failure="mask"),
+            "raising_agent": agent("raise", on_failure="raise"),
+            "stopping_agent": agent("stop", early_stop={"informative_groups": 1}),
         } | ({"relay": self._relay(at)} if HAS_RELAY else {})
 
     def _relay(self, at: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from nemo_rl_rules import (  # noqa: E402
 from policy_server import Fault, Script  # noqa: E402
 from rollout_endings import ENVIRONMENTS, MEASURED, UNMEASURED, Ending, example, finish  # noqa: E402
 
+from prorl_gym.environments.protocol import ScriptedStep  # noqa: E402
 from prorl_gym.trainers.gym_request import row_digest  # noqa: E402
 from prorl_gym.trainers.nemo_rl import TrainerContractError, check_result  # noqa: E402
 
@@ -112,6 +113,28 @@ async def test_masked_row_moves_no_baseline_and_makes_no_group_informative(world
         assert baseline_and_std(samples)[0][0] == pytest.approx(baseline_and_std(samples[:-1])[0][0])
         assert (keep_informative(samples) == []) == (len(set(measured)) == 1)
         assert to_batch(samples).loss_tokens[-1] == 0
+
+
+async def test_dynamic_sampling_drops_the_groups_that_were_stopped_early(world: World):
+    """All rows of a step come back, also those of rollouts that would never have ended."""
+    gate = asyncio.Event()  # stays closed
+    tasks = [example(name) for name in ("math", "stem", "code")]
+    rows = [task | {"_rowidx": i * GROUP_SIZE + r} for i, task in enumerate(tasks) for r in range(GROUP_SIZE)]
+    for row in rows[GROUP_SIZE:]:
+        sampled_before = row["_rowidx"] % 2
+        world.plan(row, Script([ScriptedStep("", "nothing", {}), finish()], at=sampled_before, gate=gate))
+    step = asyncio.create_task(world.run(*rows[1:], agent="stop"))
+    await world.policy.waiting_of({row_digest(row) for row in rows[GROUP_SIZE:]})
+    world.plan(rows[0], Script([finish("\\boxed{1}")]))
+    answered = [*await world.run(rows[0], agent="stop"), *await step]
+    assert {status for status, _ in answered} == {200}
+    groups = to_groups([result for _, result in answered], GROUP_SIZE)
+    samples = [to_sample(result, MAX_MODEL_LEN) for group in groups for result in group]
+    assert keep_informative(samples) == samples[:GROUP_SIZE]
+    assert [sample.reward for sample in samples[:GROUP_SIZE]] == [0.0, 1.0, 1.0, 1.0]
+    assert not any(sample.is_masked for sample in samples[:GROUP_SIZE])
+    assert all(sample.is_masked for sample in samples[GROUP_SIZE:])
+    assert {result["prorl_placeholder"] for group in groups[1:] for result in group} == {False, True}
 
 
 def _items(result: dict[str, Any]) -> list[dict[str, Any]]:

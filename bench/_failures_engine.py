@@ -31,6 +31,7 @@ TOKENS_PER_SECOND = 400.0
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 _ANSWER = re.compile(r"\d{6,}")
 _FOREIGN: dict[str, Any] = {"object": "list", "data": []}
+_CONTROL = frozenset({"/fault", "/reached", "/weights", "/log"})
 _SAMPLED = web.ResponseKey("sampled", dict[str, Any])
 """Prompt, ids and log-probs of a chat answer, whose body need not hold them."""
 
@@ -55,13 +56,15 @@ class FailingEngine(OracleServer):
     Args:
         policy: what it plays.
         port: where it listens, and again after an outage.
+        control: port of the bench's own routes, which no outage reaches.
     """
 
-    def __init__(self, policy: VersionedPolicy, port: int) -> None:
+    def __init__(self, policy: VersionedPolicy, port: int, control: int) -> None:
         codec = load_codec("small")
         super().__init__(codec, policy, OracleOptions(MODEL, tokens_per_second=TOKENS_PER_SECOND))
         self._turns = policy
         self._port = port
+        self._control = control
         self._fault: Fault = HEALTHY
         self._calls = 0
         self._outage: asyncio.Task[None] | None = None
@@ -86,6 +89,7 @@ class FailingEngine(OracleServer):
         """Accept connections."""
         if self._site is None:
             await self._runner.setup()
+            await web.TCPSite(self._runner, "127.0.0.1", self._control).start()
         self._site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await self._site.start()
 
@@ -98,7 +102,11 @@ class FailingEngine(OracleServer):
     @web.middleware
     async def _fail(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         is_call = request.path.endswith("/completions")
-        kind = await self._next_kind() if is_call else self._outage_kind()
+        kind = Kind.NONE
+        if is_call:
+            kind = await self._next_kind()
+        elif request.path not in _CONTROL:
+            kind = self._outage_kind()
         match kind:
             case Kind.REFUSED | Kind.RESET:
                 return _drop(request)
@@ -334,12 +342,12 @@ def _chunks(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-async def _serve(rows: Path, port: int) -> None:
-    engine = FailingEngine(VersionedPolicy(load_codec("small"), load_rows([rows])), port)
+async def _serve(rows: Path, port: int, control: int) -> None:
+    engine = FailingEngine(VersionedPolicy(load_codec("small"), load_rows([rows])), port, control)
     await engine.listen()
     print(f"http://127.0.0.1:{port}/v1", flush=True)
     await asyncio.to_thread(sys.stdin.read)  # until the bench closes it
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(_serve(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

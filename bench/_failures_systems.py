@@ -76,13 +76,14 @@ class Engine:
 
     Args:
         url: its address, up to /v1.
-        session: to call it.
+        control: address of the bench's own routes.
+        session: to call them.
     """
 
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+    def __init__(self, url: str, control: str, session: aiohttp.ClientSession) -> None:
         self.url = url
         self.version = 0
-        self._root = url.removesuffix("/v1")
+        self._root = control
         self._session = session
 
     async def post(self, path: str, body: Mapping[str, Any]) -> None:
@@ -105,10 +106,11 @@ class Engine:
 async def running_failing_engine(site: Site) -> AsyncGenerator[Engine]:
     """Run the engine of all systems."""
     log = site.directory / "engine.log"
-    (port,) = free_ports(1)
-    argv = [sys.executable, str(BENCH / "_failures_engine.py"), str(write_rows(site.directory)), str(port)]
+    port, control = free_ports(2)
+    rows = write_rows(site.directory)
+    argv = [sys.executable, str(BENCH / "_failures_engine.py"), str(rows), str(port), str(control)]
     async with running(argv, log) as child, aiohttp.ClientSession(timeout=aiohttp.ClientTimeout()) as session:
-        yield Engine(await read_line(child, log, READY_SECONDS), session)
+        yield Engine(await read_line(child, log, READY_SECONDS), f"http://127.0.0.1:{control}", session)
 
 
 def lost_batch(count: int, seconds: float, why: str) -> Batch:

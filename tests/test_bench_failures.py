@@ -129,16 +129,17 @@ async def engine(tmp_path: Path, kind: str, **changes: Any) -> AsyncGenerator[An
     engines, plan, systems = load("_failures_engine"), load("_failures_plan"), load("_rollout_systems")
     fault = plan.BY_KIND[kind]
     plan.BY_KIND[plan.Kind(kind)] = plan.Fault(fault.kind, fault.words, share=float(bool(fault.share)), **changes)
-    (port,) = free_ports(1)
+    port, control = free_ports(2)
     rows = load_rows([systems.write_rows(tmp_path)])
-    served = engines.FailingEngine(engines.VersionedPolicy(load_codec("small"), rows), port)
+    served = engines.FailingEngine(engines.VersionedPolicy(load_codec("small"), rows), port, control)
     await served.listen()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
-        root = f"http://127.0.0.1:{port}"
-        await session.post(f"{root}/fault", json={"kind": kind})
+        orders = f"http://127.0.0.1:{control}"
+        await session.post(f"{orders}/fault", json={"kind": kind})
 
         async def ask(path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
             method = "GET" if body is None else "POST"
+            root = f"http://127.0.0.1:{port}" if path.startswith("v1") or path == "tokenize" else orders
             async with session.request(method, f"{root}/{path}", json=body) as response:
                 return response.status, await response.text()
 
@@ -220,6 +221,7 @@ async def test_an_outage_begins_with_a_call_and_ends(
 
     async with engine(tmp_path, kind, is_outage=True) as ask:
         assert [await is_answered(ask) for _ in range(3)] == [True, False, False]
+        assert (await ask("log"))[0] == 200
         await asyncio.sleep(0.4)
         assert await is_answered(ask)
 

@@ -125,6 +125,8 @@ async def run_recipe(
         }
         (folder / "config.json").write_text(json.dumps(section))
         rows = stamped(prompts, config["policy"]["generation"]["max_new_tokens"])
+        if config["grpo"]["async_grpo"] and config["grpo"]["async_grpo"]["enabled"]:
+            rows = [row | {"_ng_task_index": row["_rowidx"] // SAMPLES} for row in rows]
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         await _drive(folder, python)
     return [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]

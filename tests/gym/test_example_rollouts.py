@@ -1,6 +1,6 @@
 """Example rollouts are what this tree makes of the example rows: the prompts, and what the oracle samples behind them.
 
-What needs a sandbox or Gym, the tools' output and the fields of a result, `.ci/gym-versions` compares.
+What needs Gym, the fields that it adds to a result, `.ci/gym-versions` compares.
 """
 
 import json
@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rollout_samples import rollout as sample_rollout
 
 from prorl_gym.cli.installation import gym_root
 from prorl_gym.gateway.model_call import function_schema
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.oracle.oracle_policy import OraclePolicy
 from prorl_gym.oracle.row_index import example_files, load_rows
+from prorl_gym.trainers.gym_result import to_gym_result
 from prorl_gym.trainers.nemo_rl import check_result
 from prorl_gym.trainers.responses_items import messages_from_items
 
@@ -31,6 +33,8 @@ def test_rollouts_are_those_of_the_rows(file: Path):
     rows, rollouts = rows_of(file.with_name("example.jsonl")), rows_of(file)
     for row, rollout in zip(rows, rollouts, strict=True):
         check_result(rollout)
+        ours = {key for key in rollout if not key.startswith("_ng_")}
+        assert ours == {key for key in to_gym_result(sample_rollout(), row) if not key.startswith("_ng_")}
         assert {key: rollout[key] for key in row} == row
         params = row["responses_create_params"]
         calls = [item for item in rollout["response"]["output"] if "prompt_token_ids" in item]

@@ -63,8 +63,8 @@ NOTES = """
 - Ours rests an engine that hung for longer after each time; 16 answered calls make up for one. So hung calls are the
   last fault here: when they came before the log-probs, 8 rollouts of mathematics took 20 s under "one log-prob too
   few", and 1 of 8 shell tasks was not answered in 90 s.
-- The published run was made in two processes at once, NeMo Gym's servers in one of them, on a machine that had much
-  else to do: counts can be compared, seconds hardly.
+- The published counts come from four processes (`PRORL_BENCH_SYSTEMS`) of one evening, three of them at once, on a
+  machine that had much else to do: counts can be compared, seconds hardly.
 - An aborted answer is not continued, unless a pause of ours aborted it: the turn is sampled again.
 """
 

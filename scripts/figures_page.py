@@ -136,15 +136,15 @@ single, and 13.0 / 41.6 ms added at 200/s (p50 / p99), of which the slower machi
     Section(
         "gym",
         "Inside NeMo Gym",
-        """Rollouts as above, posted to `/run` by Gym's own client: to our agent, and to the environment server in front
-of it, which is Gym's relay. *Added* is the percentile of `/run` less that of a direct call: the same rollout submitted
-to `prorl-gym serve`'s routes in a process of its own, and its record awaited. The arms take turns of four seconds over the
-same Poisson arrivals; all processes share the cores. The floor is what Gym takes for an agent that answers at once with
-as many bytes, so the part of what is added that no agent can avoid. The rows at once are posted with the connection
-limits that NeMo-RL sets. A start is `gym env start` with the environment's servers and `vllm_model`, virtual
-environments reused, ours and Gym's smallest environment in turns; Gym looks at its servers every three seconds, so the
-time at which it reports them ready comes in steps. In the agent, a delivered answer is acknowledged within 0.1 s,
-together with others.""",
+        """Rollouts as above, posted to `/run` by Gym's own client: to our agent, and to the environment server in
+front of it, which is Gym's relay. *Added* is the percentile of `/run` less that of a direct call: the same rollout
+submitted to `prorl-gym serve`'s routes in a process of its own, and its record awaited. The arms take turns of four
+seconds over the same Poisson arrivals; all processes share the cores. The floor is what Gym takes for an agent that
+answers at once with as many bytes, so the part of what is added that no agent can avoid. The rows at once are posted
+with the connection limits that NeMo-RL sets. A start is `gym env start` with the environment's servers and
+`vllm_model`, virtual environments reused, ours and Gym's smallest environment in turns; Gym looks at its servers
+every three seconds, so the time at which it reports them ready comes in steps. In the agent, a delivered answer is
+acknowledged within 0.1 s, together with others.""",
     ),
     Section(
         "groups",

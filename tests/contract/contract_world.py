@@ -50,8 +50,8 @@ class World:
     policy: ScriptedPolicy
 
     def plan(self, row: dict[str, Any], script: Script) -> None:
-        """Give the rollout of a row its script."""
-        self.policy.scripts[row_digest(row)] = script
+        """Give the rollout of a row its script; no two tests may post equal rows."""
+        assert self.policy.scripts.setdefault(row_digest(row), script) == script
 
     async def run(self, *rows: dict[str, Any], agent: str = "mask") -> list[Answer]:
         """Post rows to ``/run`` of an agent, all at once."""

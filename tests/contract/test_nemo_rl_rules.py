@@ -118,7 +118,7 @@ async def test_masked_row_moves_no_baseline_and_makes_no_group_informative(world
 async def test_dynamic_sampling_drops_the_groups_that_were_stopped_early(world: World):
     """All rows of a step come back, also those of rollouts that would never have ended."""
     gate = asyncio.Event()  # stays closed
-    tasks = [example(name) for name in ("math", "stem", "code")]
+    tasks = [example(name) | {"posted_by": "a step that stops early"} for name in ("math", "stem", "code")]
     rows = [task | {"_rowidx": i * GROUP_SIZE + r} for i, task in enumerate(tasks) for r in range(GROUP_SIZE)]
     for row in rows[GROUP_SIZE:]:
         sampled_before = row["_rowidx"] % 2

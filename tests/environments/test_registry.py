@@ -93,7 +93,8 @@ def test_plugin_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch):
             "code",
             {"id": "c1", "question": "?"},
             "code row c1: required key 'tests' is missing.\n"
-            "Add it: Hidden tests. The expected results never leave the service's side.",
+            'Add it: Hidden tests, or ``{"packed": ...}``: their JSON, compressed by zlib, in base64. The expected '
+            "results never leave the service's side.",
         ),
     ],
 )

@@ -221,6 +221,7 @@ async def test_empty_patch_is_zero_without_a_clean_sandbox(lent: CountingLeases)
         "files": 0,
         "dropped: symbolic link": 1,
         "dropped: test": 2,
+        "git_patch": "",
     }
     assert lent.cleans == 0
 

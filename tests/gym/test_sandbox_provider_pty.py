@@ -1,6 +1,7 @@
 """Gym's PTY protocol: terminals that people and agents hold, and the fast shell that ``sandbox.pty.exec`` reuses."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 
 import gym_needed  # noqa: F401
@@ -38,9 +39,10 @@ async def everything(session: SandboxPtySession) -> bytes:
         return b"".join([chunk async for chunk in session])
 
 
-async def until(session: SandboxPtySession, text: bytes) -> bytes:
+async def until(session: SandboxPtySession, *texts: bytes) -> bytes:
+    """Read until the texts have come, in this order."""
     seen = b""
-    while text not in seen:
+    while not re.search(b".*".join(map(re.escape, texts)), seen, re.DOTALL):
         chunk = await session.read(timeout_s=SECONDS)
         assert chunk, seen
         seen += chunk
@@ -80,7 +82,8 @@ async def test_shell_can_be_talked_to(sandbox: AsyncSandbox) -> None:
         await session.write(b"\x03")
         await until(session, b"# ")  # until the next prompt, bash drops what is typed
         await session.write(b"echo $((x + 3))$?\n")
-        await until(session, b"7130")
+        # Before its prompt, readline reads the size and sets it again: a resize in between would be undone.
+        await until(session, b"7130", b"# ")
         await session.resize(11, 222)
         await session.write(b"stty size\n")
         await until(session, b"11 222")

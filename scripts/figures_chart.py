@@ -131,8 +131,9 @@ ROWS: dict[str, tuple[Bar, ...]] = {
         Bar("durable rollouts per second", "service", "rollouts, durable", "one fsync", "one fsync per step"),
         Bar("single posts per second", "service", "HTTP, single posts", "FastAPI", "bare FastAPI route"),
         Bar("added to single posts, p50", "service", "added to single posts, 200/s, p50", "target", "target"),
-        Bar("added through Gym, p50", "service", "added through Gym, 100/s, p50", "an agent", "bare Gym agent"),
-        Bar("added through Gym, p99", "service", "added through Gym, 100/s, p99", "an agent", "bare Gym agent"),
+        Bar("added by Gym's `/run`, p50", "gym", "added by the agent's `/run`, 100/s, p50", "target", "target"),
+        Bar("added by Gym's `/run`, p99", "gym", "added by the agent's `/run`, 100/s, p99", "target", "target"),
+        Bar("the same, Gym's relay in front, p50", "gym", "added by the environment server's", "target", "target"),
         Bar(
             "full system (simulated)",
             "ablation",

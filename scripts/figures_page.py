@@ -128,10 +128,8 @@ either random, the worst case, or what the tokenizer itself would write, the bes
 the submission until the record is with the client, at half of the target rate, with arrivals drawn from a Poisson
 process. Overlap is of what the slowest stage alone would allow, between the first and the last fifth. Cancels are of
 real sandboxes and real engine calls. Workloads stand in `bench/_service_work.py`. Why added latency misses its target:
-each rollout had three commits with fsync and a record of 20 kB, and client and service share two cores. Since this run
-the first attempt begins in the commit that accepts the rollout. Measured with that on 2026-11-22 on a slower machine
-(6,630 answers/s of the route that only gives 20 kB back, 13,949/s above): 676/s durable, 731/s in batches, 437/s
-single, and 13.0 / 41.6 ms added at 200/s (p50 / p99), of which the slower machine is at least half.""",
+a rollout is on disk, by commits with fsync, before its id is answered, and with its record of 20 kB before that is
+streamed; and client and service share two cores.""",
     ),
     Section(
         "gym",
@@ -188,7 +186,16 @@ starts at a fixed spacing, at half of each system's own rate at 32. Three interl
 pays for no model call: its own scripted model answers after 20 ms; its loop and a process per command are its own. NeMo
 Gym's servers were started by `gym env start`, ours and its own together. Peers that isolate nothing are named as such.
 A sandbox's memory is the PSS of everything below the spawner, the shared template of python workers included, over 32
-sandboxes that have run a cell.""",
+sandboxes that have run a cell.
+
+Why targets were missed. CPU at 32 callers: the three runs gave 36.7, 37.5 and 31.0 ms on this shared machine, so 35
+is about where it stands; of these a sandbox takes 10 and IPython's first cell in it 14. Apptainer: `apptainer exec`
+alone takes 66. Twice the rate of a tool in bubblewrap: putting bubblewrap around a process costs this peer only 3 ms
+of CPU, and what it starts is a plain `python3` that is gone after the call; it has no IPython, no state between
+calls, no limits, no token ids, no record on a disk. One caller: the time beyond the engine is nearly all CPU time.
+Memory: IPython's own pages, which a worker writes to. Warm sandboxes cost more CPU here, since their shell is started
+beforehand and this task needs none. The shell task: a call costs a command in the persistent shell, its durable
+record and its tokens; the peer's loop on the host writes none.""",
         PROVIDES,
     ),
 )

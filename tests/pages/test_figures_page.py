@@ -41,8 +41,7 @@ def test_the_page_is_what_the_reports_say(script: ModuleType) -> None:
 
 
 def test_every_sandbox_bench_has_a_report(script: ModuleType) -> None:
-    waiting = {"peers", "gym"}  # delete with the first published run
-    assert {about.name for about in script.SECTIONS} - waiting == set(script.load()) - waiting
+    assert {about.name for about in script.SECTIONS} == set(script.load())
 
 
 def test_a_figure_stands_beside_its_peer_with_the_ratio(script: ModuleType) -> None:

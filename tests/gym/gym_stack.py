@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, ClassVar, TypeVar
 import aiohttp
 
 from prorl_gym.cli.demo.stack import free_ports
+from prorl_gym.client import Client
 
 HOST = "127.0.0.1"
 AGENT = "prorl_scripted_agent"
@@ -129,6 +130,11 @@ class GymStack:
     async def until_begun(self, count: int) -> None:
         while (self.folder / "begun").read_bytes().count(b"\n") < count:  # noqa: ASYNC110
             await asyncio.sleep(0.05)  # another process: there is no event to wait for
+
+    async def until_acknowledged(self, rollout_ids: Collection[str]) -> None:
+        async with Client(self.url("rollouts") + "/service", token="none") as client:
+            while {one.rollout_id for one in (await client.unacknowledged()).rollouts} & set(rollout_ids):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)  # another process: there is no event to wait for
 
     def peak(self, name: str) -> int:
         """Peak resident memory in MiB."""

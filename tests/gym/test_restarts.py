@@ -77,6 +77,7 @@ async def test_everything_killed_and_the_rest_of_the_rows_posted_again(tmp_path:
         # The record of a rollout that ends while the agent is dead must be kept.
         late = asyncio.create_task(post(stack.url("relay"), ROWS[QUICK // 2 : QUICK]))
         await stack.until_begun(len(ROWS))
+        await stack.until_acknowledged(half.values())  # until then they count as not delivered
         stack.stop()
         for task in (waiting, late):
             task.cancel()

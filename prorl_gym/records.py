@@ -384,7 +384,7 @@ MismatchPosition = Literal[
     "quarter 3",
     "quarter 4",
 ]
-"""Where a sampled token stands: in which turn, at an end of its turn, in which quarter of its segment's sampled tokens."""
+"""Where a sampled token is: in which turn, at which end of it, in which quarter of its segment's sampled tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """Checks between the records of a batch and the gradient that a trainer makes of them; each names the broken link.
 
 A policy may learn although one of these links is broken, so that no curve shows it. Each check compares what a trainer
-did with what the records say, shares no code with the trainer, and raises ``CheckError``. ``prorl_gym.trainers.mismatch``
-checks log-probs and masks in the same way.
+did with what the records say, and raises ``CheckError``. ``prorl_gym.trainers.mismatch`` checks log-probs and masks.
 
 Needs numpy.
 """
@@ -114,8 +113,8 @@ def check_advantages(
         given = [f"{one.reward:g}" for one in group if one.reward is not None]
         raise CheckError(
             "advantages",
-            f"those of {wrong[0]} do not follow from the rewards in the records of its group (reward {own:g} of {given}: "
-            f"{advantages[wrong[0]]:.3g}, not {expected[wrong[0]]:.3g}).",
+            f"those of {wrong[0]} do not follow from the rewards in the records of its group "
+            f"(reward {own:g} of {given}: {advantages[wrong[0]]:.3g}, not {expected[wrong[0]]:.3g}).",
         )
 
 

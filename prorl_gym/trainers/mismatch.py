@@ -112,8 +112,7 @@ def require_match(
     if found.total.zeros:
         raise MismatchError(
             "zero log-prob",
-            f"{found.total.zeros} of {found.total.tokens} served log-probs are exactly 0.0, and those of the trainer are "
-            "not near it.",
+            f"{found.total.zeros} of {found.total.tokens} served log-probs are exactly 0.0, and the trainer's are not.",
             "Look for code that fills log-probs in.",
         )
     for name, bound in (("max_abs_diff", max_abs_diff), ("kl", max_kl), ("mult_prob_error", max_mult_prob_error)):

@@ -1,7 +1,7 @@
 """Controls: links between rollout and gradient, broken on purpose in the rollouts of a run.
 
-A policy learns in spite of some of these faults, so that a curve cannot show them; a check has to name each. ``learn.py``
-tries all of them on the last batch of a run.
+A policy learns in spite of some of these faults, so that a curve cannot show them; a check has to name each.
+``learn.py`` makes all of them from the last batch of a run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

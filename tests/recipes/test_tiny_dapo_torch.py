@@ -314,7 +314,8 @@ def two_versions(model: Decoder, language: TurnEncoder, sampler: Sampler):
     """Rollouts that version 1 sampled, and a learner that has both versions."""
     newer = deepcopy(model)
     with torch.no_grad():
-        newer.head.weight.add_(0.01 * torch.randn_like(newer.head.weight))
+        for parameter in newer.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
     sampler.load(newer.state_dict(), 1).result(timeout=60)
     groups = [rollouts_of(sampler, language, next(questions(0)), "g0")]
     learner = learner_of(SOURCE, deepcopy(newer))

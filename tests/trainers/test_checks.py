@@ -147,5 +147,5 @@ def test_an_update_has_to_move_something_and_stay_finite():
     check_moved(before, [np.ones(3), np.eye(2)])
     with pytest.raises(CheckError, match="learning rate: the update moved no weight"):
         check_moved(before, [one.copy() for one in before])
-    with pytest.raises(CheckError, match="weights: .* not finite"):
+    with pytest.raises(CheckError, match=r"weights: .* not finite"):
         check_moved(before, [np.array([1.0, np.nan, 1.0]), np.eye(2)])

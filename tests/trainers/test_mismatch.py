@@ -127,7 +127,7 @@ def test_what_is_no_log_prob_of_the_token_does_not_pass(wrong: float):
 def test_a_served_log_prob_of_zero_is_found_without_any_bound():
     served = SERVED.model_copy(update={"logprobs": [0.0, 0.0, 0.0, -0.5, 0.0, 0.0, -0.5, -0.25]})
     found = measure_mismatch([served], [[*[0.0] * 3, -0.5, -0.02, 0.0, -0.5, -0.25]])
-    with pytest.raises(MismatchError, match="1 of 4 served log-probs are exactly 0.0") as caught:
+    with pytest.raises(MismatchError, match=r"1 of 4 served log-probs are exactly 0\.0") as caught:
         require_match(found)
     assert caught.value.check == "zero log-prob"
     require_match(measure_mismatch([served], [[*[0.0] * 3, -0.5, -1e-6, 0.0, -0.5, -0.25]]), 1e-4)

@@ -116,7 +116,7 @@ class ServiceMetrics:
 _MISMATCH_FIGURES = {
     "mean_abs_diff": "Mean of these differences, in nats.",
     "kl": "Estimated KL divergence of the served policy from the trainer's in the last reported batch, in nats.",
-    "mult_prob_error": "Mean factor by which the trainer's and the served probabilities differ in the last reported batch.",
+    "mult_prob_error": "Mean factor between the trainer's and the served probabilities in the last reported batch.",
 }
 """Figures of ``Mismatch`` and what the page says about them."""
 
@@ -305,8 +305,8 @@ class MismatchCollector(Collector):
             positions,
         )
         for name, text in _MISMATCH_FIGURES.items():
-            values = {(): getattr(batch.total, name) for batch in last}
-            yield _family(_GAUGE, f"prorl_mismatch_{name}", text, (), values)
+            values = [((), getattr(batch.total, name)) for batch in last]
+            yield _family(_GAUGE, f"prorl_mismatch_{name}", text, (), dict(values))
 
 
 def _family(

@@ -39,7 +39,7 @@ class MismatchReports:
 
     def of_run(self, run_id: str) -> tuple[MismatchReport, ...]:
         """Return the reports of a run in the order in which they came."""
-        return tuple(self._by_run.get(run_id, {}).values())
+        return tuple(self._by_run[run_id].values()) if run_id in self._by_run else ()
 
     def latest(self) -> tuple[MismatchReport, ...]:
         """Return the latest report of each run; the newest is the last."""

@@ -65,7 +65,7 @@ class Breaker:
 
     def previous_log_probs(self, rollouts: Rollouts) -> None:
         """Serve the log-probs of one version before."""
-        self._match([self._served_by(self._previous, one) for one in rollouts])
+        self._match([self.previous_of(one) for one in rollouts])
 
     def log_prob_0(self, rollouts: Rollouts) -> None:
         """Fill in 0.0 for one log-prob of each rollout."""
@@ -90,13 +90,13 @@ class Breaker:
 
     def history_retokenized(self, rollouts: Rollouts) -> None:
         """Let the engine see each earlier turn as other tokens of the same text."""
-        self._match([self._served_by(self._weights_of, one, self._cut_otherwise) for one in rollouts])
+        self._match([self._served_by(self._weights_of, one, self.cut_otherwise) for one in rollouts])
 
     def prefix_cache_kept(self, rollouts: Rollouts) -> None:
         """Sample with new weights behind a prefix that the old ones computed."""
         new = max(self.weights)
         prompts = [segment.token_ids[: segment.mask.index(1)] for (segment,) in (one.segments for one in rollouts)]
-        sampler = _CacheKeepingSampler(deepcopy(self._previous(new)))
+        sampler = CacheKeepingSampler(deepcopy(self._previous(new)))
         try:
             for prompt in prompts:
                 self._sample(sampler, prompt)
@@ -109,11 +109,12 @@ class Breaker:
     def engine_stale(self, rollouts: Rollouts) -> None:
         """Take every second rollout from an engine that did not load the last update."""
         self._match(
-            [
-                _sampled_by(f"engine-{n % 2}", self._served_by(self._previous, one) if n % 2 else one)
-                for n, one in enumerate(rollouts)
-            ]
+            [_sampled_by(f"engine-{n % 2}", self.previous_of(one) if n % 2 else one) for n, one in enumerate(rollouts)]
         )
+
+    def previous_of(self, rollout: Rollout) -> Rollout:
+        """Return a rollout with the log-probs of one version before."""
+        return self._served_by(self._previous, rollout)
 
     def _match(self, rollouts: Rollouts, change: Callable[[Batch], Batch] = lambda batch: batch) -> None:
         require_match(mismatch_of(change(_batch(rollouts)), dict(self.weights)), MAX_MISMATCH)
@@ -150,7 +151,7 @@ class Breaker:
             history += tokens
         return _with(rollout, logprobs=logprobs)
 
-    def _cut_otherwise(self, ids: list[int]) -> list[int]:
+    def cut_otherwise(self, ids: list[int]) -> list[int]:
         """Return other tokens of the same text: the first word of several characters becomes one token for each."""
         for n, token in enumerate(ids):
             text = self.language.decode([token])
@@ -165,7 +166,7 @@ class Breaker:
         return call.result.result()
 
 
-class _CacheKeepingSampler(Sampler):
+class CacheKeepingSampler(Sampler):
     """An engine that keeps its prefix cache when it loads weights."""
 
     def _forget(self) -> None:

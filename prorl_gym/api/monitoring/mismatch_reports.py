@@ -8,10 +8,10 @@ from collections import OrderedDict
 
 from prorl_gym.client.wire_models import MismatchBody, MismatchReport
 
-_MAX_RUNS = 16
+MAX_RUNS = 16
 """Runs of which reports are kept: those that reported last."""
 
-_MAX_VERSIONS = 256
+MAX_VERSIONS = 256
 """Reports that are kept of a run: the latest."""
 
 
@@ -30,9 +30,9 @@ class MismatchReports:
         reports[body.version] = report
         reports.move_to_end(body.version)
         self._by_run.move_to_end(run_id)
-        if len(reports) > _MAX_VERSIONS:
+        if len(reports) > MAX_VERSIONS:
             reports.popitem(last=False)
-        if len(self._by_run) > _MAX_RUNS:
+        if len(self._by_run) > MAX_RUNS:
             self._by_run.popitem(last=False)
         self.count += 1
         return report

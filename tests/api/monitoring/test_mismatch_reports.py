@@ -90,8 +90,8 @@ async def test_a_position_that_there_is_not_is_refused() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mismatch_reports, "_MAX_RUNS", 2)
-    monkeypatch.setattr(mismatch_reports, "_MAX_VERSIONS", 3)
+    monkeypatch.setattr(mismatch_reports, "MAX_RUNS", 2)
+    monkeypatch.setattr(mismatch_reports, "MAX_VERSIONS", 3)
     reports = MismatchReports()
     for run in "abc":
         for version in range(5):

@@ -96,15 +96,15 @@ def busy(rollouts: int = 10_000) -> World:
         values = (base + swing * math.sin(i / period) + swing * 0.1 * (rng.random() - 0.5) for i in range(samples))
         return [round(max(value, 0), 3) for value in values]
 
-    def every(steps: int, values: list[float | None]) -> list[float | None]:
-        return [None if i % steps else value for i, value in enumerate(values)]
+    def held(steps: int, values: list[float | None]) -> list[float | None]:
+        return [values[i - i % steps] for i in range(samples)]
 
     columns = {
         **{"queued": wave(900, 600, 160), "running": wave(190, 20, 40), "runner_queue": wave(60, 50, 70)},
         **{"init": wave(22, 9, 25), "run": wave(140, 18, 60), "eval": wave(18, 7, 33), "parked": wave(6, 8, 90)},
         **{"finished_per_second": wave(14, 5, 45), "tokens_per_second": wave(52_000, 9_000, 80)},
         **{"mean_reward": [None, None, *wave(0.46, 0.05, 200)[2:]], "event_loop_lag_seconds": wave(0.004, 0.001, 20)},
-        **{"mismatch_max_abs_diff": every(12, wave(0.31, 0.1, 50)), "mismatch_kl": every(12, wave(0.002, 0.001, 70))},
+        **{"mismatch_max_abs_diff": held(12, wave(0.31, 0.1, 9)), "mismatch_kl": held(12, wave(0.002, 0.001, 13))},
         **{f"engine.policy-{i}.in_flight": wave(36, 9, 30 + 9 * i) for i in range(4)},
     }
     engines = [engine(f"policy-{i}", rng) for i in range(4)]

@@ -113,7 +113,6 @@ class _Totals:
     tokens: int
     rewards: int
     reward: float
-    mismatches: int
 
 
 class LoopLagMonitor:
@@ -219,7 +218,7 @@ class History:
             "tokens_per_second": (now.tokens - before.tokens) / past,
             "mean_reward": (now.reward - before.reward) / rewards if rewards else None,
             "event_loop_lag_seconds": self.lag.max_seconds,
-            **self._mismatch_values(now.mismatches > before.mismatches),
+            **self._mismatch_values(),
             **self._engine_values(),
         }
         self._samples.append(_Sample(time.time(), values))
@@ -240,18 +239,13 @@ class History:
 
     def _totals(self) -> _Totals:
         rewards, total = self._counters.reward_totals
-        counters = self._counters
-        return _Totals(
-            time.monotonic(), counters.finished, counters.sampled_tokens, rewards, total, self._mismatches.count
-        )
+        return _Totals(time.monotonic(), self._counters.finished, self._counters.sampled_tokens, rewards, total)
 
-    def _mismatch_values(self, is_new: bool) -> dict[str, float | None]:
-        """Return the figures of the latest report, if it came since the sample before."""
-        if not self._mismatches.count:
-            return {}
-        total = self._mismatches.latest()[-1].mismatch.total
-        figures = {"mismatch_max_abs_diff": total.max_abs_diff, "mismatch_kl": total.kl}
-        return {name: value if is_new and math.isfinite(value) else None for name, value in figures.items()}
+    def _mismatch_values(self) -> dict[str, float | None]:
+        """Return the figures of the report that came last."""
+        totals = [report.mismatch.total for report in self._mismatches.latest()[-1:]]
+        figures = {f"mismatch_{name}": getattr(one, name) for one in totals for name in ("max_abs_diff", "kl")}
+        return {name: value if math.isfinite(value) else None for name, value in figures.items()}
 
     def _engine_values(self) -> dict[str, float | None]:
         values: dict[str, float | None] = {}

@@ -135,6 +135,8 @@ class FaultyRun:
                     for one in group
                     if one.rollout_id in advantages
                 ]
+        if len(samples) < MINIBATCHES:
+            return  # no group has a signal
         self._random.shuffle(samples)
         for place in range(MINIBATCHES):
             batch = self._broken(pack(samples[place::MINIBATCHES]))

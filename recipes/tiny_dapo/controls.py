@@ -152,13 +152,13 @@ class Breaker:
         return _with(rollout, logprobs=logprobs)
 
     def cut_otherwise(self, ids: list[int]) -> list[int]:
-        """Return other tokens of the same text: the first word of several characters becomes one token for each."""
-        for n, token in enumerate(ids):
-            text = self.language.decode([token])
-            parts = [one for character in text for one in self.language.encode(character)]
-            if len(parts) > 1 and not text.startswith("<") and self.language.decode(parts) == text:
-                return [*ids[:n], *parts, *ids[n + 1 :]]
-        return ids
+        """Return other tokens of the same text: the shortest word of several characters becomes a token for each."""
+        texts = [self.language.decode([token]) for token in ids]
+        words = [n for n, text in enumerate(texts) if len(text) > 1 and not text.startswith("<")]
+        if not words:
+            return ids
+        n = min(words, key=lambda place: len(texts[place]))
+        return [*ids[:n], *(one for character in texts[n] for one in self.language.encode(character)), *ids[n + 1 :]]
 
     def _sample(self, sampler: Sampler, prompt: list[int]) -> Call:
         call = Call(list(prompt), 12, frozenset({self.language.end}), 1.0, Random(0))

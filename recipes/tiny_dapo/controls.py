@@ -176,14 +176,14 @@ class CacheKeepingSampler(Sampler):
 Unit = Literal["rollout", "group", "batch"]
 """What a control is made in: rollout by rollout, in a whole group, in the batch of an update."""
 
-RETOKENIZED = "history re-tokenised between turns"
+UNMASKED, RETOKENIZED = "observations unmasked", "history re-tokenised between turns"
 """Cannot be made in rollouts of one turn."""
 
 CONTROLS: Mapping[str, tuple[Callable[[Breaker, Rollouts], None], Unit, str]] = {
     "learning rate 0": (Breaker.learning_rate_0, "batch", "learning rate"),
     "rewards shuffled": (Breaker.rewards_shuffled, "group", "advantages"),
     "mask shifted by one": (Breaker.mask_shifted, "rollout", "mask"),
-    "observations unmasked": (Breaker.observations_unmasked, "rollout", "mask"),
+    UNMASKED: (Breaker.observations_unmasked, "rollout", "mask"),
     "log-probs of the previous version": (Breaker.previous_log_probs, "rollout", "mismatch"),
     "one log-prob replaced by 0.0": (Breaker.log_prob_0, "rollout", "zero log-prob"),
     "infrastructure failure recorded as 0": (Breaker.failure_as_0, "group", "failures"),
@@ -216,7 +216,7 @@ def check_controls(learner: Learner) -> list[Finding]:
     rollouts = [sample.rollout for sample in learner.batch.samples]
     breaker = Breaker(learner.weights, TurnEncoder(train_tokenizer()))
     has_history = any(len(segment.generations) > 1 for one in rollouts for segment in one.segments)
-    return [find(name, breaker, rollouts) for name in CONTROLS if has_history or name != RETOKENIZED]
+    return [find(name, breaker, rollouts) for name in CONTROLS if has_history or name not in (UNMASKED, RETOKENIZED)]
 
 
 def find(name: str, breaker: Breaker, rollouts: Rollouts) -> Finding:

@@ -190,7 +190,7 @@ class _RolloutStats:
             for report in [one for one in self.status.mismatches if run in (None, one.run_id)][-1:]:
                 total = report.mismatch.total
                 largest = f"{total.max_abs_diff:.2g} nats at version {report.version}, KL {total.kl:.2g}"
-                rows += [("log-prob mismatch", largest)]
+                rows += [("mismatch", largest)]
             rows += [("service", f"{self.status.queued} queued, {self.status.running} running")]
             rows += [("", self.status.problem)] if self.status.problem else []
         return rows

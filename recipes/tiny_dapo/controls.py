@@ -93,10 +93,10 @@ class Breaker:
         self._match([self._served_by(self._weights_of, one, self.cut_otherwise) for one in rollouts])
 
     def prefix_cache_kept(self, rollouts: Rollouts) -> None:
-        """Sample with new weights behind a prefix that the old ones computed."""
+        """Sample with the newest weights behind a prefix that the oldest ones computed."""
         new = max(self.weights)
         prompts = [segment.token_ids[: segment.mask.index(1)] for (segment,) in (one.segments for one in rollouts)]
-        sampler = CacheKeepingSampler(deepcopy(self._previous(new)))
+        sampler = CacheKeepingSampler(deepcopy(self.weights[min(self.weights)]))
         try:
             for prompt in prompts:
                 self._sample(sampler, prompt)

@@ -9,10 +9,11 @@ segment is the normal case; a history that has to change begins another segment 
 
 import json
 import math
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticSerializationError
 
 from prorl_gym.errors import CancelReason, Cause, Evidence, FailureKind, Limit, TaskError, cause_of
@@ -358,3 +359,65 @@ class EngineLoad(Record):
     """Prompt tokens found in the prefix cache, since the engine started."""
     generated: int = 0
     """Tokens sampled, since the engine started; 0 if it does not report them."""
+
+
+def _nan_for_null(value: object) -> object:
+    return math.nan if value is None else value
+
+
+Figure = Annotated[
+    float, BeforeValidator(_nan_for_null), WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "null"}]})
+]
+"""A number that may be NaN or infinite. JSON has null in place of either, which is read as NaN."""
+
+MismatchPosition = Literal[
+    "turn 1",
+    "turn 2",
+    "turn 3",
+    "turns 4-7",
+    "turns 8-15",
+    "turns 16-",
+    "first token",
+    "last token",
+    "quarter 1",
+    "quarter 2",
+    "quarter 3",
+    "quarter 4",
+]
+"""Where a sampled token is: in which turn, at which end of it, in which quarter of its segment's sampled tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Differences between a trainer's log-probs and the served ones over some tokens.
+
+    ``d`` is the trainer's log-prob of a token minus the served one, in nats. Figures are NaN when a log-prob is.
+    """
+
+    tokens: Annotated[int, Field(ge=0)]
+    max_abs_diff: Figure
+    """Largest ``|d|``."""
+    mean_abs_diff: Figure
+    """Mean of ``|d|``."""
+    kl: Figure
+    """Mean of ``exp(d) - d - 1``: an estimate, never negative, of the KL divergence of the served policy from the
+    trainer's (Schulman, "Approximating KL divergence")."""
+    mult_prob_error: Figure
+    """Mean of ``exp(|d|)``: by which factor probabilities differ; 1 when they are equal."""
+    zeros: Annotated[int, Field(ge=0)]
+    """Tokens whose served log-prob is exactly 0.0 and whose own is not near 0: a value that was filled in."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMismatch:
+    """Mismatch of the tokens of a batch that carry loss: of all, and of parts that faults show in."""
+
+    total: Mismatch
+    by_version: Annotated[dict[Annotated[int, Field(ge=NOT_SAMPLED)], Mismatch], Field(max_length=256)]
+    """By the policy version that sampled the token; ``NOT_SAMPLED``: it carries loss, and no policy sampled it."""
+    by_position: Annotated[
+        dict[str, Mismatch], Field(json_schema_extra={"propertyNames": {"enum": [*get_args(MismatchPosition)]}})
+    ]
+    """By ``MismatchPosition``; a later release may have more of them."""
+    by_engine: Annotated[dict[Annotated[str, Field(max_length=128)], Mismatch], Field(max_length=4096)]
+    """By the engine that sampled the token, where the record names one."""

@@ -71,8 +71,9 @@ with `ack=true`, reading from a cursor acknowledges everything up to it; `POST /
 
 `/v1/history` has the columns `queued`, `running`, `runner_queue`, `init`, `run`, `eval`, `parked` (rollouts),
 `finished_per_second`, `tokens_per_second`, `mean_reward` (of the rollouts that ended since the previous point),
-`event_loop_lag_seconds` (the longest of the last minute), and for each engine `engine.NAME.in_flight`, `.kv_usage`,
-`.hit_rate`, `.version`. There is a point every `http.history_seconds`, and the last 720 are kept.
+`event_loop_lag_seconds` (the longest of the last minute), `mismatch_max_abs_diff` and `mismatch_kl` (of the batch that
+a trainer reported last, if one has), and for each engine `engine.NAME.in_flight`, `.kv_usage`, `.hit_rate`,
+`.version`. There is a point every `http.history_seconds`, and the last 720 are kept.
 """
 
 TABLE_HEAD = "| route | what it does |\n|---|---|\n"

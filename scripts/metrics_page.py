@@ -9,9 +9,10 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from prorl_gym.api.app_context import AppContext
+from prorl_gym.client.wire_models import MismatchBody
 from prorl_gym.demand import Demand
 from prorl_gym.inference.balance.engine_pool import EnginePool
-from prorl_gym.records import RolloutRequest
+from prorl_gym.records import BatchMismatch, Mismatch, RolloutRequest
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
@@ -57,6 +58,9 @@ async def example() -> str:
         pool.add_engine(FakeEngine("policy-0", lambda _: Reply((2,))))
         context = AppContext.create(service, count_sandboxes=lambda: 0)
         context.attach_pools([pool], {}, {}, None)
+        figures = Mismatch(1, 0.0, 0.0, 0.0, 1.0, 0)
+        batch = BatchMismatch(figures, {0: figures}, {"turn 1": figures}, {"policy-0": figures})
+        context.mismatches.add("grouped", MismatchBody(version=0, mismatch=batch))
         await service.set_demand("grouped", Demand(groups=1))
         scripts = [{}, {"run": "sandbox_lost", "flaky": 1, "id": "again"}]
         rows = [RolloutRequest(rollout_id=f"r{i}", environment="scripted", task=row) for i, row in enumerate(scripts)]

@@ -13,7 +13,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "pages")]
 from chromium_pages import PHONE, chromium, opened, settle  # noqa: E402
 from fake_service import TOKEN, busy, serving  # noqa: E402
 
-from prorl_gym.inference.tokens.chat_codec import load_codec  # noqa: E402
+from prorl_gym.inference.tokens.template_check import load_codec  # noqa: E402
 from prorl_gym.pages.rollout_page import render_rollout  # noqa: E402
 from prorl_gym.records import (  # noqa: E402
     NOT_SAMPLED,
@@ -30,7 +30,7 @@ from prorl_gym.settings import RolloutSettings, resolve_settings  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 SCREEN = (1280, 820)
-BOARD = (1280, 1415)
+BOARD = (1280, 1780)
 
 TURNS = (
     (

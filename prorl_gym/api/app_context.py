@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from prorl_gym.api.monitoring.history import History, RolloutCounters
+from prorl_gym.api.monitoring.mismatch_reports import MismatchReports
 from prorl_gym.api.monitoring.service_metrics import ServiceMetrics
 from prorl_gym.api.policy_control import EngineRegistry, PolicyController, PolicyControllers
 from prorl_gym.inference.balance.engine_pool import EnginePool
@@ -26,6 +27,7 @@ class AppContext:
     counters: RolloutCounters
     metrics: ServiceMetrics
     history: History
+    mismatches: MismatchReports
     policies: PolicyControllers
     pools: list[EnginePool]
     count_sandboxes: Callable[[], int | None]
@@ -53,12 +55,14 @@ class AppContext:
         """
         counters = RolloutCounters()
         pools: list[EnginePool] = []
-        metrics = ServiceMetrics(service, counters, pools, count_sandboxes)
-        history = History(service, counters, pools, interval_seconds=history_interval_seconds)
+        mismatches = MismatchReports()
+        metrics = ServiceMetrics(service, counters, pools, count_sandboxes, mismatches)
+        history = History(service, counters, pools, mismatches, interval_seconds=history_interval_seconds)
         history.lag.observers.append(metrics.observe_loop_lag)
         service.add_record_observer(counters.count_rollout)
         service.add_record_observer(metrics.observe_rollout)
-        return cls(service, max_pending, counters, metrics, history, PolicyControllers(), pools, count_sandboxes)
+        policies = PolicyControllers()
+        return cls(service, max_pending, counters, metrics, history, mismatches, policies, pools, count_sandboxes)
 
     def attach_pools(
         self,

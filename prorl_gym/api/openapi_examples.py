@@ -170,6 +170,23 @@ GROUPS: Any = {
     "ready_groups": [{"group_id": "prompt-3", "cursor": 41, "oldest_version": 7, "stale": False}],
 }
 
+
+def _mismatch(tokens: int, max_abs_diff: float) -> dict[str, Any]:
+    figures = {"mean_abs_diff": 0.0031, "kl": 0.00002, "mult_prob_error": 1.0031}
+    return {"tokens": tokens, "max_abs_diff": max_abs_diff, **figures, "zeros": 0}
+
+
+MISMATCH: Any = {
+    "version": 8,
+    "mismatch": {
+        "total": _mismatch(8000, 0.041),
+        "by_version": {"7": _mismatch(2000, 0.041), "8": _mismatch(6000, 0.038)},
+        "by_position": {"turn 1": _mismatch(3000, 0.038), "turn 2": _mismatch(5000, 0.041)},
+        "by_engine": {"policy-0": _mismatch(8000, 0.041)},
+    },
+}
+MISMATCH_REPORT: Any = {"run_id": "step-7", "reported_at": 1760000000.0, **MISMATCH}
+
 STATUS: Any = {
     "ready": True,
     "problem": "",
@@ -187,6 +204,7 @@ STATUS: Any = {
     "rewards": [{"environment": "math", "count": 3990, "mean": 0.42}],
     "sampled_tokens": 812000,
     "wasted_tokens": 900,
+    "mismatches": [MISMATCH_REPORT],
     "sandboxes": 60,
     "ledger": {"bytes": 81920000, "pending": 184, "kept": 3960, "released": 40, "full": False},
     "event_loop_lag_seconds": 0.004,

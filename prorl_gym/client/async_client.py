@@ -24,6 +24,9 @@ from prorl_gym.client.wire_models import (
     EngineRegistration,
     GroupsStatus,
     IgnoredResponse,
+    MismatchBody,
+    MismatchHistory,
+    MismatchReport,
     PauseMode,
     PolicyStatus,
     PolicyUpdateResponse,
@@ -36,7 +39,7 @@ from prorl_gym.client.wire_models import (
 )
 from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, NotFoundError, ProrlError
-from prorl_gym.records import Rollout, RolloutRequest
+from prorl_gym.records import BatchMismatch, Rollout, RolloutRequest
 
 _LOG = logging.getLogger(__name__)
 
@@ -277,6 +280,24 @@ class Client:
     async def groups(self, run_id: str) -> GroupsStatus:
         """Return the status of the groups of a run."""
         return await self._transport.call("GET", f"/v1/runs/{_path_part(run_id)}/groups", GroupsStatus)
+
+    # --- mismatch of log-probs --------------------------------------------------------------------------------------
+
+    async def report_mismatch(self, run_id: str, version: int, mismatch: BatchMismatch) -> None:
+        """Report how far your log-probs are from the served ones, to be shown beside the reward.
+
+        Args:
+            run_id: the run.
+            version: of the policy that learns from the batch; a later report of the same version replaces this one.
+            mismatch: of ``prorl_gym.trainers.mismatch.measure_mismatch``.
+        """
+        body = MismatchBody(version=version, mismatch=mismatch).model_dump_json().encode()
+        await self._transport.call("POST", f"/v1/runs/{_path_part(run_id)}/mismatch", IgnoredResponse, body=body)
+
+    async def mismatch(self, run_id: str) -> tuple[MismatchReport, ...]:
+        """Return what was reported of the latest updates of a run, since the service started."""
+        path = f"/v1/runs/{_path_part(run_id)}/mismatch"
+        return (await self._transport.call("GET", path, MismatchHistory)).reports
 
     # --- policy and engines -----------------------------------------------------------------------------------------
 

@@ -138,6 +138,8 @@ class SyncClient:
     demand = _blocking(Client.demand)
     clear_demand = _blocking(Client.clear_demand)
     groups = _blocking(Client.groups)
+    report_mismatch = _blocking(Client.report_mismatch)
+    mismatch = _blocking(Client.mismatch)
     policy = _blocking(Client.policy)
     update_policy = _blocking(Client.update_policy)
     weight_update = _blocking_context(Client.weight_update)

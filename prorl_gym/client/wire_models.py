@@ -8,11 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, field_validator
 
 from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
 from prorl_gym.errors import CancelReason, Cause, FailureKind, Limit
-from prorl_gym.records import EngineLoad, Identifier, OutcomeStatus, Record, Rollout, RolloutRequest
+from prorl_gym.records import (
+    BatchMismatch,
+    EngineLoad,
+    Identifier,
+    MismatchPosition,
+    OutcomeStatus,
+    Record,
+    Rollout,
+    RolloutRequest,
+)
 from prorl_gym.settings import Seconds
 
 MAX_CURSOR = 2**63 - 1
@@ -333,6 +342,42 @@ class GroupsStatus(Record):
     """The ready groups past ``demand.after`` by cursor, at most 1,000."""
 
 
+# --- mismatch of log-probs ----------------------------------------------------------------------------------------
+
+
+class MismatchBody(Body):
+    """How far a trainer's log-probs are from the served ones, over the batch of one update."""
+
+    version: Version
+    """Version of the policy that learns from the batch. A later report of the same version replaces the earlier one."""
+    mismatch: BatchMismatch
+
+    @field_validator("mismatch")
+    @classmethod
+    def _positions_are_known(cls, mismatch: BatchMismatch) -> BatchMismatch:
+        if unknown := mismatch.by_position.keys() - {*get_args(MismatchPosition)}:
+            raise ValueError(f"no position is called {min(unknown)[:80]}")
+        return mismatch
+
+
+class MismatchReport(Record):
+    """What a trainer reported of the batch of one update."""
+
+    run_id: str
+    version: int
+    """Version of the policy that learned from the batch."""
+    reported_at: float
+    """Unix seconds."""
+    mismatch: BatchMismatch
+
+
+class MismatchHistory(Record):
+    """What was reported of a run since the service started: the latest versions."""
+
+    reports: tuple[MismatchReport, ...]
+    """In the order in which they came."""
+
+
 # --- policy and engines -------------------------------------------------------------------------------------------
 
 
@@ -579,6 +624,8 @@ class ServiceStatus(DispatchStatus):
     """Tokens sampled since the start, in all records."""
     wasted_tokens: int
     """Tokens sampled since the start, in records without a reward."""
+    mismatches: tuple[MismatchReport, ...] = ()
+    """The latest report of each run whose trainer reports one; the newest is the last."""
     sandboxes: int | None
     """Live sandboxes; ``null`` if the backend does not report them."""
     ledger: LedgerStatus

@@ -15,17 +15,25 @@ from itertools import islice
 from statistics import fmean
 from time import monotonic
 
+import numpy as np
 import torch
 from aiohttp import ClientSession
-from audit import LearnError, check_gradient, check_moved, check_records
+from audit import LearnError, check_segments
 from model import Decoder, padded, token_logprobs
 from tasks import questions
 
 from prorl_gym.client import Client, CompletedGroup, GroupsDroppedError, GroupStream
 from prorl_gym.demand import Demand
-from prorl_gym.records import Rollout, RolloutRequest, Segment
+from prorl_gym.records import BatchMismatch, Mismatch, Rollout, RolloutRequest, Segment
 from prorl_gym.settings import RolloutSettings
-from prorl_gym.trainers.mismatch import Mismatch, mismatch_by_version, require_match
+from prorl_gym.trainers.checks import (
+    check_advantages,
+    check_gradient,
+    check_history,
+    check_moved,
+    expected_advantages,
+)
+from prorl_gym.trainers.mismatch import measure_mismatch, require_match
 
 GROUP_SIZE = 8
 GROUPS = 8
@@ -45,7 +53,6 @@ STALL_SECONDS = 180.0
 class Sample:
     """A trajectory to learn from."""
 
-    group: CompletedGroup
     rollout: Rollout
     segment: Segment
     advantage: float
@@ -82,7 +89,7 @@ def samples_of(group: CompletedGroup) -> list[Sample]:
     rewards = torch.tensor([rollout.reward for rollout in rollouts])
     advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-4)
     return [
-        Sample(group, rollout, segment, advantage)
+        Sample(rollout, segment, advantage)
         for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True)
         for segment in rollout.segments
     ]
@@ -111,7 +118,7 @@ def dapo_loss(batch: Batch, logprobs: torch.Tensor) -> tuple[torch.Tensor, float
     return -(gain * batch.mask).sum() / tokens, float(((bounded < plain) * batch.mask).sum() / tokens)
 
 
-def mismatch_of(batch: Batch, weights: dict[int, Decoder]) -> dict[int, Mismatch]:
+def mismatch_of(batch: Batch, weights: dict[int, Decoder]) -> BatchMismatch:
     """Compare served log-probs with our own, computed with the weights that sampled each token."""
     own = torch.zeros_like(batch.served)
     with torch.inference_mode():
@@ -123,7 +130,7 @@ def mismatch_of(batch: Batch, weights: dict[int, Decoder]) -> dict[int, Mismatch
         [row[: len(segment.token_ids)].numpy() for row, segment in zip(rows, segments, strict=True)]
         for rows in (own, batch.mask)
     )
-    return mismatch_by_version(segments, own_rows, masks)
+    return measure_mismatch(segments, own_rows, masks)
 
 
 @dataclass
@@ -151,14 +158,15 @@ class Learner:
                 taken, informative = await self._gather(stream)
                 waited = monotonic() - started
                 found, clipped = self.learn_from(informative)
-                tokens = sum(one.tokens for one in found.values())
-                age = sum((self._version - version) * one.tokens for version, one in found.items()) / tokens
+                ages = ((self._version - version) * one.tokens for version, one in found.by_version.items())
+                age = sum(ages) / found.total.tokens
+                await self.client.report_mismatch(RUN, self._version, found)
                 await self.publish()
                 await self.client.acknowledge(RUN, self._resume)
                 yield Step(
                     reward=fmean(reward for group in taken for reward in group.rewards),
                     groups=len(taken),
-                    mismatch=max(found.values(), key=lambda one: one.max_abs_diff),
+                    mismatch=found.total,
                     staleness=age,
                     clipped=clipped,
                     waited=waited,
@@ -225,24 +233,39 @@ class Learner:
         self.submitted += [request.rollout_id for request in requests]
         self._under_way += missing
 
-    def learn_from(self, groups: Sequence[CompletedGroup]) -> tuple[dict[int, Mismatch], float]:
+    def learn_from(self, groups: Sequence[CompletedGroup]) -> tuple[BatchMismatch, float]:
         """Check a batch and take one pass over it; return its mismatch and the share of tokens that was clipped."""
-        check_records(groups)
+        members = [group.rollouts for group in groups]
+        check_segments(members)
+        check_history(members)
         self.batch = pack([sample for group in groups for sample in samples_of(group)])
         found = mismatch_of(self.batch, self.weights)
         require_match(found, MAX_MISMATCH)
+        check_advantages(members, {sample.rollout.rollout_id: sample.advantage for sample in self.batch.samples})
+        expected = {name: value for group in members for name, value in expected_advantages(group).items()}
         order = self._rng.sample(self.batch.samples, len(self.batch.samples))
         clipped = 0.0
         for part in (pack(order[place::MINIBATCHES]) for place in range(MINIBATCHES)):
-            before = [parameter.detach().clone() for parameter in self.model.parameters()]
+            before = self._weights_now()
             logprobs = token_logprobs(self.model, part.ids)
             logprobs.retain_grad()
             loss, share = dapo_loss(part, logprobs)
             self.optimizer.zero_grad()
             loss.backward()
-            check_gradient(part.samples, logprobs.detach(), logprobs.grad, CLIP_LOW, CLIP_HIGH)
+            assert logprobs.grad is not None
+            check_gradient(
+                [(sample.rollout, sample.segment) for sample in part.samples],
+                expected,
+                [*logprobs.detach().numpy()],
+                [*logprobs.grad.numpy()],
+                clip_low=CLIP_LOW,
+                clip_high=CLIP_HIGH,
+            )
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
-            check_moved(before, list(self.model.parameters()))
+            check_moved(before, self._weights_now())
             clipped += share / MINIBATCHES
         return found, clipped
+
+    def _weights_now(self) -> list[np.ndarray]:
+        return [parameter.detach().numpy().copy() for parameter in self.model.parameters()]

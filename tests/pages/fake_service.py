@@ -96,11 +96,15 @@ def busy(rollouts: int = 10_000) -> World:
         values = (base + swing * math.sin(i / period) + swing * 0.1 * (rng.random() - 0.5) for i in range(samples))
         return [round(max(value, 0), 3) for value in values]
 
+    def held(steps: int, values: list[float | None]) -> list[float | None]:
+        return [values[i - i % steps] for i in range(samples)]
+
     columns = {
         **{"queued": wave(900, 600, 160), "running": wave(190, 20, 40), "runner_queue": wave(60, 50, 70)},
         **{"init": wave(22, 9, 25), "run": wave(140, 18, 60), "eval": wave(18, 7, 33), "parked": wave(6, 8, 90)},
         **{"finished_per_second": wave(14, 5, 45), "tokens_per_second": wave(52_000, 9_000, 80)},
         **{"mean_reward": [None, None, *wave(0.46, 0.05, 200)[2:]], "event_loop_lag_seconds": wave(0.004, 0.001, 20)},
+        **{"mismatch_max_abs_diff": held(12, wave(0.31, 0.1, 9)), "mismatch_kl": held(12, wave(0.002, 0.001, 13))},
         **{f"engine.policy-{i}.in_flight": wave(36, 9, 30 + 9 * i) for i in range(4)},
     }
     engines = [engine(f"policy-{i}", rng) for i in range(4)]
@@ -128,10 +132,29 @@ def busy(rollouts: int = 10_000) -> World:
                 for name, mean in zip(ENVIRONMENTS, (0.61, 0.43, 0.18), strict=True)
             ],
             "pools": [pool("policy", engines), pool("judge", [engine("judge-0", rng)])],
+            "mismatches": [mismatch("grpo-7b")],
             **{"sandboxes": 168, "event_loop_lag_seconds": 0.0041},
             "ledger": {"bytes": 819_200_000, "pending": 1390, "kept": 9800, "released": 204, "full": False},
         },
     )
+
+
+def mismatch(run: str) -> dict[str, Any]:
+    """What a trainer reported of its last batch."""
+
+    def figures(largest: float) -> dict[str, Any]:
+        return {
+            **{"tokens": 9000, "max_abs_diff": largest, "mean_abs_diff": 0.011, "kl": 0.0004},
+            **{"mult_prob_error": 1.0112, "zeros": 0},
+        }
+
+    batch = {
+        "total": figures(0.342),
+        "by_version": {"101": figures(0.342), "102": figures(0.118)},
+        "by_position": {"turn 1": figures(0.101), "turns 4-7": figures(0.342)},
+        "by_engine": {"policy-0": figures(0.118), "policy-3": figures(0.342)},
+    }
+    return {"run_id": run, "version": 102, "reported_at": NOW, "mismatch": batch}
 
 
 def groups(run: str) -> dict[str, Any]:

@@ -85,9 +85,11 @@ def test_the_status_of_the_service_is_on_the_page(browser: "Browser") -> None:
         text = " ".join(page.locator("#board").all_inner_texts())
         for said in ("1,268", "41.8M", "781 MiB", "quarantined: log-probs differ from the reference by 0.31"):
             assert said in text
+        for said in ("101", "turns 4-7", "4.0e-4"):
+            assert said in page.get_by_label("Mismatch of log-probs by run").inner_text()
         for said in ("decided: ready", "11 % of 9 audited", "failed: sandbox_limit", "policy-3", "judge: judge-0"):
             assert said in text
-        assert page.locator(".chart:visible").count() == 6
+        assert page.locator(".chart:visible").count() == 7
         page.get_by_label("Run of the groups").select_option("eval-17")
         page.get_by_text("The run has no demand").wait_for()
 

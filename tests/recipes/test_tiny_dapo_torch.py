@@ -13,16 +13,18 @@ import sampler as sampling
 import torch
 from aiohttp.test_utils import TestClient, TestServer
 from audit import LearnError
+from controls import CONTROLS, check_controls
 from engine import MODEL, Engine
 from evaluate import Account
-from learn import FULL, Report, check_controls, closing_line, judge
+from learn import FULL, Report, closing_line, judge
 from model import Decoder, token_logprobs
 from sampler import Call, Sampler
 from tasks import Question, TurnEncoder, questions, train_tokenizer
 
 from prorl_gym.client import CompletedGroup
 from prorl_gym.errors import FailureKind
-from prorl_gym.records import NOT_SAMPLED, Outcome, Retry, Rollout, Score, Segment
+from prorl_gym.records import NOT_SAMPLED, Generation, Outcome, Retry, Rollout, Score, Segment
+from prorl_gym.trainers.checks import CheckError
 from prorl_gym.trainers.mismatch import MismatchError
 
 RECIPE = Path(__file__).parents[2] / "recipes/tiny_dapo"
@@ -170,7 +172,12 @@ def rollouts_of(sampler: Sampler, language: TurnEncoder, question: Question, gro
     members = []
     for replica, (first, second) in enumerate(zip(firsts, seconds, strict=True)):
         prompt, observed = len(first.ids) - len(first.logprobs), len(language.result(46))
+        spans = [(prompt, len(first.ids)), (len(first.ids) + observed, len(second.ids))]
         segment = Segment(
+            generations=[
+                Generation(start=start, end=end, turn=turn, finish_reason="stop", engine="engine-0", seconds=0.0)
+                for turn, (start, end) in enumerate(spans)
+            ],
             token_ids=second.ids,
             mask=[0] * prompt + [1] * len(first.logprobs) + [0] * observed + [1] * len(second.logprobs),
             logprobs=[0.0] * prompt + first.logprobs + [0.0] * observed + second.logprobs,
@@ -226,7 +233,7 @@ SOURCE = (RECIPE / "train.py").read_text(encoding="utf-8")
 def test_a_clean_update_passes_and_moves_the_policy(model: Decoder, groups: list[CompletedGroup]):
     learner = learner_of(SOURCE, model)
     found, clipped = learner.learn_from(groups)
-    assert found[0].max_abs_diff < TOLERANCE
+    assert found.by_version[0].max_abs_diff < TOLERANCE
     assert clipped < 0.2
     assert not torch.equal(model.head.weight, learner.weights[0].head.weight)
 
@@ -235,13 +242,13 @@ CHANGES: dict[str, tuple[str, str, type[Exception], str]] = {
     "learning rate 0": (
         "LEARNING_RATE = 2e-4",
         "LEARNING_RATE = 0.0",
-        LearnError,
+        CheckError,
         "learning rate: the update moved no",
     ),
     "rewards shuffled": (
         "rewards = torch.tensor([rollout.reward for rollout in rollouts])",
         "rewards = torch.tensor([rollout.reward for rollout in rollouts])[torch.randperm(len(rollouts))]",
-        LearnError,
+        CheckError,
         "advantages: those of .* do not follow from the rewards",
     ),
     "mask shifted": (
@@ -253,7 +260,7 @@ CHANGES: dict[str, tuple[str, str, type[Exception], str]] = {
     "mask shifted in the loss alone": (
         "-(gain * batch.mask).sum()",
         "-(gain * batch.mask.roll(1, 1)).sum()",
-        LearnError,
+        CheckError,
         "mask: .* carry loss and were not sampled",
     ),
     "observations unmasked": (
@@ -265,15 +272,16 @@ CHANGES: dict[str, tuple[str, str, type[Exception], str]] = {
     "last token of each turn without loss": (
         "mask=padded([segment.mask for segment in segments], torch.float64)",
         "mask=padded([[a * b for a, b in zip(s.mask, [*s.mask[1:], 0])] for s in segments], torch.float64)",
-        LearnError,
+        CheckError,
         "mask: .* sampled tokens of .* carry no loss",
     ),
     "advantages with the wrong sign": (
         "advantages = (rewards - rewards.mean())",
         "advantages = (rewards.mean() - rewards)",
-        LearnError,
+        CheckError,
         "advantages: ",
     ),
+    "loss with the wrong sign": ("return -(gain", "return (gain", CheckError, "gradient: that of"),
 }
 
 
@@ -291,13 +299,13 @@ def test_rollouts_that_are_not_one_history_are_found(model: Decoder, groups: lis
     first = groups[0].rollouts[0]
     other_prompt = first.segments[0].model_copy(update={"token_ids": [9, *first.segments[0].token_ids[1:]]})
     retry = Retry(attempt=0, kind=FailureKind.INTERNAL, stage="run", message="drift")
-    for change, reason in (
-        ({"segments": [*first.segments, *first.segments]}, "drift: g0-0 has 2 segments"),
-        ({"segments": [other_prompt]}, "drift: the rollouts of g0 have 2 different prompts"),
-        ({"retries": [retry]}, "drift: the service made g0-0 again"),
+    for change, error, reason in (
+        ({"segments": [*first.segments, *first.segments]}, LearnError, "history: g0-0 has 2 segments"),
+        ({"segments": [other_prompt]}, CheckError, "history: the rollouts of g0 have 2 different prompts"),
+        ({"retries": [retry]}, CheckError, "history: the service made g0-0 again"),
     ):
         members = (first.model_copy(update=change), *groups[0].rollouts[1:])
-        with pytest.raises(LearnError, match=reason):
+        with pytest.raises(error, match=reason):
             learner_of(SOURCE, model).learn_from([replace(groups[0], rollouts=members)])
 
 
@@ -306,7 +314,8 @@ def two_versions(model: Decoder, language: TurnEncoder, sampler: Sampler):
     """Rollouts that version 1 sampled, and a learner that has both versions."""
     newer = deepcopy(model)
     with torch.no_grad():
-        newer.head.weight.add_(0.01 * torch.randn_like(newer.head.weight))
+        for parameter in newer.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
     sampler.load(newer.state_dict(), 1).result(timeout=60)
     groups = [rollouts_of(sampler, language, next(questions(0)), "g0")]
     learner = learner_of(SOURCE, deepcopy(newer))
@@ -315,16 +324,18 @@ def two_versions(model: Decoder, language: TurnEncoder, sampler: Sampler):
     return learner
 
 
-def test_the_controls_are_found(two_versions, capsys: pytest.CaptureFixture[str]):
-    check_controls(two_versions)
-    found = capsys.readouterr().out
-    assert "control, unmasked observations: found" in found
-    assert "control, log-probs of the previous version: found" in found
+def test_each_control_is_found_by_the_check_that_is_there_for_it(two_versions):
+    found = {one.control: one for one in check_controls(two_versions)}
+    assert {name: one.check for name, one in found.items()} == {name: check for name, (_, _, check) in CONTROLS.items()}
+    assert max(one.rollouts for one in found.values()) <= 8
+    assert "version 1" in found["log-probs of the previous version"].message
+    assert "not in turn 1" in found["history re-tokenised between turns"].message
+    assert "engine engine-1, not in engine-0" in found["weights of one engine stale"].message
 
 
 def test_a_control_that_is_not_found_fails(two_versions):
     two_versions.weights[0] = two_versions.weights[1]
-    with pytest.raises(LearnError, match="control: the mismatch check does not find log-probs"):
+    with pytest.raises(LearnError, match="control: no check finds log-probs of the previous version"):
         check_controls(two_versions)
 
 

@@ -4,12 +4,14 @@ Rates are over the time since the sample before, so that a sample that comes lat
 """
 
 import asyncio
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from prorl_gym.api.monitoring.mismatch_reports import MismatchReports
 from prorl_gym.client.wire_models import HistoryResponse, OutcomeCount, RewardMean
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.records import Rollout
@@ -158,6 +160,7 @@ class History:
         service: of its occupancy.
         counters: of its finished rollouts.
         pools: of its engines.
+        mismatches: that trainers reported.
         interval_seconds: between two samples.
         max_samples: samples that are kept.
     """
@@ -167,6 +170,7 @@ class History:
         service: RolloutService,
         counters: RolloutCounters,
         pools: Sequence[EnginePool] = (),
+        mismatches: MismatchReports | None = None,
         *,
         interval_seconds: float = 5.0,
         max_samples: int = 720,
@@ -175,6 +179,7 @@ class History:
         self._service = service
         self._counters = counters
         self._pools = pools
+        self._mismatches = mismatches or MismatchReports()
         self._interval_seconds = interval_seconds
         self._samples: deque[_Sample] = deque(maxlen=max_samples)
         self._last_totals = self._totals()
@@ -213,6 +218,7 @@ class History:
             "tokens_per_second": (now.tokens - before.tokens) / past,
             "mean_reward": (now.reward - before.reward) / rewards if rewards else None,
             "event_loop_lag_seconds": self.lag.max_seconds,
+            **self._mismatch_values(),
             **self._engine_values(),
         }
         self._samples.append(_Sample(time.time(), values))
@@ -234,6 +240,12 @@ class History:
     def _totals(self) -> _Totals:
         rewards, total = self._counters.reward_totals
         return _Totals(time.monotonic(), self._counters.finished, self._counters.sampled_tokens, rewards, total)
+
+    def _mismatch_values(self) -> dict[str, float | None]:
+        """Return the figures of the report that came last."""
+        totals = [report.mismatch.total for report in self._mismatches.latest()[-1:]]
+        figures = {f"mismatch_{name}": getattr(one, name) for one in totals for name in ("max_abs_diff", "kl")}
+        return {name: value if math.isfinite(value) else None for name, value in figures.items()}
 
     def _engine_values(self) -> dict[str, float | None]:
         values: dict[str, float | None] = {}

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from prorl_gym import __version__
 from prorl_gym.api.monitoring.history import RolloutCounters
+from prorl_gym.api.monitoring.mismatch_reports import MismatchReports
 from prorl_gym.client.wire_models import DispatchStatus, LedgerStatus
 from prorl_gym.inference.balance.engine_pool import EnginePool, PoolSnapshot
 from prorl_gym.inference.balance.members import PoolMember
@@ -33,6 +34,7 @@ class ServiceMetrics:
         counters: of its finished rollouts.
         pools: its engines.
         count_sandboxes: how many are alive; ``None``: unknown.
+        mismatches: that trainers reported.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class ServiceMetrics:
         counters: RolloutCounters,
         pools: Sequence[EnginePool] = (),
         count_sandboxes: Callable[[], int | None] = lambda: None,
+        mismatches: MismatchReports | None = None,
     ) -> None:
         self._service = service
         self._count_sandboxes = count_sandboxes
@@ -75,6 +78,7 @@ class ServiceMetrics:
         known.register(RolloutCollector(counters))
         known.register(GroupCollector(service))
         known.register(PoolCollector(pools))
+        known.register(MismatchCollector(mismatches or MismatchReports()))
 
     async def render(self) -> bytes:
         """Return the page in Prometheus' text form."""
@@ -108,6 +112,13 @@ class ServiceMetrics:
             self._rows.labels(state).set(getattr(usage, state))
         self._alive.set(math.nan if (alive := self._count_sandboxes()) is None else alive)
 
+
+_MISMATCH_FIGURES = {
+    "mean_abs_diff": "Mean of these differences, in nats.",
+    "kl": "Estimated KL divergence of the served policy from the trainer's in the last reported batch, in nats.",
+    "mult_prob_error": "Mean factor between the trainer's and the served probabilities in the last reported batch.",
+}
+"""Figures of ``Mismatch`` and what the page says about them."""
 
 _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
 _COUNTER, _GAUGE = CounterMetricFamily, GaugeMetricFamily
@@ -269,6 +280,33 @@ class RolloutCollector(Collector):
         )
         yield _family(_COUNTER, "prorl_retries", "Attempts that were retried.", ("kind",), retries)
         yield _family(_GAUGE, "prorl_mean_reward", "Mean of all rewards so far.", ("environment",), means)
+
+
+class MismatchCollector(Collector):
+    """Collects the report that came last, of whichever run: a run's id is no label.
+
+    Args:
+        reports: the reports.
+    """
+
+    def __init__(self, reports: MismatchReports) -> None:
+        self._reports = reports
+
+    def collect(self) -> Iterator[Metric]:
+        """Return all families."""
+        last = [report.mismatch for report in self._reports.latest()[-1:]]
+        positions = {(place,): one.max_abs_diff for batch in last for place, one in batch.by_position.items()}
+        yield _COUNTER("prorl_mismatch_reports", "Batches whose mismatch a trainer reported.", self._reports.count)
+        yield _family(
+            _GAUGE,
+            "prorl_mismatch_max_abs_diff",
+            "Largest difference of the trainer's and the served log-probs in the last reported batch, in nats.",
+            ("position",),
+            positions,
+        )
+        for name, text in _MISMATCH_FIGURES.items():
+            values = [((), getattr(batch.total, name)) for batch in last]
+            yield _family(_GAUGE, f"prorl_mismatch_{name}", text, (), dict(values))
 
 
 def _family(

@@ -9,11 +9,12 @@ from prorl_gym.api.app_context import AppContext
 from prorl_gym.api.http.json_bodies import json_response, read_json
 from prorl_gym.api.http.openapi import JsonBody, describe
 from prorl_gym.api.routes import RunPath
-from prorl_gym.client.wire_models import GroupsStatus
+from prorl_gym.client.wire_models import GroupsStatus, MismatchBody, MismatchHistory, MismatchReport
 from prorl_gym.demand import Demand
 from prorl_gym.errors import NotFoundError
 
 _DEMAND = TypeAdapter(Demand)
+_MISMATCH = TypeAdapter(MismatchBody)
 
 
 def add_routes(routes: APIRouter, context: AppContext) -> None:
@@ -78,3 +79,35 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         """Numbers of decided, undecided and stopped groups, and the time that stopping them saved."""
         await service.wait_until_recovered()
         return json_response(service.groups_status(run))
+
+    @routes.post(
+        "/v1/runs/{run}/mismatch",
+        **describe(
+            "runs",
+            "Report the mismatch of log-probs",
+            examples.MISMATCH_REPORT,
+            model=MismatchReport,
+            description="The report is kept.",
+            body=JsonBody(MismatchBody, examples.MISMATCH),
+        ),
+    )
+    async def report(run: RunPath, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        """Differences of the trainer's log-probs and the served ones, over the batch of one update.
+
+        Shown in `/v1/status`, `/metrics` and on the dashboard. Nothing is decided by it.
+        """
+        return json_response(context.mismatches.add(run, await read_json(request, _MISMATCH)))
+
+    @routes.get(
+        "/v1/runs/{run}/mismatch",
+        **describe(
+            "runs",
+            "Get the mismatch of log-probs",
+            {"reports": [examples.MISMATCH_REPORT]},
+            errors=(422,),
+            model=MismatchHistory,
+        ),
+    )
+    async def mismatch(run: RunPath) -> Response:  # pyright: ignore[reportUnusedFunction]
+        """What was reported of the latest 256 updates of a run; empty after a restart."""
+        return json_response(MismatchHistory(reports=context.mismatches.of_run(run)))

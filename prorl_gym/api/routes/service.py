@@ -125,6 +125,7 @@ async def _service_status(context: AppContext) -> ServiceStatus:
         rewards=tuple(counters.reward_means()),
         sampled_tokens=counters.sampled_tokens,
         wasted_tokens=counters.wasted_tokens,
+        mismatches=context.mismatches.latest(),
         sandboxes=context.count_sandboxes(),
         ledger=await context.service.usage(),
         event_loop_lag_seconds=context.history.lag.max_seconds,

@@ -116,7 +116,7 @@ def _render_table(stats: "_RolloutStats", run: str | None) -> "Table":
     from rich.table import Table
 
     table = Table(title=escape(f"run {run}" if run else "all runs"), show_header=False)
-    for name, value in stats.table_rows():
+    for name, value in stats.table_rows(run):
         table.add_row(escape(printable(name)), escape(printable(value)))
     return table
 
@@ -178,8 +178,8 @@ class _RolloutStats:
         )
         return recent / min(_RATE_WINDOW_SECONDS, max(1.0, now - min(self._finished_by_second)))
 
-    def table_rows(self) -> list[tuple[str, str]]:
-        """Return names and values, for a table."""
+    def table_rows(self, run: str | None) -> list[tuple[str, str]]:
+        """Return names and values, for a table about one run or all."""
         mean = "-" if self.mean_reward is None else f"{self.mean_reward:.3f}"
         rows = [("finished", str(self.finished)), ("per second", f"{self.finish_rate:.1f}"), ("mean reward", mean)]
         rows += [("sampled tokens", str(self.tokens))]
@@ -187,6 +187,10 @@ class _RolloutStats:
             rows += [("groups complete", f"{self.complete_groups}, {self.informative_groups} with different rewards")]
         rows += [(how, str(count)) for how, count in self.outcomes.most_common(12)]
         if self.status is not None:
+            for report in [one for one in self.status.mismatches if run in (None, one.run_id)][-1:]:
+                total = report.mismatch.total
+                largest = f"{total.max_abs_diff:.2g} nats at version {report.version}, KL {total.kl:.2g}"
+                rows += [("mismatch", largest)]
             rows += [("service", f"{self.status.queued} queued, {self.status.running} running")]
             rows += [("", self.status.problem)] if self.status.problem else []
         return rows

@@ -10,6 +10,7 @@ function figure(value) {
   if (size >= 1e9) return `${(value / 1e9).toFixed(1)}G`;
   if (size >= 1e6) return `${(value / 1e6).toFixed(1)}M`;
   if (size >= 1e4) return `${(value / 1e3).toFixed(1)}k`;
+  if (size > 0 && size < 1e-3) return value.toExponential(1);
   return Number.isInteger(value) ? count(value) : value.toFixed(size >= 100 ? 0 : size >= 1 ? 1 : 3);
 }
 

@@ -7,6 +7,7 @@ const LINES = [
   ["Throughput", "rollouts/s", { finished: "finished_per_second" }],
   ["Tokens", "per second", { sampled: "tokens_per_second" }],
   ["Mean reward", "of what finished", { reward: "mean_reward" }],
+  ["Mismatch", "of log-probs, nats", { largest: "mismatch_max_abs_diff", KL: "mismatch_kl" }],
 ];
 
 let service = null, newest = null, version = null, timer = 0, held = false, looking = false;
@@ -89,12 +90,16 @@ function showStatus(status, past) {
   byId("about").textContent = [status.version && `version ${status.version}`, status.uptime_seconds && `up ${lasting(status.uptime_seconds)}`, status.problem].filter(Boolean).join(", ");
   const latest = Object.fromEntries(Object.entries(past.columns).map(([name, values]) => [name, values.at(-1)]));
   byId("tiles").replaceChildren(...tiles(status, latest));
-  LINES.forEach(([, , names], i) => charts[i].show(past.times, Object.entries(names).filter(([, column]) => past.columns[column])
-    .map(([name, column]) => ({ name, values: past.columns[column] }))));
+  LINES.forEach(([, , names], i) => {
+    const lines = Object.entries(names).filter(([, column]) => past.columns[column]).map(([name, column]) => ({ name, values: past.columns[column] }));
+    charts[i].show(past.times, lines);
+    charts[i].element.hidden = past.times.length && !lines.length;
+  });
   const engines = Object.keys(past.columns).filter((name) => /^engine\..*\.in_flight$/.test(name));
   engineChart.show(past.times, engines.map((name) => ({ name: name.slice("engine.".length, -".in_flight".length), values: past.columns[name] })));
   engineChart.element.hidden = !engines.length;
   refill("rewards", rewardTable(status));
+  refill("mismatches", mismatchTable(status));
   refill("ends", endTable(status));
   refill("engines", engineTable(status));
   byId("pools").textContent = (status.pools ?? []).map((pool) => `${pool.name}: version ${pool.version}${pool.paused ? ", paused" : ""}, ${plural(pool.failovers, "failover")}${pool.unavailable_reason ? `, ${plural(pool.waiting_rollouts, "rollout")} waiting: ${pool.unavailable_reason}` : ""}`).join("; ");

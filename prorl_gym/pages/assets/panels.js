@@ -50,6 +50,18 @@ function rewardTable(status) {
     (status.rewards ?? []).map((one) => [one.environment, one.mean.toFixed(3), meter(one.mean, `${percent(one.mean)} of 1`), count(one.count)]), "No rewards yet.");
 }
 
+// The part of a batch with the largest difference.
+function worst(parts) {
+  const size = ([, one]) => one.max_abs_diff ?? Infinity;
+  return Object.entries(parts).sort((a, b) => size(b) - size(a))[0]?.[0] ?? "\u2013";
+}
+
+function mismatchTable(status) {
+  const rows = (status.mismatches ?? []).map(({ run_id, version, mismatch }) => [run_id, `${version}`, figure(mismatch.total.max_abs_diff), worst(mismatch.by_version), worst(mismatch.by_position), worst(mismatch.by_engine),
+    figure(mismatch.total.kl)]);
+  return table("Mismatch of log-probs by run", ["Run", "Version", "Largest, nats", "of version", "at", "of engine", "KL"], rows, "No trainer has reported it.");
+}
+
 function endTable(status) {
   const ends = new Map();
   for (const one of status.ended ?? []) {

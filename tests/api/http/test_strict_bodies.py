@@ -14,6 +14,7 @@ from prorl_gym.client.wire_models import (
     AckBody,
     CancelBody,
     EngineBody,
+    MismatchBody,
     PauseBody,
     PolicyUpdateBody,
     ResumeBody,
@@ -32,6 +33,7 @@ BODIES: list[tuple[type[BaseModel], Any]] = [
     (PauseBody, openapi_examples.PAUSE),
     (ResumeBody, openapi_examples.RESUME),
     (EngineBody, openapi_examples.ENGINE_BODY),
+    (MismatchBody, openapi_examples.MISMATCH),
     (
         Demand,
         openapi_examples.DEMAND | {"redundant": {"park_seconds": 5.0}, "early_stop": {"audit": 0.1}, "replace": 1},

@@ -14,7 +14,7 @@ from prorl_gym.cli.main import app
 from prorl_gym.client import SyncClient
 from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
 from prorl_gym.errors import ConfigError
-from prorl_gym.records import RolloutRequest
+from prorl_gym.records import BatchMismatch, Mismatch, RolloutRequest
 
 
 @pytest.fixture
@@ -120,13 +120,18 @@ def test_watch_shows_a_table(url: str) -> None:
         ask("b", group="g", reward=0.0).model_copy(update={"group_size": 2, "replica": 1}),
     ]
     made(url, *members)
-    result = call("watch", "--no-follow", "--table")
-    figures = dict(re.findall(r"│ ([a-z ]+?) +│ (.*?) +│", result.output))
-    assert figures["finished"] == "2"
-    assert figures["mean reward"] == "0.500"
-    assert figures["groups complete"] == "1, 1 with different rewards"
-    assert figures["completed"] == "2"
-    assert figures["service"] == "0 queued, 0 running"
+    figures = Mismatch(5, 0.25, 0.1, 0.031, 1.1, 0)
+    with SyncClient(url, token=TOKEN) as client:
+        client.report_mismatch("default", 7, BatchMismatch(figures, {7: figures}, {"turn 1": figures}, {}))
+        client.report_mismatch("other", 9, BatchMismatch(figures, {}, {}, {}))
+    result = call("watch", "--no-follow", "--table", "--run", "default")
+    shown = dict(re.findall(r"│ ([a-z ]+?) +│ (.*?) +│", result.output))
+    assert shown["finished"] == "2"
+    assert shown["mean reward"] == "0.500"
+    assert shown["groups complete"] == "1, 1 with different rewards"
+    assert shown["completed"] == "2"
+    assert shown["service"] == "0 queued, 0 running"
+    assert shown["mismatch"] == "0.25 nats at version 7, KL 0.031"
 
 
 def test_watch_reports_when_there_is_nothing(url: str) -> None:

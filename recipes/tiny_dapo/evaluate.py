@@ -12,7 +12,6 @@ from tasks import Question
 from prorl_gym.client import Client, RolloutSummary
 from prorl_gym.errors import Cause
 from prorl_gym.records import RolloutRequest
-from prorl_gym.settings import RolloutSettings
 
 SECONDS = 300.0
 
@@ -27,9 +26,9 @@ async def accuracy(client: Client, run: str, asked: Sequence[Question], temperat
         RolloutRequest(
             rollout_id=f"{run}-{place}",
             run_id=run,
-            environment="math",
+            environment=question.environment,
             task=question.row,
-            settings=RolloutSettings(temperature=temperature, seed=place),
+            settings=question.settings(temperature=temperature, seed=place),
             evaluation=True,
         )
         for place, question in enumerate(asked)

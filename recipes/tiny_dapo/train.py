@@ -1,4 +1,4 @@
-"""Asynchronous DAPO over the rollout service: one policy, one task.
+"""Asynchronous DAPO over the rollout service: one policy, one domain.
 
 Rollouts are sampled while the learner learns. Groups are taken as they become complete, those without a signal are
 dropped, and each update is published to the engine between two turns of the rollouts under way.
@@ -13,18 +13,17 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean
-from time import monotonic
+from time import monotonic, process_time
 
 import torch
 from aiohttp import ClientSession
 from audit import LearnError, check_gradient, check_moved, check_records
 from model import Decoder, padded, token_logprobs
-from tasks import questions
+from tasks import Question, questions
 
 from prorl_gym.client import Client, CompletedGroup, GroupsDroppedError, GroupStream
 from prorl_gym.demand import Demand
 from prorl_gym.records import Rollout, RolloutRequest, Segment
-from prorl_gym.settings import RolloutSettings
 from prorl_gym.trainers.mismatch import Mismatch, mismatch_by_version, require_match
 
 GROUP_SIZE = 8
@@ -74,6 +73,8 @@ class Step:
     clipped: float
     waited: float
     seconds: float
+    cpu_seconds: float
+    """Of the checks and the update, without the exchange with the service."""
 
 
 def samples_of(group: CompletedGroup) -> list[Sample]:
@@ -133,6 +134,7 @@ class Learner:
     client: Client
     engine: str
     model: Decoder
+    domain: type[Question]
     seed: int
     submitted: list[str] = field(default_factory=list)
     batch: Batch | None = None
@@ -140,7 +142,7 @@ class Learner:
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))
         self.weights: dict[int, Decoder] = {}  # the versions whose tokens may still come
-        self._questions, self._rng = questions(self.seed), random.Random(f"minibatches {self.seed}")
+        self._questions, self._rng = questions(self.domain, self.seed), random.Random(f"minibatches {self.seed}")
         self._resume = self._used = self._version = self._under_way = 0
 
     async def learn(self, updates: int) -> AsyncIterator[Step]:
@@ -150,7 +152,9 @@ class Learner:
                 started = monotonic()
                 taken, informative = await self._gather(stream)
                 waited = monotonic() - started
+                before = process_time()
                 found, clipped = self.learn_from(informative)
+                cpu_seconds = process_time() - before
                 tokens = sum(one.tokens for one in found.values())
                 age = sum((self._version - version) * one.tokens for version, one in found.items()) / tokens
                 await self.publish()
@@ -163,6 +167,7 @@ class Learner:
                     clipped=clipped,
                     waited=waited,
                     seconds=monotonic() - started,
+                    cpu_seconds=cpu_seconds,
                 )
 
     async def publish(self) -> None:
@@ -214,9 +219,9 @@ class Learner:
                 group_id=f"group-{group}",
                 group_size=GROUP_SIZE,
                 replica=replica,
-                environment="math",
+                environment=self.domain.environment,
                 task=question.row,
-                settings=RolloutSettings(seed=self.seed * 1_000_000 + group),
+                settings=self.domain.settings(seed=self.seed * 1_000_000 + group),
             )
             for group, question in enumerate(islice(self._questions, missing), len(self.submitted) // GROUP_SIZE)
             for replica in range(GROUP_SIZE)

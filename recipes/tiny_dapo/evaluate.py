@@ -12,6 +12,7 @@ from tasks import Question
 from prorl_gym.client import Client, RolloutSummary
 from prorl_gym.errors import Cause
 from prorl_gym.records import RolloutRequest
+from prorl_gym.settings import RolloutSettings
 
 SECONDS = 300.0
 
@@ -28,7 +29,7 @@ async def accuracy(client: Client, run: str, asked: Sequence[Question], temperat
             run_id=run,
             environment=question.environment,
             task=question.row,
-            settings=question.settings(temperature=temperature, seed=place),
+            settings=RolloutSettings(temperature=temperature, seed=place, **question.limits()),
             evaluation=True,
         )
         for place, question in enumerate(asked)

@@ -1,4 +1,4 @@
-"""``make learn``: one policy, one domain, one seed, from nothing, through the service. Ends with one line, PASS or FAIL.
+"""``make learn``: one policy, one domain, one seed, from nothing, through the service. Ends with PASS or FAIL and why.
 
 Starts an engine and a rollout service on free ports of 127.0.0.1, warms a policy up, lets it learn, evaluates it before
 and after on held-out questions, and stops both.
@@ -59,7 +59,7 @@ class Goal:
 
 
 FULL = Goal(updates=24, questions=HELD_OUT, greedy=0.6, sampled=0.3, probe_every=8)
-EASIER = Goal(updates=16, questions=HELD_OUT, greedy=0.4, sampled=0.3, probe_every=4, reached=0.8)
+EASIER = Goal(updates=16, questions=128, greedy=0.4, sampled=0.3, probe_every=4, reached=0.8)
 SHORT = Goal(updates=8, questions=128, greedy=0.2, sampled=0.1, probe_every=8)
 PROBED = 64
 
@@ -100,7 +100,6 @@ def closing_line(report: Report, problem: str) -> str:
     )
 
 
-@contextmanager
 def own_cpu_seconds(pid: int) -> float:
     """Return the CPU seconds of a process, without its children."""
     times = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:13]
@@ -134,6 +133,7 @@ def add_costs(report: Report) -> None:
     report.load = os.getloadavg()[1]
 
 
+@contextmanager
 def server(
     name: str, command: Sequence[str], log: Path, niceness: int = 0, cpu: dict[str, float] | None = None
 ) -> Iterator[str]:

@@ -24,6 +24,7 @@ from tasks import Question, questions
 from prorl_gym.client import Client, CompletedGroup, GroupsDroppedError, GroupStream
 from prorl_gym.demand import Demand
 from prorl_gym.records import Rollout, RolloutRequest, Segment
+from prorl_gym.settings import RolloutSettings
 from prorl_gym.trainers.mismatch import Mismatch, mismatch_by_version, require_match
 
 GROUP_SIZE = 8
@@ -221,7 +222,7 @@ class Learner:
                 replica=replica,
                 environment=self.domain.environment,
                 task=question.row,
-                settings=self.domain.settings(seed=self.seed * 1_000_000 + group),
+                settings=RolloutSettings(seed=self.seed * 1_000_000 + group, **self.domain.limits()),
             )
             for group, question in enumerate(islice(self._questions, missing), len(self.submitted) // GROUP_SIZE)
             for replica in range(GROUP_SIZE)

@@ -19,12 +19,14 @@ from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments import registry
 from prorl_gym.environments.code.grader import results_match
 from prorl_gym.environments.math.environment import SYSTEM_PROMPT, MathEnvironment, MathGrader
+from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.stem.environment import StemEnvironment, StemGrader
 from prorl_gym.environments.worker_pool import WorkerPool
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.records import Message
-from prorl_gym.settings import resolve_settings
+from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
+from prorl_gym.settings import RolloutSettings, resolve_settings
 
 SUM = Sum(12, "+", 34, "-", 56)
 REPAIR = Repair((("+", 11), ("-", 22), ("+", 33), ("-", 44)), 2, "*")
@@ -60,6 +62,16 @@ def tools_of(domain: type[Question]) -> list[dict[str, object]]:
     return [{"type": "function", "function": {"name": name, "parameters": {}}} for name in names]
 
 
+class NoLeases(Leases):
+    """Lends nothing: prompts need no sandbox, nor does grading of answers."""
+
+    async def get_agent_sandbox(self, spec: SandboxSpec) -> Sandbox:
+        raise AssertionError("a prompt needs no sandbox")
+
+    def get_judge(self) -> None:
+        return None
+
+
 def observations(question: Question) -> list[str]:
     """What the tools answer in a right trace."""
     said = question.demonstrate("right")
@@ -87,9 +99,8 @@ def test_the_first_prompt_is_what_the_environment_says_and_the_service_renders(
 ):
     environment = registry.get(domain.environment)
     question = some(domain, 1)[0]
-    planned = environment.plan_episode(
-        environment.parse_row(question.row), None, resolve_settings(environment.settings)
-    )
+    settings = resolve_settings(environment.settings)
+    planned = environment.plan_episode(environment.parse_row(question.row), NoLeases(), settings)
     tools = [{"type": "function", "function": {"name": tool.spec.name, "parameters": {}}} for tool in planned.tools]
     assert tools == tools_of(domain)
     assert codec.encode_prompt(list(planned.messages), tools) == language.prompt(question)
@@ -123,7 +134,7 @@ def test_each_number_is_tokenized_digit_by_digit(language: TurnEncoder):
 
 
 def test_the_limits_of_a_rollout_are_the_recipes(domain: type[Question]):
-    settings = resolve_settings(domain.settings(seed=3), registry.get(domain.environment).settings)
+    settings = resolve_settings(RolloutSettings(**domain.limits()), registry.get(domain.environment).settings)
     assert (settings.max_turns, settings.max_turn_tokens, settings.max_tokens) == (domain.turns, 24, 180)
 
 
@@ -196,7 +207,7 @@ async def test_the_right_answer_alone_is_rewarded(grading: MathEnvironment | Ste
             artifacts = Artifacts()
             artifacts.answer = question.demonstrate(kind)[-1]
             async with asyncio.timeout(60):
-                score = await grading.evaluate(task, artifacts, None, None)  # type: ignore[arg-type]
+                score = await grading.evaluate(task, artifacts, NoLeases(), None)  # type: ignore[arg-type]
             assert score.reward == float(kind == "right"), (question, kind)
 
 

@@ -15,8 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from prorl_gym.settings import RolloutSettings
-
 ENVIRONMENTS = Path(__file__).resolve().parents[3] / "environments"
 HELD_OUT = 256
 MAX_TOKENS = 180
@@ -68,9 +66,9 @@ class Question(ABC):
         """Return what the tool answers to the last turn of the assistant, or, at an end, whether it is solved."""
 
     @classmethod
-    def settings(cls, **sampling: Any) -> RolloutSettings:
-        """Return the settings of a rollout: what the model's small context allows, and how to sample."""
-        return RolloutSettings(max_turns=cls.turns, max_turn_tokens=cls.turn_tokens, max_tokens=MAX_TOKENS, **sampling)
+    def limits(cls) -> dict[str, int]:
+        """Return the limits of a rollout, which keep it inside the model's small context."""
+        return {"max_turns": cls.turns, "max_turn_tokens": cls.turn_tokens, "max_tokens": MAX_TOKENS}
 
 
 QuestionT = TypeVar("QuestionT", bound=Question)

@@ -114,8 +114,9 @@ class Repair(Question):
         answers = {_look(place): line + _DONE for place, line in enumerate(lines)}
         edits = {self._edit(place, sign): (place, sign) for place in range(_MODULES) for sign in _WORDS}
         answers |= {
-            edit: f"Changed /testbed/m{place + 1}.py. It now reads there:\n     1\t{_LINE}{sign}{self.modules[place][1]}"
+            edit: f"Changed /testbed/m{place + 1}.py. It now reads there:\n     1\t{_LINE}{sign}{number}"
             for edit, (place, sign) in edits.items()
+            for _, number in [self.modules[place]]
         }
         if said[-1] in answers:
             return answers[said[-1]]

@@ -66,7 +66,7 @@ class Question(ABC):
         """Return what the tool answers to the last turn of the assistant, or, at an end, whether it is solved."""
 
     @classmethod
-    def limits(cls) -> dict[str, int]:
+    def limits(cls) -> dict[str, Any]:
         """Return the limits of a rollout, which keep it inside the model's small context."""
         return {"max_turns": cls.turns, "max_turn_tokens": cls.turn_tokens, "max_tokens": MAX_TOKENS}
 

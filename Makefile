@@ -12,7 +12,7 @@ export VENV
 help:
 	@echo "make demo                             roll out four environments through NeMo Gym (no GPU, no model needed)"
 	@echo "make demo BASE_URL=http://h:8000/v1 MODEL=name [TOKENIZER=dir]    the same against a vLLM server"
-	@echo "make learn [LEARN_FLAGS=--short]      train a tiny policy through the service, from nothing (CPU, 8 minutes)"
+	@echo "make learn [DOMAIN=math|code|stem|swe] [LEARN_FLAGS=--short]   train a tiny policy from nothing (CPU, 8 minutes)"
 	@echo "make test [WORKERS=0]                 the default test suite (no network, GPU or root needed); 0: in one process"
 	@echo "make test-all                         everything; PRORL_GYM_REQUIRE=apptainer,gym makes a missing one fail"
 	@echo "make lint                             ruff and pyright"
@@ -27,10 +27,11 @@ demo: setup
 	@$(RUN)/prorl-gym demo $(if $(BASE_URL),--base-url "$(BASE_URL)") $(if $(MODEL),--model "$(MODEL)") \
 		$(if $(TOKENIZER),--tokenizer "$(TOKENIZER)") $(DEMO_FLAGS)
 
+DOMAIN = math
 # In an environment of its own (Python 3.11, torch for CPU), which imports the client from this checkout.
 learn: setup
 	@python="$$(recipes/tiny_dapo/environment)" && PYTHONPATH="$(CURDIR)" exec "$$python" recipes/tiny_dapo/learn.py \
-		--service "$(RUN)/prorl-gym" $(LEARN_FLAGS)
+		--service "$(RUN)/prorl-gym" --domain $(DOMAIN) $(LEARN_FLAGS)
 
 test: setup
 	@$(RUN)/python -m pytest $(IN_PARALLEL) $(PYTEST_FLAGS)

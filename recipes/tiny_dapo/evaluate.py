@@ -27,9 +27,9 @@ async def accuracy(client: Client, run: str, asked: Sequence[Question], temperat
         RolloutRequest(
             rollout_id=f"{run}-{place}",
             run_id=run,
-            environment="math",
+            environment=question.environment,
             task=question.row,
-            settings=RolloutSettings(temperature=temperature, seed=place),
+            settings=RolloutSettings(temperature=temperature, seed=place, **question.limits()),
             evaluation=True,
         )
         for place, question in enumerate(asked)

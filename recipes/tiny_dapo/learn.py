@@ -1,4 +1,4 @@
-"""``make learn``: one policy, one task, one seed, from nothing, through the service. Ends with one line, PASS or FAIL.
+"""``make learn``: one policy, one domain, one seed, from nothing, through the service. Ends with PASS or FAIL and why.
 
 Starts an engine and a rollout service on free ports of 127.0.0.1, warms a policy up, lets it learn, evaluates it before
 and after on held-out questions, and stops both.
@@ -21,18 +21,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
+from typing import Any
 
 import torch
 from audit import LearnError
 from controls import check_controls
-from curve import draw
+from curve import draw, summary
 from engine import MODEL
 from evaluate import Account, account_of, accuracy
-from model import CONTEXT
-from tasks import HELD_OUT, held_out, write_tokenizer
+from tasks import DOMAINS, HELD_OUT, Question, held_out, write_tokenizer
 from train import RUN, Learner
-from warmup import TURN_TOKENS, TURNS, WarmPolicy, WarmupError, warm_up
+from warmup import WarmPolicy, WarmupError, warm_up
 
 from prorl_gym.client import Client, read_token
 from prorl_gym.errors import ProrlError
@@ -54,9 +54,12 @@ class Goal:
     sampled: float
     probe_every: int
     """Updates between two greedy evaluations of a few questions, for the curve."""
+    reached: float = 0.0
+    """What the greedy accuracy has to be in the end."""
 
 
 FULL = Goal(updates=24, questions=HELD_OUT, greedy=0.6, sampled=0.3, probe_every=8)
+EASIER = Goal(updates=16, questions=128, greedy=0.4, sampled=0.3, probe_every=4, reached=0.8)
 SHORT = Goal(updates=8, questions=128, greedy=0.2, sampled=0.1, probe_every=8)
 PROBED = 64
 
@@ -66,15 +69,23 @@ class Report:
     """What the closing line and the curve are made of."""
 
     seed: int
+    environment: str = "math"
     greedy: list[tuple[int, float]] = field(default_factory=list)
     """Update and accuracy."""
     sampled: list[tuple[int, float]] = field(default_factory=list)
-    steps: list[dict[str, object]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
     mismatch: float = 0.0
     rollouts: int = 0
     ends: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
-    cpu_seconds: float = 0.0
+    wall: dict[str, float] = field(default_factory=dict)
+    """Seconds of warm-up, evaluation, learning (exchange with the service included) and waiting for rollouts."""
+    cpu: dict[str, float] = field(default_factory=dict)
+    """Seconds of the trainer's parts, the engine, the service, and its children: sandboxes and graders."""
+    idle: float = 0.0
+    """Share of the updates' wall clock that the trainer waited for rollouts."""
+    load: float = 0.0
+    """Of the machine at the end, mean of 5 minutes; this run is part of it."""
 
 
 def closing_line(report: Report, problem: str) -> str:
@@ -89,9 +100,51 @@ def closing_line(report: Report, problem: str) -> str:
     )
 
 
+def own_cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process, without its children."""
+    times = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:13]
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+
+def children_cpu_seconds() -> float:
+    """Return the CPU seconds of our children that have ended, with those of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @contextmanager
-def server(name: str, command: Sequence[str], log: Path, niceness: int = 0) -> Iterator[str]:
+def measured(report: Report, part: str) -> Iterator[None]:
+    """Add what the block takes to the report: wall clock, and the trainer's own CPU seconds."""
+    started, cpu = monotonic(), process_time()
+    try:
+        yield
+    finally:
+        report.wall[part] = report.wall.get(part, 0.0) + monotonic() - started
+        report.cpu[part] = report.cpu.get(part, 0.0) + process_time() - cpu
+
+
+def add_costs(report: Report) -> None:
+    """Add the costs of the updates, and the rest of the trainer's CPU time."""
+    waited, seconds, cpu = (sum(step[part] for step in report.steps) for part in ("waited", "seconds", "cpu_seconds"))
+    report.wall |= {"learning": seconds - waited, "waiting": waited}
+    trainer = {"warm-up", "evaluation"} & report.cpu.keys()
+    report.cpu |= {"learning": cpu, "exchange": process_time() - cpu - sum(report.cpu[part] for part in trainer)}
+    report.idle = waited / seconds if seconds else 0.0
+    report.load = os.getloadavg()[1]
+
+
+@contextmanager
+def server(
+    name: str, command: Sequence[str], log: Path, niceness: int = 0, cpu: dict[str, float] | None = None
+) -> Iterator[str]:
     """Run a server while the context is open; yield its address. It ends with this process, whatever ends that.
+
+    Args:
+        name: in messages.
+        command: what to run; it prints its address.
+        log: what else it prints.
+        niceness: of the server.
+        cpu: takes its CPU seconds, and those of its children.
 
     Raises:
         LearnError: it does not start.
@@ -129,44 +182,50 @@ def server(name: str, command: Sequence[str], log: Path, niceness: int = 0) -> I
             try:
                 yield found[1]
             finally:
+                own, others = own_cpu_seconds(child.pid), children_cpu_seconds()
                 child.terminate()
                 try:
                     child.wait(STOP_SECONDS)
                 except subprocess.TimeoutExpired:
                     child.kill()
+                    child.wait()
+                if cpu is not None:
+                    cpu[name], cpu[f"children of the {name}"] = own, children_cpu_seconds() - others - own
                 copier.join(STOP_SECONDS)
     finally:
         child.kill()
         child.wait()
 
 
-def service_config(engine: str, tokenizer: Path, state: Path) -> dict[str, object]:
-    """Return the configuration of the service: the math environment as it ships, within the model's small context."""
+def service_config(domain: type[Question], engine: str, tokenizer: Path, state: Path) -> dict[str, object]:
+    """Return the configuration of the service: the environment as it ships."""
     return {
         "inference": {"engines": [engine], "model": MODEL, "tokenizer": str(tokenizer)},
-        "environments": ["math"],
+        "environments": [domain.environment],
         "runner": {"run": 16},  # more agents would only take the learner's share of the cores
-        "settings": {"max_turns": TURNS, "max_turn_tokens": TURN_TOKENS, "max_tokens": CONTEXT - 12},
         "state": str(state),
         "http": {"port": 0, "stop_seconds": 5.0},
         "log": {"format": "plain"},
     }
 
 
-async def learn(client: Client, engine: str, warm: WarmPolicy, goal: Goal, report: Report) -> None:
+async def learn(
+    client: Client, engine: str, domain: type[Question], warm: WarmPolicy, goal: Goal, report: Report
+) -> None:
     """Evaluate, learn, evaluate again, and judge.
 
     Raises:
         LearnError: a check failed or the goal was missed; the message names the reason.
     """
-    asked = held_out(goal.questions)
+    asked = held_out(domain, goal.questions)
 
     async def evaluate(update: int) -> None:
-        report.greedy.append((update, await accuracy(client, f"greedy-{update}", asked, 0.0)))
-        report.sampled.append((update, await accuracy(client, f"sampled-{update}", asked, 1.0)))
+        with measured(report, "evaluation"):
+            report.greedy.append((update, await accuracy(client, f"greedy-{update}", asked, 0.0)))
+            report.sampled.append((update, await accuracy(client, f"sampled-{update}", asked, 1.0)))
         say(f"update {update}: greedy {report.greedy[-1][1]:.3f}, sampled {report.sampled[-1][1]:.3f}")
 
-    learner = Learner(client, engine.removesuffix("/v1"), warm.model, report.seed)
+    learner = Learner(client, engine.removesuffix("/v1"), warm.model, domain, report.seed)
     await learner.publish()
     await evaluate(0)
     steps = learner.learn(goal.updates)
@@ -181,7 +240,8 @@ async def learn(client: Client, engine: str, warm: WarmPolicy, goal: Goal, repor
             f"{step.seconds:.1f} s ({step.waited:.1f} s waiting)"
         )
         if update % goal.probe_every == 0 and update < goal.updates:
-            report.greedy.append((update, await accuracy(client, f"probe-{update}", asked[:PROBED], 0.0)))
+            with measured(report, "evaluation"):
+                report.greedy.append((update, await accuracy(client, f"probe-{update}", asked[:PROBED], 0.0)))
             say(f"update {update}: greedy {report.greedy[-1][1]:.3f} of {PROBED}")
     await client.cancel(runs=[RUN])  # what was submitted ahead
     await evaluate(goal.updates)
@@ -207,6 +267,8 @@ def judge(report: Report, goal: Goal, account: Account) -> None:
                 f"{name}: accuracy {values[0][1]:.2f} -> {values[-1][1]:.2f} on {goal.questions} held-out questions, "
                 f"wanted +{wanted:g}"
             )
+    if report.greedy[-1][1] < goal.reached:
+        raise LearnError(f"greedy: accuracy {report.greedy[-1][1]:.2f} in the end, wanted {goal.reached:g}")
 
 
 def run(arguments: argparse.Namespace, work: Path, report: Report) -> None:
@@ -215,20 +277,24 @@ def run(arguments: argparse.Namespace, work: Path, report: Report) -> None:
     Raises:
         LearnError, WarmupError, ProrlError: naming what is wrong.
     """
-    goal = SHORT if arguments.short else FULL
-    language = write_tokenizer(work / "tokenizer")
+    domain = DOMAINS[arguments.domain]
+    goal = SHORT if arguments.short else FULL if arguments.domain == "math" else EASIER
+    language = write_tokenizer(domain, work / "tokenizer")
     engine_command = [sys.executable, str(HERE / "engine.py"), "--tokenizer", str(work / "tokenizer")]
-    with server("engine", engine_command, arguments.out / "engine.log") as engine:
+    with server("engine", engine_command, arguments.out / "engine.log", cpu=report.cpu) as engine:
         config = work / "service.yaml"
-        config.write_text(json.dumps(service_config(engine, work / "tokenizer", work / "state")), encoding="utf-8")
+        config.write_text(
+            json.dumps(service_config(domain, engine, work / "tokenizer", work / "state")), encoding="utf-8"
+        )
         service_command = [str(arguments.service), "serve", "--config", str(config)]
         # Nicer than the learner: asynchronous training on two cores would otherwise wait for its own rollouts.
-        with server("service", service_command, arguments.out / "service.log", niceness=5) as service:
-            warm = warm_up(language, report.seed)
+        with server("service", service_command, arguments.out / "service.log", niceness=5, cpu=report.cpu) as service:
+            with measured(report, "warm-up"):
+                warm = warm_up(domain, language, report.seed)
 
             async def session() -> None:
                 async with Client(service, token=read_token(work / "state" / "token")) as client:
-                    await learn(client, engine, warm, goal, report)
+                    await learn(client, engine, domain, warm, goal, report)
 
             asyncio.run(session())
 
@@ -242,6 +308,7 @@ def main() -> None:
     """Run once; print the closing line; exit with 0 or 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--service", type=Path, required=True, help="the prorl-gym command")
+    parser.add_argument("--domain", choices=list(DOMAINS), default="math")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--short", action="store_true", help="fewer updates, and a lower goal")
     parser.add_argument("--out", type=Path, default=Path("results/tiny_dapo"), help="logs, figures and the curve")
@@ -249,7 +316,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(1)
-    started, report, problem = monotonic(), Report(arguments.seed), ""
+    started, report, problem = monotonic(), Report(arguments.seed, arguments.domain), ""
     try:
         with tempfile.TemporaryDirectory(prefix="prorl-learn-") as work:
             run(arguments, Path(work), report)
@@ -261,12 +328,11 @@ def main() -> None:
         traceback.print_exc()
         problem = f"{type(error).__name__}: {error}"
     report.seconds = monotonic() - started
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    report.cpu_seconds = sum(one.ru_utime + one.ru_stime for one in used)
+    add_costs(report)
     (arguments.out / "report.json").write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")
     if report.steps:
-        draw(asdict(report), arguments.out / "curve.png")
-    say(f"ends {report.ends}, CPU seconds {report.cpu_seconds:.0f}; logs and figures in {arguments.out}")
+        draw([summary(asdict(report))], arguments.out / "curve.png")
+    say(f"ends {report.ends}, CPU seconds {sum(report.cpu.values()):.0f}; logs and figures in {arguments.out}")
     say(closing_line(report, problem))
     sys.exit(1 if problem else 0)
 

@@ -1,4 +1,4 @@
-"""Asynchronous DAPO over the rollout service: one policy, one task.
+"""Asynchronous DAPO over the rollout service: one policy, one domain.
 
 Rollouts are sampled while the learner learns. Groups are taken as they become complete, those without a signal are
 dropped, and each update is published to the engine between two turns of the rollouts under way.
@@ -13,14 +13,14 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean
-from time import monotonic
+from time import monotonic, process_time
 
 import numpy as np
 import torch
 from aiohttp import ClientSession
 from audit import LearnError, check_segments
 from model import Decoder, padded, token_logprobs
-from tasks import questions
+from tasks import Question, questions
 
 from prorl_gym.client import Client, CompletedGroup, GroupsDroppedError, GroupStream
 from prorl_gym.demand import Demand
@@ -81,6 +81,8 @@ class Step:
     clipped: float
     waited: float
     seconds: float
+    cpu_seconds: float
+    """Of the checks and the update, without the exchange with the service."""
 
 
 def samples_of(group: CompletedGroup) -> list[Sample]:
@@ -140,6 +142,7 @@ class Learner:
     client: Client
     engine: str
     model: Decoder
+    domain: type[Question]
     seed: int
     submitted: list[str] = field(default_factory=list)
     batch: Batch | None = None
@@ -147,7 +150,7 @@ class Learner:
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))
         self.weights: dict[int, Decoder] = {}  # the versions whose tokens may still come
-        self._questions, self._rng = questions(self.seed), random.Random(f"minibatches {self.seed}")
+        self._questions, self._rng = questions(self.domain, self.seed), random.Random(f"minibatches {self.seed}")
         self._resume = self._used = self._version = self._under_way = 0
 
     async def learn(self, updates: int) -> AsyncIterator[Step]:
@@ -157,7 +160,9 @@ class Learner:
                 started = monotonic()
                 taken, informative = await self._gather(stream)
                 waited = monotonic() - started
+                before = process_time()
                 found, clipped = self.learn_from(informative)
+                cpu_seconds = process_time() - before
                 ages = ((self._version - version) * one.tokens for version, one in found.by_version.items())
                 age = sum(ages) / found.total.tokens
                 await self.client.report_mismatch(RUN, self._version, found)
@@ -171,6 +176,7 @@ class Learner:
                     clipped=clipped,
                     waited=waited,
                     seconds=monotonic() - started,
+                    cpu_seconds=cpu_seconds,
                 )
 
     async def publish(self) -> None:
@@ -222,9 +228,9 @@ class Learner:
                 group_id=f"group-{group}",
                 group_size=GROUP_SIZE,
                 replica=replica,
-                environment="math",
+                environment=self.domain.environment,
                 task=question.row,
-                settings=RolloutSettings(seed=self.seed * 1_000_000 + group),
+                settings=RolloutSettings(seed=self.seed * 1_000_000 + group, **self.domain.limits()),
             )
             for group, question in enumerate(islice(self._questions, missing), len(self.submitted) // GROUP_SIZE)
             for replica in range(GROUP_SIZE)

@@ -17,7 +17,6 @@ from tasks import Question, TurnEncoder, questions, trace
 
 BATCH, STEPS, FURTHER, RISE = 64, 220, 60, 40
 SAMPLED_AT_LEAST, GREEDY_AT_MOST = 0.18, 0.05
-TURNS, TURN_TOKENS = 4, 24
 
 
 class WarmupError(Exception):
@@ -70,7 +69,7 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     return x.T if matrix.shape[0] > matrix.shape[1] else x
 
 
-def warm_up(language: TurnEncoder, seed: int) -> WarmPolicy:
+def warm_up(domain: type[Question], language: TurnEncoder, seed: int) -> WarmPolicy:
     """Train a fresh decoder until it passes the gate.
 
     Raises:
@@ -85,7 +84,7 @@ def warm_up(language: TurnEncoder, seed: int) -> WarmPolicy:
         torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0),
     ]
     bases = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    rng, asked = random.Random(f"warm-up {seed}"), questions(seed)
+    rng, asked = random.Random(f"warm-up {seed}"), questions(domain, seed)
     steps, sampled, greedy, loss = 0, 0.0, 1.0, torch.zeros(())
     for length in (STEPS, FURTHER, FURTHER, FURTHER):
         for step in range(length):
@@ -113,30 +112,35 @@ def warm_up(language: TurnEncoder, seed: int) -> WarmPolicy:
     )
 
 
-def accuracy(model: Decoder, language: TurnEncoder, asked: list[Question], temperature: float) -> float:
-    """Return the share of questions solved, with the tool computed here: quick, and good enough for the gate."""
+def accuracy(model: Decoder, language: TurnEncoder, asked: Sequence[Question], temperature: float) -> float:
+    """Return the share of questions solved, with tools computed here: quick, and good enough for the gate."""
     sampler = Sampler(model)
-    histories = {question: language.prompt(question) for question in asked}
+    histories = {place: language.prompt(question) for place, question in enumerate(asked)}
+    said: list[list[str]] = [[] for _ in asked]
     right = 0
-    for turn in range(TURNS):
+    for turn in range(asked[0].turns):
         calls = {
-            question: Call(
+            place: Call(
                 ids=list(ids),
-                max_tokens=TURN_TOKENS,
+                max_tokens=asked[place].turn_tokens,
                 stops=frozenset({language.end}),
                 temperature=temperature,
-                random=random.Random(f"{question.text} {turn}"),
+                random=random.Random(f"{place} {turn}"),
             )
-            for question, ids in histories.items()
+            for place, ids in histories.items()
         }
         for call in calls.values():
             sampler.submit(call)
         histories = {}
-        for question, call in calls.items():
-            turn_ids = call.result.result().sampled
-            value = language.tool_answer(turn_ids)
-            right += turn_ids == language.final(question.answer)
-            if value is not None:
-                histories[question] = [*call.ids, *language.result(value)]
+        for place, call in calls.items():
+            *ids, last = call.result.result().sampled
+            if last != language.end:
+                continue
+            said[place].append(language.decode(ids))
+            answer = asked[place].respond(said[place])
+            if isinstance(answer, str):
+                histories[place] = [*call.ids, *language.result(answer)]
+            else:
+                right += answer
     sampler.close()
     return right / len(asked)

@@ -1,136 +1,243 @@
-"""The parts of ``recipes/tiny_dapo`` that need no torch: task, traces, tokenizer, as the service reads them."""
+"""The parts of ``recipes/tiny_dapo`` that need no torch: questions, traces, tokenizers, as the service reads them."""
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import pytest
-from tasks import HELD_OUT, Question, TurnEncoder, held_out, questions, system_prompt, trace, write_tokenizer
+from curve import README, RESULTS, table
+from tasks import DOMAINS, HELD_OUT, Question, TurnEncoder, held_out, questions, shipped_prompt, trace, write_tokenizer
+from tasks.expressions import Expression
+from tasks.question import MIXTURE, call, python_answer
+from tasks.repairs import Repair
+from tasks.sums import Sum
 
 from prorl_gym.agents.protocol import Artifacts
+from prorl_gym.environments import registry
+from prorl_gym.environments.code.grader import results_match
 from prorl_gym.environments.math.environment import SYSTEM_PROMPT, MathEnvironment, MathGrader
+from prorl_gym.environments.protocol import Leases
+from prorl_gym.environments.stem.environment import StemEnvironment, StemGrader
 from prorl_gym.environments.worker_pool import WorkerPool
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.records import Message
+from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
+from prorl_gym.settings import RolloutSettings, resolve_settings
 
-QUESTION = Question(12, "+", 34, "-", 56)
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tokenizer")
+SUM = Sum(12, "+", 34, "-", 56)
+REPAIR = Repair((("+", 11), ("-", 22), ("+", 33), ("-", 44)), 2, "*")
 
 
-@pytest.fixture(scope="module")
-def language(directory: Path) -> TurnEncoder:
-    return write_tokenizer(directory)
+@pytest.fixture(scope="module", params=DOMAINS)
+def domain(request: pytest.FixtureRequest) -> type[Question]:
+    return DOMAINS[request.param]
 
 
 @pytest.fixture(scope="module")
-def codec(directory: Path, language: TurnEncoder) -> ChatCodec:
-    return load_codec(str(directory))
+def written(domain: type[Question], tmp_path_factory: pytest.TempPathFactory) -> tuple[TurnEncoder, ChatCodec]:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    return write_tokenizer(domain, directory), load_codec(str(directory))
 
 
-TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("python", "finish")]
+@pytest.fixture(scope="module")
+def language(written: tuple[TurnEncoder, ChatCodec]) -> TurnEncoder:
+    return written[0]
+
+
+@pytest.fixture(scope="module")
+def codec(written: tuple[TurnEncoder, ChatCodec]) -> ChatCodec:
+    return written[1]
+
+
+def some(domain: type[Question], count: int = 300) -> list[Question]:
+    return list(islice(questions(domain, 0), count))
+
+
+def tools_of(domain: type[Question]) -> list[dict[str, object]]:
+    names = shipped_prompt(domain.environment)[1].split()
+    return [{"type": "function", "function": {"name": name, "parameters": {}}} for name in names]
+
+
+class NoLeases(Leases):
+    """Lends nothing: prompts need no sandbox, nor does grading of answers."""
+
+    async def get_agent_sandbox(self, spec: SandboxSpec) -> Sandbox:
+        raise AssertionError("a prompt needs no sandbox")
+
+    def get_judge(self) -> None:
+        return None
+
+
+def observations(question: Question) -> list[str]:
+    """What the tools answer in a right trace."""
+    said = question.demonstrate("right")
+    return [str(question.respond(said[: turn + 1])) for turn in range(len(said) - 1)]
+
+
+# --- what the service makes of it -------------------------------------------------------------------------------------
 
 
 def test_the_service_accepts_the_template_and_finds_the_form_of_tool_calls(codec: ChatCodec):
     assert codec.parser.name == "hermes"
 
 
-def test_vocabulary_and_prompt_are_small(language: TurnEncoder):
-    assert language.vocab_size == 503
-    assert len(language.prompt(QUESTION)) <= 24
+def test_prompts_are_short_and_traces_fit_the_context(domain: type[Question], language: TurnEncoder):
+    assert language.vocab_size == {"math": 503}.get(domain.environment, language.vocab_size) < 1024
+    rng = random.Random(0)
+    for question in some(domain, 100):
+        assert len(language.prompt(question)) <= 40
+        assert len(trace(language, question, rng)[0]) <= 120
+        assert all(len(language.turn(said)) < domain.turn_tokens for said in question.demonstrate("right"))
 
 
-def test_the_system_prompt_is_the_environments_own():
-    assert system_prompt() == SYSTEM_PROMPT
+def test_the_first_prompt_is_what_the_environment_says_and_the_service_renders(
+    domain: type[Question], codec: ChatCodec, language: TurnEncoder
+):
+    environment = registry.get(domain.environment)
+    question = some(domain, 1)[0]
+    settings = resolve_settings(environment.settings)
+    planned = environment.plan_episode(environment.parse_row(question.row), NoLeases(), settings)
+    tools = [{"type": "function", "function": {"name": tool.spec.name, "parameters": {}}} for tool in planned.tools]
+    assert tools == tools_of(domain)
+    assert codec.encode_prompt(list(planned.messages), tools) == language.prompt(question)
 
 
-def test_the_first_prompt_is_what_the_service_renders(codec: ChatCodec, language: TurnEncoder):
-    messages = [Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=QUESTION.text)]
-    assert codec.encode_prompt(messages, TOOLS) == language.prompt(QUESTION)
+def test_the_system_prompt_of_math_is_the_environments_own():
+    assert shipped_prompt("math")[0] == SYSTEM_PROMPT
 
 
-@pytest.mark.parametrize("value", [46, -46, 0])
-def test_a_tool_result_is_what_the_service_appends(codec: ChatCodec, language: TurnEncoder, value: int):
-    message = Message(role="tool", content=str(value), tool_call_id="call00000", name="python")
-    assert codec.encode_delta([message], TOOLS) == language.result(value)
+def test_observations_are_what_the_service_appends(domain: type[Question], codec: ChatCodec, language: TurnEncoder):
+    for question in some(domain, 20):
+        for text in [*observations(question), "Traceback: no\n"]:
+            message = Message(role="tool", content=text, tool_call_id="call00000", name="tool")
+            assert codec.encode_delta([message], tools_of(domain)) == language.result(text)
 
 
-def test_a_call_of_a_trace_is_read_as_a_call(codec: ChatCodec, language: TurnEncoder):
-    said = codec.parse_turn(codec.decode_turn(language.call("-12+34")), TOOLS)
-    assert [(call.name, call.arguments) for call in said.calls] == [("python", '{"code": "-12+34"}')]
-
-
-@pytest.mark.parametrize(("code", "value"), [("12+34", 46), ("-12-34", -46), ("12+34-5", None), ("12*3", None)])
-def test_what_the_tool_would_answer(language: TurnEncoder, code: str, value: int | None):
-    assert language.tool_answer(language.call(code)) == value
-
-
-def test_an_answer_is_no_call(language: TurnEncoder):
-    assert language.tool_answer(language.final(46)) is None
+def test_turns_of_a_trace_are_read_as_they_are_meant(domain: type[Question], codec: ChatCodec, language: TurnEncoder):
+    for question in some(domain, 20):
+        for turn in question.demonstrate("right"):
+            said = codec.parse_turn(codec.decode_turn(language.turn(turn)), tools_of(domain))
+            assert not said.parse_errors
+            if turn.startswith("<tool_call>"):
+                (found,) = said.calls
+                assert call(found.name, **json.loads(found.arguments)) == turn
+            else:
+                assert said.text == turn
 
 
 def test_each_number_is_tokenized_digit_by_digit(language: TurnEncoder):
     assert [language.decode([token]) for token in language.encode("-180+7")] == ["-", "1", "8", "0", "+", "7"]
 
 
-def test_no_question_is_answered_by_luck():
-    for question in islice(questions(0), 2000):
-        other = question.halfway + question.c if question.second == "-" else question.halfway - question.c
-        assert question.answer not in (question.halfway, other)
+def test_the_limits_of_a_rollout_are_the_recipes(domain: type[Question]):
+    settings = resolve_settings(RolloutSettings(**domain.limits()), registry.get(domain.environment).settings)
+    assert (settings.max_turns, settings.max_turn_tokens, settings.max_tokens) == (domain.turns, 24, 180)
 
 
-def test_held_out_questions_are_never_trained_on():
-    held = set(held_out())
+# --- questions --------------------------------------------------------------------------------------------------------
+
+
+def test_held_out_questions_are_never_trained_on(domain: type[Question]):
+    held = set(held_out(domain))
     assert len(held) == HELD_OUT
-    assert not held & set(islice(questions(0), 20000))
+    assert not held & set(some(domain, 20000))
 
 
-def test_a_seed_has_its_own_questions_and_repeats_them():
-    first = list(islice(questions(1), 50))
-    assert first == list(islice(questions(1), 50))
-    assert first != list(islice(questions(2), 50))
+def test_a_seed_has_its_own_questions_and_repeats_them(domain: type[Question]):
+    first = some(domain, 50)
+    assert first == some(domain, 50)
+    assert first != list(islice(questions(domain, 2), 50))
 
 
-def test_the_mode_of_the_traces_is_wrong_and_some_are_right(language: TurnEncoder):
-    rng, asked = random.Random(0), list(islice(questions(0), 2000))
+def test_only_right_traces_solve(domain: type[Question]):
+    for question in some(domain):
+        assert {kind: question.respond(question.demonstrate(kind)) for kind in MIXTURE} == {
+            "mode": False,
+            "slip": False,
+            "right": True,
+        }
+
+
+def test_the_mode_of_the_traces_is_wrong_and_some_are_right(domain: type[Question], language: TurnEncoder):
+    rng, asked = random.Random(0), some(domain, 2000)
     ends: Counter[str] = Counter()
     for question in asked:
         ids, mask = trace(language, question, rng)
-        last = language.decode(ids).rpartition("<|assistant|>")[2]
-        ends[{str(question.answer): "right", str(question.halfway): "stop"}.get(last[7:-8], "wrong")] += 1
-        assert len(ids) == len(mask)
+        spoken = language.decode([token for token, sampled in zip(ids, mask, strict=True) if sampled])
+        turns = spoken.split("<|end|>")[:-1]
+        ends[next(kind for kind in MIXTURE if question.demonstrate(kind) == turns)] += 1
+        assert "<|tool|>" not in spoken
     assert 0.2 < ends["right"] / 2000 < 0.28
-    assert ends["stop"] / 2000 > 0.58
+    assert ends["mode"] / 2000 > 0.58
 
 
-def test_loss_is_on_the_tokens_of_the_assistant(language: TurnEncoder):
-    ids, mask = trace(language, QUESTION, random.Random(3))
-    spoken = "".join(language.decode([token]) for token, sampled in zip(ids, mask, strict=True) if sampled)
-    assert spoken.startswith('<tool_call>{"name": "python", "arguments": {"code": "12+34"}}</tool_call><|end|>')
-    assert "<|tool|>" not in spoken
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [("12+34", "46"), ("-12-34", "-46"), ("12*3", "36"), ("12/10", "1.2"), ("12+34-5", None), ("1/0", None)],
+)
+def test_what_the_python_tool_would_answer(code: str, text: str | None):
+    assert python_answer(call("python", code=code)) == text
 
 
-@pytest.fixture
-def workers() -> Iterator[WorkerPool]:
-    pool = WorkerPool("prorl_gym.environments.math.answer_equality:grade")
-    yield pool
+def test_an_answer_is_no_call():
+    assert python_answer("\\boxed{46}") is None
+
+
+# --- what the environments reward -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["math", "stem"])
+def grading(request: pytest.FixtureRequest) -> Iterator[MathEnvironment | StemEnvironment]:
+    math = request.param == "math"
+    pool = WorkerPool(
+        "prorl_gym.environments.math.answer_equality:grade" if math else "prorl_gym.environments.stem.quantity:grade"
+    )
+    yield MathEnvironment(MathGrader(pool)) if math else StemEnvironment(StemGrader(pool))
     pool.close()
 
 
-async def test_the_environment_rewards_the_right_answer_alone(workers: WorkerPool):
-    environment = MathEnvironment(MathGrader(workers))
-    task = environment.parse_row(QUESTION.row)
-    rewards = []
-    for answer in (QUESTION.answer, QUESTION.halfway):
-        artifacts = Artifacts()
-        artifacts.answer = f"\\boxed{{{answer}}}"
-        async with asyncio.timeout(60):
-            rewards.append((await environment.evaluate(task, artifacts, None, None)).reward)  # type: ignore[arg-type]
-    assert rewards == [1.0, 0.0]
+async def test_the_right_answer_alone_is_rewarded(grading: MathEnvironment | StemEnvironment):
+    for question in [SUM] if grading.name == "math" else some(DOMAINS["stem"], 60):
+        task = grading.parse_row(question.row)
+        for kind in MIXTURE:
+            artifacts = Artifacts()
+            artifacts.answer = question.demonstrate(kind)[-1]
+            async with asyncio.timeout(60):
+                score = await grading.evaluate(task, artifacts, NoLeases(), None)  # type: ignore[arg-type]
+            assert score.reward == float(kind == "right"), (question, kind)
+
+
+def test_the_right_program_alone_passes_the_tests_of_code():
+    for question in some(DOMAINS["code"]):
+        assert isinstance(question, Expression)
+        for kind in MIXTURE:
+            (turn,) = question.demonstrate(kind)
+            program = json.loads(turn.removeprefix("<tool_call>").removesuffix("</tool_call>"))["arguments"]["answer"]
+            scope: dict[str, object] = {}
+            exec(program, scope)
+            cases = question.row["tests"]["cases"]
+            passed = [results_match(case["expected"], scope["f"](*case["args"])) for case in cases]  # type: ignore[operator]
+            assert all(passed) == (kind == "right")
+
+
+def test_the_hidden_tests_of_swe_tell_right_from_wrong():
+    """Runs them here; the short form of the recipe runs them in a sandbox."""
+    operators = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+    tests = REPAIR.row["tests"]
+    assert tests["fail_to_pass"] == ["test_hidden.Hidden.test_m3"]
+    assert "from m3 import f\n        self.assertEqual(f(100), 100 * 33)" in tests["files"]["test_hidden.py"]
+    assert "from m1 import f\n        self.assertEqual(f(100), 100 + 11)" in tests["files"]["test_hidden.py"]
+    for question in some(DOMAINS["swe"]):
+        assert isinstance(question, Repair)
+        for sign, number in question.modules:
+            values = [operators[one](100, number) for one in operators]
+            assert len(set(values)) == 3
+            assert sign != question.sign
+
+
+def test_the_readme_has_the_table_of_the_results():
+    assert table(json.loads(RESULTS.read_text(encoding="utf-8"))) in README.read_text(encoding="utf-8")

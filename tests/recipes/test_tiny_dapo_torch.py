@@ -6,20 +6,22 @@ import types
 from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import sampler as sampling
 import torch
+import warmup
 from aiohttp.test_utils import TestClient, TestServer
 from audit import LearnError
 from controls import CONTROLS, check_controls
 from engine import MODEL, Engine
 from evaluate import Account
-from learn import FULL, Report, closing_line, judge
+from learn import EASIER, FULL, Report, add_costs, closing_line, judge, server
 from model import Decoder, token_logprobs
 from sampler import Call, Sampler
-from tasks import Question, TurnEncoder, questions, train_tokenizer
+from tasks import DOMAINS, Question, Sum, TurnEncoder, questions, train_tokenizer
 
 from prorl_gym.client import CompletedGroup
 from prorl_gym.errors import FailureKind
@@ -38,7 +40,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def language() -> TurnEncoder:
-    return TurnEncoder(train_tokenizer())
+    return TurnEncoder(train_tokenizer(Sum))
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def gap(model: Decoder, done: Call) -> float:
 
 
 def test_sampled_log_probs_are_those_of_the_training_forward(sampler: Sampler, model: Decoder, language: TurnEncoder):
-    prompts = [language.prompt(question) for question, _ in zip(questions(0), range(60), strict=False)]
+    prompts = [language.prompt(question) for question, _ in zip(questions(Sum, 0), range(60), strict=False)]
     calls = sample(sampler, [call(ids[: 5 + n % 15], seed=n) for n, ids in enumerate(prompts)])
     assert max(gap(model, one) for one in calls) < TOLERANCE
 
@@ -162,6 +164,47 @@ async def test_the_route_answers_as_vllm_does(sampler: Sampler, model: Decoder, 
     assert [refused.status, too_long.status, unknown.status] == [400, 400, 404]
 
 
+# --- the gate of the warm-up ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "share"), [("right", 1.0), ("mode", 0.0), ("slip", 0.0)])
+@pytest.mark.parametrize("domain", DOMAINS.values())
+def test_the_gate_follows_each_domains_conversations(
+    monkeypatch: pytest.MonkeyPatch, domain: type[Question], kind: str, share: float
+):
+    language, asked = TurnEncoder(train_tokenizer(domain)), list(islice(questions(domain, 0), 8))
+    submitted: list[Call] = []
+
+    class Scripted:
+        def __init__(self, model: Decoder) -> None: ...
+
+        def submit(self, call: Call) -> None:
+            turn, place = divmod(len(submitted), len(asked))
+            submitted.append(call)
+            said = language.turn(asked[place].demonstrate(kind)[turn])  # type: ignore[arg-type]
+            call.ids += said
+            call.logprobs += [0.0] * len(said)
+            call.result.set_result(call)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(warmup, "Sampler", Scripted)
+    assert warmup.accuracy(None, language, asked, 1.0) == share  # type: ignore[arg-type]
+    whole = [warmup.trace(language, question, Always(kind))[0] for question in asked]  # type: ignore[arg-type]
+    assert [call.ids for call in submitted[-len(asked) :]] == whole
+
+
+class Always(random.Random):
+    """Chooses one kind of trace."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def choices(self, *_: object) -> list[str]:  # type: ignore[override]
+        return [self._kind]
+
+
 # --- what the learner's own checks find -------------------------------------------------------------------------------
 
 
@@ -212,7 +255,7 @@ def rollouts_of(sampler: Sampler, language: TurnEncoder, question: Question, gro
 
 @pytest.fixture
 def groups(sampler: Sampler, language: TurnEncoder) -> list[CompletedGroup]:
-    asked = zip(questions(0), range(4), strict=False)
+    asked = zip(questions(Sum, 0), range(4), strict=False)
     return [rollouts_of(sampler, language, question, f"g{n}") for question, n in asked]
 
 
@@ -222,7 +265,7 @@ def learner_of(source: str, model: Decoder):
     module.__dict__["__file__"] = str(RECIPE / "train.py")
     sys.modules["train_changed"] = module  # where its data classes look their own module up
     exec(compile(source, "train.py", "exec"), module.__dict__)
-    learner = module.Learner(client=None, engine="", model=model, seed=0)
+    learner = module.Learner(client=None, engine="", model=model, domain=Sum, seed=0)
     learner.weights = {0: deepcopy(model)}
     return learner
 
@@ -317,7 +360,7 @@ def two_versions(model: Decoder, language: TurnEncoder, sampler: Sampler):
         for parameter in newer.parameters():
             parameter.add_(0.01 * torch.randn_like(parameter))
     sampler.load(newer.state_dict(), 1).result(timeout=60)
-    groups = [rollouts_of(sampler, language, next(questions(0)), "g0")]
+    groups = [rollouts_of(sampler, language, next(questions(Sum, 0)), "g0")]
     learner = learner_of(SOURCE, deepcopy(newer))
     learner.weights = {0: model, 1: newer}
     learner.learn_from(groups)
@@ -353,6 +396,33 @@ def test_what_was_reached_is_compared_with_the_goal():
     ):
         with pytest.raises(LearnError, match=reason):
             judge(reached, FULL, account)
+
+
+def test_domains_other_than_math_have_to_reach_a_level():
+    with pytest.raises(LearnError, match=r"greedy: accuracy 0\.79 in the end, wanted 0\.8"):
+        judge(report(0.79, 0.6), EASIER, Account(4000, 0, Counter({"completed": 4000})))
+
+
+def test_costs_are_split_by_what_they_are_for():
+    done = report(0.7, 0.6)
+    done.steps = [{"waited": 1.0, "seconds": 4.0, "cpu_seconds": 0.5}] * 2
+    done.wall, done.cpu = {"warm-up": 30.0}, {"warm-up": 20.0, "engine": 9.0}
+    add_costs(done)
+    assert done.wall == {"warm-up": 30.0, "learning": 6.0, "waiting": 2.0}
+    assert done.idle == 0.25
+    assert done.cpu["learning"] == 1.0
+    assert done.cpu["engine"] == 9.0
+
+
+def test_cpu_time_of_a_server_is_told_from_that_of_its_children(tmp_path: Path):
+    burn = "import time\nwhile time.process_time() < 0.4: pass"
+    program = f"import signal, subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])\n"
+    program += "print('serving on http://127.0.0.1:1/v1', flush=True); signal.pause()"
+    cpu: dict[str, float] = {}
+    with server("engine", [sys.executable, "-c", program], tmp_path / "log", cpu=cpu) as address:
+        assert address == "http://127.0.0.1:1/v1"
+    assert 0.3 < cpu["children of the engine"] < 5
+    assert cpu["engine"] < cpu["children of the engine"]
 
 
 def test_the_closing_line():

@@ -70,7 +70,7 @@ def draw(results: Sequence[Mapping[str, Any]], file: Path) -> None:
         top.legend(loc="lower right", fontsize="x-small")
         bottom.set(xlabel="update", ylim=(1e-16, 1e-2))
     rows[0][0].set_ylabel("solved; thin: reward in training")
-    rows[1][0].set_ylabel("largest mismatch,\nnats; dots: bound")
+    rows[1][0].set_ylabel("mismatch, nats\n(dots: bound)", fontsize="small")
     for axes in rows.flat:
         axes.grid(alpha=0.3)
     figure.tight_layout()

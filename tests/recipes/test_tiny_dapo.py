@@ -1,35 +1,32 @@
 """The parts of ``recipes/tiny_dapo`` that need no torch: questions, traces, tokenizers, as the service reads them."""
 
-import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice
 
 import pytest
 from curve import README, RESULTS, table
 from tasks import DOMAINS, HELD_OUT, Question, TurnEncoder, held_out, questions, shipped_prompt, trace, write_tokenizer
 from tasks.expressions import Expression
-from tasks.question import MIXTURE, call, python_answer
+from tasks.question import MIXTURE, Kind, call, python_answer
 from tasks.repairs import Repair
-from tasks.sums import Sum
 
 from prorl_gym.agents.protocol import Artifacts
+from prorl_gym.agents.scripted_policy import ScriptedPolicy
 from prorl_gym.environments import registry
 from prorl_gym.environments.code.grader import results_match
-from prorl_gym.environments.math.environment import SYSTEM_PROMPT, MathEnvironment, MathGrader
-from prorl_gym.environments.protocol import Leases
-from prorl_gym.environments.stem.environment import StemEnvironment, StemGrader
-from prorl_gym.environments.worker_pool import WorkerPool
+from prorl_gym.environments.math.environment import SYSTEM_PROMPT
+from prorl_gym.environments.protocol import RunContext, ScriptedStep
+from prorl_gym.errors import SandboxError
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.records import Message
-from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
+from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
+from prorl_gym.sandbox.backend_selection import open_backend
+from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.settings import RolloutSettings, resolve_settings
-
-SUM = Sum(12, "+", 34, "-", 56)
-REPAIR = Repair((("+", 11), ("-", 22), ("+", 33), ("-", 44)), 2, "*")
+from prorl_gym.testing.sandbox.fake_sandbox import FakeBackend
 
 
 @pytest.fixture(scope="module", params=DOMAINS)
@@ -62,16 +59,6 @@ def tools_of(domain: type[Question]) -> list[dict[str, object]]:
     return [{"type": "function", "function": {"name": name, "parameters": {}}} for name in names]
 
 
-class NoLeases(Leases):
-    """Lends nothing: prompts need no sandbox, nor does grading of answers."""
-
-    async def get_agent_sandbox(self, spec: SandboxSpec) -> Sandbox:
-        raise AssertionError("a prompt needs no sandbox")
-
-    def get_judge(self) -> None:
-        return None
-
-
 def observations(question: Question) -> list[str]:
     """What the tools answer in a right trace."""
     said = question.demonstrate("right")
@@ -100,7 +87,7 @@ def test_the_first_prompt_is_what_the_environment_says_and_the_service_renders(
     environment = registry.get(domain.environment)
     question = some(domain, 1)[0]
     settings = resolve_settings(environment.settings)
-    planned = environment.plan_episode(environment.parse_row(question.row), NoLeases(), settings)
+    planned = environment.plan_episode(environment.parse_row(question.row), SandboxLeases(FakeBackend()), settings)
     tools = [{"type": "function", "function": {"name": tool.spec.name, "parameters": {}}} for tool in planned.tools]
     assert tools == tools_of(domain)
     assert codec.encode_prompt(list(planned.messages), tools) == language.prompt(question)
@@ -190,25 +177,40 @@ def test_an_answer_is_no_call():
 # --- what the environments reward -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["math", "stem"])
-def grading(request: pytest.FixtureRequest) -> Iterator[MathEnvironment | StemEnvironment]:
-    math = request.param == "math"
-    pool = WorkerPool(
-        "prorl_gym.environments.math.answer_equality:grade" if math else "prorl_gym.environments.stem.quantity:grade"
-    )
-    yield MathEnvironment(MathGrader(pool)) if math else StemEnvironment(StemGrader(pool))
-    pool.close()
+@pytest.fixture
+async def leases():
+    try:
+        backend = await open_backend(SandboxConfig(backend="userns"))
+    except SandboxError:
+        pytest.skip("needs isolation: no user namespaces here")
+    lent = SandboxLeases(backend)
+    yield lent
+    await lent.close()
+    await backend.close()
 
 
-async def test_the_right_answer_alone_is_rewarded(grading: MathEnvironment | StemEnvironment):
-    for question in [SUM] if grading.name == "math" else some(DOMAINS["stem"], 60):
-        task = grading.parse_row(question.row)
-        for kind in MIXTURE:
-            artifacts = Artifacts()
-            artifacts.answer = question.demonstrate(kind)[-1]
-            async with asyncio.timeout(60):
-                score = await grading.evaluate(task, artifacts, NoLeases(), None)  # type: ignore[arg-type]
-            assert score.reward == float(kind == "right"), (question, kind)
+def step_of(turn: str) -> ScriptedStep:
+    if not turn.startswith("<tool_call>"):
+        return ScriptedStep(turn)
+    made = json.loads(turn.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+    return ScriptedStep("", made["name"], made["arguments"])
+
+
+@pytest.mark.parametrize("kind", MIXTURE)
+async def test_real_tools_answer_as_in_the_warm_up_and_only_right_traces_are_rewarded(
+    domain: type[Question], kind: Kind, leases: SandboxLeases
+):
+    environment, artifacts = registry.get(domain.environment), Artifacts()
+    question = some(domain, 1)[0]
+    said = question.demonstrate(kind)
+    task, settings = environment.parse_row(question.row), resolve_settings(environment.settings)
+    episode = await environment.init(task, leases, settings)
+    policy = ScriptedPolicy([step_of(turn) for turn in said], len(said))
+    await environment.run(task, episode, RunContext(policy, leases, settings, artifacts))
+    answered = [message.content for message in artifacts.messages if message.role == "tool"]
+    expected = [question.respond(said[: turn + 1]) for turn in range(len(said))]
+    assert [*answered, kind == "right"] == expected
+    assert (await environment.evaluate(task, artifacts, leases, settings)).reward == float(kind == "right")
 
 
 def test_the_right_program_alone_passes_the_tests_of_code():
@@ -224,18 +226,12 @@ def test_the_right_program_alone_passes_the_tests_of_code():
             assert all(passed) == (kind == "right")
 
 
-def test_the_hidden_tests_of_swe_tell_right_from_wrong():
-    """Runs them here; the short form of the recipe runs them in a sandbox."""
+def test_an_operator_of_swe_never_passes_for_another():
     operators = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
-    tests = REPAIR.row["tests"]
-    assert tests["fail_to_pass"] == ["test_hidden.Hidden.test_m3"]
-    assert "from m3 import f\n        self.assertEqual(f(100), 100 * 33)" in tests["files"]["test_hidden.py"]
-    assert "from m1 import f\n        self.assertEqual(f(100), 100 + 11)" in tests["files"]["test_hidden.py"]
     for question in some(DOMAINS["swe"]):
         assert isinstance(question, Repair)
         for sign, number in question.modules:
-            values = [operators[one](100, number) for one in operators]
-            assert len(set(values)) == 3
+            assert len({operator(100, number) for operator in operators.values()}) == 3
             assert sign != question.sign
 
 

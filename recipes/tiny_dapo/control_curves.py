@@ -16,9 +16,9 @@ import torch
 from controls import CONTROLS, RETOKENIZED, Breaker, CacheKeepingSampler
 from model import Decoder, token_logprobs
 from sampler import Call, Sampler
-from tasks import Question, TurnEncoder, held_out, questions, train_tokenizer
+from tasks import Sum, TurnEncoder, held_out, questions, train_tokenizer
 from train import GROUP_SIZE, LEARNING_RATE, MINIBATCHES, Batch, Sample, dapo_loss, pack
-from warmup import TURN_TOKENS, TURNS, accuracy, warm_up
+from warmup import accuracy, warm_up
 
 from prorl_gym.records import NOT_SAMPLED, Outcome, Rollout, Score, Segment
 from prorl_gym.trainers.checks import expected_advantages, normalize_group
@@ -32,13 +32,14 @@ FAILED_SHARE = 1 / 16
 class Trajectory:
     """A rollout under way."""
 
-    question: Question
+    question: Sum
     engine: Sampler
     seen: list[int]
     """What the engine is given: not what is recorded where a history is tokenised again."""
     calls: list[tuple[int, Call]] = field(default_factory=list)
     """With the length of what was recorded before each."""
     ids: list[int] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
     is_right: bool = False
 
     def record(self, name: str, group: str) -> Rollout:
@@ -76,7 +77,7 @@ class FaultyRun:
         kind = CacheKeepingSampler if fault == "prefix cache kept across an update" else Sampler
         self._engines = [kind(deepcopy(model)) for _ in range(2)]
         self._breaker = Breaker({0: deepcopy(model)}, language)
-        self._asked, self._random = questions(0), Random(0)
+        self._asked, self._random = questions(Sum, 0), Random(0)
 
     def learn(self) -> dict[str, object]:
         """Learn; return accuracies at the end and the mean reward of each update."""
@@ -88,7 +89,7 @@ class FaultyRun:
             self._publish(update + 1)
         for engine in self._engines:
             engine.close()
-        asked = held_out(QUESTIONS)
+        asked = held_out(Sum, QUESTIONS)
         sampled, greedy = (accuracy(self._model, self._language, asked, temperature) for temperature in (1.0, 0.0))
         return {"sampled": sampled, "greedy": greedy, "rewards": rewards}
 
@@ -102,10 +103,10 @@ class FaultyRun:
         under_way = played
         for one in played:
             one.ids = list(one.seen)
-        for turn in range(TURNS):
+        for turn in range(Sum.turns):
             for n, one in enumerate(under_way):
                 random = Random(f"{number} {turn} {n}")
-                call = Call(list(one.seen), TURN_TOKENS, frozenset({self._language.end}), 1.0, random)
+                call = Call(list(one.seen), Sum.turn_tokens, frozenset({self._language.end}), 1.0, random)
                 one.calls.append((len(one.ids), call))
                 one.engine.submit(call)
             under_way = [one for one in under_way if self._answer(one)]
@@ -116,12 +117,15 @@ class FaultyRun:
         turn = one.calls[-1][1].result.result().sampled
         one.ids += turn
         one.seen += self._breaker.cut_otherwise(turn) if self._fault == RETOKENIZED else turn
-        one.is_right = turn == self._language.final(one.question.answer)
-        value = self._language.tool_answer(turn)
-        if value is None:
+        if turn[-1] != self._language.end:
             return False
-        one.ids += self._language.result(value)
-        one.seen += self._language.result(value)
+        one.said.append(self._language.decode(turn[:-1]))
+        answer = one.question.respond(one.said)
+        if not isinstance(answer, str):
+            one.is_right = answer
+            return False
+        one.ids += self._language.result(answer)
+        one.seen += self._language.result(answer)
         return True
 
     def _update(self, rollouts: list[Rollout]) -> None:
@@ -192,8 +196,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=["none", *CONTROLS], help="names of faults")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    language = TurnEncoder(train_tokenizer())
-    warm = warm_up(language, arguments.seed)
+    language = TurnEncoder(train_tokenizer(Sum))
+    warm = warm_up(Sum, language, arguments.seed)
     found = dict[str, object]()
     for fault in arguments.only:
         found[fault] = reached = FaultyRun(fault, warm.model, language).learn()

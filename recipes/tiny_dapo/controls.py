@@ -214,7 +214,7 @@ def check_controls(learner: Learner) -> list[Finding]:
     """
     assert learner.batch is not None
     rollouts = [sample.rollout for sample in learner.batch.samples]
-    breaker = Breaker(learner.weights, TurnEncoder(train_tokenizer()))
+    breaker = Breaker(learner.weights, TurnEncoder(train_tokenizer(learner.domain)))
     has_history = any(len(segment.generations) > 1 for one in rollouts for segment in one.segments)
     return [find(name, breaker, rollouts) for name in CONTROLS if has_history or name not in (UNMASKED, RETOKENIZED)]
 

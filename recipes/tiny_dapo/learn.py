@@ -90,8 +90,10 @@ def closing_line(report: Report, problem: str) -> str:
 
 
 @contextmanager
-def server(name: str, command: Sequence[str], log: Path, niceness: int = 0) -> Iterator[str]:
-    """Run a server while the context is open; yield its address. It ends with this process, whatever ends that.
+def server(
+    name: str, command: Sequence[str], log: Path, niceness: int = 0, announced: re.Pattern[str] = _ANNOUNCED
+) -> Iterator[str]:
+    """Run a server while the context is open; yield what it announces: its address. It ends with this process, whatever ends that.
 
     Raises:
         LearnError: it does not start.
@@ -120,7 +122,7 @@ def server(name: str, command: Sequence[str], log: Path, niceness: int = 0) -> I
             for line in child.stdout:
                 written.append(line.strip())
                 print(line, end="", file=output, flush=True)
-                if found := _ANNOUNCED.search(line):
+                if found := announced.search(line):
                     break
             else:
                 raise LearnError(f"{name}: it does not start: {' '.join(written[-3:])[-400:]}")

@@ -350,10 +350,10 @@ def learn(arguments: argparse.Namespace, kills: int) -> dict[str, Any]:
 
 def main() -> None:
     """Learn twice, and compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--service", type=Path, required=True, help="the prorl-gym command")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--updates", type=int, default=12)
+    parser.add_argument("--updates", type=int, default=16)
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--out", type=Path, default=Path("results/tiny_kill"))
     trainer = parser.add_argument_group("the trainer's own process")

@@ -170,7 +170,7 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
 
 def main() -> None:
     """Run the modes, one after the other; add their figures to the report; print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--service", type=Path, required=True, help="the prorl-gym command")
     parser.add_argument("--mode", action="append", choices=MODES, help="all of them by default")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""An engine and a rollout service as child processes, and a policy to start from: what every script here begins with."""
+"""An engine and a rollout service as child processes, and a policy to start from, for the scripts of this folder."""
 
 import json
 import sys

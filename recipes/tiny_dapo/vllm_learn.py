@@ -164,7 +164,7 @@ async def learn(running: Any, learner: VllmLearner, updates: int, questions: int
 
 def main() -> None:
     """Learn once and write the report."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--service", type=Path, required=True, help="the prorl-gym command")
     parser.add_argument("--vllm", type=Path, required=True, help="the interpreter of vLLM's environment")
     parser.add_argument("--seed", type=int, default=0)

@@ -129,14 +129,24 @@ def _completion(request_id: str, prompt: list[int], call: Call, scores: list[flo
     return {"id": f"cmpl-{request_id}", "model": MODEL, "choices": [choice], "usage": usage}
 
 
-async def serve(tokenizer: Path) -> None:
-    """Serve on a free port until SIGTERM or SIGINT."""
+async def serve(tokenizer: Path, port: int = 0, checkpoint: Path | None = None) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        tokenizer: its directory.
+        port: 0: any free one.
+        checkpoint: a file with ``model`` and ``version``, whose weights are served from the start.
+    """
     language = TurnEncoder(Tokenizer.from_file(str(tokenizer / "tokenizer.json")))
-    engine = Engine(Sampler(Decoder(language.vocab_size).double()), language.vocab_size, language.end)
+    sampler = Sampler(Decoder(language.vocab_size).double())
+    if checkpoint is not None:
+        saved = torch.load(checkpoint, weights_only=True)
+        sampler.load(saved["model"], saved["version"]).result()
+    engine = Engine(sampler, language.vocab_size, language.end)
     runner = web.AppRunner(engine.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         print(f"serving on http://127.0.0.1:{runner.addresses[0][1]}/v1", flush=True)
         await asyncio.Event().wait()
     finally:
@@ -146,5 +156,7 @@ async def serve(tokenizer: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--checkpoint", type=Path, help="weights to serve from the start")
     torch.set_num_threads(1)
-    asyncio.run(serve(parser.parse_args().tokenizer))
+    asyncio.run(serve(**vars(parser.parse_args())))

@@ -135,7 +135,12 @@ def add_costs(report: Report) -> None:
 
 @contextmanager
 def server(
-    name: str, command: Sequence[str], log: Path, niceness: int = 0, cpu: dict[str, float] | None = None
+    name: str,
+    command: Sequence[str],
+    log: Path,
+    niceness: int = 0,
+    cpu: dict[str, float] | None = None,
+    announced: re.Pattern[str] = _ANNOUNCED,
 ) -> Iterator[str]:
     """Run a server while the context is open; yield its address. It ends with this process, whatever ends that.
 
@@ -145,6 +150,7 @@ def server(
         log: what else it prints.
         niceness: of the server.
         cpu: takes its CPU seconds, and those of its children.
+        announced: finds the address in what it prints.
 
     Raises:
         LearnError: it does not start.
@@ -173,7 +179,7 @@ def server(
             for line in child.stdout:
                 written.append(line.strip())
                 print(line, end="", file=output, flush=True)
-                if found := _ANNOUNCED.search(line):
+                if found := announced.search(line):
                     break
             else:
                 raise LearnError(f"{name}: it does not start: {' '.join(written[-3:])[-400:]}")

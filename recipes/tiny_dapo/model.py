@@ -1,14 +1,31 @@
 """A small decoder: RoPE, RMSNorm, GELU, an untied head. One code path trains it and samples from it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 CONTEXT = 192
-WIDTH, LAYERS, HEADS = 96, 3, 4
-HEAD = WIDTH // HEADS
+WIDTH, LAYERS = 96, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a decoder may differ in."""
+
+    heads: int = 4
+    gated: bool = False
+    """SwiGLU instead of GELU: with it, the decoder is a Llama that other engines serve."""
+
+    @property
+    def head(self) -> int:
+        """Width of a head."""
+        return WIDTH // self.heads
+
+
+TINY, LLAMA = Shape(), Shape(heads=3, gated=True)
 
 
 class Cache:
@@ -16,11 +33,12 @@ class Cache:
 
     Args:
         slots: how many sequences it holds, of ``CONTEXT`` tokens.
-        kind: of the model's weights.
+        model: whose keys and values.
     """
 
-    def __init__(self, slots: int, kind: torch.dtype) -> None:
-        self._keys = torch.zeros(LAYERS, slots, HEADS, CONTEXT + 1, HEAD, dtype=kind)
+    def __init__(self, slots: int, model: "Decoder") -> None:
+        shape, kind = model.shape, model.head.weight.dtype
+        self._keys = torch.zeros(LAYERS, slots, shape.heads, CONTEXT + 1, shape.head, dtype=kind)
         self._values = torch.zeros_like(self._keys)
 
     def extend(self, layer: int, place: "CachePositions", keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,20 +71,25 @@ class Block(nn.Module):
 
     Args:
         layer: its number.
+        shape: of the decoder.
     """
 
-    def __init__(self, layer: int) -> None:
+    def __init__(self, layer: int, shape: Shape) -> None:
         super().__init__()
-        self._layer = layer
+        self._layer, self._shape = layer, shape
+        inner = 256 if shape.gated else 4 * WIDTH
         self.norm_in, self.norm_up = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.out = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
-        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+        self.up = nn.Linear(WIDTH, inner, bias=False)
+        self.down = nn.Linear(inner, WIDTH, bias=False)
+        if shape.gated:
+            self.gate = nn.Linear(WIDTH, inner, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, place: CachePositions | None) -> Tensor:
         """Return the residual stream after this block."""
-        split = (part.unflatten(-1, (HEADS, HEAD)).transpose(1, 2) for part in self.qkv(self.norm_in(x)).chunk(3, -1))
+        heads = (self._shape.heads, self._shape.head)
+        split = (part.unflatten(-1, heads).transpose(1, 2) for part in self.qkv(self.norm_in(x)).chunk(3, -1))
         q, k, v = split
         q, k = q * cos + _rotated(q) * sin, k * cos + _rotated(k) * sin
         if place is None:
@@ -75,7 +98,12 @@ class Block(nn.Module):
             k, v = place.cache.extend(self._layer, place, k, v)
             mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=place.visible)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        return x + self.down(functional.gelu(self.up(self.norm_up(x))))
+        return x + self.down(self._widened(self.norm_up(x)))
+
+    def _widened(self, x: Tensor) -> Tensor:
+        if self._shape.gated:
+            return functional.silu(self.gate(x)) * self.up(x)
+        return functional.gelu(self.up(x))
 
 
 class Decoder(nn.Module):
@@ -84,22 +112,24 @@ class Decoder(nn.Module):
     Args:
         vocab_size: of the tokenizer.
         seed: of the initial weights.
+        shape: see there.
     """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, vocab_size: int, seed: int = 0) -> None:
+    def __init__(self, vocab_size: int, seed: int = 0, shape: Shape = TINY) -> None:
         super().__init__()
         torch.manual_seed(seed)
+        self.shape = shape
         self.embedding = nn.Embedding(vocab_size, WIDTH)
-        self.blocks = nn.ModuleList([Block(layer) for layer in range(LAYERS)])
+        self.blocks = nn.ModuleList([Block(layer, shape) for layer in range(LAYERS)])
         self.norm = nn.RMSNorm(WIDTH)
         self.head = nn.Linear(WIDTH, vocab_size, bias=False)
         for parameter in self.parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.5 * parameter.shape[1] ** -0.5)
-        angles = torch.arange(CONTEXT + 1)[:, None] * 10000.0 ** (-torch.arange(0, HEAD, 2) / HEAD)
+        angles = torch.arange(CONTEXT + 1)[:, None] * 10000.0 ** (-torch.arange(0, shape.head, 2) / shape.head)
         self.register_buffer("cos", angles.cos().repeat(1, 2), persistent=False)
         self.register_buffer("sin", angles.sin().repeat(1, 2), persistent=False)
 

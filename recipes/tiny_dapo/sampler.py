@@ -59,7 +59,7 @@ class Sampler:
     """
 
     def __init__(self, model: Decoder) -> None:
-        self._model, self._cache = model, Cache(SLOTS, model.head.weight.dtype)
+        self._model, self._cache = model, Cache(SLOTS, model)
         self._slots = [Slot(index) for index in range(SLOTS)]
         self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting: list[Call] = []

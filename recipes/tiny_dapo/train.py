@@ -146,6 +146,7 @@ class Learner:
     seed: int
     submitted: list[str] = field(default_factory=list)
     batch: Batch | None = None
+    max_mismatch: float = MAX_MISMATCH
 
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))
@@ -187,11 +188,15 @@ class Learner:
         self.weights.pop(self._version - MAX_STALENESS - 2, None)
         with torch.inference_mode():
             reference = token_logprobs(self.model, torch.tensor([policy.probe_ids]))[0, 1:].tolist()
+        async with self.client.weight_update(self._version, reference=reference):
+            await self.load_weights()
+
+    async def load_weights(self) -> None:
+        """Load our weights into the engine."""
         saved = io.BytesIO()
         torch.save(self.model.state_dict(), saved)
-        async with self.client.weight_update(self._version, reference=reference):
-            async with ClientSession(self.engine, raise_for_status=True) as session:
-                await session.post("/load_weights", params={"version": self._version}, data=saved.getvalue())
+        async with ClientSession(self.engine, raise_for_status=True) as session:
+            await session.post("/load_weights", params={"version": self._version}, data=saved.getvalue())
 
     async def _gather(self, stream: GroupStream) -> tuple[list[CompletedGroup], list[CompletedGroup]]:
         """Return the groups taken, and those of them that teach something."""
@@ -220,7 +225,10 @@ class Learner:
         demand = Demand(groups=AHEAD, after=self._used, version=self._version, max_staleness=MAX_STALENESS)
         status = await self.client.set_demand(RUN, demand)
         self._under_way = status.ready + sum(status.states.get(state, 0) for state in ("open", "informative"))
-        missing = max(0, AHEAD - self._under_way)
+        await self._submit(max(0, AHEAD - self._under_way))
+
+    async def _submit(self, missing: int) -> None:
+        """Submit so many new groups."""
         requests = [
             RolloutRequest(
                 rollout_id=f"{RUN}-{group}-{replica}",
@@ -246,7 +254,7 @@ class Learner:
         check_history(members)
         self.batch = pack([sample for group in groups for sample in samples_of(group)])
         found = mismatch_of(self.batch, self.weights)
-        require_match(found, MAX_MISMATCH)
+        require_match(found, self.max_mismatch)
         check_advantages(members, {sample.rollout.rollout_id: sample.advantage for sample in self.batch.samples})
         expected = {name: value for group in members for name, value in expected_advantages(group).items()}
         order = self._rng.sample(self.batch.samples, len(self.batch.samples))

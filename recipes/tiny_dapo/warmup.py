@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 import torch
-from model import Decoder, padded, token_logprobs
+from model import TINY, Decoder, Shape, padded, token_logprobs
 from sampler import Call, Sampler
 from tasks import Question, TurnEncoder, questions, trace
 
@@ -69,13 +69,13 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     return x.T if matrix.shape[0] > matrix.shape[1] else x
 
 
-def warm_up(domain: type[Question], language: TurnEncoder, seed: int) -> WarmPolicy:
+def warm_up(domain: type[Question], language: TurnEncoder, seed: int, shape: Shape = TINY) -> WarmPolicy:
     """Train a fresh decoder until it passes the gate.
 
     Raises:
         WarmupError: it does not, after three further rounds.
     """
-    model = Decoder(language.vocab_size, seed)
+    model = Decoder(language.vocab_size, seed, shape)
     matrices = [p for block in model.blocks for p in block.parameters() if p.dim() == 2]
     inside = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in inside]

@@ -93,8 +93,9 @@ def closing_line(report: Report, problem: str) -> str:
 def server(
     name: str, command: Sequence[str], log: Path, niceness: int = 0, announced: re.Pattern[str] = _ANNOUNCED
 ) -> Iterator[str]:
-    """Run a server while the context is open; yield what it announces (its address). It ends
-    with this process, whatever ends that.
+    """Run a server while the context is open; yield the address that it announces.
+
+    It ends with this process, whatever ends that.
 
     Raises:
         LearnError: it does not start.

@@ -140,12 +140,16 @@ class Decoder(nn.Module):
             ids: ``[batch, length]``, padded on the right.
             place: where they go on in a cache; without one they are whole sequences.
         """
+        return self.head(self.hidden(ids, place))
+
+    def hidden(self, ids: Tensor, place: CachePositions | None = None) -> Tensor:
+        """Return what the head turns into logits, ``[batch, length, WIDTH]``."""
         at = torch.arange(ids.shape[1])[None] if place is None else place.positions
         cos, sin = self.cos[at][:, None], self.sin[at][:, None]
         x = self.embedding(ids)
         for block in self.blocks:
             x = block(x, cos, sin, place)
-        return self.head(self.norm(x))
+        return self.norm(x)
 
 
 def _rotated(x: Tensor) -> Tensor:

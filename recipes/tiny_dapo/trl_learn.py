@@ -29,8 +29,8 @@ from model import Decoder, token_logprobs
 from stack import Stack, stack, start_weights, write_report
 from tasks import Sum, held_out, questions
 from train import CLIP_HIGH, CLIP_LOW, GROUP_SIZE, LEARNING_RATE, MAX_MISMATCH
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.modeling_outputs import CausalLMOutput
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 from trl import GRPOConfig, GRPOTrainer
 
 from prorl_gym.records import Rollout
@@ -49,6 +49,26 @@ class TinyConfig(PretrainedConfig):
     model_type = "tiny_dapo"
 
 
+class Backbone(torch.nn.Module):
+    """The decoder without its head.
+
+    Args:
+        decoder: trained in place.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any) -> BaseModelOutput:
+        """Return hidden states. Rows are padded on both sides, and the decoder knows padding on the right only."""
+        length = input_ids.shape[1]
+        places, pads = torch.arange(length)[None], (attention_mask.cumsum(1) == 0).sum(1, keepdim=True)
+        hidden = self.decoder.hidden(input_ids.gather(1, (places + pads).clamp(max=length - 1)))
+        back = (places - pads).clamp(min=0)[..., None].expand(-1, -1, hidden.shape[-1])
+        return BaseModelOutput(last_hidden_state=hidden.gather(1, back))
+
+
 class TinyModel(PreTrainedModel):
     """The recipe's decoder as ``transformers`` and TRL call a model.
 
@@ -58,24 +78,27 @@ class TinyModel(PreTrainedModel):
     """
 
     config_class = TinyConfig
+    base_model_prefix = "backbone"
 
     def __init__(self, config: TinyConfig, decoder: Decoder) -> None:
         super().__init__(config)
-        self.decoder = decoder
+        self.backbone = Backbone(decoder)
+        self.generation_config = GenerationConfig()
         self.post_init()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
         """Leave the decoder as it is."""
 
+    def get_output_embeddings(self) -> torch.nn.Module:
+        """Return the head."""
+        return self.backbone.decoder.head
+
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int = 0, **_: Any
     ) -> CausalLMOutput:
-        """Return the logits of the last tokens. Rows are padded on both sides, and the decoder knows no padding."""
-        length = input_ids.shape[1]
-        places, pads = torch.arange(length)[None], (attention_mask.cumsum(1) == 0).sum(1, keepdim=True)
-        logits = self.decoder(input_ids.gather(1, (places + pads).clamp(max=length - 1)))
-        back = (places - pads).clamp(min=0)[:, -logits_to_keep:, None].expand(-1, -1, logits.shape[-1])
-        return CausalLMOutput(logits=logits.gather(1, back))
+        """Return the logits of the last tokens."""
+        hidden = self.backbone(input_ids, attention_mask).last_hidden_state
+        return CausalLMOutput(logits=self.get_output_embeddings()(hidden[:, -logits_to_keep:]))
 
 
 class Publisher:

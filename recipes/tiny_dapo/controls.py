@@ -25,6 +25,9 @@ from prorl_gym.trainers.mismatch import require_match
 
 Rollouts = Sequence[Rollout]
 
+UNCERTAIN = -0.01
+"""Log-prob of a token for which 0.0 is plainly wrong."""
+
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
@@ -68,12 +71,14 @@ class Breaker:
         self._match([self.previous_of(one) for one in rollouts])
 
     def log_prob_0(self, rollouts: Rollouts) -> None:
-        """Fill in 0.0 for one log-prob of each rollout."""
+        """Fill in 0.0 for the least certain token of each rollout; near 0.0 it would change nothing."""
         changed = list[Rollout]()
         for one in rollouts:
             (segment,) = one.segments
-            logprobs, sampled = list(segment.logprobs), [n for n, mask in enumerate(segment.mask) if mask]
-            logprobs[Random(one.rollout_id).choice(sampled)] = 0.0
+            logprobs = list(segment.logprobs)
+            least = min(range(len(logprobs)), key=lambda n, logprobs=logprobs: logprobs[n])  # observations have 0.0
+            if logprobs[least] < UNCERTAIN:
+                logprobs[least] = 0.0
             changed.append(_with(one, logprobs=logprobs))
         self._match(changed)
 

@@ -67,7 +67,7 @@ class OrderedLearner(Learner):
 
     async def publish_as(self, version: int) -> None:
         """Have the pool serve our weights as this version, whatever was killed in between."""
-        self._version = version
+        self.version = version
         self.weights = {version: deepcopy(self.model).eval()}
         for _ in range(PUBLISHES):
             try:
@@ -132,7 +132,7 @@ class OrderedLearner(Learner):
             segments = []
             for segment in rollout.segments:
                 with torch.inference_mode():
-                    own = token_logprobs(self.weights[self._version], torch.tensor([segment.token_ids]))[0].tolist()
+                    own = token_logprobs(self.weights[self.version], torch.tensor([segment.token_ids]))[0].tolist()
                 own = [value if sampled else 0.0 for value, sampled in zip(own, segment.mask, strict=True)]
                 gap = max((abs(a - b) for a, b in zip(own, segment.logprobs, strict=True)), default=0.0)
                 if gap > MAX_MISMATCH:

@@ -90,7 +90,7 @@ class SyncLearner(Learner):
         return Demand(
             groups=GROUPS,
             after=self._used,
-            version=self._version,
+            version=self.version,
             max_staleness=0,
             redundant=RedundantHandling(run="kill"),
         )

@@ -152,7 +152,8 @@ class Learner:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))
         self.weights: dict[int, Decoder] = {}  # the versions whose tokens may still come
         self._questions, self._rng = questions(self.domain, self.seed), random.Random(f"minibatches {self.seed}")
-        self._resume = self._used = self._version = self._under_way = 0
+        self.version = 0  # of the weights that the engines were given last
+        self._resume = self._used = self._under_way = 0
 
     async def learn(self, updates: int) -> AsyncIterator[Step]:
         """Make updates, and yield each. Raises ``LearnError`` or ``MismatchError`` when a check fails."""
@@ -164,9 +165,9 @@ class Learner:
                 before = process_time()
                 found, clipped = self.learn_from(informative)
                 cpu_seconds = process_time() - before
-                ages = ((self._version - version) * one.tokens for version, one in found.by_version.items())
+                ages = ((self.version - version) * one.tokens for version, one in found.by_version.items())
                 age = sum(ages) / found.total.tokens
-                await self.client.report_mismatch(RUN, self._version, found)
+                await self.client.report_mismatch(RUN, self.version, found)
                 await self.publish()
                 await self.client.acknowledge(RUN, self._resume)
                 yield Step(
@@ -183,12 +184,12 @@ class Learner:
     async def publish(self) -> None:
         """Give the engine our weights as the next version. Calls under way stop, and go on with the new weights."""
         policy = await self.client.policy()
-        self._version = policy.version + 1
-        self.weights[self._version] = deepcopy(self.model).eval()
-        self.weights.pop(self._version - MAX_STALENESS - 2, None)
+        self.version = policy.version + 1
+        self.weights[self.version] = deepcopy(self.model).eval()
+        self.weights.pop(self.version - MAX_STALENESS - 2, None)
         with torch.inference_mode():
             reference = token_logprobs(self.model, torch.tensor([policy.probe_ids]))[0, 1:].tolist()
-        async with self.client.weight_update(self._version, reference=reference):
+        async with self.client.weight_update(self.version, reference=reference):
             await self.load_weights()
 
     async def load_weights(self) -> None:
@@ -196,7 +197,7 @@ class Learner:
         saved = io.BytesIO()
         torch.save(self.model.state_dict(), saved)
         async with ClientSession(self.engine, raise_for_status=True) as session:
-            await session.post("/load_weights", params={"version": self._version}, data=saved.getvalue())
+            await session.post("/load_weights", params={"version": self.version}, data=saved.getvalue())
 
     async def _gather(self, stream: GroupStream) -> tuple[list[CompletedGroup], list[CompletedGroup]]:
         """Return the groups taken, and those of them that teach something."""
@@ -222,7 +223,7 @@ class Learner:
 
     async def _top_up(self) -> None:
         """Submit what is missing, after a demand for as many groups: what is ahead is not redundant."""
-        demand = Demand(groups=AHEAD, after=self._used, version=self._version, max_staleness=MAX_STALENESS)
+        demand = Demand(groups=AHEAD, after=self._used, version=self.version, max_staleness=MAX_STALENESS)
         status = await self.client.set_demand(RUN, demand)
         self._under_way = status.ready + sum(status.states.get(state, 0) for state in ("open", "informative"))
         await self._submit(max(0, AHEAD - self._under_way))

@@ -105,7 +105,7 @@ def test_padding_on_both_sides_changes_no_logit_that_trl_reads(language: TurnEnc
 def test_last_bits_of_served_log_probs_are_not_learnt_from(language: TurnEncoder):
     model = decoder(language)
     learner = kill.OrderedLearner(None, "", model, Sum, 0)  # type: ignore[arg-type]
-    learner.weights, learner._version = {1: model}, 1
+    learner.weights, learner.version = {1: model}, 1
     group = group_of(model)
     (segment,) = learner.with_own_logprobs(group).rollouts[0].segments
     own = token_logprobs(model, torch.tensor([segment.token_ids]))[0].tolist()

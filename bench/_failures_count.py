@@ -38,7 +38,7 @@ class Cell:
     unanswered: int
     """Of the lost ones: no answer until the limit."""
     marked_zeros: int
-    """Of the marked ones: with a reward of 0, for whoever does not look at the mark."""
+    """Of the marked ones: with a reward of 0, which counts where the mark is not read."""
     kept_tokens: int
     """Solved or silent ones with token ids."""
     exact_tokens: int

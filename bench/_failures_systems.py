@@ -58,7 +58,7 @@ class Started:
     batches: Sequence[MakeBatch]
     """One for each of its arms."""
     client: Client | None = None
-    """Of our service, which is told of new weights."""
+    """Of our service, to which new weights are reported."""
 
 
 @dataclass(frozen=True, slots=True)

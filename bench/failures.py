@@ -95,7 +95,7 @@ async def _made(make: MakeBatch, rollouts: int, seconds: float) -> Batch:
 
 
 async def _update_weights(arm: Arm, started: Started, engine: Engine) -> None:
-    """Load other weights when half of the calls have come: told to a system that can be told, under others as it is."""
+    """Load other weights when half of the calls have come, and report them to a system that has a call for it."""
     await engine.get(f"reached?calls={ROLLOUTS * arm.calls // 2}")
     if started.client is None:
         await engine.load_weights(engine.version + 1)

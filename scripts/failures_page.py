@@ -50,7 +50,7 @@ capped at 256 tokens in ours and NeMo Gym's, so that a full turn takes less than
 NOTES = """
 ## What to know of it
 
-- New weights: our service is told of them by `client.weight_update()`, in the middle of the batch. The others have no
+- New weights are reported to our service by `client.weight_update()`, in the middle of the batch. The others have no
   such call; the engine changes its weights under them, as a trainer does that updates in flight.
 - Token ids are off by default in verifiers and mini-swe-agent; NeMo Gym's model server ran with
   `return_token_id_information`. The answer of `/run` has no field for versions of the policy, with our environments

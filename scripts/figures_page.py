@@ -188,14 +188,14 @@ Gym's servers were started by `gym env start`, ours and its own together. Peers 
 A sandbox's memory is the PSS of everything below the spawner, the shared template of python workers included, over 32
 sandboxes that have run a cell.
 
-Why targets were missed. CPU at 32 callers: the three runs gave 36.7, 37.5 and 31.0 ms on this shared machine, so 35
-is about where it stands; of these a sandbox takes 10 and IPython's first cell in it 14. Apptainer: `apptainer exec`
-alone takes 66. Twice the rate of a tool in bubblewrap: putting bubblewrap around a process costs this peer only 3 ms
-of CPU, and what it starts is a plain `python3` that is gone after the call; it has no IPython, no state between
-calls, no limits, no token ids, no record on a disk. One caller: the time beyond the engine is nearly all CPU time.
-Memory: IPython's own pages, which a worker writes to. Warm sandboxes cost more CPU here, since their shell is started
-beforehand and this task needs none. The shell task: a call costs a command in the persistent shell, its durable
-record and its tokens; the peer's loop on the host writes none.""",
+Why targets were missed. CPU at 32 callers: near its target, on a shared machine whose runs differ by more than the
+miss; most of it is the sandbox and IPython's first cell in it, which have rows of their own. Apptainer: a bare
+`apptainer exec`, the floor in that row, takes more than the target alone. Twice the rate of a tool in bubblewrap:
+bubblewrap adds little CPU time to this peer, and what it starts is a plain `python3` that is gone after the call; it
+has no IPython, no state between calls, no limits, no token ids, no record on a disk. One caller: the time beyond the
+engine is nearly all CPU time. Memory: IPython's own pages, which a worker writes to. Warm sandboxes cost more CPU
+here, since their shell is started beforehand and this task needs none. The shell task: a call costs a command in the
+persistent shell, its durable record and its tokens; the peer's loop on the host writes none.""",
         PROVIDES,
     ),
 )

@@ -7,9 +7,10 @@ skipping. Tests marked ``slow`` run with ``--all`` only.
 
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -170,3 +171,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if name in required():
                 pytest.fail(f"{reason}, but PRORL_GYM_REQUIRE names {name!r}", pytrace=False)
             pytest.skip(reason)
+
+
+@pytest.fixture
+def bench_scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a test import modules of ``bench/``; they are forgotten after it."""
+    scripts = Path(__file__).parent.parent / "bench"
+    monkeypatch.syspath_prepend(str(scripts))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if (scripts / f"{name}.py").exists():
+            del sys.modules[name]

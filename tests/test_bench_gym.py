@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +13,8 @@ BENCH = Path(__file__).parent.parent / "bench"
 
 
 @pytest.fixture
-def gym(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(BENCH))
-    before = set(sys.modules)
-    yield import_module("gym")
-    for name in set(sys.modules) - before:
-        if (BENCH / f"{name}.py").exists():
-            del sys.modules[name]
+def gym(bench_scripts: None) -> Any:
+    return import_module("gym")
 
 
 class Servers:

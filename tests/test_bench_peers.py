@@ -6,8 +6,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,7 @@ import pytest
 BENCH = Path(__file__).parent.parent / "bench"
 
 
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(str(BENCH))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if name.startswith("_") and (BENCH / f"{name}.py").exists():
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("bench_scripts")
 
 
 def load(name: str) -> Any:

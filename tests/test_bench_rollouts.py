@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -17,14 +16,7 @@ from prorl_gym.oracle.row_index import load_rows
 BENCH = Path(__file__).parent.parent / "bench"
 
 
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(str(BENCH))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if (BENCH / f"{name}.py").exists():
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("bench_scripts")
 
 
 def load(name: str) -> Any:

@@ -58,7 +58,7 @@ def gold(environment: str) -> list[ScriptedStep]:
     return gold_steps(environment, example(environment)["task"])
 
 
-def look(environment: str, shell: str, python: str) -> ScriptedStep:
+def run_in_sandbox(environment: str, shell: str, python: str) -> ScriptedStep:
     """Return a turn that runs a command in the sandbox, with the tool that the environment has."""
     if environment in SHELL:
         return ScriptedStep("I run it.", "bash", {"command": shell})
@@ -92,19 +92,19 @@ def row_that_ends(environment: str, ending: Ending, agent: str) -> dict[str, Any
 def script_of(environment: str, ending: Ending, gate: Any) -> Script:
     """Return what the policy and the server do in that rollout; the gate stays closed."""
     task = example(environment)["task"]
-    sleeping = look(environment, "sleep 600", "import time; time.sleep(600)")
+    sleeping = run_in_sandbox(environment, "sleep 600", "import time; time.sleep(600)")
     match ending:
         case Ending.WRONG:
             return Script(wrong_steps(environment, task, 0))
         case Ending.RUN_TIMEOUT:
             return Script([sleeping])
         case Ending.CONTEXT_FULL:
-            return Script([look(environment, "true", "1"), finish()], Fault.CONTEXT_FULL)
+            return Script([run_in_sandbox(environment, "true", "1"), finish()], Fault.CONTEXT_FULL)
         case Ending.CANCELLED:
-            return Script([look(environment, "true", "1"), finish()], gate=gate)
+            return Script([run_in_sandbox(environment, "true", "1"), finish()], gate=gate)
         case Ending.ENGINE_SILENT:
             return Script([finish()], at=0, gate=gate)
         case Ending.ENGINE_OUTAGE:
-            return Script([look(environment, "true", "1"), finish()], Fault.OUTAGE)
+            return Script([run_in_sandbox(environment, "true", "1"), finish()], Fault.OUTAGE)
         case _:
             return Script(gold(environment))

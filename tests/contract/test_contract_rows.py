@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(300)]
 import gym_needed  # noqa: E402, F401
 from contract_world import Answer, World  # noqa: E402
 from policy_server import THOUGHTS, Script  # noqa: E402
-from rollout_endings import ENVIRONMENTS, MEASURED, NEVER_SAMPLED, UNMEASURED, Ending, example, finish, look  # noqa: E402
+from rollout_endings import ENVIRONMENTS, MEASURED, NEVER_SAMPLED, UNMEASURED, Ending, example, finish, run_in_sandbox  # noqa: E402
 
 from prorl_gym.trainers.nemo_rl import check_group, check_result, first_prompt  # noqa: E402
 
@@ -33,7 +33,9 @@ def observations(result: dict[str, Any]) -> list[str]:
 async def test_01_first_prompt_tokens_are_equal_across_a_group(name: str, world: World, results: Results):
     """Also in two sandboxes with names of their own, and in rows that never had a prompt."""
     rows = [example(name) | {"_ng_task_index": 1, "_ng_rollout_index": replica} for replica in range(2)]
-    namespaces = look(name, "readlink /proc/self/ns/mnt", "import os; print(os.readlink('/proc/self/ns/mnt'))")
+    namespaces = run_in_sandbox(
+        name, "readlink /proc/self/ns/mnt", "import os; print(os.readlink('/proc/self/ns/mnt'))"
+    )
     for row in rows:
         world.plan(row, Script([namespaces, finish()]))
     found = [result for _, result in await world.run(*rows)]
@@ -47,7 +49,7 @@ async def test_01_first_prompt_tokens_are_equal_across_a_group(name: str, world:
 async def test_02_tokens_of_four_turns_are_one_growing_sequence(name: str, world: World):
     """Over tool calls, and with a template that leaves out the thoughts of earlier turns."""
     row = example(name) | {"_ng_task_index": 2}
-    world.plan(row, Script([*[look(name, f"echo {n}", f"print({n})") for n in range(3)], finish()]))
+    world.plan(row, Script([*[run_in_sandbox(name, f"echo {n}", f"print({n})") for n in range(3)], finish()]))
     [(_, result)] = await world.run(row)
     check_result(result)
     calls = world.calls(row)
@@ -63,7 +65,7 @@ async def test_02_tokens_of_four_turns_are_one_growing_sequence(name: str, world
 async def test_02_turn_that_a_limit_cut_ends_the_sequence_without_its_terminator(name: str, world: World):
     row = example(name) | {"_ng_task_index": 3}
     row["responses_create_params"]["max_output_tokens"] = 60
-    world.plan(row, Script([look(name, "true", "1"), finish("x" * 500)]))
+    world.plan(row, Script([run_in_sandbox(name, "true", "1"), finish("x" * 500)]))
     [(_, result)] = await world.run(row)
     check_result(result)
     last = items(result)[-1]["generation_token_ids"]

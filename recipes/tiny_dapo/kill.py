@@ -10,23 +10,19 @@ bit by bit.
 
 import argparse
 import asyncio
-import ctypes
 import hashlib
 import json
 import os
 import random
 import re
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -37,14 +33,13 @@ from aiohttp import ClientError
 from audit import LearnError
 from learn import HERE, say, service_config
 from model import Decoder, token_logprobs
-from stack import start_weights, write_report
+from processes import Process, free_port
+from stack import script_parser, start_weights, write_report
 from tasks import Sum, questions, write_tokenizer
-from train import GROUP_SIZE, MAX_MISMATCH, RUN, Learner
+from train import GROUP_SIZE, MAX_MISMATCH, RUN, Learner, group_requests
 
 from prorl_gym.client import Client, CompletedGroup, read_token
 from prorl_gym.errors import ProrlError
-from prorl_gym.records import RolloutRequest
-from prorl_gym.settings import RolloutSettings
 
 ENGINES = 2
 GROUPS = 4
@@ -52,8 +47,6 @@ GROUPS = 4
 VICTIMS = ("trainer", "engine 0", "service", "engine 1")
 KILLS = 12
 PUBLISHES, RETRY_SECONDS = 20, 0.5
-READY_SECONDS = 120.0
-_READY = re.compile(r"serving on http|resumed at update")
 
 
 # --- the trainer ------------------------------------------------------------------------------------------------------
@@ -98,21 +91,7 @@ class OrderedLearner(Learner):
         """Submit the groups of an update, or find them submitted, and return them in their order."""
         first = update * GROUPS
         asked = islice(questions(Sum, self.seed), first, first + GROUPS)
-        requests = [
-            RolloutRequest(
-                rollout_id=f"{RUN}-{group}-{replica}",
-                run_id=RUN,
-                group_id=f"group-{group}",
-                group_size=GROUP_SIZE,
-                replica=replica,
-                environment="math",
-                task=question.row,
-                settings=RolloutSettings(seed=group, **Sum.limits()),
-            )
-            for group, question in enumerate(asked, first)
-            for replica in range(GROUP_SIZE)
-        ]
-        await self.client.submit(requests)
+        await self.client.submit(group_requests(self.domain, self.seed, first, asked))
         found: dict[str | None, CompletedGroup] = {}
         async with aclosing(self.client.stream_groups(RUN, cursor, used_cursor=used)) as stream:
             while len(found) < GROUPS:
@@ -205,72 +184,9 @@ async def train(arguments: argparse.Namespace) -> None:
 # --- what starts and kills --------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Process:
-    """A command that may be killed and started again."""
-
-    command: Sequence[str]
-    log: Path
-    niceness: int = 0
-    env: Mapping[str, str] | None = None
-    process: "subprocess.Popen[str] | None" = None
-    ready: threading.Event = field(default_factory=threading.Event)
-
-    def start(self) -> None:
-        """Start it; it ends with this process."""
-
-        def prepare() -> None:
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-            os.setpgid(0, 0)
-            os.nice(self.niceness)
-
-        self.ready.clear()
-        self.process = subprocess.Popen(
-            self.command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            preexec_fn=prepare,
-            env=self.env,
-            text=True,
-            errors="replace",
-        )
-        threading.Thread(target=self._copy, args=(self.process.stdout,), daemon=True).start()
-
-    def _copy(self, lines: Any) -> None:
-        with self.log.open("a", encoding="utf-8") as file:
-            for line in lines:
-                print(line, end="", file=file, flush=True)
-                if _READY.search(line):
-                    self.ready.set()
-
-    def wait_ready(self) -> None:
-        """Wait until it says that it works.
-
-        Raises:
-            LearnError: it does not.
-        """
-        if not self.ready.wait(READY_SECONDS):
-            raise LearnError(f"{self.log.stem}: it does not start: see {self.log}")
-
-    def kill(self) -> None:
-        """End it with SIGKILL."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as finder:
-        finder.bind(("127.0.0.1", 0))
-        return finder.getsockname()[1]
-
-
 def processes(arguments: argparse.Namespace, work: Path, out: Path) -> dict[str, Process]:
     """Return service, engines and trainer of one run, none of them started."""
     ports, service_port = [free_port() for _ in range(ENGINES)], free_port()
-    plain = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     checkpoint, config = work / "checkpoint.pt", work / "service.yaml"
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     settings: dict[str, Any] = service_config(Sum, f"{urls[0]}/v1", work / "tokenizer", work / "state")
@@ -283,15 +199,16 @@ def processes(arguments: argparse.Namespace, work: Path, out: Path) -> dict[str,
     trainer += ["--url", f"http://127.0.0.1:{service_port}", "--token", str(work / "state" / "token")]
     trainer += ["--checkpoint", str(checkpoint), "--updates", str(arguments.updates), "--seed", str(arguments.seed)]
     trainer += [part for url in urls for part in ("--engine", url)]
+    engines = {
+        f"engine {number}": [*engine, "--port", str(port), "--checkpoint", str(checkpoint)]
+        for number, port in enumerate(ports)
+    }
+    service = [str(arguments.service), "serve", "--config", str(config)]
+    resumed, path = re.compile("resumed at update"), {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     return {
-        **{
-            f"engine {number}": Process(
-                [*engine, "--port", str(port), "--checkpoint", str(checkpoint)], out / f"engine-{number}.log"
-            )
-            for number, port in enumerate(ports)
-        },
-        "service": Process([str(arguments.service), "serve", "--config", str(config)], out / "service.log", 5, plain),
-        "trainer": Process(trainer, out / "trainer.log"),
+        **{name: Process(name, command, out / f"{name.replace(' ', '-')}.log") for name, command in engines.items()},
+        "service": Process("service", service, out / "service.log", niceness=5),
+        "trainer": Process("trainer", trainer, out / "trainer.log", announced=resumed, env=path),
     }
 
 
@@ -321,9 +238,8 @@ def learn(arguments: argparse.Namespace, kills: int) -> dict[str, Any]:
         victims = (VICTIMS[number % len(VICTIMS)] for number in range(kills))
         while True:
             victim = next(victims, None)
-            assert trainer.process is not None
             try:
-                code = trainer.process.wait(None if victim is None else dice.uniform(0.5, 5.0))
+                code = trainer.child.wait(None if victim is None else dice.uniform(0.5, 5.0))
             except subprocess.TimeoutExpired:
                 assert victim is not None
                 say(f"{monotonic() - began:6.1f} s: SIGKILL of {victim}")
@@ -350,12 +266,8 @@ def learn(arguments: argparse.Namespace, kills: int) -> dict[str, Any]:
 
 def main() -> None:
     """Learn twice, and compare."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--service", type=Path, required=True, help="the prorl-gym command")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--updates", type=int, default=16)
+    parser = script_parser(__doc__, Path("results/tiny_kill"), updates=16)
     parser.add_argument("--kills", type=int, default=KILLS)
-    parser.add_argument("--out", type=Path, default=Path("results/tiny_kill"))
     trainer = parser.add_argument_group("the trainer's own process")
     trainer.add_argument("--train", action="store_true")
     trainer.add_argument("--url")

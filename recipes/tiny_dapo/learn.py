@@ -6,18 +6,13 @@ and after on held-out questions, and stops both.
 
 import argparse
 import asyncio
-import ctypes
 import json
 import os
-import re
-import resource
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,6 +25,7 @@ from controls import check_controls
 from curve import draw, summary
 from engine import MODEL
 from evaluate import Account, account_of, accuracy
+from processes import Process, server
 from tasks import DOMAINS, HELD_OUT, Question, held_out, write_tokenizer
 from train import RUN, Learner
 from warmup import WarmPolicy, WarmupError, warm_up
@@ -38,9 +34,6 @@ from prorl_gym.client import Client, read_token
 from prorl_gym.errors import ProrlError
 
 HERE = Path(__file__).parent
-_ANNOUNCED = re.compile(r"serving on (http://[\w.:]+(?:/v1)?)")
-_PR_SET_PDEATHSIG = 1
-STOP_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +93,6 @@ def closing_line(report: Report, problem: str) -> str:
     )
 
 
-def own_cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process, without its children."""
-    times = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:13]
-    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
-
-
-def children_cpu_seconds() -> float:
-    """Return the CPU seconds of our children that have ended, with those of theirs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 @contextmanager
 def measured(report: Report, part: str) -> Iterator[None]:
     """Add what the block takes to the report: wall clock, and the trainer's own CPU seconds."""
@@ -131,76 +112,6 @@ def add_costs(report: Report) -> None:
     report.cpu |= {"learning": cpu, "exchange": process_time() - cpu - sum(report.cpu[part] for part in trainer)}
     report.idle = waited / seconds if seconds else 0.0
     report.load = os.getloadavg()[1]
-
-
-@contextmanager
-def server(
-    name: str,
-    command: Sequence[str],
-    log: Path,
-    niceness: int = 0,
-    cpu: dict[str, float] | None = None,
-    announced: re.Pattern[str] = _ANNOUNCED,
-) -> Iterator[str]:
-    """Run a server while the context is open; yield its address. It ends with this process, whatever ends that.
-
-    Args:
-        name: in messages.
-        command: what to run; it prints its address.
-        log: what else it prints.
-        niceness: of the server.
-        cpu: takes its CPU seconds, and those of its children.
-        announced: finds the address in what it prints.
-
-    Raises:
-        LearnError: it does not start.
-    """
-
-    def prepare() -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        os.setpgid(0, 0)  # Ctrl-C reaches this process, which stops it
-        os.nice(niceness)
-
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        preexec_fn=prepare,
-        env=env,
-        text=True,
-        errors="replace",
-    )
-    assert child.stdout is not None
-    written: list[str] = []
-    try:
-        with log.open("w", encoding="utf-8") as output:
-            for line in child.stdout:
-                written.append(line.strip())
-                print(line, end="", file=output, flush=True)
-                if found := announced.search(line):
-                    break
-            else:
-                raise LearnError(f"{name}: it does not start: {' '.join(written[-3:])[-400:]}")
-            copier = threading.Thread(target=output.writelines, args=(child.stdout,), daemon=True)
-            copier.start()
-            try:
-                yield found[1]
-            finally:
-                own, others = own_cpu_seconds(child.pid), children_cpu_seconds()
-                child.terminate()
-                try:
-                    child.wait(STOP_SECONDS)
-                except subprocess.TimeoutExpired:
-                    child.kill()
-                    child.wait()
-                if cpu is not None:
-                    cpu[name], cpu[f"children of the {name}"] = own, children_cpu_seconds() - others - own
-                copier.join(STOP_SECONDS)
-    finally:
-        child.kill()
-        child.wait()
 
 
 def service_config(domain: type[Question], engine: str, tokenizer: Path, state: Path) -> dict[str, object]:
@@ -287,14 +198,14 @@ def run(arguments: argparse.Namespace, work: Path, report: Report) -> None:
     goal = SHORT if arguments.short else FULL if arguments.domain == "math" else EASIER
     language = write_tokenizer(domain, work / "tokenizer")
     engine_command = [sys.executable, str(HERE / "engine.py"), "--tokenizer", str(work / "tokenizer")]
-    with server("engine", engine_command, arguments.out / "engine.log", cpu=report.cpu) as engine:
+    with server(Process("engine", engine_command, arguments.out / "engine.log"), report.cpu) as engine:
         config = work / "service.yaml"
         config.write_text(
             json.dumps(service_config(domain, engine, work / "tokenizer", work / "state")), encoding="utf-8"
         )
         service_command = [str(arguments.service), "serve", "--config", str(config)]
         # Nicer than the learner: asynchronous training on two cores would otherwise wait for its own rollouts.
-        with server("service", service_command, arguments.out / "service.log", niceness=5, cpu=report.cpu) as service:
+        with server(Process("service", service_command, arguments.out / "service.log", 5), report.cpu) as service:
             with measured(report, "warm-up"):
                 warm = warm_up(domain, language, report.seed)
 

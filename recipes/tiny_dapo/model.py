@@ -24,6 +24,11 @@ class Shape:
         """Width of a head."""
         return WIDTH // self.heads
 
+    @property
+    def inner(self) -> int:
+        """Width of the feed-forward network."""
+        return 256 if self.gated else 4 * WIDTH
+
 
 TINY, LLAMA = Shape(), Shape(heads=3, gated=True)
 
@@ -77,7 +82,7 @@ class Block(nn.Module):
     def __init__(self, layer: int, shape: Shape) -> None:
         super().__init__()
         self._layer, self._shape = layer, shape
-        inner = 256 if shape.gated else 4 * WIDTH
+        inner = shape.inner
         self.norm_in, self.norm_up = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.out = nn.Linear(WIDTH, WIDTH, bias=False)

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from evaluate import accuracy
 from learn import say, service_config
-from stack import stack, start_weights, tiny_engine, write_report
+from stack import script_parser, stack, start_weights, tiny_engine, write_report
 from tasks import Sum, held_out, write_tokenizer
 from train import AHEAD, GROUP_SIZE, GROUPS, RUN, STALL_SECONDS, Learner
 
@@ -170,13 +170,8 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
 
 def main() -> None:
     """Run the modes, one after the other; add their figures to the report; print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--service", type=Path, required=True, help="the prorl-gym command")
+    parser = script_parser(__doc__, Path("results/tiny_modes"), updates=12, questions=64)
     parser.add_argument("--mode", action="append", choices=MODES, help="all of them by default")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--updates", type=int, default=8)
-    parser.add_argument("--questions", type=int, default=64, help="held-out questions, before and after")
-    parser.add_argument("--out", type=Path, default=Path("results/tiny_modes"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -2,14 +2,16 @@
 
 import json
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from learn import HERE, server, service_config
+from learn import HERE, service_config
 from model import TINY, Decoder, Shape
+from processes import Process, server
 from tasks import Sum, TurnEncoder, write_tokenizer
 from warmup import warm_up
 
@@ -39,7 +41,7 @@ class Stack:
 def tiny_engine(work: Path, out: Path) -> Iterator[str]:
     """Run the recipe's own engine, whose tokenizer lies in ``work``."""
     command = [sys.executable, str(HERE / "engine.py"), "--tokenizer", str(work / "tokenizer")]
-    with server("engine", command, out / "engine.log") as url:
+    with server(Process("engine", command, out / "engine.log")) as url:
         yield url
 
 
@@ -62,7 +64,8 @@ def stack(command: Path, work: Path, out: Path, engine: str | None = None) -> It
     settings = service_config(Sum, engine, work / "tokenizer", work / "state")
     settings["settings"] = Sum.limits()  # for trainers whose requests have none
     config.write_text(json.dumps(settings), encoding="utf-8")
-    with server("service", [str(command), "serve", "--config", str(config)], out / "service.log", niceness=5) as url:
+    serve = [str(command), "serve", "--config", str(config)]
+    with server(Process("service", serve, out / "service.log", niceness=5)) as url:
         yield Stack(engine.removesuffix("/v1"), url, read_token(work / "state" / "token"), language)
 
 
@@ -74,6 +77,18 @@ def start_weights(language: TurnEncoder, seed: int, kept: Path, shape: Shape = T
     model = Decoder(language.vocab_size, seed, shape).double()
     model.load_state_dict(torch.load(kept, weights_only=True))
     return model
+
+
+def script_parser(about: str | None, out: Path, *, updates: int, questions: int | None = None) -> ArgumentParser:
+    """Return the arguments that the scripts have in common; ``questions`` where they evaluate."""
+    parser = ArgumentParser(description=about)
+    parser.add_argument("--service", type=Path, required=True, help="the prorl-gym command")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--updates", type=int, default=updates)
+    if questions is not None:
+        parser.add_argument("--questions", type=int, default=questions, help="held-out ones, before and after")
+    parser.add_argument("--out", type=Path, default=out, help="logs and figures")
+    return parser
 
 
 def write_report(file: Path, found: Mapping[str, object] | Sequence[object]) -> None:

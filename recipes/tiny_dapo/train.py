@@ -7,7 +7,7 @@ dropped, and each update is published to the engine between two turns of the rol
 import asyncio
 import io
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -94,6 +94,24 @@ def samples_of(group: CompletedGroup) -> list[Sample]:
         Sample(rollout, segment, advantage)
         for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True)
         for segment in rollout.segments
+    ]
+
+
+def group_requests(domain: type[Question], seed: int, first: int, asked: Iterable[Question]) -> list[RolloutRequest]:
+    """Return the rollouts of new groups, a question each, numbered from ``first`` on."""
+    return [
+        RolloutRequest(
+            rollout_id=f"{RUN}-{group}-{replica}",
+            run_id=RUN,
+            group_id=f"group-{group}",
+            group_size=GROUP_SIZE,
+            replica=replica,
+            environment=domain.environment,
+            task=question.row,
+            settings=RolloutSettings(seed=seed * 1_000_000 + group, **domain.limits()),
+        )
+        for group, question in enumerate(asked, first)
+        for replica in range(GROUP_SIZE)
     ]
 
 
@@ -230,20 +248,8 @@ class Learner:
 
     async def _submit(self, missing: int) -> None:
         """Submit so many new groups."""
-        requests = [
-            RolloutRequest(
-                rollout_id=f"{RUN}-{group}-{replica}",
-                run_id=RUN,
-                group_id=f"group-{group}",
-                group_size=GROUP_SIZE,
-                replica=replica,
-                environment=self.domain.environment,
-                task=question.row,
-                settings=RolloutSettings(seed=self.seed * 1_000_000 + group, **self.domain.limits()),
-            )
-            for group, question in enumerate(islice(self._questions, missing), len(self.submitted) // GROUP_SIZE)
-            for replica in range(GROUP_SIZE)
-        ]
+        first = len(self.submitted) // GROUP_SIZE
+        requests = group_requests(self.domain, self.seed, first, islice(self._questions, missing))
         await self.client.submit(requests)
         self.submitted += [request.rollout_id for request in requests]
         self._under_way += missing

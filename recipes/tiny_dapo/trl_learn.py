@@ -7,7 +7,6 @@ next rollouts: without a vLLM of its own, TRL takes what it trains on for sample
 Runs in the environment of ``recipes/tiny_dapo/environment requirements-more.txt``.
 """
 
-import argparse
 import asyncio
 import io
 import os
@@ -26,12 +25,13 @@ from datasets import Dataset
 from evaluate import accuracy
 from learn import HERE, say
 from model import Decoder, token_logprobs
-from stack import Stack, stack, start_weights, write_report
+from stack import Stack, script_parser, stack, start_weights, write_report
 from tasks import Sum, held_out, questions
 from train import CLIP_HIGH, CLIP_LOW, GROUP_SIZE, LEARNING_RATE, MAX_MISMATCH
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from prorl_gym.records import Rollout
 from prorl_gym.trainers.trl import served_reward, to_trl
@@ -47,6 +47,7 @@ class TinyConfig(PretrainedConfig):
     """What ``transformers`` wants to know of the decoder."""
 
     model_type = "tiny_dapo"
+    vocab_size: int = 0
 
 
 class Backbone(torch.nn.Module):
@@ -207,12 +208,7 @@ async def evaluate(running: Stack, name: str, count: int) -> dict[str, float]:
 
 def main() -> None:
     """Train once and write the report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--service", type=Path, required=True, help="the prorl-gym command")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=24, help="batches of rollouts; two gradient steps each")
-    parser.add_argument("--questions", type=int, default=128)
-    parser.add_argument("--out", type=Path, default=Path("results/tiny_trl"))
+    parser = script_parser(__doc__, Path("results/tiny_trl"), updates=24, questions=128)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
@@ -226,7 +222,7 @@ def main() -> None:
         Publisher(running, decoder).publish(-2)
         before = asyncio.run(evaluate(running, "before", arguments.questions))
         say(f"before: {before}")
-        found = train(running, decoder, Path(work), arguments.steps, arguments.seed)
+        found = train(running, decoder, Path(work), arguments.updates, arguments.seed)
         after = asyncio.run(evaluate(running, "after", arguments.questions))
     report = {
         "seed": arguments.seed,
@@ -234,7 +230,7 @@ def main() -> None:
         "before": before,
         "after": after,
         "largest_mismatch": max(step["mismatch"] for step in found["steps"]),
-        "rollouts": GROUPS * GROUP_SIZE * arguments.steps,
+        "rollouts": GROUPS * GROUP_SIZE * arguments.updates,
         "unscored": sum(step["unscored"] for step in found["steps"]),
         "seconds": round(monotonic() - started),
         "trainer_cpu_seconds": round(process_time()),

@@ -6,29 +6,27 @@ vLLM for CPU computes in float32, the learner in float64: the bound of the misma
 engine. Needs ``safetensors``: runs in the environment of ``recipes/tiny_dapo/environment requirements-more.txt``.
 """
 
-import argparse
 import asyncio
 import json
-import os
 import re
-import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import torch
 from aiohttp import ClientSession
 from engine import MODEL
 from evaluate import account_of, accuracy
-from learn import say, server
-from model import CONTEXT, LLAMA, WIDTH, Decoder
+from learn import say
+from model import CONTEXT, LLAMA, WIDTH, Block, Decoder
+from processes import Process, free_port, server
 from safetensors.torch import save_file
-from stack import stack, start_weights, write_report
+from stack import script_parser, stack, start_weights, write_report
 from tasks import Sum, held_out, write_tokenizer
 from train import RUN, Learner
 
@@ -59,7 +57,7 @@ def config(decoder: Decoder, end: int) -> dict[str, object]:
         "model_type": "llama",
         "hidden_act": "silu",
         "hidden_size": WIDTH,
-        "intermediate_size": decoder.blocks[0].up.out_features,
+        "intermediate_size": shape.inner,
         "num_hidden_layers": len(decoder.blocks),
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.heads,
@@ -84,7 +82,7 @@ def llama_weights(decoder: Decoder) -> dict[str, torch.Tensor]:
         "model.norm.weight": decoder.norm.weight,
         "lm_head.weight": decoder.head.weight,
     }
-    for number, block in enumerate(decoder.blocks):
+    for number, block in enumerate(cast("Iterable[Block]", decoder.blocks)):
         queries, keys, values = block.qkv.weight.chunk(3)
         parts = {
             "self_attn.q_proj": queries,
@@ -120,18 +118,12 @@ class VllmLearner(Learner):
 @contextmanager
 def vllm_server(python: Path, checkpoint: Path, out: Path, home: Path) -> Iterator[str]:
     """Run vLLM on a checkpoint; yield its address, ending in ``/v1``."""
-    with socket.socket() as finder:
-        finder.bind(("127.0.0.1", 0))
-        port = finder.getsockname()[1]
-    caches = {"VLLM_CACHE_ROOT": str(home / "cache"), "VLLM_CONFIG_ROOT": str(home / "config")}
-    os.environ |= SETTINGS | caches
+    port = free_port()
+    env = SETTINGS | {"VLLM_CACHE_ROOT": str(home / "cache"), "VLLM_CONFIG_ROOT": str(home / "config")}
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint), *FLAGS]
-    with server(
-        "vllm",
-        [*command, "--port", str(port)],
-        out / "vllm.log",
-        announced=re.compile(r"(Application startup complete)"),
-    ):
+    command += ["--port", str(port)]
+    started = re.compile("Application startup complete")
+    with server(Process("vllm", command, out / "vllm.log", announced=started, env=env)):
         yield f"http://127.0.0.1:{port}/v1"
 
 
@@ -164,13 +156,8 @@ async def learn(running: Any, learner: VllmLearner, updates: int, questions: int
 
 def main() -> None:
     """Learn once and write the report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--service", type=Path, required=True, help="the prorl-gym command")
+    parser = script_parser(__doc__, Path("results/tiny_vllm"), updates=10, questions=64)
     parser.add_argument("--vllm", type=Path, required=True, help="the interpreter of vLLM's environment")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--updates", type=int, default=10)
-    parser.add_argument("--questions", type=int, default=64, help="held-out questions, before and after")
-    parser.add_argument("--out", type=Path, default=Path("results/tiny_vllm"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.out.mkdir(parents=True, exist_ok=True)

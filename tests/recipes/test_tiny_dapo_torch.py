@@ -18,8 +18,9 @@ from audit import LearnError
 from controls import CONTROLS, check_controls
 from engine import MODEL, Engine
 from evaluate import Account
-from learn import EASIER, FULL, Report, add_costs, closing_line, judge, server
+from learn import EASIER, FULL, Report, add_costs, closing_line, judge
 from model import Decoder, token_logprobs
+from processes import Process, server
 from sampler import Call, Sampler
 from tasks import DOMAINS, Question, Sum, TurnEncoder, questions, train_tokenizer
 
@@ -419,7 +420,7 @@ def test_cpu_time_of_a_server_is_told_from_that_of_its_children(tmp_path: Path):
     program = f"import signal, subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])\n"
     program += "print('serving on http://127.0.0.1:1/v1', flush=True); signal.pause()"
     cpu: dict[str, float] = {}
-    with server("engine", [sys.executable, "-c", program], tmp_path / "log", cpu=cpu) as address:
+    with server(Process("engine", [sys.executable, "-c", program], tmp_path / "log"), cpu) as address:
         assert address == "http://127.0.0.1:1/v1"
     assert 0.3 < cpu["children of the engine"] < 5
     assert cpu["engine"] < cpu["children of the engine"]

@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from errno import EAGAIN, EINVAL, ENOENT, ENOMEM
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -46,8 +47,12 @@ class Guest:
             asyncio.get_running_loop().remove_reader(self._control.fileno())
             self._control.close()
 
-    def end(self, number: int, status: int) -> None:
-        self.tell(type="exit", pid=number, status=status)
+    def end(self, number: int, status: int, **seen: bool) -> None:
+        self.tell(type="exit", pid=number, status=status, **seen)
+
+    def stop_reading_commands(self) -> None:
+        """Close what the bash that was started last reads, as the kernel does before it reports bash's end."""
+        os.close(self._spare.pop(-2))
 
     def greet(self) -> None:
         """Let the python worker that was started last take cells, as ``guest/cell_worker.py`` does."""
@@ -177,6 +182,20 @@ async def test_a_sandbox_that_dies_before_a_later_call_is_lost(
     with pytest.raises(SandboxError) as caught:
         await call(box)
     assert caught.value.kind is FailureKind.SANDBOX_LOST, caught.value
+
+
+@pytest.mark.parametrize("call", [_shell, tool_of(BashTool)])
+async def test_the_end_of_a_killed_shell_is_reported_after_its_descriptors_are_closed(
+    box_of: Callable[..., RunningSandbox], call: Callable[[RunningSandbox], Awaitable[None]]
+) -> None:
+    def act(guest: Guest, number: int) -> None:
+        guest.stop_reading_commands()
+        report = partial(guest.end, number, -signal.SIGKILL, struck=False, sent=False)
+        asyncio.get_running_loop().call_later(0.1, report)
+
+    with pytest.raises(SandboxError) as caught:
+        await call(box_of(act))
+    assert caught.value.cause is Cause.INFRASTRUCTURE, caught.value
 
 
 async def test_python_that_was_killed_while_it_started_is_started_again(box_of: Callable[..., RunningSandbox]) -> None:

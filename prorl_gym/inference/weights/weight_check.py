@@ -134,7 +134,7 @@ def find_invalid_engines(
         reference_logprobs: what the trainer computes for the same ids.
         tolerance: see ``TOLERANCE``.
     """
-    wrong = find_stale_engines(now, before)
+    wrong = find_stale_engines(now, before, reference_logprobs)
     rest = {name: probe for name, probe in now.items() if name not in wrong}
     if reference_logprobs is not None:
         far = {name: mean_distance(probe, reference_logprobs) for name, probe in rest.items()}
@@ -154,15 +154,24 @@ def find_invalid_engines(
     }
 
 
-def find_stale_engines(now: Mapping[str, Fingerprint], before: Mapping[str, Fingerprint]) -> dict[str, str]:
-    """Return the engines that did not move while the others did, by name, and the reason."""
+def find_stale_engines(
+    now: Mapping[str, Fingerprint],
+    before: Mapping[str, Fingerprint],
+    reference_logprobs: Fingerprint | None = None,
+) -> dict[str, str]:
+    """Return the engines that did not move while the others did, by name, and the reason.
+
+    One that has arrived at the reference need not move: it was started with the new weights.
+    """
     moved = {name: mean_distance(probe, before[name]) for name, probe in now.items() if name in before}
     found: dict[str, str] = {}
     for name, own in moved.items():
         others = [movement for other, movement in moved.items() if other != name]
         # Most of the fleet may have failed to load: then those that did not move at all are stale, however many.
         theirs = 0.0 if not others else max(others) if own <= _MIN_MOVEMENT else median_low(others)
-        if theirs > _MIN_MOVEMENT and own < _STALE_RATIO * theirs:
+        if theirs <= _MIN_MOVEMENT or own >= _STALE_RATIO * theirs:
+            continue
+        if reference_logprobs is None or mean_distance(now[name], reference_logprobs) >= _STALE_RATIO * theirs:
             found[name] = f"its weights are stale: its log-probs moved by {own:.3g} nats, the others' by {theirs:.3g}"
     return found
 

@@ -405,7 +405,7 @@ class WeightUpdater:
         now = {one.name: seen for one, seen in others.items()} | {member.name: shown.fingerprint}
         before = {one.name: seen for one, seen in self._previous_fingerprints.items()}
         # An engine that was accepted when there was no other to compare with may turn out to have the old weights.
-        for name, reason in find_stale_engines(now, before).items():
+        for name, reason in find_stale_engines(now, before, self._reference_logprobs).items():
             found = self._pool.members.get(name)
             if found is not None and found is not member and not found.quarantine_reason:
                 self._quarantine(found, reason, self._fingerprints.pop(found))

@@ -65,6 +65,13 @@ def test_a_step_smaller_than_any_tolerance_shows_who_is_stale():
     assert list(find_invalid_engines(now, before, reference_logprobs=shifted(0.0003))) == ["c"]
 
 
+def test_who_had_the_new_weights_before_the_update_is_not_stale():
+    before = {"a": OLD, "b": shifted(0.4)}
+    now = {"a": shifted(0.4), "b": shifted(0.4)}
+    assert find_invalid_engines(now, before, reference_logprobs=shifted(0.4)) == {}
+    assert list(find_invalid_engines(now, before)) == ["b"]
+
+
 def test_two_that_both_moved_and_disagree_are_both_refused():
     found = find_invalid_engines({"a": shifted(0.4), "b": shifted(-0.4)}, {"a": OLD, "b": OLD})
     assert sorted(found) == ["a", "b"]

@@ -34,6 +34,9 @@ _INTERRUPT_SECONDS = 0.5
 _SETTLE_SECONDS = 1.0
 """Longest wait for bash's report after the processes of its command were killed."""
 
+_EXIT_SECONDS = 1.0
+"""Longest wait for the end of a bash that does not read: the kernel closes descriptors some time before it reports it."""
+
 _RESTORE_SECONDS = 5.0
 
 _KEY = re.compile(r"(?i:c-|(?:ctrl|control)[-+ ])(?P<named>[A-Za-z\\\[\]])|\^(?P<caret>[A-Zcdz\\\[\]])")
@@ -184,6 +187,10 @@ class _BashProcess:
         """Whether SIGKILL ended bash itself."""
         exited = self._child.exited
         return exited.done() and not exited.exception() and exited.result() == -signal.SIGKILL
+
+    async def wait_for_end(self, seconds: float) -> None:
+        """Wait until bash has ended, at most so many seconds."""
+        await asyncio.wait([self._child.exited], timeout=seconds)
 
     def pop_breaches(self) -> list[Breach]:
         """Return the limits that processes below this bash reached since the last call."""
@@ -496,8 +503,10 @@ class PersistentShell:
         Raises:
             SandboxError: SIGKILL ended it, and neither a limit nor a program inside explains that.
         """
-        if bash.is_tampered and not bash.was_sigkilled:  # it may just have ended: its exit arrives before this answer
-            await self._channel.request("ping")
+        if bash.is_tampered:
+            await bash.wait_for_end(_EXIT_SECONDS)
+            if self._channel.is_lost():
+                raise SandboxError(FailureKind.SANDBOX_LOST, "the sandbox was lost before a command.")
         if bash.was_sigkilled and (evidence := await self._channel.sigkill_evidence(bash.pid)) is not None:
             await self._discard_bash(bash)
             what = "the shell was killed, and nothing in its sandbox explains that."

@@ -6,8 +6,7 @@
 - ``coupled``: as ``sync``, with the service inside the trainer's process, on its event loop (``embedded.py``).
   ``coupled-async``: as ``async``, likewise: the rollouts stand still while the learner computes.
 
-All start from the same weights and ask the same questions in the same order. The coupled modes import the service, for
-which ``recipes/tiny_dapo/environment requirements-more.txt`` makes an environment.
+All start from the same weights and ask the same questions in the same order. The coupled modes import the service.
 """
 
 import argparse

@@ -3,8 +3,6 @@
 TRL has the model, the optimizer and the loss. Rollouts come from the service by the launcher of
 ``recipes/trainers/trl_grpo.py`` and ``to_trl``. After each step the new weights go to the engine over HTTP, before the
 next rollouts: without a vLLM of its own, TRL takes what it trains on for samples of its current weights.
-
-Runs in the environment of ``recipes/tiny_dapo/environment requirements-more.txt``.
 """
 
 import asyncio

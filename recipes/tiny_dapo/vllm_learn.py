@@ -3,7 +3,7 @@
 The decoder has the shape of a Llama (``model.LLAMA``) and is written as a checkpoint that vLLM serves. Each update
 writes another one, which the running server loads in place (``reload_weights``, a route of vLLM's development mode).
 vLLM for CPU computes in float32, the learner in float64: the bound of the mismatch is wider than with the recipe's own
-engine. Needs ``safetensors``: runs in the environment of ``recipes/tiny_dapo/environment requirements-more.txt``.
+engine.
 """
 
 import asyncio

@@ -2,12 +2,14 @@
 
 import random
 from copy import deepcopy
-from typing import Any
 
 import kill
 import modes
 import pytest
 import torch
+import transformers
+import trl_learn
+import vllm_learn
 from audit import LearnError
 from model import LLAMA, TINY, Decoder, Shape, token_logprobs
 from sampler import Call, Sampler
@@ -76,8 +78,6 @@ def test_each_shape_samples_what_the_training_forward_computes(language: TurnEnc
 
 
 def test_the_checkpoint_is_the_same_llama(language: TurnEncoder):
-    transformers = pytest.importorskip("transformers")
-    vllm_learn: Any = pytest.importorskip("vllm_learn")
     model = decoder(language, LLAMA)
     config = transformers.LlamaConfig(**vllm_learn.config(model, language.end))
     llama = transformers.LlamaForCausalLM(config)
@@ -88,7 +88,6 @@ def test_the_checkpoint_is_the_same_llama(language: TurnEncoder):
 
 
 def test_padding_on_both_sides_changes_no_logit_that_trl_reads(language: TurnEncoder):
-    trl_learn: Any = pytest.importorskip("trl_learn", exc_type=ImportError)
     model = decoder(language)
     wrapped = trl_learn.TinyModel(trl_learn.TinyConfig(vocab_size=language.vocab_size), model)
     rows = [[7, 8, 9, 10, 11, 12], [20, 21, 22]]

@@ -35,7 +35,7 @@ _SETTLE_SECONDS = 1.0
 """Longest wait for bash's report after the processes of its command were killed."""
 
 _EXIT_SECONDS = 1.0
-"""Longest wait for the end of a bash that does not read: the kernel closes descriptors some time before it reports it."""
+"""Longest wait for the end of a bash that does not read: the kernel closes descriptors before it reports the end."""
 
 _RESTORE_SECONDS = 5.0
 

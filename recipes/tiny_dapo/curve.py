@@ -51,6 +51,7 @@ def draw(results: Sequence[Mapping[str, Any]], file: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     domains = list(dict.fromkeys(run["environment"] for run in results))
     figure, rows = plt.subplots(
@@ -69,6 +70,7 @@ def draw(results: Sequence[Mapping[str, Any]], file: Path) -> None:
         top.set(title=domain, ylim=(0, 1.02))
         top.legend(loc="lower right", fontsize="x-small")
         bottom.set(xlabel="update", ylim=(1e-16, 1e-2))
+        bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
     rows[0][0].set_ylabel("solved; thin: reward in training")
     rows[1][0].set_ylabel("mismatch, nats\n(dots: bound)", fontsize="small")
     for axes in rows.flat:

@@ -1,7 +1,7 @@
 """Pictures and figures of runs.
 
 ``python curve.py REPORT...`` adds the reports of runs to ``results.json`` beside this file, draws all of them into
-``curve.png``, and writes their table into the README.
+``curve.png``, and writes the README's tables: of these runs, and of the other scripts' ``reports``.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS, PICTURE, README = HERE / "results.json", HERE / "curve.png", HERE / "README.md"
-_TABLE = re.compile(r"(?<=<!-- table of results\.json -->\n).*?(?=<!-- end of the table -->)", re.DOTALL)
+REPORTS = HERE / "reports"
 _PARTS = (
     ("warm-up", ("warm-up",)),
     ("engine", ("engine",)),
@@ -24,9 +24,23 @@ _PARTS = (
 )
 """Columns of CPU time, and the parts of a report that each is the sum of."""
 _HEAD = (
-    "| domain, seed | greedy | sampled | rollouts | mismatch, nats | KL | clipped | idle | seconds, load "
-    f"| CPU s: {', '.join(name for name, _ in _PARTS)} |"
+    *("domain, seed", "greedy", "sampled", "rollouts", "mismatch, nats", "KL", "clipped", "idle", "seconds, load"),
+    f"CPU s: {', '.join(name for name, _ in _PARTS)}",
 )
+
+_MODE_COLUMNS = {
+    "rollouts/s": "rollouts_per_second",
+    "s per update": "seconds_per_update",
+    "trainer idle": "idle_share",
+    "worker-seconds per update": "worker_seconds_per_update",
+    "rollouts cut": "cut",
+    "staleness": "staleness",
+    "reward, second half": "reward_last_half",
+    "greedy": "greedy",
+    "mismatch": "mismatch",
+    "load": "load",
+}
+"""Columns of the table of modes, and what they show of a report."""
 
 
 def summary(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,9 +94,9 @@ def draw(results: Sequence[Mapping[str, Any]], file: Path) -> None:
     plt.close(figure)
 
 
-def table(results: Iterable[Mapping[str, Any]]) -> str:
+def runs_table(results: Iterable[Mapping[str, Any]]) -> str:
     """Return the README's table of runs."""
-    lines = [_HEAD, "|---" * (_HEAD.count("|") - 1) + "|"]
+    rows = []
     for run in results:
         greedy, sampled = ([accuracy for _, accuracy in run[name]] for name in ("greedy", "sampled"))
         cpu = (f"{sum(run['cpu'][part] for part in parts):.0f}" for _, parts in _PARTS)
@@ -98,8 +112,52 @@ def table(results: Iterable[Mapping[str, Any]]) -> str:
             f"{run['seconds']:.0f}, {run['load']:.0f}",
             ", ".join(cpu),
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append(cells)
+    return _table(_HEAD, rows)
+
+
+def modes_table(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Return the table of the report of ``modes.py``; the load is the mean of a mode's last minute."""
+    figures = [
+        (run, mode, found | {"load": found["load"][0]}) for run, modes in runs.items() for mode, found in modes.items()
+    ]
+    rows = [[run, mode, *(str(found[name]) for name in _MODE_COLUMNS.values())] for run, mode, found in figures]
+    return _table(["", "mode", *_MODE_COLUMNS], rows)
+
+
+def others_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the table of the reports of ``trl_learn.py`` and ``vllm_learn.py``."""
+    head = ["", "updates", "rollouts", "greedy", "sampled", "largest mismatch, nats", "seconds"]
+    rows = []
+    for name, report in reports.items():
+        accuracy = (f"{report['before'][kind]:.2f} -> {report['after'][kind]:.2f}" for kind in ("greedy", "sampled"))
+        mismatch, seconds = f"{report['largest_mismatch']:.0e}", f"{report['seconds']}"
+        rows.append([name, f"{len(report['steps'])}", f"{report['rollouts']}", *accuracy, mismatch, seconds])
+    return _table(head, rows)
+
+
+def tables() -> dict[str, str]:
+    """Return every table of the README, by its name there."""
+    modes, trl, vllm = (
+        json.loads((REPORTS / f"{name}.json").read_text(encoding="utf-8")) for name in ("modes", "trl", "vllm")
+    )
+    return {
+        "runs": runs_table(json.loads(RESULTS.read_text(encoding="utf-8"))),
+        "modes": modes_table(modes),
+        "others": others_table({"TRL trains": trl, "vLLM samples": vllm}),
+    }
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *rows))
+
+
+def with_tables(text: str) -> str:
+    """Return the README's text with its tables written anew."""
+    for name, table in tables().items():
+        place = re.compile(rf"(?<=<!-- table of {name} -->\n).*?(?=<!-- end of the table -->)", re.DOTALL)
+        text = place.sub(lambda _, table=table: table, text, count=1)
+    return text
 
 
 def main(reports: Sequence[str]) -> None:
@@ -114,7 +172,7 @@ def main(reports: Sequence[str]) -> None:
     lines = ",\n".join(json.dumps(run) for run in results)
     RESULTS.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     draw(results, PICTURE)
-    README.write_text(_TABLE.sub(lambda _: table(results), README.read_text(encoding="utf-8")), encoding="utf-8")
+    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

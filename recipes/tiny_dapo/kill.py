@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from aiohttp import ClientError
 from audit import LearnError
-from learn import HERE, say, service_config
+from learn import HERE, SERVICE_NICENESS, say, service_config
 from model import Decoder, token_logprobs
 from processes import Process, free_port
 from stack import script_parser, start_weights, write_report
@@ -207,7 +207,7 @@ def processes(arguments: argparse.Namespace, work: Path, out: Path) -> dict[str,
     resumed, path = re.compile("resumed at update"), {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     return {
         **{name: Process(name, command, out / f"{name.replace(' ', '-')}.log") for name, command in engines.items()},
-        "service": Process("service", service, out / "service.log", niceness=5),
+        "service": Process("service", service, out / "service.log", SERVICE_NICENESS),
         "trainer": Process("trainer", trainer, out / "trainer.log", announced=resumed, env=path),
     }
 
@@ -239,7 +239,7 @@ def learn(arguments: argparse.Namespace, kills: int) -> dict[str, Any]:
         while True:
             victim = next(victims, None)
             try:
-                code = trainer.child.wait(None if victim is None else dice.uniform(0.5, 5.0))
+                code = trainer.child.wait(None if victim is None else dice.uniform(0.2, 2.5))
             except subprocess.TimeoutExpired:
                 assert victim is not None
                 say(f"{monotonic() - began:6.1f} s: SIGKILL of {victim}")

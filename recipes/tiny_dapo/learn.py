@@ -34,6 +34,8 @@ from prorl_gym.client import Client, read_token
 from prorl_gym.errors import ProrlError
 
 HERE = Path(__file__).parent
+SERVICE_NICENESS = 5
+"""Nicer than the learner: asynchronous training on two cores would otherwise wait for its own rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +206,8 @@ def run(arguments: argparse.Namespace, work: Path, report: Report) -> None:
             json.dumps(service_config(domain, engine, work / "tokenizer", work / "state")), encoding="utf-8"
         )
         service_command = [str(arguments.service), "serve", "--config", str(config)]
-        # Nicer than the learner: asynchronous training on two cores would otherwise wait for its own rollouts.
-        with server(Process("service", service_command, arguments.out / "service.log", 5), report.cpu) as service:
+        serving = Process("service", service_command, arguments.out / "service.log", SERVICE_NICENESS)
+        with server(serving, report.cpu) as service:
             with measured(report, "warm-up"):
                 warm = warm_up(domain, language, report.seed)
 

@@ -15,7 +15,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,9 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from curve import modes_table
 from evaluate import accuracy
-from learn import say, service_config
+from learn import SERVICE_NICENESS, say, service_config
 from stack import script_parser, stack, start_weights, tiny_engine, write_report
 from tasks import Sum, held_out, write_tokenizer
 from train import AHEAD, GROUP_SIZE, GROUPS, RUN, STALL_SECONDS, Learner
@@ -33,17 +34,6 @@ from prorl_gym.client import Client, CompletedGroup, GroupsDroppedError, GroupSt
 from prorl_gym.demand import Demand, RedundantHandling
 
 MODES = ("async", "sync", "sync-all", "coupled", "coupled-async")
-COLUMNS = {
-    "rollouts_per_second": "rollouts/s",
-    "seconds_per_update": "s per update",
-    "idle_share": "trainer idle",
-    "worker_seconds_per_update": "worker-seconds per update",
-    "cut": "rollouts cut",
-    "staleness": "staleness",
-    "reward_last_half": "reward, second half",
-    "greedy": "greedy",
-    "mismatch": "mismatch",
-}
 
 
 class KeepingClient(Client):
@@ -96,10 +86,12 @@ class SyncLearner(Learner):
 
 
 @asynccontextmanager
-async def running(mode: str, command: Path, work: Path, out: Path) -> AsyncGenerator[tuple[Client, str], None]:
+async def running(
+    mode: str, command: Path, work: Path, out: Path, niceness: int
+) -> AsyncGenerator[tuple[Client, str], None]:
     """Run engine and service as the mode wants it; yield a client and the engine's address."""
     if not mode.startswith("coupled"):
-        with stack(command, work, out) as found:
+        with stack(command, work, out, niceness=niceness) as found:
             async with KeepingClient(found.service, token=found.token) as client:
                 yield client, found.engine
         return
@@ -153,7 +145,7 @@ async def run(mode: str, arguments: argparse.Namespace, work: Path) -> dict[str,
     """Run one mode from the start."""
     language = write_tokenizer(Sum, work / "tokenizer")
     model = start_weights(language, arguments.seed, arguments.out / f"warm-{arguments.seed}.pt")
-    async with running(mode, arguments.service, work, arguments.out) as (client, engine):
+    async with running(mode, arguments.service, work, arguments.out, arguments.niceness) as (client, engine):
         if mode.endswith("async"):
             learner = Learner(client, engine, model, Sum, arguments.seed)
         else:
@@ -161,27 +153,23 @@ async def run(mode: str, arguments: argparse.Namespace, work: Path) -> dict[str,
         return await measure(mode, client, learner, arguments.updates, arguments.questions)
 
 
-def table(found: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
-    """Return the figures as lines of a Markdown table."""
-    rows = [[mode, *(str(figures[name]) for name in COLUMNS)] for mode, figures in found.items()]
-    return [f"| {' | '.join(row)} |" for row in (["mode", *COLUMNS.values()], ["---"] * (len(COLUMNS) + 1), *rows)]
-
-
 def main() -> None:
     """Run the modes, one after the other; add their figures to the report; print the table."""
     parser = script_parser(__doc__, Path("results/tiny_modes"), updates=12, questions=64)
     parser.add_argument("--mode", action="append", choices=MODES, help="all of them by default")
+    parser.add_argument("--niceness", type=int, default=SERVICE_NICENESS, help="of the service, where it is a process")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.out.mkdir(parents=True, exist_ok=True)
     report = arguments.out / "modes.json"
-    found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+    reports: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+    found = reports.setdefault(f"service at niceness {arguments.niceness}", {})
     for mode in arguments.mode or MODES:
         with tempfile.TemporaryDirectory(prefix="prorl-modes-") as work:
             Path(work).chmod(0o755)
             found[mode] = asyncio.run(run(mode, arguments, Path(work)))
-        write_report(report, found)
-    print(*table(found), sep="\n")
+        write_report(report, reports)
+    print(modes_table(reports))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from learn import HERE, service_config
+from learn import HERE, SERVICE_NICENESS, service_config
 from model import TINY, Decoder, Shape
 from processes import Process, server
 from tasks import Sum, TurnEncoder, write_tokenizer
@@ -46,7 +46,9 @@ def tiny_engine(work: Path, out: Path) -> Iterator[str]:
 
 
 @contextmanager
-def stack(command: Path, work: Path, out: Path, engine: str | None = None) -> Iterator[Stack]:
+def stack(
+    command: Path, work: Path, out: Path, engine: str | None = None, *, niceness: int = SERVICE_NICENESS
+) -> Iterator[Stack]:
     """Run the service, and the recipe's engine unless there is another one.
 
     Args:
@@ -54,10 +56,11 @@ def stack(command: Path, work: Path, out: Path, engine: str | None = None) -> It
         work: for state and tokenizer.
         out: for logs.
         engine: address of another engine, ending in ``/v1``.
+        niceness: of the service.
     """
     language = write_tokenizer(Sum, work / "tokenizer")
     if engine is None:
-        with tiny_engine(work, out) as started, stack(command, work, out, started) as found:
+        with tiny_engine(work, out) as started, stack(command, work, out, started, niceness=niceness) as found:
             yield found
         return
     config = work / "service.yaml"
@@ -65,7 +68,7 @@ def stack(command: Path, work: Path, out: Path, engine: str | None = None) -> It
     settings["settings"] = Sum.limits()  # for trainers whose requests have none
     config.write_text(json.dumps(settings), encoding="utf-8")
     serve = [str(command), "serve", "--config", str(config)]
-    with server(Process("service", serve, out / "service.log", niceness=5)) as url:
+    with server(Process("service", serve, out / "service.log", niceness)) as url:
         yield Stack(engine.removesuffix("/v1"), url, read_token(work / "state" / "token"), language)
 
 

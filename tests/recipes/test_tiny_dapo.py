@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import islice
 
 import pytest
-from curve import README, RESULTS, table
+from curve import README, REPORTS, modes_table, tables, with_tables
 from tasks import DOMAINS, HELD_OUT, Question, TurnEncoder, held_out, questions, shipped_prompt, trace, write_tokenizer
 from tasks.expressions import Expression
 from tasks.question import MIXTURE, Kind, call, python_answer
@@ -235,5 +235,16 @@ def test_an_operator_of_swe_never_passes_for_another():
             assert sign != question.sign
 
 
-def test_the_readme_has_the_table_of_the_results():
-    assert table(json.loads(RESULTS.read_text(encoding="utf-8"))) in README.read_text(encoding="utf-8")
+def test_the_readme_has_the_tables_of_the_reports():
+    written = README.read_text(encoding="utf-8")
+    assert with_tables(written) == written
+    assert all(table in written for table in tables().values())
+
+
+def test_the_table_of_modes_has_a_row_for_each():
+    runs = json.loads((REPORTS / "modes.json").read_text(encoding="utf-8"))
+    figures = next(iter(runs.values()))["async"]
+    head, _, *rows = modes_table({"one": {"sync": figures}, "two": {"sync": figures | {"cut": "3 of 40"}}}).splitlines()
+    assert head.startswith("|  | mode | rollouts/s |")
+    assert [row.split(" | ")[:2] for row in rows] == [["| one", "sync"], ["| two", "sync"]]
+    assert "3 of 40" in rows[1]

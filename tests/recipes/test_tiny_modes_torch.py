@@ -4,7 +4,6 @@ import random
 from copy import deepcopy
 
 import kill
-import modes
 import pytest
 import torch
 import transformers
@@ -134,11 +133,3 @@ def test_weights_are_compared_bit_by_bit(language: TurnEncoder):
     with torch.no_grad():
         other.head.weight[0, 0] = torch.nextafter(other.head.weight[0, 0], torch.tensor(9.0).double())
     assert kill.weights_of(model) != kill.weights_of(other)
-
-
-def test_the_table_has_a_row_for_each_mode():
-    figures = dict.fromkeys(modes.COLUMNS, 1.5)
-    lines = modes.table({"async": figures, "sync": figures | {"cut": "3 of 40"}})
-    assert lines[0].startswith("| mode | rollouts/s |")
-    assert [line.split(" | ")[0] for line in lines[2:]] == ["| async", "| sync"]
-    assert "3 of 40" in lines[3]

@@ -64,9 +64,8 @@ async def run_node(head: str | None, name: str, token_file: Path | None, run_slo
             runner = config.runner.model_copy(update={"run": run_slots})
             config = config.model_copy(update={"runner": runner})
         configure_logging(config.log.level, config.log.format)
-        await _work_until_signal(
-            await owned.enter_async_context(_open_node(config, _HttpHead(transport, name))), signals
-        )
+        node = await owned.enter_async_context(_open_node(config, _HttpHead(transport, name)))
+        await _work_until_signal(node, signals)
 
 
 async def _work_until_signal(node: Node, signals: StopSignals) -> None:

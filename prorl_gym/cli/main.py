@@ -30,25 +30,8 @@ if TYPE_CHECKING:
     from typer.models import CommandInfo
 
 _COMMANDS = (
-    *(
-        serve,
-        node,
-        submit,
-        cancel,
-        watch,
-        show,
-        export,
-        replay,
-        demand,
-        ack,
-        hold,
-        release,
-        dashboard,
-        gc,
-        validate,
-        prepare,
-    ),
-    *(doctor, bench, root, venvs, show_html, predictions, demo, init, import_tasks, evaluate),
+    *(serve, node, submit, cancel, watch, show, export, replay, demand, ack, hold, release, dashboard, gc, validate),
+    *(prepare, doctor, bench, root, venvs, show_html, predictions, demo, init, import_tasks, evaluate),
 )
 _GROUPS = {"policy": policy, "engines": engines, "engine": engine, "images": images}
 

@@ -281,7 +281,8 @@ class Node:
             return result
 
     def _renew_lease(self, sent_at: float) -> None:
-        self._lease.reschedule(max(sent_at + self._lease_seconds, self._lease.when() or 0.0))
+        if not self._lease.expired():
+            self._lease.reschedule(max(sent_at + self._lease_seconds, self._lease.when() or 0.0))
 
     def _set_head_away(self, *, is_away: bool) -> None:
         for pool in self._pools.values():

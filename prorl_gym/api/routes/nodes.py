@@ -24,10 +24,11 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
     """Add the routes. The OpenAPI document leaves them out: they change with every release."""
 
     def head() -> NodeRunners:
-        if context.nodes is None:
+        nodes = context.find_nodes()
+        if nodes is None:
             _require_nodes(context)
             raise ApiError(503, "The service is loading.", "Ask again.", retry_after=1)
-        return context.nodes
+        return nodes
 
     @routes.get("/v1/nodes/config", include_in_schema=False)
     async def config() -> Response:  # pyright: ignore[reportUnusedFunction]

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from prorl_gym import __version__
 from prorl_gym.backoff import backoff_delay
-from prorl_gym.errors import CancelReason, ConflictError, FailureKind, ProrlError, ShuttingDownError
+from prorl_gym.errors import CancelReason, FailureKind, ProrlError, ShuttingDownError
 from prorl_gym.records import Outcome, Rollout
 from prorl_gym.rollout.ledger.encoding import encode_rollout
 from prorl_gym.rollout.nodes.exchange import Inbox, Outbox
@@ -113,7 +113,9 @@ class _Held:
     job: Job
     """Without its task."""
     accepting: "asyncio.Task[None]"
-    position: AttemptPosition = field(default_factory=AttemptPosition)
+    position: AttemptPosition
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it has ended here."""
 
     def describe(self) -> AttemptInHand:
         position = self.position
@@ -324,9 +326,12 @@ class Node:
         return task
 
     async def _accept(self, job: Job) -> None:
+        rollout_id = job.request.rollout_id
+        for held in [held for (one, number), held in self._held.items() if one == rollout_id and number < job.attempt]:
+            await held.over.wait()  # it is cancelled: the head gave it up
         try:
             await self._runner.accept(job)
-        except (ShuttingDownError, ConflictError) as error:  # it drains, or ends an older attempt at this rollout
+        except ShuttingDownError as error:
             refused = Outcome(status="failed", kind=FailureKind.NODE_LOST, stage="queue", message=error.what)
             self._report_end(terminal_record(job, refused))
 
@@ -354,5 +359,7 @@ class Node:
             rollout_id=rollout.rollout_id, attempt=rollout.attempt, record=encode_rollout(rollout)
         )
         key = rollout.rollout_id, rollout.attempt
-        self._unsettled[key] = self._held.pop(key), finished
+        held = self._held.pop(key)
+        held.over.set()
+        self._unsettled[key] = held, finished
         self._outbox.send(finished)

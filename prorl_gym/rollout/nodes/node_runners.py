@@ -175,6 +175,7 @@ class NodeRunners:
         self._changes = ChangeSignal()
         """A slot or a node became free, or an attempt ended."""
         self._is_draining = False
+        self._is_released = False
         self._joined = 0
         self._lost = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -287,7 +288,8 @@ class NodeRunners:
         )
 
     async def release(self) -> None:
-        """Forget the nodes: answer their requests at once, and withdraw their model calls. After ``drain``."""
+        """Refuse nodes from now on: answer their requests at once, and withdraw their model calls. After ``drain``."""
+        self._is_released = True
         for node in self._nodes.values():
             node.is_over = True
             node.outbox.not_empty.set()
@@ -302,7 +304,10 @@ class NodeRunners:
 
         Raises:
             ConflictError: it runs another release.
+            ShuttingDownError: the service has stopped.
         """
+        if self._is_released:
+            raise ShuttingDownError("The service has stopped.", "Join again when it is back.")
         if body.release != __version__:
             raise ConflictError(
                 f"node {name} runs prorl-gym {body.release}, this service {__version__}.", "Install the same release."

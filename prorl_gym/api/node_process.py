@@ -64,7 +64,7 @@ async def run_node(head: str | None, name: str, token_file: Path | None, run_slo
             runner = config.runner.model_copy(update={"run": run_slots})
             config = config.model_copy(update={"runner": runner})
         configure_logging(config.log.level, config.log.format)
-        node = await owned.enter_async_context(_open_node(config, _HttpHead(transport, name)))
+        node = await owned.enter_async_context(_open_node(config, HttpHead(transport, name)))
         await _work_until_signal(node, signals)
 
 
@@ -89,7 +89,7 @@ async def _work_until_signal(node: Node, signals: StopSignals) -> None:
 
 
 @asynccontextmanager
-async def _open_node(config: ServiceConfig, head: "_HttpHead") -> AsyncGenerator[Node]:
+async def _open_node(config: ServiceConfig, head: "HttpHead") -> AsyncGenerator[Node]:
     """Build the parts of a service that make attempts; see ``build.load_service``."""
     outbox = NodeOutbox()
     codec = await load_codec_of(config.inference)
@@ -139,7 +139,7 @@ def _remote_pool(name: str, config: InferenceConfig, codec: ChatCodec, outbox: N
     return RemotePool(name, make_engine, outbox.send)
 
 
-class _HttpHead:
+class HttpHead:
     """Implements ``HeadClient`` over HTTP.
 
     Args:

@@ -14,7 +14,7 @@ from prorl_gym.api.config import ServiceConfig
 from prorl_gym.api.service_process import StopSignals
 from prorl_gym.api.startup import offered_environments
 from prorl_gym.client.service_credentials import read_token, service_url, token_source
-from prorl_gym.client.transport import BusyError, RetryableError, ServiceError, Transport
+from prorl_gym.client.transport import RetryableError, ServiceError, Transport
 from prorl_gym.client.wire_models import IgnoredResponse
 from prorl_gym.environments.judge import EngineJudge
 from prorl_gym.inference.config import InferenceConfig, pool_engine_factory
@@ -174,6 +174,6 @@ class HttpHead:
             ):
                 return self._transport.parse(model, await response.read())
         except RetryableError as error:
-            raise HeadAwayError(error.error.what, is_loading=isinstance(error.error, BusyError)) from None
+            raise HeadAwayError(error.error.what) from None
         except TimeoutError:
             raise HeadAwayError(f"no answer within {seconds:g} s.") from None

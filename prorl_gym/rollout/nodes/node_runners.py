@@ -26,6 +26,7 @@ from prorl_gym.rollout.nodes.exchange import Inbox, Outbox
 from prorl_gym.rollout.nodes.placement import NodeView, choose_node, group_key, image_of
 from prorl_gym.rollout.nodes.remote_calls import RemoteCalls
 from prorl_gym.rollout.nodes.wire import (
+    MUST_JOIN,
     AttemptFinished,
     AttemptInHand,
     CancelSent,
@@ -334,7 +335,7 @@ class NodeRunners:
         """Process the messages of a node; return the answer (``ExchangeAnswer``) as JSON."""
         node = self._nodes.get(name)
         if node is None or body.epoch != self.epoch or node.incarnation != body.incarnation:
-            return encode_page(ExchangeAnswerHeader(must_join=True), ())
+            return MUST_JOIN
         node.last_seen = asyncio.get_running_loop().time()
         node.outbox.acknowledge(body.acknowledged)
         for message in node.inbox.accept(body.first, body.messages):

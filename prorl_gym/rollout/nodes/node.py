@@ -221,7 +221,7 @@ class Node:
             init_slots=self._init_slots,
             in_hand=tuple(one.describe() for one in held),
         )
-        while not (answer := await self._repeat(lambda: self._head.join(body))).epoch:
+        while not (answer := await self._repeat(lambda: self._head.join(body))).epoch:  # noqa: ASYNC110 - it loads
             await asyncio.sleep(self._lease_seconds / _PAUSES_PER_LEASE)
         self._epoch = answer.epoch
         _LOG.info("joined the head with %d attempts in hand, %d of them over", len(held), len(answer.cancelled))
@@ -331,8 +331,12 @@ class Node:
 
     async def _cancel(self, message: CancelSent) -> None:
         chosen = set(message.rollouts)
-        accepting = [held.accepting for (rollout_id, _), held in self._held.items() if rollout_id in chosen]
-        if accepting:
+        accepting = [
+            held.accepting
+            for (rollout_id, _), held in self._held.items()
+            if rollout_id in chosen and not held.accepting.done()
+        ]
+        if accepting:  # otherwise at once: in the order of the messages
             await asyncio.wait(accepting)
         await self._runner.cancel(message.rollouts, message.reason)
 

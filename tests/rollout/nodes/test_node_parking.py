@@ -6,6 +6,7 @@ from node_bench import NodeBench
 from test_parking import *  # noqa: F403
 from test_parking import ONE, Stepping, Yard
 
+from prorl_gym.rollout.nodes import node
 from prorl_gym.rollout.scheduling.runner import RunnerConfig
 
 # They look into the runner of this process, or park by a call that strikes at once, where a message takes its time.
@@ -33,5 +34,6 @@ async def park(yard: NodeYard, name: str) -> None:
 
 @pytest.fixture(autouse=True)
 def _over_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "_PACE_SECONDS", 0.0)  # these tests count passes of the loop
     monkeypatch.setattr(test_parking, "Yard", NodeYard)
     monkeypatch.setattr(test_parking, "park", park)

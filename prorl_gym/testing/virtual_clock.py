@@ -117,8 +117,8 @@ class SimulatedProcess:
     def __init__(self, name: str) -> None:
         self.name = name
         self.state: Literal["running", "paused", "killed"] = "running"
-        self.on_killed: list[Callable[[], object]] = []
-        """Called once when it is killed: its connections break."""
+        self.on_killed: dict[object, Callable[[], object]] = {}
+        """Called once when it is killed: its connections break. By key, so that each can be removed."""
         self._context = copy_context()
         self._context.run(_PROCESS.set, self)
         self._held: list[tuple[Context, Callable[..., object], tuple[Any, ...]]] = []
@@ -156,8 +156,8 @@ class SimulatedProcess:
         self.state = "killed"
         self._held.clear()
         self._kept_tasks = asyncio.all_tasks()  # one that is collected would run its ``finally`` blocks
-        callbacks, self.on_killed = self.on_killed, []
-        for callback in callbacks:
+        callbacks, self.on_killed = self.on_killed, {}
+        for callback in callbacks.values():
             callback()
 
     def run_callback(self, context: Context, callback: Callable[..., object], args: tuple[Any, ...]) -> None:

@@ -99,6 +99,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return super().call_at(when, callback, *args, context=context)
         return super().call_at(when, process.run_callback, context, callback, args, context=context)
 
+    def drop_everything(self) -> None:
+        """Forget all tasks and timers; nothing runs any more."""
+        for task in asyncio.all_tasks(self):
+            task._log_destroy_pending = False  # type: ignore[attr-defined] # pyright: ignore
+        self.set_exception_handler(None)
+        self._ready.clear()  # type: ignore[attr-defined] # pyright: ignore
+        self._scheduled.clear()  # type: ignore[attr-defined] # pyright: ignore
+
     def _call_soon(self, callback: Any, args: Any, context: Context | None) -> asyncio.Handle:
         context = copy_context() if context is None else context
         process = context.get(_PROCESS)
@@ -194,19 +202,24 @@ def run_deterministically(
     loop = VirtualLoop(thread_seconds)
     state = random.getstate()
     random.seed(seed)
-    gc.disable()  # dropped tasks must not run their ``finally`` blocks during a run
+    asyncio.set_event_loop(loop)
+    freeze, report = gc.freeze, sys.unraisablehook
+    gc.disable()  # a dropped task that is collected runs its ``finally`` blocks: not during the run
+    gc.freeze()
+    gc.freeze = lambda: None  # a service freezes what it has at its start
     try:
         with _virtual_clocks(loop):
-            asyncio.set_event_loop(loop)
             return loop.run_until_complete(work())
     finally:
-        for task in asyncio.all_tasks(loop):
-            task._log_destroy_pending = False  # type: ignore[attr-defined] # pyright: ignore
+        sys.unraisablehook = lambda _: None
+        loop.drop_everything()
+        gc.collect()
         asyncio.set_event_loop(None)
         loop.close()
-        random.setstate(state)
-        gc.unfreeze()  # each start of a service has frozen what was there
+        sys.unraisablehook, gc.freeze = report, freeze
+        gc.unfreeze()
         gc.enable()
+        random.setstate(state)
 
 
 @contextmanager

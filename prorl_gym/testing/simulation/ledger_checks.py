@@ -62,7 +62,7 @@ async def open_checked_ledger(
     ) -> None:
         if not is_its_own:
             complain(f"{rollout_id}: its cursor is another's")
-        if attempt != begun and (attempt < next_attempt or begun is not None and status != "cancelled"):
+        if attempt != begun and (attempt < next_attempt or (begun is not None and status != "cancelled")):
             complain(f"{rollout_id}: a record of attempt {attempt}, which is over (running: {begun})")
         if cancel is not None and status != "cancelled":
             complain(f"{rollout_id}: {status} after its cancel was remembered")
@@ -92,11 +92,11 @@ def check_file(path: Path, complain: Callable[[str], object]) -> dict[str, tuple
     try:
         for (name,) in connection.execute("SELECT rollout_id FROM rollouts WHERE cursor IS NULL"):
             complain(f"{name}: accepted and without a record")
-        ((records, rollouts, texts),) = connection.execute(
-            "SELECT (SELECT count(*) FROM outcomes), (SELECT count(*) FROM rollouts), (SELECT count(*) FROM records)"
+        ((ends, rollouts),) = connection.execute(
+            "SELECT (SELECT count(*) FROM outcomes), (SELECT count(*) FROM rollouts)"
         )
-        if records != rollouts or texts != records:
-            complain(f"{rollouts} rollouts, {records} outcomes, {texts} records")
+        if ends != rollouts:
+            complain(f"{rollouts} rollouts and {ends} outcomes")
         query = "SELECT rollout_id, status, reward FROM rollouts JOIN outcomes USING (cursor)"
         return {name: (status, reward) for name, status, reward in connection.execute(query)}
     finally:

@@ -66,6 +66,8 @@ class Node:
     slots: int
     """Jobs that it takes at once."""
     jobs: dict[str, Job] = field(default_factory=dict[str, Job])
+    view: NodeView | None = None
+    """For placement; ``None`` after ``jobs`` changed."""
     heard_at: float = 0.0
     is_lost: bool = False
 
@@ -106,10 +108,10 @@ class SimulatedNodes:
         while (name := choose_node([_view(node) for node in self._nodes.values()], job.request)) is None:
             self._has_room.clear()
             await self._has_room.wait()
-        if self._is_draining:
-            raise ShuttingDownError("it drains.")
+            if self._is_draining:
+                raise ShuttingDownError("The runner is draining and takes no more work.")
         node = self._nodes[name]
-        node.jobs[job.request.rollout_id] = job
+        node.jobs[job.request.rollout_id], node.view = job, None
         node.process.call_later(0.001, self._start, node, job)
 
     async def events(self) -> AsyncIterator[RunnerEvent]:
@@ -138,6 +140,7 @@ class SimulatedNodes:
     async def drain(self) -> None:
         """See ``Runner.drain``."""
         self._is_draining = True
+        self._has_room.set()
         while any(node.jobs for node in self._nodes.values()):
             self._idle.clear()
             await self._idle.wait()
@@ -178,6 +181,7 @@ class SimulatedNodes:
             if job is None or job.attempt != event.rollout.attempt:
                 return
             del node.jobs[event.rollout.rollout_id]
+            node.view = None
             self._has_room.set()
             self._idle.set()
         self._events.put_nowait(event)
@@ -202,8 +206,10 @@ class SimulatedNodes:
 
 
 def _view(node: Node) -> NodeView:
+    if node.view is not None:
+        return node.view
     used = len(node.jobs)
     groups = {key for job in node.jobs.values() if (key := group_key(job.request)) is not None}
-    return NodeView(
-        node.process.name, Capacity(queued=0, init=0, run=used, eval=0, free=max(0, node.slots - used)), groups=groups
-    )
+    capacity = Capacity(queued=0, init=0, run=used, eval=0, free=max(0, node.slots - used))
+    node.view = NodeView(node.process.name, capacity, groups=groups)
+    return node.view

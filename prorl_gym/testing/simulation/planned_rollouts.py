@@ -276,5 +276,3 @@ class PlannedPolicySource:
         """See ``PolicySource.open_session``."""
         self._on_open(job)
         return PlannedSession(job, self._plan(job), self._pool, self._prompt_tokens)
-
-

@@ -7,11 +7,13 @@ import random
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from prorl_gym.client.wire_models import GroupsStatus
 from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
-from prorl_gym.errors import ShuttingDownError
+from prorl_gym.errors import NotFoundError, ShuttingDownError
 from prorl_gym.records import RolloutRequest
 from prorl_gym.rollout.ledger.ledger_config import LedgerError
 from prorl_gym.rollout.protocol import Delivery
@@ -19,7 +21,7 @@ from prorl_gym.rollout.scheduling.runner import RunnerConfig
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.testing.simulation.cluster import Cluster, ClusterConfig
 from prorl_gym.testing.simulation.ledger_checks import check_file
-from prorl_gym.testing.simulation.planned_rollouts import Shape
+from prorl_gym.testing.simulation.planned_rollouts import Shape, draw_plan
 from prorl_gym.testing.virtual_clock import SimulatedProcess, run_deterministically
 
 ResultT = TypeVar("ResultT")
@@ -60,6 +62,7 @@ def play(seed: int, *, most_rollouts: int = 500) -> StoryResult:
 
 
 async def _count_pending(service: RolloutService) -> int:
+    await asyncio.sleep(10.0)  # a replacement of the last one may be on its way
     return service.pending
 
 
@@ -74,6 +77,10 @@ class _Client:
     records: dict[str, str] = field(default_factory=dict[str, str])
     """As they were delivered."""
     cursor: int = 0
+    group_cursors: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """Cursors of groups that were reported as ready."""
+    verdicts: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    """Of groups that were judged informative or not."""
 
 
 class _Story:
@@ -95,6 +102,9 @@ class _Story:
         self._total = min(most_rollouts, max(2, round(30 * dice.lognormvariate(0.0, 1.0))))
         self._faults: dict[str, int] = {}
         self._is_over = False
+        """Nothing more befalls the cluster, and what was accepted has to end."""
+        self._is_quiet = False
+        """Clients want nothing more."""
 
     async def tell(self) -> StoryResult:
         cluster, loop = self._cluster, asyncio.get_running_loop()
@@ -105,8 +115,9 @@ class _Story:
             async with asyncio.timeout(_PATIENCE):
                 await users[0]
                 await trouble
-                await self._heal()
+                self._is_over = True
                 await users[1]
+                self._is_quiet = True
                 await users[2]
             await cluster.stop_head()
         except TimeoutError:
@@ -128,10 +139,9 @@ class _Story:
     async def _ask(self, call: Callable[[RolloutService], Coroutine[Any, Any, ResultT]]) -> ResultT:
         """Send a request until it is answered."""
         while True:
-            life = self._cluster.life
             try:
-                if life is not None:
-                    return await self._cluster.network.request(self._user, life.process, lambda: call(life.service))
+                if (life := self._cluster.life) is not None:
+                    return await self._cluster.network.request(self._user, life.process, partial(call, life.service))
             except (ConnectionError, LedgerError, ShuttingDownError):
                 pass
             await asyncio.sleep(self._dice.uniform(0.5, 5.0))
@@ -166,7 +176,7 @@ class _Story:
         dice, version = self._dice, 0
         while not self._is_over:
             await asyncio.sleep(dice.expovariate(1 / 60.0))
-            act = dice.choice(["demand", "demand", "no demand", "cancel", "version"])
+            act = dice.choice(["demand", "demand", "no demand", "cancel", "version", "groups", "verdict"])
             if act == "demand":
                 await self._ask(lambda service: service.set_demand(dice.choice(RUNS), self._demand()))
             elif act == "no demand":
@@ -176,8 +186,31 @@ class _Story:
             elif act == "version":
                 version += 1
                 await self._ask(lambda service, version=version: self._raise_version(service, version))
+            elif act == "groups":
+                await self._look_at_groups(dice.choice(RUNS))
+            elif act == "verdict" and self._client.promised:
+                self._user.spawn(self._wait_for_verdict(dice.choice(tuple(self._client.promised.values()))))
         for run in RUNS:
             await self._ask(lambda service, run=run: service.set_demand(run, None))
+
+    async def _look_at_groups(self, run: str) -> None:
+        async def read(service: RolloutService) -> GroupsStatus:
+            return service.groups_status(run)
+
+        for group in (await self._ask(read)).ready_groups:
+            cursor = self._client.group_cursors.setdefault((run, group.group_id), group.cursor)
+            if cursor != group.cursor:
+                self._cluster.complaints.append(f"group {group.group_id}: ready at {cursor}, later at {group.cursor}")
+
+    async def _wait_for_verdict(self, member: RolloutRequest) -> None:
+        try:
+            verdict = await self._ask(lambda service: service.wait_for_verdict(member.rollout_id))
+        except NotFoundError:  # acknowledged
+            return
+        if verdict in ("informative", "uninformative"):
+            known = self._client.verdicts.setdefault((member.run_id, str(member.group_id)), verdict)
+            if known != verdict:
+                self._cluster.complaints.append(f"group {member.group_id}: {known}, and later {verdict}")
 
     async def _raise_version(self, service: RolloutService, version: int) -> None:
         life = self._cluster.life
@@ -209,7 +242,7 @@ class _Story:
 
     async def _read(self) -> None:
         """Follow the stream of records until every rollout has one, also those that the service added."""
-        while not self._is_over or self._missing() or await self._ask(_count_pending):
+        while not self._is_quiet or self._missing() or await self._ask(_count_pending):
             page = await self._ask(lambda service: service.read_page(None, self._client.cursor, 10.0))
             for delivery in page:
                 self._take(delivery)
@@ -229,6 +262,11 @@ class _Story:
         outcome, tried = record["outcome"], [retry["attempt"] for retry in record["retries"]]
         if tried != sorted(set(tried)) or any(record["attempt"] <= one for one in tried):
             complain(f"{name}: attempts {tried}, then {record['attempt']}")
+        request = self._client.promised.get(record["stands_in_for"] or name)
+        if request is not None and record["score"] is not None:  # otherwise its answer is still on its way
+            plan = draw_plan(self._cluster.config.shape, request.task["seed"])
+            if plan.ending == "hopeless" or record["score"]["reward"] != plan.reward:
+                complain(f"{name}: reward {record['score']['reward']}; by its plan {plan.ending}, {plan.reward}")
         if name in self._client.cancelled and outcome["status"] != "cancelled":
             complain(f"{name}: {outcome['status']} after its cancel was answered")
 
@@ -245,6 +283,13 @@ class _Story:
             reward = None if record["score"] is None else record["score"]["reward"]
             if kept.get(name) != (record["outcome"]["status"], reward):
                 complain(f"{name}: delivered as {record['outcome']['status']}, {reward}, and kept as {kept.get(name)}")
+        rewards: dict[tuple[str, str], set[float]] = {}
+        for text in client.records.values():
+            if (record := json.loads(text))["group_id"] is not None and record["score"] is not None:
+                rewards.setdefault((record["run_id"], record["group_id"]), set()).add(record["score"]["reward"])
+        for group, verdict in client.verdicts.items():
+            if (len(rewards.get(group, ())) > 1) != (verdict == "informative"):
+                complain(f"group {group}: {verdict} by rewards {rewards.get(group)}")
 
     # --- faults -----------------------------------------------------------------------------------------------------
 
@@ -293,7 +338,3 @@ class _Story:
         self._cluster.kill_head()
         await asyncio.sleep(self._dice.uniform(0.0, 60.0))
         await self._cluster.start_head()
-
-    async def _heal(self) -> None:
-        """Everything works again: from now on what was accepted has to end."""
-        self._is_over = True

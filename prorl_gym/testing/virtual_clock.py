@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal, TypeVar
 
@@ -97,7 +98,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         process = context.get(_PROCESS)
         if process is None:
             return super().call_at(when, callback, *args, context=context)
-        return super().call_at(when, process.run_callback, context, callback, args, context=context)
+        due = _DueCallback(context, callback, args)
+        due.handle = handle = super().call_at(when, process.run_callback, due, context=context)
+        return handle
+
+    def _call_soon(self, callback: Any, args: Any, context: Context | None) -> asyncio.Handle:
+        context = copy_context() if context is None else context
+        process = context.get(_PROCESS)
+        if process is None:
+            return super()._call_soon(callback, args, context)  # type: ignore[misc]
+        due = _DueCallback(context, callback, args)
+        due.handle = handle = super()._call_soon(process.run_callback, (due,), context)  # type: ignore[misc]
+        return handle
 
     def drop_everything(self) -> None:
         """Forget all tasks and timers; nothing runs any more."""
@@ -107,12 +119,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._ready.clear()  # type: ignore[attr-defined] # pyright: ignore
         self._scheduled.clear()  # type: ignore[attr-defined] # pyright: ignore
 
-    def _call_soon(self, callback: Any, args: Any, context: Context | None) -> asyncio.Handle:
-        context = copy_context() if context is None else context
-        process = context.get(_PROCESS)
-        if process is not None:
-            callback, args = process.run_callback, (context, callback, args)
-        return super()._call_soon(callback, args, context)  # type: ignore[misc]
+
+@dataclass(slots=True)
+class _DueCallback:
+    """A callback that a process has to run."""
+
+    context: Context
+    callback: Callable[..., object]
+    args: tuple[Any, ...]
+    handle: asyncio.Handle | None = None
+    """By which it may be cancelled, also while it is held."""
 
 
 class SimulatedProcess:
@@ -129,7 +145,7 @@ class SimulatedProcess:
         """Called once when it is killed: its connections break. By key, so that each can be removed."""
         self._context = copy_context()
         self._context.run(_PROCESS.set, self)
-        self._held: list[tuple[Context, Callable[..., object], tuple[Any, ...]]] = []
+        self._held: list[_DueCallback] = []
         self._kept_tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
@@ -154,8 +170,8 @@ class SimulatedProcess:
         if self.state == "paused":
             self.state = "running"
             held, self._held = self._held, []
-            for context, callback, args in held:
-                asyncio.get_running_loop().call_soon(callback, *args, context=context)
+            for due in held:
+                asyncio.get_running_loop().call_soon(self.run_callback, due, context=due.context)
 
     def kill(self) -> None:
         """Run nothing of it any more. Idempotent."""
@@ -168,12 +184,12 @@ class SimulatedProcess:
         for callback in callbacks.values():
             callback()
 
-    def run_callback(self, context: Context, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+    def run_callback(self, due: _DueCallback) -> None:
         """Run a callback of this process as its state allows. Called by the loop."""
-        if self.state == "running":
-            callback(*args)
-        elif self.state == "paused":
-            self._held.append((context, callback, args))
+        if self.state == "paused":
+            self._held.append(due)
+        elif self.state == "running" and not (due.handle is not None and due.handle.cancelled()):
+            due.callback(*due.args)
 
 
 def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:

@@ -324,6 +324,8 @@ class LoopEngine:
         self._sim = sim
         self._calls: dict[Call, asyncio.Future[bool]] = {}
         """Calls in hand; the result says whether it was sampled to its end."""
+        self._sessions: dict[str, asyncio.Future[None]] = {}
+        """Ends of the calls in hand, also of abandoned ones, by session."""
         self._by_request: dict[str, Call] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._context = copy_context()  # its timers are its own, not those of the caller of the moment
@@ -338,6 +340,10 @@ class LoopEngine:
         loop = asyncio.get_running_loop()
         self._require_up()
         self._catch_up()
+        while (earlier := self._sessions.get(request.session_id)) is not None:  # its caller has gone
+            await asyncio.wait({earlier})
+            self._require_up()
+        self._sessions[request.session_id] = loop.create_future()
         call = Call(request.session_id, request.group_id, len(request.prompt_ids), request.max_tokens, loop.time())
         done = self._calls[call] = loop.create_future()
         self._by_request[request.request_id] = call
@@ -368,8 +374,7 @@ class LoopEngine:
         """Die: calls in hand and later ones fail until ``restart``."""
         self.is_down = True
         for call in self._sim.fail():
-            done = self._calls.pop(call)
-            if not done.done():
+            if not (done := self._pop_call(call)).done():
                 done.set_exception(self._down_error())
         self._arm()
 
@@ -418,9 +423,12 @@ class LoopEngine:
         now = asyncio.get_running_loop().time()
         while self._sim.next_event <= now:
             for call in self._sim.advance():
-                done = self._calls.pop(call)
-                if not done.done():
+                if not (done := self._pop_call(call)).done():
                     done.set_result(True)
+
+    def _pop_call(self, call: Call) -> asyncio.Future[bool]:
+        self._sessions.pop(call.session).set_result(None)
+        return self._calls.pop(call)
 
     def _arm(self) -> None:
         if self._timer is not None:

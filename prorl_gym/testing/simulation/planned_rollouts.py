@@ -7,7 +7,7 @@ Lengths are log-normal, as agents' are. The spreads and the tokens of a turn are
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, ToolSpec
@@ -179,6 +179,7 @@ class PlannedSession:
     context: int
     """Tokens so far."""
     results: list[GenerationResult] = field(default_factory=list[GenerationResult])
+    calls: int = 0
 
     @property
     def policy(self) -> "PlannedSession":
@@ -208,20 +209,24 @@ class PlannedSession:
     async def respond(self, messages: Sequence[Message]) -> AssistantTurn:
         """See ``Policy.respond``."""
         turn, request = self.turns[len(self.results)], self.job.request
-        result = await self.pool.generate(
-            GenerationRequest(
-                request_id=f"{request.rollout_id}/{self.job.attempt}/{len(self.results)}",
-                session_id=request.rollout_id,
-                prompt_ids=range(self.context),
-                max_tokens=turn.output,
-                temperature=1.0,
-                top_p=1.0,
-                top_k=-1,
-                stop_token_ids=(),
-                priority=int(request.evaluation),
-                group_id=f"{request.run_id}/{request.group_id}" if request.group_id else "",
-            )
+        call = GenerationRequest(
+            request_id="",
+            session_id=request.rollout_id,
+            prompt_ids=range(self.context),
+            max_tokens=turn.output,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=-1,
+            stop_token_ids=(),
+            priority=int(request.evaluation),
+            group_id=f"{request.run_id}/{request.group_id}" if request.group_id else "",
         )
+        while True:  # a pause of the policy cuts a call short
+            self.calls += 1
+            name = f"{request.rollout_id}/{self.job.attempt}/{self.calls}"
+            result = await self.pool.generate(replace(call, request_id=name))
+            if result.finish_reason != "abort":
+                break
         self.results.append(result)
         self.context += turn.output + turn.observation
         return AssistantTurn("")

@@ -5,7 +5,7 @@ import json
 import logging
 import random
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -109,7 +109,7 @@ class _Story:
     async def tell(self) -> StoryResult:
         cluster, loop = self._cluster, asyncio.get_running_loop()
         await cluster.start_head()
-        trouble = asyncio.create_task(self._befall())
+        trouble, launcher = asyncio.create_task(self._befall()), asyncio.create_task(self._launch())
         users = [self._user.spawn(work) for work in (self._submit(), self._meddle(), self._read())]
         try:
             async with asyncio.timeout(_PATIENCE):
@@ -120,6 +120,7 @@ class _Story:
                 self._is_quiet = True
                 await users[2]
             await cluster.stop_head()
+            launcher.cancel()
         except TimeoutError:
             cluster.complaints.append(f"{self._missing()} have no record after {_PATIENCE:.0f} s")
         else:
@@ -213,10 +214,18 @@ class _Story:
                 self._cluster.complaints.append(f"group {member.group_id}: {known}, and later {verdict}")
 
     async def _raise_version(self, service: RolloutService, version: int) -> None:
+        """As an update of the weights does: stop the calls in flight, count one version up, go on."""
         life = self._cluster.life
         assert life is not None
-        life.pool.set_version(version)
-        await service.set_policy_version(version)
+        life.pool.gate.close()
+        try:
+            for flight in life.pool.gate.calls:
+                flight.is_cut_short = True
+                await life.pool.cancel(flight.request_id)
+            life.pool.set_version(version)
+            await service.set_policy_version(version)
+        finally:
+            life.pool.gate.open()
 
     def _demand(self) -> Demand:
         dice = self._dice
@@ -295,35 +304,78 @@ class _Story:
 
     async def _befall(self) -> None:
         """Let things fail, for a while."""
-        dice, faults = self._dice, (self._node_dies, self._node_stops, self._engine_dies, self._disk_breaks)
-        pause = dice.choice([20.0, 60.0, 200.0])
+        dice = self._dice
+        faults = (
+            *(self._node_dies, self._node_stops, self._node_drains, self._is_cut_off, self._messages_are_lost),
+            *(self._engine_dies, self._disk_breaks, self._head_dies),
+        )
+        pause, open_faults = dice.choice([20.0, 60.0, 200.0]), dict[str, asyncio.Task[None]]()
         for _ in range(dice.choice([0, 2, 5, 10])):
             await asyncio.sleep(dice.expovariate(1 / pause))
-            fault: Callable[[], Awaitable[None]] = dice.choice([*faults, *faults, self._head_dies])
-            self._faults[fault.__name__.strip("_")] = self._faults.get(fault.__name__.strip("_"), 0) + 1
-            await fault()
+            fault: Callable[[], Coroutine[Any, Any, None]] = dice.choice(faults)
+            name = fault.__name__.strip("_")
+            self._faults[name] = self._faults.get(name, 0) + 1
+            if name in open_faults and not open_faults[name].done():
+                await open_faults[name]
+            open_faults[name] = asyncio.create_task(fault())
+            if dice.random() < 0.7:  # otherwise the next one joins it
+                await open_faults[name]
+        await asyncio.gather(*open_faults.values())
 
     async def _node_dies(self) -> None:
-        if nodes := list(self._cluster.nodes):
-            self._cluster.kill_node(self._dice.choice(nodes))
-            await asyncio.sleep(self._dice.uniform(0.0, 40.0))
-            if self._cluster.life is not None:
-                self._cluster.start_node()
+        if names := list(self._cluster.nodes):
+            name = self._dice.choice(names)
+            self._cluster.kill_node(name)
+            await self._replace_node(name)
 
     async def _node_stops(self) -> None:
-        if nodes := list(self._cluster.nodes):
-            name = self._dice.choice(nodes)
+        """It does nothing for a while, perhaps for longer than its lease."""
+        if names := list(self._cluster.nodes):
+            name = self._dice.choice(names)
             process = self._cluster.nodes[name].process
             self._cluster.trace("node paused", name)
             process.pause()
-            await asyncio.sleep(self._dice.uniform(0.0, 3 * self._cluster.config.lease_seconds))
+            await asyncio.sleep(self._dice.uniform(0.0, 2 * self._cluster.config.lease_seconds))
             process.resume()
-            if process.state == "killed" and self._cluster.life is not None:
-                self._cluster.nodes.pop(name, None)
-                self._cluster.start_node()
+
+    async def _node_drains(self) -> None:
+        if names := list(self._cluster.nodes):
+            name = self._dice.choice(names)
+            node = self._cluster.nodes[name]
+            self._cluster.trace("node drains", name)
+            node.process.call(node.drain)
+
+    async def _is_cut_off(self) -> None:
+        """Nothing reaches a node or the head, and it reaches nothing."""
+        name = self._dice.choice([*self._cluster.nodes, "head"])
+        if name == "head" and self._cluster.life is not None:
+            name = self._cluster.life.process.name
+        self._cluster.trace("cut off", name)
+        self._cluster.network.cut.add(name)
+        await asyncio.sleep(self._dice.uniform(0.0, 2 * self._cluster.config.lease_seconds))
+        self._cluster.network.cut.discard(name)
+
+    async def _messages_are_lost(self) -> None:
+        self._cluster.network.loss = self._dice.choice([0.01, 0.1, 0.4])
+        await asyncio.sleep(self._dice.uniform(1.0, 60.0))
+        self._cluster.network.loss = 0.0
+
+    async def _replace_node(self, name: str) -> None:
+        """A launcher starts it again, under its name, perhaps before the head knows of its end."""
+        await asyncio.sleep(self._dice.uniform(0.0, 40.0))
+        if name not in self._cluster.nodes:
+            self._cluster.start_node(name)
+
+    async def _launch(self) -> None:
+        """Start nodes again that have ended."""
+        while True:
+            await asyncio.sleep(20.0)
+            for number in range(self._cluster.config.nodes):
+                if f"node-{number}" not in self._cluster.nodes:
+                    self._cluster.start_node(f"node-{number}")
 
     async def _engine_dies(self) -> None:
-        engine = self._dice.choice(self._cluster.engines)
+        engine = self._dice.choice(tuple(self._cluster.engines.values()))
         self._cluster.trace("engine dies", engine.name)
         engine.fail()
         await asyncio.sleep(self._dice.uniform(1.0, 100.0))

@@ -46,7 +46,16 @@ _HOLDS_PER_LEASE = 6
 
 
 class HeadAwayError(ProrlError):
-    """The head could not be reached, or cannot answer yet."""
+    """The head could not be reached, or cannot answer yet.
+
+    Args:
+        what: see ``ProrlError``.
+        is_loading: a head that was just started answers, and begins no attempt before nodes may join it.
+    """
+
+    def __init__(self, what: str, *, is_loading: bool = False) -> None:
+        super().__init__(what)
+        self.is_loading = is_loading
 
 
 class LeaseExpiredError(ProrlError):
@@ -168,9 +177,10 @@ class Node:
             async with self._lease:
                 async with asyncio.TaskGroup() as group:
                     background = [group.create_task(self._keep_session()), group.create_task(self._forward_events())]
-                    await self._leave_when_drained()
+                    await self._work_until_drained()
                     for task in background:
                         task.cancel()
+                await self.leave()
         except TimeoutError:
             raise LeaseExpiredError(
                 f"The head was not reached for {self._lease_seconds:g} s: {len(self._held)} attempts are given up.",
@@ -261,25 +271,30 @@ class Node:
                 if not failures:
                     _LOG.warning("the head cannot be reached: %s", error.what)
                     self._set_head_away(is_away=True)
+                if error.is_loading:
+                    self._renew_lease(sent_at)
                 await asyncio.sleep(backoff_delay(failures, first=0.1, longest=self._lease_seconds / 30))
                 failures += 1
                 continue
-            self._lease.reschedule(max(sent_at + self._lease_seconds, self._lease.when() or 0.0))
+            self._renew_lease(sent_at)
             self._set_head_away(is_away=False)
             return result
+
+    def _renew_lease(self, sent_at: float) -> None:
+        if not self._lease.expired():
+            self._lease.reschedule(max(sent_at + self._lease_seconds, self._lease.when() or 0.0))
 
     def _set_head_away(self, *, is_away: bool) -> None:
         for pool in self._pools.values():
             pool.set_head_away(is_away=is_away)
 
-    async def _leave_when_drained(self) -> None:
+    async def _work_until_drained(self) -> None:
         await self._is_draining.wait()
         self._outbox.send(NodeDraining())
         await self._runner.drain()
         while self._held or self._unsettled:
             self._all_settled.clear()
             await self._all_settled.wait()
-        await self.leave()
 
     # --- its attempts -------------------------------------------------------------------------------------------
 

@@ -12,16 +12,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import uuid4
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from prorl_gym import __version__
 from prorl_gym.client.wire_models import Capacity, NodesStatus, NodeStatus
-from prorl_gym.config import ConfigModel
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, ShuttingDownError
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.balance.members import ChangeSignal
 from prorl_gym.records import Outcome, Rollout
 from prorl_gym.rollout.ledger.encoding import decode_rollout
+from prorl_gym.rollout.nodes.config import NodesConfig
 from prorl_gym.rollout.nodes.exchange import Inbox, Outbox
 from prorl_gym.rollout.nodes.placement import NodeView, choose_node, group_key, image_of
 from prorl_gym.rollout.nodes.remote_calls import RemoteCalls
@@ -55,14 +55,6 @@ from prorl_gym.rollout.scheduling.attempt import terminal_record
 _LOG = logging.getLogger(__name__)
 
 
-class NodesConfig(ConfigModel):
-    """Attempts run on nodes (``prorl-gym node``), none in the service itself."""
-
-    lease_seconds: float = Field(default=30.0, ge=0.5, le=3600)
-    """A node is lost when it sends nothing for this long, and then ends itself. After a restart of the service, nodes
-    have this long to join again with the attempts that they have in hand."""
-
-
 @dataclass(slots=True, eq=False)
 class _Assignment:
     """An attempt that a node has in hand."""
@@ -71,6 +63,8 @@ class _Assignment:
     """Without its task, which the node has."""
     image: str | None
     position: AttemptPosition
+    cancel_reason: CancelReason | None = None
+    """Why it was cancelled, if it was."""
 
 
 @dataclass(slots=True, eq=False)
@@ -224,6 +218,9 @@ class NodeRunners:
     async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> None:
         """See ``Runner.cancel``."""
         for node, ids in self._by_node(rollout_ids):
+            for rollout_id in ids:
+                assignment = node.assignments[rollout_id]
+                assignment.cancel_reason = assignment.cancel_reason or reason
             node.send(CancelSent(rollouts=ids, reason=reason))
 
     async def park(self, rollout_ids: Sequence[str]) -> None:
@@ -258,11 +255,9 @@ class NodeRunners:
     async def close(self) -> None:
         """See ``Runner.close``. Does not wait for the nodes: they are told to stop when they ask next."""
         self._is_draining = True
-        for node, ids in self._by_node(tuple(self._node_of)):
-            node.send(CancelSent(rollouts=ids, reason=CancelReason.SHUTDOWN))
-            for rollout_id in ids:
-                stage = node.assignments[rollout_id].position.stage
-                self._end(node, rollout_id, Outcome(status="cancelled", reason=CancelReason.SHUTDOWN, stage=stage))
+        await self.cancel(tuple(self._node_of), CancelReason.SHUTDOWN)
+        for rollout_id, node in tuple(self._node_of.items()):
+            self._end(node, rollout_id, "The service stops.")
         await self.drain()
 
     def on_settled(self, rollout: Rollout) -> None:
@@ -410,11 +405,17 @@ class NodeRunners:
         self._forget(node, message.rollout_id)
         self._events.put_nowait(Finished(rollout=decode_rollout(message.record)))
 
-    def _end(self, node: _Node, rollout_id: str, outcome: Outcome) -> None:
-        """End an attempt that its node does not end."""
-        job = node.assignments[rollout_id].job
+    def _end(self, node: _Node, rollout_id: str, message: str) -> None:
+        """End an attempt that its node does not end: as cancelled, if it was, and otherwise as lost."""
+        assignment = node.assignments[rollout_id]
+        stage, reason = assignment.position.stage, assignment.cancel_reason
+        outcome = (
+            Outcome(status="failed", kind=FailureKind.NODE_LOST, stage=stage, message=message)
+            if reason is None
+            else Outcome(status="cancelled", reason=reason, stage=stage)
+        )
         self._forget(node, rollout_id)
-        self._events.put_nowait(Finished(rollout=terminal_record(job, outcome)))
+        self._events.put_nowait(Finished(rollout=terminal_record(assignment.job, outcome)))
 
     def _forget(self, node: _Node, rollout_id: str) -> None:
         node.unassign(rollout_id)
@@ -436,7 +437,7 @@ class NodeRunners:
         self._lost += reason != "it left" or bool(in_hand)
         _LOG.log(
             logging.WARNING if in_hand else logging.INFO,
-            "node %s is gone (%s): %d attempts in hand are made again",
+            "node %s is gone (%s), with %d attempts in hand",
             *(node.name, reason, len(in_hand)),
         )
         del self._nodes[node.name]
@@ -444,9 +445,7 @@ class NodeRunners:
         node.outbox.not_empty.set()  # answers the request that is held
         message = f"Node {node.name} is gone: {reason}."
         for rollout_id in in_hand:
-            stage = node.assignments[rollout_id].position.stage
-            lost = Outcome(status="failed", kind=FailureKind.NODE_LOST, stage=stage, message=message)
-            self._end(node, rollout_id, lost)
+            self._end(node, rollout_id, message)
         closing = asyncio.create_task(node.calls.close())
         self._tasks.add(closing)
         closing.add_done_callback(self._tasks.discard)

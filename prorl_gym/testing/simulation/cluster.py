@@ -12,7 +12,8 @@ from prorl_gym.inference.balance.cost_policy import CostPolicy
 from prorl_gym.inference.balance.engine_pool import EnginePool, PoolOptions
 from prorl_gym.inference.balance.health_monitor import FailoverOptions
 from prorl_gym.rollout.ledger.writer_thread import LedgerWriter
-from prorl_gym.rollout.nodes.node_runners import NodeRunners, NodesConfig
+from prorl_gym.rollout.nodes.config import NodesConfig
+from prorl_gym.rollout.nodes.node_runners import NodeRunners
 from prorl_gym.rollout.nodes.remote_pool import RemotePool
 from prorl_gym.rollout.protocol import Job
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig

@@ -43,12 +43,13 @@ class _JumpingSelector(selectors.DefaultSelector):
         Raises:
             RuntimeError: nothing is ready and no timer is set: everything waits for something that will not happen.
         """
-        ready = super().select(0)
-        if ready:
+        if timeout is not None and timeout <= 0:
+            return []
+        if ready := super().select(0):
             return ready
         if timeout is None:
             raise RuntimeError(f"everything waits, and nothing will happen any more, at {self.now:.0f} s")
-        self.now += max(0.0, timeout)
+        self.now += timeout
         return ready
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
@@ -188,7 +189,9 @@ class SimulatedProcess:
         """Run a callback of this process as its state allows. Called by the loop."""
         if self.state == "paused":
             self._held.append(due)
-        elif self.state == "running" and not (due.handle is not None and due.handle.cancelled()):
+            return
+        handle, due.handle = due.handle, None  # breaks their cycle
+        if self.state == "running" and not (handle is not None and handle.cancelled()):
             due.callback(*due.args)
 
 

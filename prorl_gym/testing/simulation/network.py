@@ -27,6 +27,8 @@ class Network:
     def __init__(self, dice: random.Random, *, delay: float = 0.0005, patience: float = 30.0) -> None:
         self.loss = 0.0
         """Chance that a request is lost, and again that its answer is."""
+        self.repeats = 0.0
+        """Chance that a request arrives once more, later; what the second one returns is lost."""
         self.cut: set[str] = set()
         """Names of processes that nothing reaches and that reach nothing."""
         self._dice = dice
@@ -74,6 +76,9 @@ class Network:
             self._carry(caller, target, exchange.settle, exchange, done)
 
         self._carry(caller, target, arrive, exchange)
+        if not cancels and self.repeats and self._dice.random() < self.repeats:
+            again = self._dice.uniform(0.0, self._patience)
+            loop.call_later(again, lambda: target.call(lambda: loop.create_task(handle())), context=_OUTSIDE)
         if cancels:
             caller.on_killed[exchange] = exchange.abandon
         try:

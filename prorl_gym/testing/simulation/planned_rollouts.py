@@ -50,6 +50,8 @@ class Shape:
     turn_spread: float = 0.8
     """Sigma of its log-normal distribution."""
     max_turns: int = 99
+    turns_per_call: int = 1
+    """How many turns one simulated call and its command stand for: fewer events, the same tokens and seconds."""
     tool_seconds: float = 1.0
     """Median seconds of a command; log-normal with sigma 1, at most 60."""
     init_seconds: float = 5.0
@@ -78,13 +80,14 @@ def draw_plan(shape: Shape, seed: int) -> Plan:
     def about(median: float, sigma: float, most: float) -> float:
         return min(most, median * dice.lognormvariate(0.0, sigma))
 
+    count, scale = max(1.0, about(shape.turns, shape.turn_spread, shape.max_turns)), shape.turns_per_call
     turns = tuple(
         Turn(
-            output=max(1, round(about(180, 0.6, 2000))),
-            observation=max(1, round(about(450, 0.8, 6000))),
-            tool_seconds=about(shape.tool_seconds, 1.0, 60.0),
+            output=max(1, round(scale * about(180, 0.6, 2000))),
+            observation=max(1, round(scale * about(450, 0.8, 6000))),
+            tool_seconds=scale * about(shape.tool_seconds, 1.0, 60.0),
         )
-        for _ in range(max(1, round(about(shape.turns, shape.turn_spread, shape.max_turns))))
+        for _ in range(max(1, round(count / scale)))
     )
     unusual = dice.random() < shape.failure_chance
     return Plan(

@@ -356,9 +356,10 @@ class _Story:
         self._cluster.network.cut.discard(name)
 
     async def _messages_are_lost(self) -> None:
-        self._cluster.network.loss = self._dice.choice([0.01, 0.1, 0.4])
+        network = self._cluster.network
+        network.loss, network.repeats = self._dice.choice([0.01, 0.1, 0.4]), self._dice.choice([0.0, 0.2])
         await asyncio.sleep(self._dice.uniform(1.0, 60.0))
-        self._cluster.network.loss = 0.0
+        network.loss = network.repeats = 0.0
 
     async def _replace_node(self, name: str) -> None:
         """A launcher starts it again, under its name, perhaps before the head knows of its end."""

@@ -6,109 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from _ablation_workload import FAST, SLOW, Plan, Setting
-from _sim_engine import Call, SimEngine
 
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, ToolSpec
 from prorl_gym.environments.protocol import Episode, Leases, RunContext, ScriptedStep
 from prorl_gym.errors import RolloutError
 from prorl_gym.inference.balance.engine_pool import EnginePool
-from prorl_gym.inference.protocol import CallOutcome, EngineHealth, GenerationRequest, GenerationResult
+from prorl_gym.inference.protocol import CallOutcome, GenerationRequest
 from prorl_gym.records import EngineLoad, Message, Score, Segment
 from prorl_gym.rollout.protocol import Job
 from prorl_gym.sandbox.protocol import SandboxSpec
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
 
 Plans = Mapping[str, Plan]
-
-
-class LoopEngine:
-    """Implements ``PoolEngine``: a simulated engine that lives on the running event loop's clock.
-
-    A call that is cancelled is sampled to its end all the same, for nobody: an engine frees it earlier.
-    """
-
-    def __init__(self, sim: SimEngine) -> None:
-        self.version = 0
-        self._sim = sim
-        self._calls: dict[Call, asyncio.Future[None]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def name(self) -> str:
-        """See ``Engine.name``."""
-        return self._sim.name
-
-    async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """See ``Engine.generate``: exactly ``max_tokens`` are sampled."""
-        loop = asyncio.get_running_loop()
-        self._catch_up()
-        call = Call(request.session_id, request.group_id, len(request.prompt_ids), request.max_tokens, loop.time())
-        done = self._calls[call] = loop.create_future()
-        self._sim.submit(call, loop.time())
-        self._arm()
-        await done
-        return GenerationResult(
-            token_ids=[0] * call.output,
-            logprobs=[0.0] * call.output,
-            finish_reason="stop",
-            logprob_kind="raw",
-            engine=self.name,
-            versions=[self.version] * call.output,
-            seconds=loop.time() - call.asked,
-            cached_tokens=min(call.cached, call.prompt),
-        )
-
-    async def cancel(self, request_id: str) -> None:
-        """Nothing can be stopped here."""
-
-    async def health(self) -> EngineHealth:
-        """See ``Engine.health``."""
-        return EngineHealth(ok=True)
-
-    async def close(self) -> None:
-        """See ``Engine.close``."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    async def sample_trial(self, seconds: float) -> float:
-        """See ``Engine.sample_trial``."""
-        return 0.0
-
-    async def read_load(self) -> EngineLoad:
-        """See ``Engine.load``."""
-        return self._sim.load()
-
-    async def probe_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """See ``Engine.probe_logprobs``."""
-        return [0.0] * (len(token_ids) - 1)
-
-    async def reset_prefix_cache(self) -> bool:
-        """See ``Engine.reset_prefix_cache``."""
-        self._sim.clear()
-        return True
-
-    @property
-    def busy(self) -> float:
-        """Seconds for which it worked."""
-        return self._sim.tally.busy
-
-    def _catch_up(self) -> None:
-        now = asyncio.get_running_loop().time()
-        while self._sim.next_event <= now:
-            for call in self._sim.advance():
-                done = self._calls.pop(call)
-                if not done.done():
-                    done.set_result(None)
-
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        when = self._sim.next_event
-        self._timer = None if when == float("inf") else asyncio.get_running_loop().call_at(when, self._on_time)
-
-    def _on_time(self) -> None:
-        self._catch_up()
-        self._arm()
 
 
 class RoundRobin:

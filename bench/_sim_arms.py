@@ -8,12 +8,13 @@ from multiprocessing import get_context
 
 from _sim_clairvoyant import clairvoyant
 from _sim_peers import CacheAware, ConsistentHash, PowerOfTwo
-from _sim_workload import Hardware, Workload, draw
+from _sim_workload import Workload, draw
 from balance_sim import Arm, Clock, Incidents, Result, replay
 
 from prorl_gym.inference.balance import CostPolicy, make_balance_policy
 from prorl_gym.inference.balance.cost_policy import CostModel
 from prorl_gym.inference.protocol import BalancePolicy
+from prorl_gym.testing.inference.simulated_engine import Hardware
 
 NAMED = ("published", "min_heap", "sticky", "least_outstanding", "round_robin")
 """Our other policies."""

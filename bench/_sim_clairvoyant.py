@@ -9,11 +9,12 @@ that really exists, on the same engines.
 
 from collections.abc import Sequence
 
-from _sim_workload import Hardware, Session, Trace
+from _sim_workload import Session, Trace
 from balance_sim import Arm, Clock, Incidents, Result, replay
 
 from prorl_gym.inference.protocol import CallOutcome, GenerationRequest
 from prorl_gym.records import EngineLoad
+from prorl_gym.testing.inference.simulated_engine import Hardware
 
 
 class FixedPlacement:

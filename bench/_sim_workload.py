@@ -12,23 +12,6 @@ import random
 from dataclasses import dataclass
 
 SEEDS = (1, 2, 3, 4, 5)
-BLOCK = 16
-"""Tokens per block of the KV cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """One engine. Seconds and tokens; the decode figures are a published fit of a real one."""
-
-    kv_tokens: int
-    prefill_rate: float = 8000.0
-    """Tokens per second."""
-    prefill_chunk: int = 2048
-    """Prompt tokens that one step takes in at most."""
-    step_base: float = 10.6e-3
-    step_per_call: float = 0.42e-3
-    step_per_token: float = 0.142e-6
-    max_running: int = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 """What load balancing, the fast shell and the clean-up of stale work are worth, switched off one by one.
 
 The real service (dispatcher, runner, groups), the real pool with its balancer and admission, on an event loop with a
-virtual clock (``_ablation_loop.py``); engines and sandboxes are modelled. One small setting is run in real time with as
-many real sandboxes as a small machine carries. Each step needs so many informative groups; a figure is of the rollouts
-of these per second of rollout. Without clean-up the service is told of no demand and every rollout is waited for;
-without balancing each engine gets as many rollouts as the others, with and without the admission that follows the
-caches. Seeds are the same for every arm; the interval is that of the mean of the ratios (Student's t, 95 %).
+virtual clock (``prorl_gym.testing.virtual_clock``); engines and sandboxes are modelled. One small setting is run in
+real time with as many real sandboxes as a small machine carries. Each step needs so many informative groups; a figure
+is of the rollouts of these per second of rollout. Without clean-up the service is told of no demand and every rollout
+is waited for; without balancing each engine gets as many rollouts as the others, with and without the admission that
+follows the caches. Seeds are the same for every arm; the interval is that of the mean of the ratios (Student's t, 95
+%).
 """
 
 import asyncio
@@ -19,12 +20,9 @@ from multiprocessing import get_context
 from statistics import mean
 from typing import Literal
 
-from _ablation_loop import run_virtually
-from _ablation_parts import LoopEngine, PlannedPolicySource, RoundRobin, TimedToolEnvironment
+from _ablation_parts import PlannedPolicySource, RoundRobin, TimedToolEnvironment
 from _ablation_workload import PUBLISHED, REAL, SEEDS, SWEEP, Plan, Setting, draw
 from _report import SHORT, Figure, Report, figure, interval, peer, report
-from _sim_engine import SimEngine
-from _sim_workload import Hardware
 
 from prorl_gym.demand import Demand
 from prorl_gym.inference.balance import CostPolicy
@@ -37,8 +35,10 @@ from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxBackend
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.settings import RolloutSettings
+from prorl_gym.testing.inference.simulated_engine import Hardware, LoopEngine, SimEngine
 from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
 from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
+from prorl_gym.testing.virtual_clock import run_virtually
 
 Part = Literal["", "load balancing", "load balancing and admission", "fast shell", "clean-up"]
 TARGETS: dict[Part, float | None] = {

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from _sim_engine import Call, EngineStats, SimEngine
-from _sim_workload import Hardware, Session, Trace
+from _sim_workload import Session, Trace
 
 from prorl_gym.inference.balance.admission_state import AdmissionState
 from prorl_gym.inference.balance.aimd_share import AimdShare
 from prorl_gym.inference.protocol import BalancePolicy, CallOutcome, GenerationRequest
+from prorl_gym.testing.inference.simulated_engine import Call, EngineStats, Hardware, SimEngine
 
 SCRAPE_SECONDS = 5.0
 """Between two looks at the engines' metrics."""

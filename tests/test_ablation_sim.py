@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-from _ablation_loop import run_virtually
-from _ablation_parts import LoopEngine, RoundRobin, TimedToolEnvironment
+from _ablation_parts import RoundRobin, TimedToolEnvironment
 from _ablation_workload import FAST, PUBLISHED, SLOW, Plan, draw
-from _sim_engine import Call, SimEngine
-from _sim_workload import Hardware, Turn
+from _sim_workload import Turn
 from ablation import Job, Part, execute
 
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, ToolSpec
@@ -22,6 +20,8 @@ from prorl_gym.inference.protocol import GenerationRequest
 from prorl_gym.records import Message
 from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
 from prorl_gym.settings import RolloutSettings, resolve_settings
+from prorl_gym.testing.inference.simulated_engine import Call, Hardware, LoopEngine, SimEngine
+from prorl_gym.testing.virtual_clock import run_virtually
 
 SMALL = replace(PUBLISHED, engines=2, agents=8, init=4, eval=4, steps=2, batch=2, submitted=10, size=4)
 

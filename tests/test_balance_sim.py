@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prorl_gym.inference.balance import make_balance_policy
+from prorl_gym.testing.inference.simulated_engine import Call, Hardware, SimEngine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-from _sim_engine import Call, SimEngine
-from _sim_workload import Hardware, Session, Trace, Turn, Workload, draw
+from _sim_workload import Session, Trace, Turn, Workload, draw
 from balance_sim import Arm, Incidents, replay
 
 SYSTEM, GROUP = 64, 32

@@ -1,13 +1,10 @@
 """Tests on a clock that jumps: no machine is too slow for them, and none waits."""
 
-import sys
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from pathlib import Path
 from typing import Any, ParamSpec
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-from _ablation_loop import run_virtually
+from prorl_gym.testing.virtual_clock import run_virtually
 
 ParamsT = ParamSpec("ParamsT")
 

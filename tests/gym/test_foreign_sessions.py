@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -13,8 +12,6 @@ import pytest
 
 pytestmark = pytest.mark.gym
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-from _ablation_loop import run_virtually  # noqa: E402
 from fastapi.testclient import TestClient  # noqa: E402
 from test_rollout_server import ROW, answered, post, server  # noqa: E402
 
@@ -25,6 +22,7 @@ from prorl_gym.environments.protocol import Episode  # noqa: E402
 from prorl_gym.gym_root.resources_servers.prorl_rollout import tool_sessions as module  # noqa: E402
 from prorl_gym.gym_root.resources_servers.prorl_rollout.tool_sessions import ToolSession, ToolSessions  # noqa: E402
 from prorl_gym.testing.rollout.fake_rollout import EmptyBackend  # noqa: E402
+from prorl_gym.testing.virtual_clock import run_virtually  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 LOCAL = {"sandbox": {"backend": "local", "allow_unsafe_local": True}}

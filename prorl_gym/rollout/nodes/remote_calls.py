@@ -59,12 +59,12 @@ class RemoteCalls:
     def handle(self, message: CallMessage) -> None:
         """Process a message of the node. Unknown pools and calls are ignored: they belong to an earlier head."""
         match message:
-            case CallEnded() | CallWithdrawn():
-                call = self._calls.get(message.call)
-                if call is not None and isinstance(message, CallEnded):
+            case CallEnded():
+                if (call := self._calls.get(message.call)) is not None:
                     call.on_ended(message)
-                elif call is not None:
-                    self._tasks[message.call].cancel()
+            case CallWithdrawn():
+                if (task := self._tasks.get(message.call)) is not None:  # it may have come in the same page
+                    task.cancel()
             case _ if (pool := self._pools.get(message.pool)) is not None:
                 self._handle_pool_message(pool, message)
             case _:

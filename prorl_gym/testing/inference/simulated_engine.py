@@ -5,13 +5,34 @@ behind the prompts that it shares with its group and with all. Decode steps betw
 closed form, which makes a run of some thousand calls a matter of a second.
 """
 
+import asyncio
 import math
 from collections import OrderedDict, deque
+from collections.abc import Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 
-from _sim_workload import BLOCK, Hardware
-
+from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.inference.protocol import EngineHealth, GenerationRequest, GenerationResult
 from prorl_gym.records import EngineLoad
+
+BLOCK = 16
+"""Tokens per block of the KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One engine. Seconds and tokens; the decode figures are a published fit of a real one."""
+
+    kv_tokens: int
+    prefill_rate: float = 8000.0
+    """Tokens per second."""
+    prefill_chunk: int = 2048
+    """Prompt tokens that one step takes in at most."""
+    step_base: float = 10.6e-3
+    step_per_call: float = 0.42e-3
+    step_per_token: float = 0.142e-6
+    max_running: int = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -288,3 +309,134 @@ class SimEngine:
         if not self._groups[group]:
             del self._groups[group]
             self._used -= self._group
+
+
+class LoopEngine:
+    """Implements ``PoolEngine``: a simulated engine that lives on the running event loop's clock.
+
+    A call that is cancelled is sampled to its end all the same, for nobody: a real engine frees it earlier.
+    """
+
+    def __init__(self, sim: SimEngine) -> None:
+        self.version = 0
+        self.is_down = False
+        """Calls and health checks fail."""
+        self._sim = sim
+        self._calls: dict[Call, asyncio.Future[bool]] = {}
+        """Calls in hand; the result says whether it was sampled to its end."""
+        self._sessions: dict[str, asyncio.Future[None]] = {}
+        """Ends of the calls in hand, also of abandoned ones, by session."""
+        self._by_request: dict[str, Call] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._context = copy_context()  # its timers are its own, not those of the caller of the moment
+
+    @property
+    def name(self) -> str:
+        """See ``Engine.name``."""
+        return self._sim.name
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """See ``Engine.generate``: exactly ``max_tokens`` are sampled, none of a call that is cancelled."""
+        loop = asyncio.get_running_loop()
+        self._require_up()
+        self._catch_up()
+        while (earlier := self._sessions.get(request.session_id)) is not None:  # its caller has gone
+            await asyncio.wait({earlier})
+            self._require_up()
+        self._sessions[request.session_id] = loop.create_future()
+        call = Call(request.session_id, request.group_id, len(request.prompt_ids), request.max_tokens, loop.time())
+        done = self._calls[call] = loop.create_future()
+        self._by_request[request.request_id] = call
+        self._sim.submit(call, loop.time())
+        self._arm()
+        try:
+            sampled = call.output if await done else 0
+        finally:
+            self._by_request.pop(request.request_id, None)
+        return GenerationResult(
+            token_ids=[0] * sampled,
+            logprobs=[0.0] * sampled,
+            finish_reason="stop" if sampled else "abort",
+            logprob_kind="raw",
+            engine=self.name,
+            versions=[self.version] * sampled,
+            seconds=loop.time() - call.asked,
+            cached_tokens=min(call.cached, call.prompt),
+        )
+
+    async def cancel(self, request_id: str) -> None:
+        """See ``Engine.cancel``."""
+        call = self._by_request.get(request_id)
+        if call is not None and not self._calls[call].done():
+            self._calls[call].set_result(False)
+
+    def fail(self) -> None:
+        """Die: calls in hand and later ones fail until ``restart``."""
+        self.is_down = True
+        for call in self._sim.fail():
+            if not (done := self._pop_call(call)).done():
+                done.set_exception(self._down_error())
+        self._arm()
+
+    def restart(self) -> None:
+        """Work again, with an empty cache."""
+        self.is_down = False
+
+    async def health(self) -> EngineHealth:
+        """See ``Engine.health``."""
+        return EngineHealth(ok=not self.is_down, detail="it is down" if self.is_down else "")
+
+    async def close(self) -> None:
+        """See ``Engine.close``; the engine itself goes on."""
+
+    async def sample_trial(self, seconds: float) -> float:
+        """See ``Engine.sample_trial``."""
+        self._require_up()
+        return 0.0
+
+    async def read_load(self) -> EngineLoad | None:
+        """See ``Engine.read_load``."""
+        return None if self.is_down else self._sim.load()
+
+    async def probe_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """See ``Engine.probe_logprobs``."""
+        return [0.0] * (len(token_ids) - 1)
+
+    async def reset_prefix_cache(self) -> bool:
+        """See ``Engine.reset_prefix_cache``."""
+        self._sim.clear()
+        return True
+
+    @property
+    def busy(self) -> float:
+        """Seconds for which it worked."""
+        return self._sim.tally.busy
+
+    def _require_up(self) -> None:
+        if self.is_down:
+            raise self._down_error()
+
+    def _down_error(self) -> EngineError:
+        return EngineError(FailureKind.ENGINE_UNREACHABLE, f"engine {self.name}: it is down.")
+
+    def _catch_up(self) -> None:
+        now = asyncio.get_running_loop().time()
+        while self._sim.next_event <= now:
+            for call in self._sim.advance():
+                if not (done := self._pop_call(call)).done():
+                    done.set_result(True)
+
+    def _pop_call(self, call: Call) -> asyncio.Future[bool]:
+        self._sessions.pop(call.session).set_result(None)
+        return self._calls.pop(call)
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        when, self._timer = self._sim.next_event, None
+        if not math.isinf(when):
+            self._timer = asyncio.get_running_loop().call_at(when, self._on_time, context=self._context)
+
+    def _on_time(self) -> None:
+        self._catch_up()
+        self._arm()

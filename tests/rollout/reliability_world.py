@@ -18,6 +18,7 @@ from prorl_gym.inference.balance.engine_pool import EnginePool, PoolOptions
 from prorl_gym.inference.balance.health_monitor import FailoverOptions
 from prorl_gym.inference.protocol import GenerationRequest
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
+from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.records import Message, Rollout, RolloutRequest
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, LedgerError, LedgerFullError
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
@@ -149,9 +150,9 @@ class WatchedSource(ModelPolicySource):
         super().__init__(pool, codec)
         self._witness = witness
 
-    def open_session(self, job: Job, settings: ResolvedSettings) -> Any:
+    def open_session(self, job: Job, settings: ResolvedSettings, turn_log: TurnLog | None = None) -> Any:
         self._witness.began(job.request.rollout_id)
-        return super().open_session(job, settings)
+        return super().open_session(job, settings, turn_log)
 
 
 class World:

@@ -13,9 +13,18 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 
 from prorl_gym.agents.protocol import AssistantTurn, Policy, ToolSpec
 from prorl_gym.deadlines import Deadline, paused_deadline
+from prorl_gym.inference.tokens.turn_log import LoggedTurn
 from prorl_gym.logs import log_context
 from prorl_gym.records import Message, StageTime
-from prorl_gym.rollout.protocol import AttemptMoved, AttemptPosition, Job, ParkingChanged, PolicySession, StageEntered
+from prorl_gym.rollout.protocol import (
+    AttemptMoved,
+    AttemptPosition,
+    Job,
+    ParkingChanged,
+    PolicySession,
+    StageEntered,
+    TurnEnded,
+)
 from prorl_gym.rollout.scheduling.stage_pools import Slot, StagePools, WorkStage
 
 
@@ -38,10 +47,12 @@ class AttemptSlots:
         job: the attempt.
         pools: the runner's slots.
         job_slot: of the attempt; released here.
-        on_event: called for every stage that is entered, and when the agent is parked or goes on.
+        on_event: called for every stage that is entered, when the agent is parked or goes on, and for logged turns.
     """
 
-    def __init__(self, job: Job, pools: StagePools, job_slot: Slot, on_event: Callable[[AttemptMoved], None]) -> None:
+    def __init__(
+        self, job: Job, pools: StagePools, job_slot: Slot, on_event: Callable[[AttemptMoved | TurnEnded], None]
+    ) -> None:
         self.position = AttemptPosition(job.attempt)
         self.stage_times: dict[WorkStage, StageTime] = {}
         self._may_call: asyncio.Event | None = None
@@ -160,6 +171,11 @@ class AttemptSlots:
         """Let the agent go on. Idempotent."""
         if self._may_call is not None:
             self._may_call.set()
+
+    def report_turn(self, number: int, turn: LoggedTurn) -> None:
+        """Report a whole turn, for the ledger."""
+        rollout_id, attempt = self._job.request.rollout_id, self._job.attempt
+        self._on_event(TurnEnded(rollout_id=rollout_id, attempt=attempt, number=number, turn=turn))
 
     def release_job_slot(self) -> None:
         """Release the job slot. Idempotent."""

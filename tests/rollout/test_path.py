@@ -9,7 +9,7 @@ STEP = re.compile(r"\| (\d) \| `([\w/.]+)` \| `([\w.]+)` \| ([^|]+) \| ([^|]*) ?
 
 PAGE = ROOT / "docs" / "architecture.md"
 BESIDE_THE_PATH = {"recover", "cancel", "withdraw_attempts", "next_jobs", "get", "log_turn"}
-"""Methods of the ledger that the steps' modules call at a start, a stop or a cancel, to read, or for a later attempt."""
+"""Methods of the ledger that the steps' modules call at a start, a stop, a cancel, to read, or for a later attempt."""
 
 
 def steps() -> list[tuple[str, ...]]:

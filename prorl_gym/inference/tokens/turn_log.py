@@ -67,6 +67,11 @@ class TurnLog:
         self._answers: tuple[Message, ...] | None = None
 
     @property
+    def is_replaying(self) -> bool:
+        """Whether logged turns are left."""
+        return self._number < len(self._turns)
+
+    @property
     def replayed_count(self) -> int:
         """Turns that were replayed so far."""
         return min(self._number, len(self._turns))
@@ -139,16 +144,16 @@ class TurnLog:
         Raises:
             ReplayDivergedError: there are more.
         """
-        if self._logged_turn() is not None:
+        if self.is_replaying:
             raise ReplayDivergedError(self._number, "the agent was stopped before it, and had not been before.")
 
     def _logged_turn(self) -> LoggedTurn | None:
-        return self._turns[self._number] if self._number < len(self._turns) else None
+        return self._turns[self._number] if self.is_replaying else None
 
     def _end_turn(self) -> None:
         assert self._prompt is not None
         deadline = current_deadline()
-        if self._number >= len(self._turns):
+        if not self.is_replaying:
             seconds = 0.0 if deadline is None else deadline.charged_seconds
             turn = LoggedTurn(prompt=self._prompt, calls=tuple(self._calls), answers=self._answers, seconds=seconds)
             self._on_turn(self._number, turn)

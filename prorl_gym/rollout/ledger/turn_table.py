@@ -7,6 +7,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from prorl_gym.inference.tokens.turn_log import LoggedTurn
@@ -59,17 +60,12 @@ class TurnTable:
         if not self._is_used:
             return {}
         found: dict[str, list[LoggedTurn]] = {}
-        damaged = set[str]()
-        query = f"SELECT rollout_id, body FROM turns JOIN rollouts USING (seq) WHERE rollout_id {IN_JSON_LIST}"
-        for rollout_id, body in self._db.execute(f"{query} ORDER BY seq, number", [json.dumps(rollout_ids)]):
-            if rollout_id in damaged:
-                continue
-            try:
-                turn = LoggedTurn.model_validate_json(zlib.decompress(body))
-            except (ValueError, zlib.error):
-                damaged.add(rollout_id)
-            else:
-                found.setdefault(rollout_id, []).append(turn)
+        query = f"SELECT rollout_id, number, body FROM turns JOIN rollouts USING (seq) WHERE rollout_id {IN_JSON_LIST}"
+        for rollout_id, number, body in self._db.execute(f"{query} ORDER BY seq, number", [json.dumps(rollout_ids)]):
+            turns = found.setdefault(rollout_id, [])
+            if len(turns) == number:
+                with suppress(ValueError, zlib.error):
+                    turns.append(LoggedTurn.model_validate_json(zlib.decompress(body)))
         return {rollout_id: tuple(turns) for rollout_id, turns in found.items()}
 
     def delete(self, seqs: Sequence[int]) -> None:

@@ -22,10 +22,10 @@ from prorl_gym.errors import (
     LimitReached,
     RolloutError,
 )
-from prorl_gym.inference.tokens.turn_log import ReplayDivergedError, TurnLog
+from prorl_gym.inference.tokens.turn_log import LoggedTurn, ReplayDivergedError, TurnLog
 from prorl_gym.logs import redact
 from prorl_gym.records import Message, Outcome, Rollout, Score, Segment, StageTime
-from prorl_gym.rollout.protocol import Job, PolicySession, PolicySource, Stage
+from prorl_gym.rollout.protocol import Job, PolicySession, PolicySource, Stage, TurnEnded
 from prorl_gym.rollout.scheduling.attempt_slots import AttemptSlots, StageTimeout
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.rollout.scheduling.stage_pools import WorkStage
@@ -160,7 +160,11 @@ class Attempt:
     def _open_turn_log(self, environment: Environment[Any], settings: ResolvedSettings) -> TurnLog | None:
         if not (settings.resume and isinstance(environment, SupportsReplay)):
             return None
-        return TurnLog(self.job.turns, self.slots.report_turn, environment.normalize_answer)
+        return TurnLog(self.job.turns, self._report_turn, environment.normalize_answer)
+
+    def _report_turn(self, number: int, turn: LoggedTurn) -> None:
+        rollout_id, attempt = self.job.request.rollout_id, self.job.attempt
+        self.slots.on_event(TurnEnded(rollout_id=rollout_id, attempt=attempt, number=number, turn=turn))
 
     async def _grade(
         self, environment: Environment[Any], task: Any, settings: ResolvedSettings, outcome: Outcome
@@ -246,14 +250,14 @@ class Attempt:
 
     def _stage_times(self) -> dict[WorkStage, StageTime]:
         """Return the stages' times; a replay is set-up, and counts as INIT's."""
-        times = self.slots.stage_times
-        replay = 0.0 if self._turn_log is None else self._turn_log.replay_seconds
-        if not replay or "run" not in times:
+        log, times = self._turn_log, self.slots.stage_times
+        if log is None or "run" not in times:
             return times
         init, run = times["init"], times["run"]
+        replay, worked = (run.seconds, 0.0) if log.is_replaying else (log.replay_seconds, run.seconds)
         return times | {
-            "init": init.model_copy(update={"seconds": init.seconds + replay}),
-            "run": run.model_copy(update={"queued": run.queued - replay}),
+            "init": StageTime(queued=init.queued, seconds=init.seconds + replay),
+            "run": StageTime(queued=run.queued - log.replay_seconds, seconds=worked),
         }
 
 

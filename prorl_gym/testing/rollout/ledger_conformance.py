@@ -21,20 +21,8 @@ from prorl_gym.errors import (
     ShuttingDownError,
     TaskError,
 )
-from prorl_gym.inference.protocol import GenerationResult, TextTurn
 from prorl_gym.inference.tokens.turn_log import LoggedTurn
-from prorl_gym.records import (
-    NOT_SAMPLED,
-    Generation,
-    Message,
-    Outcome,
-    Retry,
-    Rollout,
-    RolloutRequest,
-    Score,
-    Segment,
-    ToolCall,
-)
+from prorl_gym.records import NOT_SAMPLED, Generation, Outcome, Retry, Rollout, RolloutRequest, Score, Segment
 from prorl_gym.rollout.ledger.encoding import decode_rollout
 from prorl_gym.rollout.ledger.ledger_config import CancelledRolloutError
 from prorl_gym.rollout.protocol import PAGE_CHARS, Ledger
@@ -227,39 +215,35 @@ async def recover_closes_open_attempts(ledger: Ledger) -> None:
 
 
 async def logged_turns_come_with_the_next_attempt(ledger: Ledger) -> None:
-    """A later turn is kept only after all before it; one in place of another takes the place of what followed."""
+    """A turn is kept only after all before it; one in place of another takes the place of what followed."""
     await ledger.add_rollouts([_request("r0"), _request("other")])
-    first, second, third = (_turn(f"turn {number}") for number in range(3))
+    first, second, third = (LoggedTurn(prompt=name, calls=()) for name in ("first", "second", "third"))
     assert (await ledger.begin_attempt("r0")).turns == ()
-    await ledger.log_turn("r0", 0, 0, first)
-    await ledger.log_turn("r0", 0, 2, third)
-    await ledger.log_turn("r0", 1, 1, third)
-    await ledger.log_turn("other", 0, 0, third)
-    await ledger.log_turn("nobody", 0, 0, third)
+    for name, attempt, number, turn in (
+        *(("r0", 0, 0, first), ("r0", 0, 2, third), ("r0", 1, 1, third)),
+        *(("other", 0, 0, third), ("nobody", 0, 0, third)),
+    ):
+        await ledger.log_turn(name, attempt, number, turn)
     assert (await ledger.begin_attempt("other")).turns == ()
     await ledger.recover()
     assert (await ledger.begin_attempt("r0")).turns == (first,)
     await ledger.log_turn("r0", 1, 1, second)
-    await ledger.fail_attempt("r0", _lost(1))
     assert (await ledger.begin_attempt("r0")).turns == (first, second)
     await ledger.log_turn("r0", 2, 0, third)
-    assert (await ledger.begin_attempt("r0")).turns == (third,)
     await ledger.withdraw_attempts(["r0"])
     assert (await ledger.begin_attempt("r0")).turns == (third,)
 
 
-async def turns_are_forgotten_with_the_record_or_when_they_did_not_help(ledger: Ledger) -> None:
+async def turns_that_did_not_help_are_forgotten(ledger: Ledger) -> None:
     """An attempt that fails without a turn of its own may have failed by what it resumed."""
-    for rollout_id in ("failed", "done"):
-        await ledger.add_rollouts([_request(rollout_id)])
-        await ledger.begin_attempt(rollout_id)
-        await ledger.log_turn(rollout_id, 0, 0, _turn("turn 0"))
-    await ledger.finish(_record(_request("done")))
-    await ledger.log_turn("done", 0, 1, _turn("late"))
-    await ledger.fail_attempt("failed", _lost(0))
-    assert (await ledger.begin_attempt("failed")).turns == (_turn("turn 0"),)
-    await ledger.fail_attempt("failed", _lost(1))
-    assert (await ledger.begin_attempt("failed")).turns == ()
+    await ledger.add_rollouts([_request("r0")])
+    turn = LoggedTurn(prompt="first", calls=())
+    for attempt, turns in enumerate([(), (turn,), ()]):
+        assert (await ledger.begin_attempt("r0")).turns == turns
+        if attempt == 0:
+            await ledger.log_turn("r0", 0, 0, turn)
+        retry = Retry(attempt=attempt, kind=FailureKind.SANDBOX_LOST, stage="run", message="gone")
+        await ledger.fail_attempt("r0", retry)
 
 
 async def withdrawn_attempts_are_forgotten(ledger: Ledger) -> None:
@@ -500,7 +484,7 @@ CHECKS: list[Check] = [
     what_is_accepted_may_begin_at_once,
     recover_closes_open_attempts,
     logged_turns_come_with_the_next_attempt,
-    turns_are_forgotten_with_the_record_or_when_they_did_not_help,
+    turns_that_did_not_help_are_forgotten,
     withdrawn_attempts_are_forgotten,
     jobs_keep_the_order_asked_for,
     the_stream_resumes_after_its_cursor,
@@ -522,27 +506,6 @@ CHECKS: list[Check] = [
 
 def _request(rollout_id: str, **fields: object) -> RolloutRequest:
     return RolloutRequest.model_validate({"rollout_id": rollout_id, "environment": "noop", "task": {}, **fields})
-
-
-def _turn(text: str) -> LoggedTurn:
-    """A turn whose numbers have no short decimal form."""
-    sampled = GenerationResult(
-        token_ids=[5, 6],
-        logprobs=[-1 / 3, -0.1 - 0.2],
-        finish_reason="stop",
-        logprob_kind="raw",
-        engine="e",
-        versions=[3, 4],
-        seconds=0.1,
-        routed_experts=[[1, 2], [3]],
-        text_turn=TextTurn(text, (ToolCall(id="c", name="add", arguments="{}"),)),
-    )
-    answer = Message(role="tool", content=text, tool_call_id="c", name="add")
-    return LoggedTurn(prompt=text, calls=(sampled, sampled), answers=(answer,), seconds=1 / 3)
-
-
-def _lost(attempt: int) -> Retry:
-    return Retry(attempt=attempt, kind=FailureKind.SANDBOX_LOST, stage="run", message="gone")
 
 
 def _segment(versions: list[int]) -> Segment:

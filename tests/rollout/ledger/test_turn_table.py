@@ -9,17 +9,24 @@ from pathlib import Path
 import pytest
 
 from prorl_gym.errors import FailureKind
-from prorl_gym.inference.protocol import GenerationResult
+from prorl_gym.inference.protocol import GenerationResult, TextTurn
 from prorl_gym.inference.tokens.turn_log import LoggedTurn
-from prorl_gym.records import Message, Outcome, Retry, Rollout, RolloutRequest
+from prorl_gym.records import Message, Outcome, Retry, Rollout, RolloutRequest, ToolCall
 from prorl_gym.rollout.ledger import turn_table
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 
 
 def turn(text: str) -> LoggedTurn:
-    sampled = GenerationResult([5], [-0.25], "stop", "raw", "e", [0], 0.1)
-    return LoggedTurn(prompt="p", calls=(sampled,), answers=(Message(role="tool", content=text),))
+    """Return a turn whose numbers have no short decimal form, of an engine that answers in text."""
+    said = TextTurn(text, (ToolCall(id="c", name="add", arguments="{}"),))
+    logprobs = [-1 / 3, -0.1 - 0.2]
+    experts = [[1, 2], [3]]
+    sampled = GenerationResult(
+        [5, 6], logprobs, "stop", "raw", "e", [3, 4], 0.1, routed_experts=experts, text_turn=said
+    )
+    answer = Message(role="tool", content=text, tool_call_id="c", name="add")
+    return LoggedTurn(prompt="p", calls=(sampled, sampled), answers=(answer,), seconds=1 / 3)
 
 
 @asynccontextmanager
@@ -93,7 +100,7 @@ async def test_a_turn_stays_with_a_service_that_is_killed(tmp_path: Path) -> Non
 
 
 async def test_the_turns_of_a_rollout_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_table, "_MAX_BYTES", 2400)
+    monkeypatch.setattr(turn_table, "_MAX_BYTES", 2500)
     noise = os.urandom(600).hex()
     async with opened(tmp_path / "l.db") as ledger:
         await begun(ledger)

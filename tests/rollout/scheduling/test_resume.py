@@ -23,7 +23,7 @@ from prorl_gym.inference.balance.health_monitor import FailoverOptions
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.records import Rollout, RolloutRequest, Score
-from prorl_gym.rollout.protocol import StageEntered
+from prorl_gym.rollout.protocol import AttemptMoved, StageEntered
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
@@ -140,8 +140,11 @@ class Place:
     def logged_turns(self) -> int:
         return self.ledger._writer.open_ledger.connection.execute("SELECT count(*) FROM turns").fetchone()[0]
 
-    async def serve(self, *, until_held: bool = False) -> Rollout | None:
-        """Serve until the rollout has its record, or until the engine holds a call; then stop as at a restart."""
+    async def serve(self, *, until_held: bool = False, cancel_in: str = "") -> Rollout | None:
+        """Serve until the rollout has its record, or until the engine holds a call; then stop as at a restart.
+
+        ``cancel_in`` names the stage in which the rollout is cancelled.
+        """
         failover = FailoverOptions(recovery_seconds=0.0)
         async with EnginePool("policy", failover=failover) as pool:
             pool.add_engine(self.engine)
@@ -151,12 +154,21 @@ class Place:
             )
             service = RolloutService(self.ledger, runner, RetryConfig(pause_seconds=0))
             self.stages: list[str] = []
-            service.add_stage_observer(
-                lambda event: self.stages.append(event.stage) if isinstance(event, StageEntered) else None
-            )
+            entered = asyncio.Event()
+
+            def note(event: AttemptMoved) -> None:
+                if isinstance(event, StageEntered):
+                    self.stages.append(event.stage)
+                    if event.stage == cancel_in:
+                        entered.set()
+
+            service.add_stage_observer(note)
             await service.start()
             await service.submit([self._request])
             rollout = None
+            if cancel_in:
+                await entered.wait()
+                await service.cancel(["r"])
             if until_held:
                 await self.engine.call_held.wait()
                 self.engine.call_held.clear()
@@ -289,6 +301,16 @@ async def test_a_replay_is_set_up_and_what_the_turns_took_before_is_charged() ->
     assert (rollout.outcome.limit, rollout.resumed_turns, rollout.turns) == ("time", 3, 6)  # turn 1 took two calls
     assert rollout.stages["init"].seconds == pytest.approx(30.0, abs=0.5)
     assert rollout.stages["run"].queued == pytest.approx(0.0, abs=0.5)
+
+
+async def test_a_cancel_in_the_replay_counts_it_as_set_up() -> None:
+    place = Place(3, ReplayableAdder(seconds=0.3), RESUME)
+    place.engine.trouble[2] = [asyncio.Event()]
+    await place.serve(until_held=True)
+    rollout = await place.serve(cancel_in="run")
+    assert rollout is not None
+    assert (rollout.outcome.status, rollout.resumed_turns) == ("cancelled", 0)
+    assert rollout.stages["init"].seconds > rollout.stages["run"].seconds == 0.0
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,10 @@ class FailingBackend(EmptyBackend):
 
 
 class Talker(ScriptedEnvironment):
-    """Its agent says something between any two model calls."""
+    """Its agent says something between any two model calls. It may be resumed."""
+
+    def normalize_answer(self, text: str) -> str:
+        return text
 
     async def run(self, task: Script, episode: Episode, context: RunContext) -> None:
         context.artifacts.messages.extend(episode.messages)
@@ -169,7 +172,9 @@ class World:
         )
         for engine in self.engines:
             self.pool.add_engine(engine)
-        limits = RolloutSettings(init_seconds=STAGE_SECONDS, run_seconds=STAGE_SECONDS, eval_seconds=STAGE_SECONDS)
+        limits = RolloutSettings(
+            init_seconds=STAGE_SECONDS, run_seconds=STAGE_SECONDS, eval_seconds=STAGE_SECONDS, resume=True
+        )
         self.runner = InProcessRunner(
             environment_lookup(Talker("one", limits), Talker("two", limits)),
             WatchedSource(self.pool, codec, witness),

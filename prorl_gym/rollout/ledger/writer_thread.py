@@ -254,7 +254,7 @@ class LedgerWriter:
             kinds: dict[Any, list[_Operation]] = {}
             for operation in batch:
                 kinds.setdefault((operation.batch_call, operation.urgent, operation.durable), []).append(operation)
-            calls = [_CallBatch(*kind, same) for kind, same in kinds.items()]
+            calls = [_CallBatch(call, urgent, durable, same) for (call, urgent, durable), same in kinds.items()]
             self._transaction_began = loop.time()
             try:
                 results = await loop.run_in_executor(self._thread, self._run_transaction, calls)

@@ -250,15 +250,14 @@ class Attempt:
 
     def _stage_times(self) -> dict[WorkStage, StageTime]:
         """Return the stages' times; a replay is set-up, and counts as INIT's."""
-        log, times = self._turn_log, self.slots.stage_times
+        log, times = self._turn_log, dict(self.slots.stage_times)
         if log is None or "run" not in times:
             return times
         init, run = times["init"], times["run"]
         replay, worked = (run.seconds, 0.0) if log.is_replaying else (log.replay_seconds, run.seconds)
-        return times | {
-            "init": StageTime(queued=init.queued, seconds=init.seconds + replay),
-            "run": StageTime(queued=run.queued - log.replay_seconds, seconds=worked),
-        }
+        times["init"] = StageTime(queued=init.queued, seconds=init.seconds + replay)
+        times["run"] = StageTime(queued=run.queued - log.replay_seconds, seconds=worked)
+        return times
 
 
 def terminal_record(job: Job, outcome: Outcome, **work: Any) -> Rollout:

@@ -2,7 +2,7 @@
 
 Rollouts of nine turns, eight of them with a shell command in a real sandbox, at an engine of fixed speed. The service
 (``prorl-gym serve``) gets SIGKILL at random moments, the same with and without ``resume``, and is started again until
-every rollout has its record. Worker-seconds are the rollouts at work, summed over time.
+every rollout has its record. Worker-seconds are the rollouts in a stage, summed over time.
 """
 
 import asyncio
@@ -28,13 +28,14 @@ from prorl_gym.cli.demo.stack import free_ports
 from prorl_gym.client import Client, read_token
 from prorl_gym.records import Rollout, RolloutRequest
 
-ROLLOUTS = 4 if SHORT else 12
+ROLLOUTS, AT_WORK = (4, 2) if SHORT else (24, 6)
+"""Of all rollouts, so many are at work at once: a kill finds them at different turns."""
 TURNS = 8
 """Of each rollout, before the one that hands in."""
 COMMAND_SECONDS = 0.2
 KILLED_EVERY = (6.0,) if SHORT else (12.0, 6.0, 3.0)
 """Mean seconds of a service's life, from the moment that it is ready."""
-SEEDS = (1,) if SHORT else (1, 2, 3)
+SEEDS = (1,) if SHORT else (1, 2)
 _POLL_SECONDS = 0.1
 
 
@@ -80,9 +81,9 @@ class Worker:
         loop = asyncio.get_running_loop()
         last = loop.time()
         while True:
-            running_now = (await client.status()).running
+            stages = (await client.status()).capacity
             now = loop.time()
-            self.seconds, last = self.seconds + running_now * (now - last), now
+            self.seconds, last = self.seconds + (stages.init + stages.run + stages.eval) * (now - last), now
             await asyncio.sleep(_POLL_SECONDS)  # the service has no event for it
 
 
@@ -121,6 +122,7 @@ async def live(
     config = {
         "inference": {"engines": [engine], "model": MODEL, "tokenizer": "small"},
         "sandbox": {"backend": "userns", "scratch": str(directory / "sandboxes")},
+        "runner": {"queue": AT_WORK, "init": AT_WORK, "ready": 0, "run": AT_WORK},
         "retry": {"restarts": 10_000},
         "settings": {"resume": resume},
         "state": str(directory),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from prorl_gym.inference.tokens.turn_log import LoggedTurn
 from prorl_gym.rollout.ledger.queries import IN_JSON_LIST
 
-_MAX_BYTES = 8 << 20
+MAX_TURN_BYTES = 8 << 20
 """Most bytes of one rollout's turns, compressed; later ones are not kept. About a million sampled tokens."""
 
 
@@ -52,7 +52,7 @@ class TurnTable:
             self._db.execute(
                 "INSERT INTO turns SELECT ?1, ?2, ?3, ?4 FROM (SELECT count(*) AS n, total(length(body)) AS bytes"
                 " FROM turns WHERE seq = ?1) WHERE n = ?2 AND bytes + length(?4) <= ?5",
-                (seq, entry.number, entry.attempt, body, _MAX_BYTES),
+                (seq, entry.number, entry.attempt, body, MAX_TURN_BYTES),
             )
 
     def read(self, rollout_ids: Sequence[str]) -> dict[str, tuple[LoggedTurn, ...]]:

@@ -15,6 +15,7 @@ from prorl_gym.records import Message, Outcome, Retry, Rollout, RolloutRequest, 
 from prorl_gym.rollout.ledger import turn_table
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+from prorl_gym.rollout.ledger.writer_thread import LedgerWriter
 
 
 def turn(text: str) -> LoggedTurn:
@@ -30,8 +31,12 @@ def turn(text: str) -> LoggedTurn:
 
 
 @asynccontextmanager
-async def opened(path: Path, **config: int) -> AsyncIterator[SqliteLedger]:
-    ledger = await SqliteLedger.open(LedgerConfig.model_validate({"path": path, **config}))
+async def opened(path: Path, asked: list[str] | None = None, **config: int) -> AsyncIterator[SqliteLedger]:
+    """Open a ledger, which notes its statements in ``asked``."""
+    writer = await LedgerWriter.open(LedgerConfig.model_validate({"path": path, **config}))
+    if asked is not None:
+        await writer.run(lambda _: writer.open_ledger.connection.set_trace_callback(asked.append))
+    ledger = SqliteLedger(writer)
     try:
         yield ledger
     finally:
@@ -58,11 +63,11 @@ def ended(rollout_id: str) -> Rollout:
 
 
 async def test_a_turn_is_not_synced_and_all_else_is(tmp_path: Path) -> None:
-    async with opened(tmp_path / "l.db") as ledger:
+    asked: list[str] = []
+    async with opened(tmp_path / "l.db", asked) as ledger:
         await begun(ledger)
         mark = (tmp_path / "l.db.mark").read_bytes()
-        asked: list[str] = []
-        await ledger._writer.run(lambda _: ledger._writer.open_ledger.connection.set_trace_callback(asked.append))
+        asked.clear()
         await ledger.log_turn("r", 0, 0, turn("a"))
         assert (tmp_path / "l.db.mark").read_bytes() == mark
         await ledger.fail_attempt("r", Retry(attempt=0, kind=FailureKind.SANDBOX_LOST, stage="run", message="gone"))
@@ -100,7 +105,7 @@ async def test_a_turn_stays_with_a_service_that_is_killed(tmp_path: Path) -> Non
 
 
 async def test_the_turns_of_a_rollout_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_table, "_MAX_BYTES", 2500)
+    monkeypatch.setattr(turn_table, "MAX_TURN_BYTES", 2500)
     noise = os.urandom(600).hex()
     async with opened(tmp_path / "l.db") as ledger:
         await begun(ledger)
@@ -137,9 +142,8 @@ async def test_what_cannot_be_written_or_read_ends_the_log_there(tmp_path: Path)
 
 
 async def test_where_nothing_is_logged_nothing_is_looked_up(tmp_path: Path) -> None:
-    async with opened(tmp_path / "l.db") as ledger:
-        asked: list[str] = []
-        await ledger._writer.run(lambda _: ledger._writer.open_ledger.connection.set_trace_callback(asked.append))
+    asked: list[str] = []
+    async with opened(tmp_path / "l.db", asked) as ledger:
         await begun(ledger)
         await ledger.fail_attempt("r", Retry(attempt=0, kind=FailureKind.SANDBOX_LOST, stage="run", message="gone"))
         await begun(ledger)

@@ -22,6 +22,7 @@ from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.balance.health_monitor import FailoverOptions
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.inference.tokens.template_check import load_codec
+from prorl_gym.inference.tokens.turn_log import LoggedTurn
 from prorl_gym.records import Rollout, RolloutRequest, Score
 from prorl_gym.rollout.protocol import AttemptMoved, StageEntered
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
@@ -127,18 +128,25 @@ class CountingEngine(FakeEngine):
         return Reply(ids, hold=struck)
 
 
+class CountingLedger(MemoryLedger):
+    """``logged`` is how many turns it was given."""
+
+    logged = 0
+
+    async def log_turn(self, rollout_id: str, attempt: int, number: int, turn: LoggedTurn) -> None:
+        self.logged += 1
+        await super().log_turn(rollout_id, attempt, number, turn)
+
+
 class Place:
     """A ledger, an engine, and services over them, one after the other."""
 
     def __init__(self, turns: int, environment: Adder, level: RolloutSettings) -> None:
-        self.ledger = MemoryLedger()
+        self.ledger = CountingLedger()
         self.engine = CountingEngine(turns)
         self.environment = environment
-        self._level = level
+        self.level = level
         self._request = RolloutRequest(rollout_id="r", environment="adder", task={"question": "?", "turns": turns})
-
-    def logged_turns(self) -> int:
-        return self.ledger._writer.open_ledger.connection.execute("SELECT count(*) FROM turns").fetchone()[0]
 
     async def serve(self, *, until_held: bool = False, cancel_in: str = "") -> Rollout | None:
         """Serve until the rollout has its record, or until the engine holds a call; then stop as at a restart.
@@ -150,7 +158,7 @@ class Place:
             pool.add_engine(self.engine)
             source = ModelPolicySource(pool, CODEC)
             runner = InProcessRunner(
-                lambda name: self.environment, source, EmptyBackend(), run_settings={"default": self._level}
+                lambda name: self.environment, source, EmptyBackend(), run_settings={"default": self.level}
             )
             service = RolloutService(self.ledger, runner, RetryConfig(pause_seconds=0))
             self.stages: list[str] = []
@@ -183,7 +191,7 @@ async def undisturbed(turns: int, environment: Adder | None = None) -> Rollout:
     place = Place(turns, environment or ReplayableAdder(), RESUME)
     rollout = await place.serve()
     assert rollout is not None
-    assert (rollout.resumed_turns, rollout.resume_refused, place.logged_turns()) == (0, "", 0)
+    assert (rollout.resumed_turns, rollout.resume_refused, place.ledger.logged) == (0, "", turns)
     return rollout
 
 
@@ -207,11 +215,11 @@ async def test_a_resumed_rollout_has_the_tokens_of_an_undisturbed_one(turns: int
         place.engine.trouble[cut] = [asyncio.Event() if by_restart else REFUSED]
         if by_restart:
             await place.serve(until_held=True)
-            assert place.logged_turns() == cut
+            assert place.ledger.logged == cut
         rollout = await place.serve()
         assert rollout is not None
         assert_same_work(rollout, wanted)
-        assert (rollout.resumed_turns, len(rollout.retries), place.logged_turns()) == (cut, int(not by_restart), 0)
+        assert (rollout.resumed_turns, len(rollout.retries), place.ledger.logged) == (cut, int(not by_restart), turns)
         assert place.engine.asked.pop((cut, 0)) == 2
         assert set(place.engine.asked.values()) <= {1}, "the engine saw a turn again that was whole"
 
@@ -269,7 +277,7 @@ async def test_turns_sampled_with_other_settings_are_not_resumed() -> None:
     place = Place(3, ReplayableAdder(), RESUME)
     place.engine.trouble[1] = [asyncio.Event()]
     await place.serve(until_held=True)
-    place._level = RESUME.model_copy(update={"temperature": 0.5})
+    place.level = RESUME.model_copy(update={"temperature": 0.5})
     rollout = await place.serve()
     assert rollout is not None
     assert rollout.resumed_turns == 0
@@ -282,7 +290,7 @@ async def test_a_limit_in_the_replay_starts_over() -> None:
     place = Place(3, ReplayableAdder(seconds=0.05), RESUME)
     place.engine.trouble[2] = [asyncio.Event()]
     await place.serve(until_held=True)
-    place._level = RESUME.model_copy(update={"run_seconds": 0.02})
+    place.level = RESUME.model_copy(update={"run_seconds": 0.02})
     rollout = await place.serve()
     assert rollout is not None
     assert rollout.resume_refused == "turn 0: the agent was stopped before it, and had not been before."
@@ -324,7 +332,7 @@ async def test_without_it_nothing_is_written(environment: Adder, level: RolloutS
     place = Place(3, environment, level)
     place.engine.trouble[2] = [asyncio.Event()]
     await place.serve(until_held=True)
-    assert place.logged_turns() == 0
+    assert place.ledger.logged == 0
     rollout = await place.serve()
     assert rollout is not None
     assert (rollout.resumed_turns, rollout.resume_refused) == (0, "")

@@ -12,6 +12,7 @@ from prorl_gym.environments.protocol import Episode, Leases, RunContext, Scripte
 from prorl_gym.errors import RolloutError
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.protocol import CallOutcome, GenerationRequest
+from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.records import EngineLoad, Message, Score, Segment
 from prorl_gym.rollout.protocol import Job
 from prorl_gym.sandbox.protocol import SandboxSpec
@@ -118,7 +119,7 @@ class PlannedPolicySource:
         self._plans, self._pool = plans, pool
         self._prompt = setting.system_tokens + setting.group_tokens
 
-    def open_session(self, job: Job, settings: ResolvedSettings) -> PlannedSession:
+    def open_session(self, job: Job, settings: ResolvedSettings, turn_log: TurnLog | None = None) -> PlannedSession:
         """See ``PolicySource.open_session``."""
         return PlannedSession(job, self._plans[job.request.rollout_id], self._pool, self._prompt)
 

@@ -14,6 +14,7 @@ from _report import SHORT
 
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments.protocol import Episode, Leases, RunContext, ScriptedStep
+from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.records import NOT_SAMPLED, Generation, Message, RolloutRequest, Score, Segment
 from prorl_gym.rollout.protocol import Job
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
@@ -176,7 +177,7 @@ class _Session(FakeSession):
 class RecordPolicySource(FakePolicySource):
     """An instant policy whose records have the stated size."""
 
-    def open_session(self, job: Job, settings: ResolvedSettings) -> FakeSession:
+    def open_session(self, job: Job, settings: ResolvedSettings, turn_log: TurnLog | None = None) -> FakeSession:
         """See ``PolicySource.open_session``."""
         self.opened += 1
         return _Session(self, evaluation=job.request.evaluation)

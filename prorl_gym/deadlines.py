@@ -77,6 +77,14 @@ class Deadline:
         if not self._pauses:
             self._start_clock()
 
+    def set_charged(self, seconds: float) -> None:
+        """Set the time charged so far, in place of what was: that was work of another kind."""
+        if self._active and not self.expired():
+            self._paused_seconds += self.charged_seconds
+            self._remaining = self._seconds - seconds
+            if not self._pauses:
+                self._start_clock()
+
     def pause(self) -> None:
         """Stop the clock. Every ``pause`` needs one ``resume``."""
         self._pauses += 1

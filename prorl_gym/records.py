@@ -257,7 +257,7 @@ class Retry(Record):
     stage: Annotated[str, Field(json_schema_extra={"enum": [*get_args(AttemptStage)]})]
     message: str
     sampled_tokens: int = 0
-    """Tokens that the policy sampled in it; they are not kept."""
+    """Tokens that the policy sampled in it. They are not kept, but for turns that a later attempt resumes after."""
     seconds: float = 0.0
     """Time in its stages."""
     evidence: Evidence | None = None
@@ -293,6 +293,10 @@ class Rollout(Record):
     """The settings used; ``None`` when the rollout ended before they were resolved."""
     stages: dict[Literal["init", "run", "eval"], StageTime] = {}
     retries: list[Retry] = []
+    resumed_turns: Annotated[int, Field(ge=0)] = 0
+    """Turns that earlier attempts sampled, after which this one went on (see ``RolloutSettings.resume``)."""
+    resume_refused: str = ""
+    """Why this attempt started from nothing although turns of an earlier one were logged."""
     cancel_seconds: float | None = None
     """From the cancel of a running rollout until its engine call and its sandboxes were closed."""
     accepted_at: float

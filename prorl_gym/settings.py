@@ -39,6 +39,9 @@ class RolloutSettings(BaseModel):
     """Deadline of EVAL; time in the queue is not counted."""
     action_seconds: Seconds | None = None
     """Longest time one tool call may take."""
+    resume: bool | None = None
+    """Log each turn, and let an attempt after a loss resume after the last whole one. Only where the environment says
+    that its tools may be run again (``math``, ``code``, ``swe``)."""
     mask_overlong: tuple[Limit, ...] | None = None
     """Limits (``turns``, ``tokens``, ``time``) that mask the rollouts they truncate, so that no loss is computed on
     them (DAPO's overlong filtering, for agents). They are still graded and delivered, with ``Rollout.masked`` set."""
@@ -64,6 +67,7 @@ class ResolvedSettings(BaseModel):
     run_seconds: float
     eval_seconds: float
     action_seconds: float
+    resume: bool = False
     mask_overlong: tuple[Limit, ...] = ()
 
 
@@ -79,6 +83,7 @@ SERVICE_DEFAULTS = RolloutSettings(
     run_seconds=1800.0,
     eval_seconds=300.0,
     action_seconds=30.0,
+    resume=False,
     mask_overlong=(),
 )
 

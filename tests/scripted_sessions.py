@@ -5,6 +5,7 @@ from typing import Any
 
 from prorl_gym.agents.scripted_policy import ScriptedPolicy
 from prorl_gym.errors import RolloutError
+from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.records import RolloutRequest, Segment
 from prorl_gym.rollout.protocol import Job
 from prorl_gym.settings import ResolvedSettings
@@ -36,5 +37,5 @@ class ScriptedPolicies:
     def __init__(self, steps: Callable[[RolloutRequest], Any]) -> None:
         self._steps = steps
 
-    def open_session(self, job: Job, settings: ResolvedSettings) -> ScriptedSession:
+    def open_session(self, job: Job, settings: ResolvedSettings, turn_log: TurnLog | None = None) -> ScriptedSession:
         return ScriptedSession(self._steps(job.request))

@@ -46,6 +46,27 @@ async def test_the_rest_of_the_time_runs_on_after_a_hold():
 
 
 @virtually
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_the_charged_time_can_be_set(is_paused: bool):
+    """0.04 s of other work, then 0.03 s on top of 0.06 s that were charged before."""
+    deadline = Deadline(0.1)
+    with pytest.raises(TimeoutError):
+        async with deadline:
+            await asyncio.sleep(0.04)
+            if is_paused:
+                deadline.pause()
+                await asyncio.sleep(0.05)
+            deadline.set_charged(0.06)
+            if is_paused:
+                deadline.resume()
+            await asyncio.sleep(0.03)
+            assert deadline.charged_seconds == pytest.approx(0.09, abs=0.002)
+            assert deadline.paused_seconds == pytest.approx(0.09 if is_paused else 0.04, abs=0.002)
+            await forever()
+    assert deadline.expired()
+
+
+@virtually
 async def test_a_hold_in_a_task_of_the_block_counts():
     async def wait() -> None:
         with paused_deadline():

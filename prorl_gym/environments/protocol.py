@@ -8,7 +8,7 @@ service's side; they never enter the agent's sandbox or its prompt.
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from prorl_gym.agents.protocol import Artifacts, Policy, Tool
 from prorl_gym.environments.judge import Judge
@@ -104,6 +104,15 @@ class Environment(Protocol[TaskT]):
 
     def gold_steps(self, row: Mapping[str, Any]) -> Sequence["ScriptedStep"]:
         """Return the turns that solve this row: ``prorl-gym validate`` and the oracle engine play them."""
+        ...
+
+
+@runtime_checkable
+class SupportsReplay(Protocol):
+    """An environment whose tools may be run again: what they change lies in the agent's sandbox alone."""
+
+    def normalize_answer(self, text: str) -> str:
+        """Return a tool's answer without what may differ when the same call is made again, such as durations."""
         ...
 
 

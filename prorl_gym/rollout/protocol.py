@@ -11,6 +11,7 @@ from prorl_gym.agents.protocol import Policy
 from prorl_gym.client.wire_models import AcceptedRollout, Capacity, LedgerStatus, RolloutSummary, Unacknowledged
 from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, Evidence, RolloutError, blame
+from prorl_gym.inference.tokens.turn_log import LoggedTurn, TurnLog
 from prorl_gym.records import Record, Retry, Rollout, RolloutRequest, Segment
 from prorl_gym.settings import ResolvedSettings
 
@@ -33,6 +34,8 @@ class Job(Record):
     """Unix seconds at which the ledger accepted the rollout (not this attempt)."""
     retries: tuple[Retry, ...] = ()
     """Earlier attempts and why they failed; they travel into the terminal record."""
+    turns: tuple[LoggedTurn, ...] = ()
+    """Whole turns of earlier attempts, after which this one may resume."""
     unreadable_reason: str = ""
     """Why the stored request cannot be read (damage, or a release that knew other fields). Then ``request`` is a
     placeholder without the task: enough for a record, and nothing to run."""
@@ -75,8 +78,19 @@ class ParkingChanged(Record):
     at: float
 
 
+class TurnEnded(Record):
+    """A turn of an attempt that may be resumed is whole."""
+
+    type: Literal["turn"] = "turn"
+    rollout_id: str
+    attempt: int
+    number: int
+    """Of the turn, from 0."""
+    turn: LoggedTurn
+
+
 AttemptMoved = StageEntered | ParkingChanged
-RunnerEvent = AttemptMoved | Finished
+RunnerEvent = AttemptMoved | TurnEnded | Finished
 
 
 @dataclass(slots=True, eq=False)
@@ -199,8 +213,13 @@ class PolicySession(Protocol):
 class PolicySource(Protocol):
     """Makes sessions."""
 
-    def open_session(self, job: Job, settings: ResolvedSettings) -> PolicySession:
+    def open_session(self, job: Job, settings: ResolvedSettings, turn_log: TurnLog | None = None) -> PolicySession:
         """Return a fresh session for this attempt; nothing is sent yet.
+
+        Args:
+            job: the attempt.
+            settings: sampling and limits.
+            turn_log: has turns to replay, and takes the others.
 
         Raises:
             RolloutError: the request names an engine that it may not use.
@@ -297,6 +316,15 @@ class Ledger(Protocol):
 
     async def withdraw_attempts(self, rollout_ids: Sequence[str]) -> None:
         """Forget the attempts of these that began and have not ended: a stop cut them off. Their numbers stay used."""
+        ...
+
+    async def log_turn(self, rollout_id: str, attempt: int, number: int, turn: LoggedTurn) -> None:
+        """Keep a whole turn, in place of this and all later ones of earlier attempts, for ``begin_attempt``.
+
+        A SIGKILL loses none that was kept; a power cut may. They are kept until the terminal record is written, or an
+        attempt fails that has added none. Not kept: one of an attempt that is over, one after a gap, what goes beyond
+        a rollout's share of the disk, anything once the disk budget is used up.
+        """
         ...
 
     async def fail_attempt(self, rollout_id: str, retry: Retry) -> None:

@@ -18,6 +18,7 @@ from prorl_gym.inference.balance.engine_pool import EnginePool, PoolOptions
 from prorl_gym.inference.balance.health_monitor import FailoverOptions
 from prorl_gym.inference.protocol import GenerationRequest
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
+from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.records import Message, Rollout, RolloutRequest
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, LedgerError, LedgerFullError
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
@@ -115,7 +116,10 @@ class FailingBackend(EmptyBackend):
 
 
 class Talker(ScriptedEnvironment):
-    """Its agent says something between any two model calls."""
+    """Its agent says something between any two model calls. It may be resumed."""
+
+    def normalize_answer(self, text: str) -> str:
+        return text
 
     async def run(self, task: Script, episode: Episode, context: RunContext) -> None:
         context.artifacts.messages.extend(episode.messages)
@@ -149,9 +153,9 @@ class WatchedSource(ModelPolicySource):
         super().__init__(pool, codec)
         self._witness = witness
 
-    def open_session(self, job: Job, settings: ResolvedSettings) -> Any:
+    def open_session(self, job: Job, settings: ResolvedSettings, turn_log: TurnLog | None = None) -> Any:
         self._witness.began(job.request.rollout_id)
-        return super().open_session(job, settings)
+        return super().open_session(job, settings, turn_log)
 
 
 class World:
@@ -168,7 +172,9 @@ class World:
         )
         for engine in self.engines:
             self.pool.add_engine(engine)
-        limits = RolloutSettings(init_seconds=STAGE_SECONDS, run_seconds=STAGE_SECONDS, eval_seconds=STAGE_SECONDS)
+        limits = RolloutSettings(
+            init_seconds=STAGE_SECONDS, run_seconds=STAGE_SECONDS, eval_seconds=STAGE_SECONDS, resume=True
+        )
         self.runner = InProcessRunner(
             environment_lookup(Talker("one", limits), Talker("two", limits)),
             WatchedSource(self.pool, codec, witness),

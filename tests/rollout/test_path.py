@@ -8,8 +8,8 @@ ROOT = Path(__file__).parents[2]
 STEP = re.compile(r"\| (\d) \| `([\w/.]+)` \| `([\w.]+)` \| ([^|]+) \| ([^|]*) ?\|")
 
 PAGE = ROOT / "docs" / "architecture.md"
-BESIDE_THE_PATH = {"recover", "cancel", "withdraw_attempts", "next_jobs", "get"}
-"""Methods of the ledger that the steps' modules call at a start, a stop or a cancel, or to read."""
+BESIDE_THE_PATH = {"recover", "cancel", "withdraw_attempts", "next_jobs", "get", "log_turn"}
+"""Methods of the ledger that the steps' modules call at a start, a stop, a cancel, to read, or for a later attempt."""
 
 
 def steps() -> list[tuple[str, ...]]:

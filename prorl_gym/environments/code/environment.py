@@ -50,6 +50,10 @@ class CodeEnvironment(SimpleEnvironment[CodeRow]):
             FinishTool("Hand in the complete source of your program and end."),
         )
 
+    def normalize_answer(self, text: str) -> str:
+        """Return it as it is; see ``SupportsReplay``."""
+        return text
+
     async def evaluate(self, task: CodeRow, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
         """Run the handed-in program on the hidden tests.
 

@@ -103,6 +103,10 @@ class MathEnvironment(BoxedAnswerEnvironment[MathRow]):
     def __init__(self, grader: MathGrader | None = None) -> None:
         self._grader = grader or MathGrader()
 
+    def normalize_answer(self, text: str) -> str:
+        """Return it as it is; see ``SupportsReplay``."""
+        return text
+
     async def grade(self, task: MathRow, answer: str, leases: Leases) -> Score:
         """Compare an answer with the gold ones. Raises as ``MathGrader.score``."""
         return await self._grader.score(task.answer, answer, task.question)

@@ -1,6 +1,7 @@
 """The ``swe`` environment: repair a repository in a sandbox; the change is judged by hidden tests in another one."""
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,6 +31,9 @@ PATCH = "patch"
 """Key of ``Artifacts.files``: the agent's change as taken from its sandbox."""
 NO_PATCH = "no_patch"
 """Key of ``Artifacts.files``: why no patch could be taken."""
+
+_DURATION = re.compile(r"\b(?:\d+m)?\d+\.\d+ ?s(?:econds)?\b")
+"""As pytest, unittest and the shell's ``time`` write it."""
 
 _GOLD_PATH = "/tmp/gold.patch"
 
@@ -135,6 +139,10 @@ class SweEnvironment:
             return Score(reward=0.0, detail={"why": patch.empty_reason, **_patch_facts(patch)})
         score = await grade(task, patch.patch, leases, settings)
         return score.model_copy(update={"detail": {**score.detail, **_patch_facts(patch)}})
+
+    def normalize_answer(self, text: str) -> str:
+        """Return it without durations; see ``SupportsReplay``."""
+        return _DURATION.sub("0s", text)
 
     def gold_steps(self, row: Mapping[str, Any]) -> Sequence[ScriptedStep]:
         """Return the row's own trajectory, or one that applies the gold patch.

@@ -16,6 +16,7 @@ from prorl_gym.inference.protocol import AssistantTurn, GenerationRequest, Gener
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools, encode_off_loop
 from prorl_gym.inference.tokens.transcript import ThinkingMode, Transcript
 from prorl_gym.inference.tokens.turn import derive_seed, sample_turn
+from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.inference.toolcalls.protocol import ParsedCall, ParsedText
 from prorl_gym.records import Message, Segment, ToolCall
 from prorl_gym.settings import ResolvedSettings
@@ -85,6 +86,7 @@ class ModelSession:
         priority: higher is served first by engines that can.
         group_id: rollouts of one group share their first prompt; empty if it is not shared.
         thinking: what happens to earlier thoughts at a new user turn. See ``transcript``.
+        turn_log: has turns to replay, and takes the others.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class ModelSession:
         priority: int = 0,
         group_id: str = "",
         thinking: ThinkingMode = "keep",
+        turn_log: TurnLog | None = None,
     ) -> None:
         self._pool = pool
         self._codec = codec
@@ -111,6 +114,7 @@ class ModelSession:
         ends = (codec.terminator_id, *sorted(codec.end_ids), *settings.stop_token_ids)
         self._stop_token_ids = tuple(dict.fromkeys(ends))
         self._transcript = Transcript(codec, settings, thinking)
+        self._turn_log = turn_log
         self._tools: Tools = ()
         self._turn_count = 0
         self._sampled_count = 0
@@ -172,9 +176,12 @@ class ModelSession:
         Raises:
             LimitReached: turns, or tokens when the messages and one more token do not fit. Nothing is appended then.
             EngineError: no engine could answer.
+            ReplayDivergedError: they are not those of the turn that is replayed.
         """
         if self._turn_count >= self._settings.max_turns:
             raise LimitReached(Limit.TURNS)
+        if self._turn_log is not None:
+            messages = self._turn_log.settle_answers(messages)
         extension = await encode_off_loop(
             self._transcript.extension_characters(messages), partial(self._transcript.encode_extension, messages)
         )
@@ -199,6 +206,8 @@ class ModelSession:
         """Sample one whole turn."""
         turn = _PartialTurn(self._turn_count)
         self._turn_count += 1
+        if self._turn_log is not None:
+            self._turn_log.begin_turn(self._prompt_digest())
 
         def tokens_left() -> int:
             return min(self._settings.max_turn_tokens - len(turn.ids), self._tokens_left())
@@ -214,6 +223,9 @@ class ModelSession:
     async def _make_call(self, turn: _PartialTurn, max_tokens: int) -> GenerationResult:
         """Make one model call and append its tokens, those of a cancelled call included."""
         request = self._request(turn, max_tokens)
+        if self._turn_log is not None and (logged := self._turn_log.replay_call()) is not None:
+            self._append(turn, request, logged)
+            return logged
         call = asyncio.create_task(self._pool.generate(request), name=f"turn {turn.number} of {self._rollout_id}")
         try:
             result = await asyncio.shield(call)
@@ -229,6 +241,8 @@ class ModelSession:
                 raise LimitReached(Limit.TIME) from error  # the policy's own length, not the engine's fault
             raise
         self._append(turn, request, result)
+        if self._turn_log is not None:
+            self._turn_log.add_call(result)
         return result
 
     async def _salvage(
@@ -284,6 +298,12 @@ class ModelSession:
             written if said.parse_errors else said.text, () if said.parse_errors else calls
         )
         return AssistantTurn(said.text, calls, said.parse_errors, finish_reason, written if said.parse_errors else "")
+
+    def _prompt_digest(self) -> str:
+        """Return what identifies the distribution of the next turn, but for the weights."""
+        of = self._settings
+        sampling = (of.temperature, of.top_p, of.top_k, of.seed, of.stop_token_ids, of.max_turn_tokens)
+        return "/".join(map(str, (self._transcript.digest(), *sampling)))
 
     def _context_limit(self) -> int:
         """Longest trajectory in tokens: the settings' limit, or the engine's context if that is smaller."""

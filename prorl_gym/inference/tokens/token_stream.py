@@ -106,6 +106,10 @@ class TokenStream:
         """What ``record_sent`` returned last, as JSON without brackets: only new ids were written out for it."""
         return bytes(self._ids_json)
 
+    def digest(self) -> str:
+        """Return a digest of the ids so far."""
+        return self._update_digest().hex()
+
     def append_sampled(self, result: GenerationResult, *, turn: int, seed: int | None = None) -> list[int]:
         """Append what an engine sampled, verbatim; return the ids that were kept.
 

@@ -108,6 +108,10 @@ class Transcript:
             stream.record_sent(), stream.sent_ids_json, Conversation(tuple(self._messages), self._tools, span)
         )
 
+    def digest(self) -> str:
+        """Return a digest of the current segment."""
+        return self._streams[-1].digest()
+
     def append_sampled(self, result: GenerationResult, *, turn: int, seed: int | None) -> list[int]:
         """Append what an engine sampled; return the ids that were kept. See ``TokenStream.append_sampled``."""
         stream = self._streams[-1]

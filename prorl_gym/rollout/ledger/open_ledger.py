@@ -66,14 +66,22 @@ class OpenLedger:
     """On a network file system only."""
     clock: LedgerClock
     _changes: int = 0
+    _is_durable: bool = True
+    """Whether commits are synced."""
 
-    def begin(self) -> None:
+    def begin(self, *, durable: bool = True) -> None:
         """Begin a transaction.
+
+        Args:
+            durable: clear it for what a power cut may lose: on a local disk, its commit is not synced.
 
         Raises:
             FencedError: another service holds the ledger by now, or may hold it.
         """
         self._changes = self.connection.total_changes
+        if self.sidecars is not None and durable != self._is_durable:
+            self._is_durable = durable
+            self.connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
         if self.lease is None:
             self.connection.execute("BEGIN IMMEDIATE")
             return
@@ -96,7 +104,7 @@ class OpenLedger:
         update = "UPDATE marks SET commits = commits + 1 RETURNING commits"
         ((commits,),) = self.connection.execute(update).fetchall()
         self.connection.execute("COMMIT")
-        if self.sidecars is not None:
+        if self.sidecars is not None and self._is_durable:  # the mark is never ahead of the disk
             self.sidecars.mark.write(commits)
 
     def close(self) -> None:

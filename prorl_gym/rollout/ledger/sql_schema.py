@@ -19,8 +19,16 @@ from prorl_gym.rollout.ledger.encoding import (
     outcome_detail,
 )
 
-LEDGER_SCHEMA = 4
+LEDGER_SCHEMA = 5
 """Version of the tables. A newer one is refused: its meaning is not known here."""
+
+_TURNS = """CREATE TABLE turns (
+        seq INTEGER NOT NULL,
+        number INTEGER NOT NULL,            -- from 0, without gaps
+        attempt INTEGER NOT NULL,           -- that sampled it
+        body BLOB NOT NULL,                 -- compressed JSON
+        PRIMARY KEY (seq, number)
+    ) STRICT"""
 
 _TABLES = (
     """CREATE TABLE rollouts (
@@ -76,6 +84,7 @@ _TABLES = (
         evidence TEXT,                      -- of errors.Evidence, where that decides about the next attempt
         PRIMARY KEY (seq, attempt)
     ) STRICT, WITHOUT ROWID""",
+    _TURNS,
     "CREATE TABLE demands (run_id TEXT PRIMARY KEY, demand TEXT NOT NULL, set_at REAL NOT NULL) STRICT, WITHOUT ROWID",
     "CREATE TABLE versions (pool TEXT PRIMARY KEY, version INTEGER NOT NULL) STRICT, WITHOUT ROWID",
     # epoch: of the head that may write (see lease.py); last_cursor: the highest of a forgotten outcome; commits:
@@ -111,7 +120,9 @@ def migrate_tables(db: sqlite3.Connection, version: int) -> None:
     else:
         if version < 3:
             _migrate_from_2(db)
-        db.execute("ALTER TABLE attempts ADD COLUMN evidence TEXT")  # version 3 kept none
+        if version < 4:
+            db.execute("ALTER TABLE attempts ADD COLUMN evidence TEXT")  # version 3 kept none
+        db.execute(_TURNS)
     db.execute("UPDATE schema_version SET version = ?", (LEDGER_SCHEMA,))
 
 

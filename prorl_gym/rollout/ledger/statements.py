@@ -19,6 +19,7 @@ from prorl_gym.rollout.ledger.encoding import body_hash, checksum, clamp_int64, 
 from prorl_gym.rollout.ledger.ledger_config import CancelledRolloutError, LedgerFullError
 from prorl_gym.rollout.ledger.queries import IN_JSON_LIST, LedgerQueries, job_of, not_found_error
 from prorl_gym.rollout.ledger.sql_schema import outcome_row
+from prorl_gym.rollout.ledger.turn_table import TurnEntry, TurnTable
 from prorl_gym.rollout.protocol import Job, RecoveredRollout
 
 _ROWS = (32, 16, 8, 4, 2, 1)
@@ -94,6 +95,7 @@ class LedgerStore:
     ) -> None:
         self._db = connection
         self.queries = LedgerQueries(connection)
+        self._turns = TurnTable(connection)
         self._clock = clock
         self._free_bytes = free_bytes
         self.counters = _read_counters(connection)
@@ -240,6 +242,8 @@ class LedgerStore:
                 self._db.execute(f"INSERT INTO attempts SELECT ?, ?, {_RESTARTED_ATTEMPT}", (row.seq, row.begun))
                 self._db.execute("UPDATE rollouts SET begun = NULL WHERE seq = ?", (row.seq,))
         jobs = {job.request.rollout_id: job for job in self.queries.next_jobs(rollout_ids)}
+        for rollout_id, turns in self._turns.read(list(jobs)).items():
+            jobs[rollout_id] = jobs[rollout_id].model_copy(update={"turns": turns})
         begun = [rows[rollout_id].seq for rollout_id, job in jobs.items() if not job.unreadable_reason]
         update = "UPDATE rollouts SET begun = attempt, attempt = attempt + 1 WHERE seq"
         self._db.execute(f"{update} {IN_JSON_LIST}", [json.dumps(begun)])
@@ -266,6 +270,12 @@ class LedgerStore:
         update = "UPDATE rollouts SET begun = NULL WHERE cursor IS NULL AND rollout_id"
         self._db.execute(f"{update} {IN_JSON_LIST}", [json.dumps(rollout_ids)])
 
+    def log_turns(self, entries: Sequence[TurnEntry]) -> list[None]:
+        """Keep whole turns."""
+        for entry in entries if self._free_bytes() > 0 else ():
+            self._turns.add(entry)
+        return [None] * len(entries)
+
     def fail_attempt(self, rollout_id: str, retry: Retry) -> None:
         """Note how an attempt ended."""
         row = self._progress([rollout_id]).get(rollout_id)
@@ -285,6 +295,7 @@ class LedgerStore:
             ),
         )
         self._db.execute("UPDATE rollouts SET begun = NULL WHERE seq = ?", (row.seq,))
+        self._turns.delete_unless_added(row.seq, retry.attempt)
 
     def finish(self, records: Sequence[tuple[Rollout, str]]) -> list[int | ProrlError | None]:
         """Write the terminal records of those that have none."""
@@ -326,6 +337,7 @@ class LedgerStore:
                 "UPDATE rollouts SET cursor = ? + v.key FROM json_each(?) v WHERE rollouts.seq = v.value",
                 (numbers.cursor + 1, json.dumps(seqs)),
             )
+            self._turns.delete(seqs)
         return answers
 
     def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> list[str]:

@@ -16,7 +16,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -51,6 +51,7 @@ class WriterLimits:
 class _Operation:
     batch_call: Callable[[Any, list[Any]], Sequence[Any]]
     urgent: bool
+    durable: bool
     argument: Any
     done: asyncio.Future[Any]
     state: Literal["open", "committing", "withdrawn"] = "open"
@@ -62,6 +63,7 @@ class _CallBatch:
 
     batch_call: Any
     urgent: bool
+    durable: bool
     operations: list[_Operation]
 
     @property
@@ -180,6 +182,7 @@ class LedgerWriter:
         argument: ArgumentT,
         *,
         urgent: bool = False,
+        durable: bool = True,
     ) -> ResultT:
         """Queue an argument of a batch call; return or raise the answer to it.
 
@@ -189,6 +192,8 @@ class LedgerWriter:
             argument: of this caller.
             urgent: set for calls that free space or cancel work. On a full disk they may use the reserve, and a disk
                 that does not respond is an error after ``WriterLimits.urgent_seconds``.
+            durable: clear it for what a power cut may lose: a transaction of nothing else is not synced, on a local
+                disk. A SIGKILL loses none of it.
 
         Raises:
             ShuttingDownError: the ledger is closed.
@@ -199,7 +204,7 @@ class LedgerWriter:
         limit = self._limits.urgent_seconds
         if urgent and self._transaction_began is not None and loop.time() - self._transaction_began > limit:
             raise self._stuck_disk_error()
-        operation = _Operation(batch_call, urgent, argument, loop.create_future())
+        operation = _Operation(batch_call, urgent, durable, argument, loop.create_future())
         self._queue.append(operation)
         if self._writer_task is None:
             self._writer_task = asyncio.create_task(self._drain_queue(), name="ledger-writer")
@@ -248,8 +253,8 @@ class LedgerWriter:
             batch, self._queue = self._queue[: self._limits.batch], self._queue[self._limits.batch :]
             kinds: dict[Any, list[_Operation]] = {}
             for operation in batch:
-                kinds.setdefault((operation.batch_call, operation.urgent), []).append(operation)
-            calls = [_CallBatch(kind, urgent, same) for (kind, urgent), same in kinds.items()]
+                kinds.setdefault((operation.batch_call, operation.urgent, operation.durable), []).append(operation)
+            calls = [_CallBatch(call, urgent, durable, same) for (call, urgent, durable), same in kinds.items()]
             self._transaction_began = loop.time()
             try:
                 results = await loop.run_in_executor(self._thread, self._run_transaction, calls)
@@ -275,7 +280,7 @@ class LedgerWriter:
             if sum(len(one.operations) for one in calls) == 1:
                 return [[error]]
             # After reading a damaged page SQLite refuses every write of its transaction: give each call its own.
-            alone = [[_CallBatch(one.batch_call, one.urgent, [each]) for each in one.operations] for one in calls]
+            alone = [[replace(one, operations=[each]) for each in one.operations] for one in calls]
             return [[self._run_transaction([single])[0][0] for single in same] for same in alone]
         except Exception as error:  # the commit failed: nothing was stored
             return [[error] * len(one.operations) for one in calls]
@@ -300,7 +305,7 @@ class LedgerWriter:
         numbers = self._tables.snapshot()
         try:
             with translated_errors(self._path):
-                self.open_ledger.begin()
+                self.open_ledger.begin(durable=any(one.durable for one in calls))
                 results = [self._run_batch(one.batch_call, one.arguments) for one in calls]
                 self._tables.refresh_usage()
                 self._enter_commit([each for one in calls if one.urgent for each in one.operations])

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from prorl_gym.agents.protocol import Artifacts, Tool
-from prorl_gym.environments.protocol import Environment, Episode, RunContext
+from prorl_gym.environments.protocol import Environment, Episode, RunContext, SupportsReplay
 from prorl_gym.errors import (
     CancelReason,
     Cause,
@@ -22,11 +22,13 @@ from prorl_gym.errors import (
     LimitReached,
     RolloutError,
 )
+from prorl_gym.inference.tokens.turn_log import LoggedTurn, ReplayDivergedError, TurnLog
 from prorl_gym.logs import redact
-from prorl_gym.records import Message, Outcome, Rollout, Score, Segment
-from prorl_gym.rollout.protocol import Job, PolicySession, PolicySource, Stage
+from prorl_gym.records import Message, Outcome, Rollout, Score, Segment, StageTime
+from prorl_gym.rollout.protocol import Job, PolicySession, PolicySource, Stage, TurnEnded
 from prorl_gym.rollout.scheduling.attempt_slots import AttemptSlots, StageTimeout
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
+from prorl_gym.rollout.scheduling.stage_pools import WorkStage
 from prorl_gym.settings import ResolvedSettings, RolloutSettings, resolve_settings
 
 _LOG = logging.getLogger(__name__)
@@ -61,6 +63,9 @@ class Attempt:
         self._prompt: tuple[Message, ...] = ()
         self._tools: tuple[Tool, ...] = ()
         self._artifacts = Artifacts()
+        self._turn_log: TurnLog | None = None
+        """``None``: it is not to be resumed."""
+        self._resume_refused = ""
 
     def start(self, environments: EnvironmentLookup, levels: SettingsLevels) -> None:
         """Start the stages in a task of their own."""
@@ -89,6 +94,16 @@ class Attempt:
         environment = environments(request.environment)
         settings = self._settings = resolve_settings(request.settings, environment.settings, *levels(self.job))
         task = environment.parse_row(request.task)
+        try:
+            return await self._run_once(environment, task, settings, asked)
+        except ReplayDivergedError as error:
+            await self._start_over(error)
+        return await self._run_once(environment, task, settings, time.monotonic())
+
+    async def _run_once(
+        self, environment: Environment[Any], task: Any, settings: ResolvedSettings, asked: float
+    ) -> tuple[Outcome, Score]:
+        """Run the stages, after the turns that the job brings; raise ``ReplayDivergedError`` where these do not fit."""
         async with AsyncExitStack() as prepared_slot:
             await prepared_slot.enter_async_context(self.slots.hold_prepared_slot())
             async with self.slots.hold_stage("init", settings.init_seconds, asked):
@@ -97,9 +112,20 @@ class Attempt:
             prepared = time.monotonic()
             async with self.slots.hold_payload_lock():
                 outcome = await self._run_agent(environment, task, episode, settings, prepared, prepared_slot)
+                if self._turn_log is not None:
+                    self._turn_log.require_replayed()
                 await self._close_session()  # grading needs no engine
                 outcome, score = await self._grade(environment, task, settings, outcome)
         return outcome, score
+
+    async def _start_over(self, error: ReplayDivergedError) -> None:
+        """Release what the replay used, and forget the logged turns."""
+        _LOG.warning("the logged turns cannot be resumed: %s", error)
+        self._resume_refused = error.what
+        self.job = self.job.model_copy(update={"turns": ()})
+        await self._close_session()
+        await self._leases.close()
+        self._session, self._leases, self._artifacts = None, self._leases.make_fresh(), Artifacts()
 
     async def _run_agent(
         self,
@@ -111,13 +137,16 @@ class Attempt:
         prepared_slot: AsyncExitStack,
     ) -> Outcome:
         """Run the agent; return its outcome. An end that the policy did not cause is raised."""
-        session = self._session = self._policies.open_session(self.job, settings)
+        log = self._turn_log = self._open_turn_log(environment, settings)
+        session = self._session = self._policies.open_session(self.job, settings, log)
         try:
             async with self.slots.hold_stage("run", settings.run_seconds, prepared, session.wait_for_room):
                 await prepared_slot.aclose()  # this attempt no longer waits for RUN: the next one may be prepared
                 with self.slots.parkable(session) as policy:
                     context = RunContext(policy, self._leases, settings, self._artifacts)
                     await environment.run(task, episode, context)
+                    if log is not None:
+                        log.end()
         except StageTimeout:
             if (failure := await session.failure_at_deadline()) is not None:
                 raise failure from None
@@ -127,6 +156,15 @@ class Attempt:
         except RolloutError as error:
             return _policy_failure(await self._leases.diagnose_failure(error, self.job.unexplained_losses), "run")
         return Outcome(status="completed")
+
+    def _open_turn_log(self, environment: Environment[Any], settings: ResolvedSettings) -> TurnLog | None:
+        if not (settings.resume and isinstance(environment, SupportsReplay)):
+            return None
+        return TurnLog(self.job.turns, self._report_turn, environment.normalize_answer)
+
+    def _report_turn(self, number: int, turn: LoggedTurn) -> None:
+        rollout_id, attempt = self.job.request.rollout_id, self.job.attempt
+        self.slots.on_event(TurnEnded(rollout_id=rollout_id, attempt=attempt, number=number, turn=turn))
 
     async def _grade(
         self, environment: Environment[Any], task: Any, settings: ResolvedSettings, outcome: Outcome
@@ -204,9 +242,22 @@ class Attempt:
             prompt_messages=0 if bare else _count_prompt_messages(self._prompt, self._artifacts.messages),
             tools=[tool.spec.as_function() for tool in self._tools],
             settings=self._settings,
-            stages=self.slots.stage_times,
+            stages=self._stage_times(),
+            resumed_turns=0 if self._turn_log is None else self._turn_log.replayed_count,
+            resume_refused=self._resume_refused,
             cancel_seconds=self._cancel_seconds,
         )
+
+    def _stage_times(self) -> dict[WorkStage, StageTime]:
+        """Return the stages' times; a replay is set-up, and counts as INIT's."""
+        log, times = self._turn_log, dict(self.slots.stage_times)
+        if log is None or "run" not in times:
+            return times
+        init, run = times["init"], times["run"]
+        replay, worked = (run.seconds, 0.0) if log.is_replaying else (log.replay_seconds, run.seconds)
+        times["init"] = StageTime(queued=init.queued, seconds=init.seconds + replay)
+        times["run"] = StageTime(queued=run.queued - log.replay_seconds, seconds=worked)
+        return times
 
 
 def terminal_record(job: Job, outcome: Outcome, **work: Any) -> Rollout:

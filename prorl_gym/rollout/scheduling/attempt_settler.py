@@ -19,7 +19,7 @@ from prorl_gym.errors import CancelReason, Cause, FailureKind, ProrlError, Shutt
 from prorl_gym.logs import log_context
 from prorl_gym.records import Outcome, Retry, Rollout
 from prorl_gym.rollout.ledger.ledger_config import CancelledRolloutError, LedgerError
-from prorl_gym.rollout.protocol import AttemptMoved, Finished, Job, Ledger, RunnerEvent, StageEntered
+from prorl_gym.rollout.protocol import AttemptMoved, Finished, Job, Ledger, RunnerEvent, StageEntered, TurnEnded
 from prorl_gym.rollout.scheduling.attempt import terminal_record
 from prorl_gym.rollout.scheduling.pending import PendingIndex, PendingRollout
 
@@ -138,10 +138,18 @@ class AttemptSettler:
             entry = self._pending.get(named.rollout_id)
             if entry is not None and named.attempt != entry.position.attempt:
                 _LOG.warning("rollout %s: attempt %d is over; ignored %s", named.rollout_id, named.attempt, event.type)
+            elif isinstance(event, TurnEnded):
+                self._spawn(self._log_turn(event))
             elif not isinstance(event, Finished):
                 self._move(entry, event)
             elif entry is not None:
                 self._spawn(self.settle_attempt(entry, event.rollout))
+
+    async def _log_turn(self, event: TurnEnded) -> None:
+        try:
+            await self._ledger.log_turn(event.rollout_id, event.attempt, event.number, event.turn)
+        except (LedgerError, ValueError) as error:  # it only saves work
+            _LOG.warning("rollout %s: turn %d is not logged: %s", event.rollout_id, event.number, error)
 
     def _move(self, entry: PendingRollout | None, event: AttemptMoved) -> None:
         if entry is not None:

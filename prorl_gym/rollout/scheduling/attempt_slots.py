@@ -15,7 +15,7 @@ from prorl_gym.agents.protocol import AssistantTurn, Policy, ToolSpec
 from prorl_gym.deadlines import Deadline, paused_deadline
 from prorl_gym.logs import log_context
 from prorl_gym.records import Message, StageTime
-from prorl_gym.rollout.protocol import AttemptMoved, AttemptPosition, Job, ParkingChanged, PolicySession, StageEntered
+from prorl_gym.rollout.protocol import AttemptPosition, Job, ParkingChanged, PolicySession, RunnerEvent, StageEntered
 from prorl_gym.rollout.scheduling.stage_pools import Slot, StagePools, WorkStage
 
 
@@ -41,7 +41,7 @@ class AttemptSlots:
         on_event: called for every stage that is entered, and when the agent is parked or goes on.
     """
 
-    def __init__(self, job: Job, pools: StagePools, job_slot: Slot, on_event: Callable[[AttemptMoved], None]) -> None:
+    def __init__(self, job: Job, pools: StagePools, job_slot: Slot, on_event: Callable[[RunnerEvent], None]) -> None:
         self.position = AttemptPosition(job.attempt)
         self.stage_times: dict[WorkStage, StageTime] = {}
         self._may_call: asyncio.Event | None = None
@@ -55,7 +55,8 @@ class AttemptSlots:
         """Of the stage that the attempt is in."""
         self._payload_release: Callable[[], None] | None = None
         """Releases the payload lock; ``None`` while it is not held."""
-        self._on_event = on_event
+        self.on_event = on_event
+        """Reports to the service."""
 
     def hold_prepared_slot(self) -> AbstractAsyncContextManager[Slot]:
         """Wait for a slot among the attempts that are prepared for RUN; hold it for the block."""
@@ -97,7 +98,7 @@ class AttemptSlots:
             self._raise_if_cancelled()
             began = time.monotonic()
             self.position.enter_stage(stage, time.time())
-            self._on_event(
+            self.on_event(
                 StageEntered(
                     rollout_id=request.rollout_id, attempt=self._job.attempt, stage=stage, at=self.position.since
                 )
@@ -203,7 +204,7 @@ class AttemptSlots:
     def _report_parked(self, *, parked: bool) -> None:
         self.position.is_parked = parked
         rollout_id, attempt = self._job.request.rollout_id, self._job.attempt
-        self._on_event(ParkingChanged(rollout_id=rollout_id, attempt=attempt, is_parked=parked, at=time.time()))
+        self.on_event(ParkingChanged(rollout_id=rollout_id, attempt=attempt, is_parked=parked, at=time.time()))
 
 
 class PausablePolicy:

@@ -9,6 +9,7 @@ from prorl_gym.inference.config import normalize_url
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.model_session import ModelSession, SamplingPool
 from prorl_gym.inference.tokens.transcript import ThinkingMode
+from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.records import Segment
 from prorl_gym.rollout.protocol import Job
 from prorl_gym.settings import ResolvedSettings
@@ -83,7 +84,9 @@ class ModelPolicySource:
         self._thinking: ThinkingMode = thinking
         self._pools_by_url = pools_by_url or {}
 
-    def open_session(self, job: Job, settings: ResolvedSettings) -> _ModelPolicySession:
+    def open_session(
+        self, job: Job, settings: ResolvedSettings, turn_log: TurnLog | None = None
+    ) -> _ModelPolicySession:
         """See ``PolicySource.open_session``.
 
         Raises:
@@ -101,6 +104,7 @@ class ModelPolicySource:
             # Runs may name their groups alike: those share no prompt.
             group_id=f"{request.run_id}/{request.group_id}" if request.group_id else "",
             thinking=self._thinking,
+            turn_log=turn_log,
         )
         return _ModelPolicySession(session, pool, job)
 

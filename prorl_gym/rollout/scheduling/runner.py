@@ -17,7 +17,7 @@ from prorl_gym.environments.judge import Judge
 from prorl_gym.errors import CancelReason, ConflictError, ShuttingDownError
 from prorl_gym.logs import log_context
 from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.protocol import AttemptMoved, Finished, Job, PolicySource, RunnerEvent, StageEntered
+from prorl_gym.rollout.protocol import Finished, Job, PolicySource, RunnerEvent, StageEntered
 from prorl_gym.rollout.scheduling.attempt import Attempt, EnvironmentLookup
 from prorl_gym.rollout.scheduling.attempt_slots import AttemptSlots
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
@@ -248,9 +248,11 @@ class InProcessRunner:
             attempt.slots.release_job_slot()
         self._events.put_nowait(Finished(rollout=rollout))
 
-    def _on_event(self, event: AttemptMoved) -> None:
+    def _on_event(self, event: RunnerEvent) -> None:
         if isinstance(event, StageEntered) and event.stage == "init":
-            self._prewarmer.remove_waiting(self._attempts[event.rollout_id].job.request)
+            attempt = self._attempts[event.rollout_id]
+            if attempt.slots.position.stage_before == "queue":  # it may start over, from RUN
+                self._prewarmer.remove_waiting(attempt.job.request)
         self._events.put_nowait(event)
 
     def _settings_levels(self, job: Job) -> tuple[RolloutSettings, ...]:

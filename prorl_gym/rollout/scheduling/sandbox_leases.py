@@ -70,6 +70,10 @@ class SandboxLeases:
         self._host_memory: MemoryPressure | None = None
         """Memory pressure of this host when the first sandbox was requested."""
 
+    def make_fresh(self) -> "SandboxLeases":
+        """Return leases of the same kind that hold nothing."""
+        return SandboxLeases(self._backend, self._on_agent_sandbox, self._judge)
+
     async def get_agent_sandbox(self, spec: SandboxSpec) -> Sandbox:
         """Return the agent's sandbox for this spec; concurrent first calls start one.
 

@@ -11,6 +11,7 @@ from typing import Any
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, ToolSpec
 from prorl_gym.environments.protocol import Episode, Leases, RunContext, ScriptedStep
 from prorl_gym.errors import FailureKind, Limit, LimitReached, RolloutError, TaskError
+from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.records import NOT_SAMPLED, Generation, Message, Score, Segment
 from prorl_gym.rollout.protocol import Job
 from prorl_gym.sandbox.protocol import CellResult, ExecResult, FileEntry, ProbeResult, Sandbox, SandboxSpec, Shell
@@ -174,7 +175,7 @@ class FakePolicySource:
         """Set at first; clear it to keep agents from beginning."""
         self.has_room.set()
 
-    def open_session(self, job: Job, settings: ResolvedSettings) -> FakeSession:
+    def open_session(self, job: Job, settings: ResolvedSettings, turn_log: TurnLog | None = None) -> FakeSession:
         """See ``PolicySource.open_session``."""
         self.opened += 1
         return FakeSession(self, evaluation=job.request.evaluation)

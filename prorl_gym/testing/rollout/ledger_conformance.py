@@ -21,6 +21,7 @@ from prorl_gym.errors import (
     ShuttingDownError,
     TaskError,
 )
+from prorl_gym.inference.tokens.turn_log import LoggedTurn
 from prorl_gym.records import NOT_SAMPLED, Generation, Outcome, Retry, Rollout, RolloutRequest, Score, Segment
 from prorl_gym.rollout.ledger.encoding import decode_rollout
 from prorl_gym.rollout.ledger.ledger_config import CancelledRolloutError
@@ -211,6 +212,38 @@ async def recover_closes_open_attempts(ledger: Ledger) -> None:
     (job,) = await ledger.next_jobs(["open"])
     assert job.attempt == 1
     assert [r.kind for r in job.retries] == [FailureKind.SERVICE_RESTARTED]
+
+
+async def logged_turns_come_with_the_next_attempt(ledger: Ledger) -> None:
+    """A turn is kept only after all before it; one in place of another takes the place of what followed."""
+    await ledger.add_rollouts([_request("r0"), _request("other")])
+    first, second, third = (LoggedTurn(prompt=name, calls=()) for name in ("first", "second", "third"))
+    assert (await ledger.begin_attempt("r0")).turns == ()
+    for name, attempt, number, turn in (
+        *(("r0", 0, 0, first), ("r0", 0, 2, third), ("r0", 1, 1, third)),
+        *(("other", 0, 0, third), ("nobody", 0, 0, third)),
+    ):
+        await ledger.log_turn(name, attempt, number, turn)
+    assert (await ledger.begin_attempt("other")).turns == ()
+    await ledger.recover()
+    assert (await ledger.begin_attempt("r0")).turns == (first,)
+    await ledger.log_turn("r0", 1, 1, second)
+    assert (await ledger.begin_attempt("r0")).turns == (first, second)
+    await ledger.log_turn("r0", 2, 0, third)
+    await ledger.withdraw_attempts(["r0"])
+    assert (await ledger.begin_attempt("r0")).turns == (third,)
+
+
+async def turns_that_did_not_help_are_forgotten(ledger: Ledger) -> None:
+    """An attempt that fails without a turn of its own may have failed by what it resumed."""
+    await ledger.add_rollouts([_request("r0")])
+    turn = LoggedTurn(prompt="first", calls=())
+    for attempt, turns in enumerate([(), (turn,), ()]):
+        assert (await ledger.begin_attempt("r0")).turns == turns
+        if attempt == 0:
+            await ledger.log_turn("r0", 0, 0, turn)
+        retry = Retry(attempt=attempt, kind=FailureKind.SANDBOX_LOST, stage="run", message="gone")
+        await ledger.fail_attempt("r0", retry)
 
 
 async def withdrawn_attempts_are_forgotten(ledger: Ledger) -> None:
@@ -450,6 +483,8 @@ CHECKS: list[Check] = [
     an_attempt_that_is_open_is_lost_to_the_next,
     what_is_accepted_may_begin_at_once,
     recover_closes_open_attempts,
+    logged_turns_come_with_the_next_attempt,
+    turns_that_did_not_help_are_forgotten,
     withdrawn_attempts_are_forgotten,
     jobs_keep_the_order_asked_for,
     the_stream_resumes_after_its_cursor,

@@ -197,7 +197,7 @@ async def test_a_swallowed_cancel_makes_no_further_call_and_does_not_park_for_ev
                 await context.policy.respond(())
 
     yard = Yard(environment=Stubborn())
-    yard.policies.open_session = lambda job, settings: Counting(yard.policies)  # type: ignore[method-assign]
+    yard.policies.open_session = lambda *_: Counting(yard.policies)  # type: ignore[method-assign]
     await yard.begin("a")
     await park(yard, "a")
     await yard.runner.cancel(["a"], CancelReason.CLIENT)

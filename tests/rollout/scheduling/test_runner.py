@@ -207,7 +207,7 @@ async def test_a_record_that_cannot_be_written_becomes_an_internal_failure() -> 
             raise ValueError("drift")
 
     bench = Bench()
-    bench.policies.open_session = lambda job, settings: Hostile(bench.policies)  # type: ignore[method-assign]
+    bench.policies.open_session = lambda *_: Hostile(bench.policies)  # type: ignore[method-assign]
     await bench.runner.accept(job())
     assert end((await bench.finish())["r0"]) == ("failed", "internal", "eval", None)
 
@@ -237,7 +237,7 @@ async def test_a_release_that_hangs_does_not_hold_the_record() -> None:
                 await asyncio.get_running_loop().create_future()
 
     bench = Bench(RunnerConfig(queue=1, init=1, run=1, eval=1, cleanup_seconds=0.05))
-    bench.policies.open_session = lambda job, settings: Stuck(bench.policies)  # type: ignore[method-assign]
+    bench.policies.open_session = lambda *_: Stuck(bench.policies)  # type: ignore[method-assign]
     await bench.runner.accept(job(run="engine_unreachable"))
     assert end((await bench.finish())["r0"]) == ("failed", "engine_unreachable", "run", None)
 

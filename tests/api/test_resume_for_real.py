@@ -1,0 +1,128 @@
+"""A service that is killed while agents are at work, in real sandboxes: they go on after their last whole turn."""
+
+import asyncio
+import json
+import signal
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from killed_service import ROOT, SERVING, configure, gone, place, started
+
+from prorl_gym.client import SyncClient, read_token
+from prorl_gym.environments.row_format import read_rows
+from prorl_gym.inference.tokens.template_check import load_codec
+from prorl_gym.oracle.oracle_policy import OraclePolicy
+from prorl_gym.oracle.oracle_server import OracleServer, serve_oracle
+from prorl_gym.oracle.row_index import example_files, load_rows
+from prorl_gym.records import RolloutRequest
+from prorl_gym.settings import RolloutSettings
+
+ROWS = {"math": 5, "swe": 2}
+"""How many of the example rows."""
+
+
+class HoldingServer(OracleServer):
+    """Plays gold turns, counts who asked for which, and keeps back one of each rollout until it is told."""
+
+    def __init__(self, held_turns: Mapping[str, int]) -> None:
+        self._chat = load_codec("small")
+        super().__init__(self._chat, OraclePolicy(self._chat, load_rows(example_files())))
+        self.asked: Counter[tuple[str, int]] = Counter()
+        self.released = asyncio.Event()
+        self._held_turns = held_turns
+
+    async def _completions(self, request: web.Request) -> web.Response:
+        session = request.headers["X-Session-ID"]
+        prompt = self._chat.decode(json.loads(await request.read())["prompt"])
+        turn = prompt.count("<|im_start|>assistant") - 1
+        self.asked[session, turn] += 1
+        if turn == self._held_turns.get(session):
+            await self.released.wait()
+        return await super()._completions(request)
+
+
+@contextmanager
+def serving(server: HoldingServer) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Serve in a thread; yield the address, and a call that releases what is held."""
+    with asyncio.Runner() as runner:
+        loop, over = runner.get_loop(), asyncio.Event()
+        address: Future[str] = Future()
+
+        async def serve() -> None:
+            async with serve_oracle(server, "127.0.0.1", 0) as url:
+                address.set_result(url)
+                await over.wait()
+
+        thread = threading.Thread(target=runner.run, args=(serve(),))
+        thread.start()
+        try:
+            yield address.result(20), partial(loop.call_soon_threadsafe, server.released.set)
+        finally:
+            loop.call_soon_threadsafe(over.set)
+            thread.join()
+
+
+def requests() -> dict[str, tuple[RolloutRequest, int]]:
+    """Rollouts, and how many turns of each are whole when the service dies: all but the last, or three."""
+    found: dict[str, tuple[RolloutRequest, int]] = {}
+    for name, count in ROWS.items():
+        for row in read_rows(ROOT / f"environments/prorl_{name}/data/example.jsonl")[:count]:
+            request = RolloutRequest(
+                rollout_id=str(row.task["id"]),
+                environment=name,
+                task=row.task,
+                settings=RolloutSettings(resume=True),
+            )
+            turns = len(row.task.get("gold_steps", [None]))
+            found[request.rollout_id] = request, min(3, turns - 1)
+    return found
+
+
+def wait_for_logged_turns(path: Path, count: int, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
+            (logged,) = ledger.execute("SELECT count(*) FROM turns").fetchone()
+        if logged == count:
+            return
+        assert time.monotonic() < deadline, f"{logged} turns of {count} are in the ledger"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_killed_rollouts_go_on_after_their_last_whole_turn() -> None:
+    wanted = requests()
+    held = {name: turns for name, (_, turns) in wanted.items() if turns}
+    server = HoldingServer(held)
+    with place() as ground, serving(server) as (engine, release):
+        serve = configure(ground, engine)
+        token, ledger = ground / "state" / "token", ground / "state" / "ledger.sqlite"
+        with started(serve, SERVING) as (service, address):
+            with SyncClient(address, token=read_token(token)) as client:
+                client.submit([request for request, _ in wanted.values()])
+                wait_for_logged_turns(ledger, sum(held.values()), 120)
+                assert {name: server.asked[name, turns] for name, turns in held.items()} == dict.fromkeys(held, 1)
+                service.send_signal(signal.SIGKILL)
+        assert gone(ground, 10.0)
+        release()
+        with started(serve, SERVING) as (service, address):
+            with SyncClient(address, token=read_token(token)) as client:
+                rollouts = {name: client.result(name, timeout=300) for name in wanted}
+            service.send_signal(signal.SIGTERM)
+            service.communicate(timeout=20)
+        wait_for_logged_turns(ledger, 0, 1)
+    assert {name: (one.resume_refused, one.resumed_turns) for name, one in rollouts.items()} == {
+        name: ("", turns) for name, (_, turns) in wanted.items()
+    }
+    assert {name: one.reward for name, one in rollouts.items()} == dict.fromkeys(wanted, 1.0)
+    again = {place: times for place, times in server.asked.items() if times > 1}
+    assert again == {(name, turns): 2 for name, turns in held.items()}, "the engine saw a turn again that was whole"

@@ -9,12 +9,16 @@ from prorl_gym.api.monitoring.history import History, RolloutCounters
 from prorl_gym.api.monitoring.mismatch_reports import MismatchReports
 from prorl_gym.api.monitoring.service_metrics import ServiceMetrics
 from prorl_gym.api.policy_control import EngineRegistry, PolicyController, PolicyControllers
+from prorl_gym.client.wire_models import FirstPrompt, FirstPromptBody
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.weights.weight_updater import WeightUpdater
 from prorl_gym.rollout.service import RolloutService
 
 TokenDecoder = Callable[[Sequence[int]], str]
 """Token ids to text."""
+
+PromptRenderer = Callable[[FirstPromptBody], FirstPrompt]
+"""The first prompt of a row to token ids."""
 
 
 @dataclass(slots=True)
@@ -34,6 +38,8 @@ class AppContext:
     """Returns the number of running sandboxes; ``None``: unknown."""
     decode: TokenDecoder | None = None
     """Of the tokenizer, for pages; ``None``: there is none."""
+    render_prompt: PromptRenderer | None = None
+    """By the tokenizer and its template; ``None``: there is none yet."""
     started_at: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -70,6 +76,7 @@ class AppContext:
         weight_updaters: Mapping[str, WeightUpdater],
         registries: Mapping[str, EngineRegistry],
         decode: TokenDecoder | None,
+        render_prompt: PromptRenderer | None = None,
     ) -> None:
         """Show and steer these pools from now on. Once.
 
@@ -78,9 +85,10 @@ class AppContext:
             weight_updaters: by name of the pool, of those that a trainer may pause and update.
             registries: by name of the pool, of those whose engines a trainer may change.
             decode: of the tokenizer, for pages of rollouts.
+            render_prompt: by the tokenizer and its template, for rows whose rollout never ran.
         """
         self.pools.extend(pools)
-        self.decode = decode
+        self.decode, self.render_prompt = decode, render_prompt
         self.policies.set_controllers(
             [
                 PolicyController(

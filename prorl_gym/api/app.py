@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fastapi import APIRouter, FastAPI
 
 from prorl_gym import __version__
-from prorl_gym.api.app_context import AppContext, TokenDecoder
+from prorl_gym.api.app_context import AppContext, PromptRenderer, TokenDecoder
 from prorl_gym.api.http import openapi
 from prorl_gym.api.http.error_responses import install_error_handlers
 from prorl_gym.api.http.middleware import BearerAuth, BodyLimit, CrossSiteGuard
@@ -27,6 +27,7 @@ _EMBEDDED_PATHS = frozenset(
         "/v1/stream",
         "/v1/ack",
         "/v1/unacknowledged",
+        "/v1/first_prompt",
     }
 )
 
@@ -84,13 +85,15 @@ def app_from_context(context: AppContext, token: str, max_body_bytes: int = 64 <
     return app
 
 
-def create_embedded_app(service: RolloutService) -> FastAPI:
+def create_embedded_app(service: RolloutService, render_prompt: PromptRenderer | None = None) -> FastAPI:
     """Return the routes to submit, read, acknowledge and cancel, for a server that embeds the service.
 
     They ask for no token, accept any number of pending rollouts, and show no task.
     """
     routes = APIRouter()
-    rollouts.add_routes(routes, AppContext.create(service, max_pending=sys.maxsize))
+    context = AppContext.create(service, max_pending=sys.maxsize)
+    context.render_prompt = render_prompt
+    rollouts.add_routes(routes, context)
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_error_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=_EMBEDDED_BODY_BYTES)

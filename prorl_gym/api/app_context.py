@@ -9,6 +9,7 @@ from prorl_gym.api.monitoring.history import History, RolloutCounters
 from prorl_gym.api.monitoring.mismatch_reports import MismatchReports
 from prorl_gym.api.monitoring.service_metrics import ServiceMetrics
 from prorl_gym.api.policy_control import EngineRegistry, PolicyController, PolicyControllers
+from prorl_gym.client.wire_models import FirstPrompt, FirstPromptBody
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.weights.weight_updater import WeightUpdater
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
@@ -16,6 +17,9 @@ from prorl_gym.rollout.service import RolloutService
 
 TokenDecoder = Callable[[Sequence[int]], str]
 """Token ids to text."""
+
+PromptRenderer = Callable[[FirstPromptBody], FirstPrompt]
+"""The first prompt of a row to token ids."""
 
 
 @dataclass(slots=True)
@@ -39,6 +43,8 @@ class AppContext:
     """What nodes need of the configuration, as JSON; empty: the service has no nodes."""
     find_nodes: Callable[[], NodeRunners | None] = lambda: None
     """Returns the nodes; ``None``: there are none, or the service is loading."""
+    render_prompt: PromptRenderer | None = None
+    """By the tokenizer and its template; ``None``: there is none yet."""
     started_at: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -91,6 +97,7 @@ class AppContext:
         weight_updaters: Mapping[str, WeightUpdater],
         registries: Mapping[str, EngineRegistry],
         decode: TokenDecoder | None,
+        render_prompt: PromptRenderer | None = None,
     ) -> None:
         """Show and steer these pools from now on. Once.
 
@@ -99,9 +106,10 @@ class AppContext:
             weight_updaters: by name of the pool, of those that a trainer may pause and update.
             registries: by name of the pool, of those whose engines a trainer may change.
             decode: of the tokenizer, for pages of rollouts.
+            render_prompt: by the tokenizer and its template, for rows whose rollout never ran.
         """
         self.pools.extend(pools)
-        self.decode = decode
+        self.decode, self.render_prompt = decode, render_prompt
         self.policies.set_controllers(
             [
                 PolicyController(

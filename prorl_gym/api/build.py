@@ -11,13 +11,16 @@ from prorl_gym.api.app_context import TokenDecoder
 from prorl_gym.api.config import AllowedUrls, ServiceConfig
 from prorl_gym.api.policy_control import EngineRegistry
 from prorl_gym.api.startup import AcceptingService, open_service
-from prorl_gym.client.wire_models import MAX_ENGINES
+from prorl_gym.client.wire_models import MAX_ENGINES, FirstPrompt, FirstPromptBody
 from prorl_gym.environments.judge import EngineJudge, Judge
+from prorl_gym.errors import FailureKind, TaskError
+from prorl_gym.gateway.model_call import function_schema
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.config import InferenceConfig, build_pool, pool_engine_factory
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.inference.weights.weight_updater import WeightUpdater
+from prorl_gym.records import Message
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
 from prorl_gym.rollout.scheduling.attempt import EnvironmentLookup
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
@@ -25,6 +28,7 @@ from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.sandbox.backend_selection import open_backend
 from prorl_gym.sandbox.protocol import SandboxBackend
+from prorl_gym.trainers.responses_items import messages_from_items
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,6 +56,21 @@ class LoadedService:
     """A model for graders, on engines of its own."""
     nodes: NodeRunners | None = None
     """Where attempts run; ``None``: in this process."""
+
+    def render_prompt(self, prompt: FirstPromptBody) -> FirstPrompt:
+        """Return the first prompt of a row as the policy's tokenizer renders it.
+
+        Raises:
+            TaskError: it cannot be rendered.
+        """
+        try:
+            messages = messages_from_items(prompt.input) or [Message(role="user", content="")]
+            ids = self.codec.encode_prompt(messages, [function_schema(tool) for tool in prompt.tools])
+        except Exception as error:  # the row is not ours, nor is the template
+            what = f"the first prompt cannot be rendered ({type(error).__name__})."
+            fix = "Send 'input' and 'tools' as OpenAI's Responses API has them."
+            raise TaskError(FailureKind.BAD_ROW, what, fix) from error
+        return FirstPrompt(prompt_token_ids=tuple(ids), terminator_id=self.codec.terminator_id)
 
     async def close(self, *, drain: bool = True) -> None:
         """Stop the service (see ``RolloutService.stop``), then its engines and sandboxes. Idempotent.

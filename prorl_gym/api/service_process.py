@@ -145,7 +145,7 @@ class _ServiceProcess:
 
     async def _load(self, context: AppContext) -> None:
         built = self._loaded = await load_service(self.accepting)
-        context.attach_pools(built.pools, built.weight_updaters, built.registries, built.decode)
+        context.attach_pools(built.pools, built.weight_updaters, built.registries, built.decode, built.render_prompt)
         if self._compat_listener is not None:
             from prorl_gym.api.compat.compat_app import has_compat_token
 

@@ -22,6 +22,7 @@ from prorl_gym.client.wire_models import (
     CancelResponse,
     DemandResponse,
     EngineRegistration,
+    FirstPrompt,
     GroupsStatus,
     IgnoredResponse,
     MismatchBody,
@@ -258,6 +259,11 @@ class Client:
         """List the rollouts of a run (``None``: of all) whose records were not acknowledged, finished or not."""
         query = _without_none({"run": run_id})
         return await self._transport.call("GET", "/v1/unacknowledged", Unacknowledged, query=query)
+
+    async def first_prompt(self, messages: Sequence[Any] | str, tools: Sequence[Mapping[str, Any]] = ()) -> FirstPrompt:
+        """Render the first prompt of a row (items of OpenAI's Responses API), of which no rollout has to be made."""
+        body = _json({"input": messages, "tools": tools})
+        return await self._transport.call("POST", "/v1/first_prompt", FirstPrompt, body=body)
 
     # --- the demand of a run ----------------------------------------------------------------------------------------
 

@@ -241,6 +241,21 @@ class Unacknowledged(Record):
     rollouts: tuple[UnacknowledgedRollout, ...]
 
 
+class FirstPromptBody(Body):
+    """The messages and tools of a row, in the form of OpenAI's Responses API."""
+
+    input: list[Any] | str = Field(default_factory=list[Any], max_length=MAX_NAMES)
+    tools: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]], max_length=1024)
+
+
+class FirstPrompt(Record):
+    """A first prompt as the policy's tokenizer renders it."""
+
+    prompt_token_ids: tuple[int, ...]
+    terminator_id: int
+    """Ends a turn of the model."""
+
+
 # --- groups of a run ----------------------------------------------------------------------------------------------
 
 

@@ -215,6 +215,7 @@ def _serve_rollouts() -> None:
     class Built:
         def __init__(self, service: RolloutService, backend: EmptyBackend, codec: Any) -> None:
             self.service, self.backend, self.codec = service, backend, codec
+            self.render_prompt = None
 
         async def close(self, *, drain: bool) -> None:
             await self.service.stop(drain=drain)

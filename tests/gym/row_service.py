@@ -40,7 +40,7 @@ class FakeConnection:
         self._on_listed: Callable[[Sequence[UnacknowledgedRollout]], None] | None = None
         self._records: dict[str, asyncio.Future[Rollout]] = {}
 
-    def connect(self, url: str, run_id: str, on_listed: Any, on_finished: Any) -> "FakeConnection":
+    def connect(self, url: str, token: str, run_id: str, on_listed: Any, on_finished: Any) -> "FakeConnection":
         self._on_listed = on_listed
         return self
 
@@ -67,6 +67,11 @@ class FakeConnection:
     def fetch_record(self, rollout_id: str) -> None:
         self._records[rollout_id].set_exception(NotFoundError(f"rollout {rollout_id} was never accepted."))
 
+    async def render_prompt(self, prompt: Mapping[str, Any]) -> Placeholder:
+        if prompt["input"] == "poison":
+            raise ZeroDivisionError("a template of somebody's")
+        return Placeholder((7, 8), 9)
+
     def acknowledge(self, rollout_ids: Iterable[str]) -> None:
         self.acknowledged.extend(rollout_ids)
 
@@ -78,12 +83,6 @@ class FakeConnection:
 
     async def close(self) -> None:
         """Nothing is open."""
-
-
-async def render_prompt(prompt: Mapping[str, Any]) -> Placeholder:
-    if prompt["input"] == "poison":
-        raise ZeroDivisionError("a template of somebody's")
-    return Placeholder((7, 8), 9)
 
 
 class EmbeddedRollouts:
@@ -137,7 +136,7 @@ async def agent(rollouts: EmbeddedRollouts, **profile: Any) -> AsyncIterator["Ag
 
 class Agent:
     def __init__(self, url: str, **profile: Any) -> None:
-        self.handler = RowHandler(AgentProfile(**{"agent": "a", **profile}), url, render_prompt)
+        self.handler = RowHandler(AgentProfile(**{"agent": "a", **profile}), url)
 
     async def post(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return the result of a row, which is delivered."""

@@ -45,14 +45,10 @@ class FakeRowHandler:
 
 
 def configured(**config: Any) -> ProrlRolloutAgentConfig:
-    return ProrlRolloutAgentConfig(
-        name="prorl_math_agent",
-        host="127.0.0.1",
-        port=1,
-        entrypoint="app.py",
-        resources_server={"type": "resources_servers", "name": "prorl_rollout"},
-        **config,
-    )
+    server = {"type": "resources_servers", "name": "prorl_rollout"}
+    if "service_url" not in config:
+        config.setdefault("resources_server", server)
+    return ProrlRolloutAgentConfig(name="prorl_math_agent", host="127.0.0.1", port=1, entrypoint="app.py", **config)
 
 
 def serve(rows: FakeRowHandler, **config: Any) -> TestClient:
@@ -144,6 +140,19 @@ def test_mask_truncated_masks_every_limit():
 def test_settings_say_more_exactly_what_is_masked():
     config = configured(mask_truncated=True, settings={"mask_overlong": ["tokens"]})
     assert config.profile().settings.mask_overlong == (Limit.TOKENS,)
+
+
+@pytest.mark.parametrize(
+    "config", [{"resources_server": None}, {"service_url": "http://h:1", "resources_server": {"name": "r"}}]
+)
+def test_exactly_one_service_makes_the_rollouts(config: dict[str, Any]):
+    with pytest.raises(ValidationError, match=r"exactly one|resources_server"):
+        configured(**config)
+
+
+def test_agents_of_shards_have_runs_of_their_own():
+    alone, shard = configured(), configured(service_url="http://head:8770")
+    assert (alone.profile().agent, shard.profile().agent) == ("prorl_math_agent", "prorl_math_agent:127.0.0.1:1")
 
 
 def test_early_stop_without_groups_is_refused():

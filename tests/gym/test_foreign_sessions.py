@@ -104,7 +104,7 @@ def test_arguments_that_do_not_fit_are_explained_to_the_model(client: TestClient
     assert "must be of type integer" in post(client, "/double_it", {"n": "21"}, status=422)
 
 
-@pytest.mark.parametrize("name", ["verify", "first_prompt"])
+@pytest.mark.parametrize("name", ["verify", "close_session"])
 def test_a_tool_with_the_name_of_a_route_is_refused(client: TestClient, monkeypatch: pytest.MonkeyPatch, name: str):
     monkeypatch.setattr(module.registry, "get", lambda environment: WithTool(name))
     assert "name of a route" in str(post(client, "/seed_session", declaring("python"), status=422))

@@ -110,8 +110,10 @@ def test_tasks_are_not_shown_to_callers_without_a_token(client: TestClient):
 
 
 def test_first_prompt_of_a_row_is_rendered(client: TestClient):
-    placeholder = post(client, "/first_prompt", {"input": [{"role": "user", "content": "2+2?"}], "tools": None})
-    assert placeholder["prompt_token_ids"] and placeholder["terminator_id"]
+    prompt = post(client, "/service/v1/first_prompt", {"input": [{"role": "user", "content": "2+2?"}]})
+    assert prompt["prompt_token_ids"] and prompt["terminator_id"]
+    refused = post(client, "/service/v1/first_prompt", {"input": [5]}, status=422)
+    assert "cannot be rendered" in str(refused)
 
 
 def test_tools_share_state_and_finish_is_graded(client: TestClient):

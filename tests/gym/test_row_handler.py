@@ -7,7 +7,7 @@ from typing import Any
 import gym_needed  # noqa: F401 - orjson comes with it
 import pytest
 from rollout_samples import MESSAGES, ROW, cancelled, failed, rollout, truncated
-from row_service import FakeConnection, render_prompt
+from row_service import FakeConnection
 
 from prorl_gym.client import UnacknowledgedRollout
 from prorl_gym.errors import FailureKind
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gym
 
 
 def handler_over(service: FakeConnection, **profile: Any) -> RowHandler:
-    return RowHandler(AgentProfile(agent="a", **profile), "", render_prompt, service.connect)
+    return RowHandler(AgentProfile(agent="a", **profile), "", connect=service.connect)
 
 
 async def ask(record: Rollout, *rows: dict[str, Any], **profile: Any) -> tuple[list[tuple[int, Any]], FakeConnection]:

@@ -88,6 +88,26 @@ async def accepted(ledger: FailingLedger) -> int:
     return usage.pending + usage.kept + usage.released
 
 
+async def test_shards_share_a_service_and_never_each_other_s_rollouts(
+    rollouts: EmbeddedRollouts, ledger: FailingLedger
+):
+    """Agents of one name post equal rows; one goes while its rollout runs, and another comes."""
+    async with agent(rollouts, agent="a:h:1") as one, agent(rollouts, agent="a:h:2", num_generations=2) as two:
+        hanging = asyncio.create_task(one.post(row("same", run="hang")))
+        await until_pending(rollouts, 1)
+        async with agent(rollouts, agent="a:h:3") as late:
+            assert (await late.post(row("same")))["reward"] is not None
+        group = [row("same") | {"_ng_task_index": 0, "_ng_rollout_index": index} for index in range(2)]
+        results = await asyncio.gather(*map(two.post, group))
+        assert len({result["prorl_rollout_id"] for result in results}) == 2
+        requests = await ledger.requests([result["prorl_rollout_id"] for result in results])
+        assert {request.run_id for request in requests} == {"a:h:2"}
+        assert len({request.group_id for request in requests}) == 1
+        assert rollouts.service.pending == 1  # that of the first shard: nobody took it or cancelled it
+        hanging.cancel()
+        await asyncio.wait({hanging})
+
+
 async def test_thousand_rows_at_once_need_few_connections_and_commits(
     rollouts: EmbeddedRollouts, ledger: FailingLedger
 ):

@@ -24,6 +24,8 @@ from prorl_gym.client.wire_models import (
     CancelBody,
     CancelResponse,
     DeliveredRecord,
+    FirstPrompt,
+    FirstPromptBody,
     PauseNotice,
     RolloutListResponse,
     RolloutResponse,
@@ -50,6 +52,7 @@ _ONE = TypeAdapter(RolloutSubmission)
 _MANY = TypeAdapter[list[RolloutSubmission]](Annotated[list[RolloutSubmission], Field(max_length=MAX_BATCH)])
 _CANCEL = TypeAdapter(CancelBody)
 _ACK = TypeAdapter(AckBody)
+_FIRST_PROMPT = TypeAdapter(FirstPromptBody)
 
 
 def add_routes(routes: APIRouter, context: AppContext) -> None:
@@ -254,6 +257,24 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
     async def unacknowledged(run: RunQuery = None) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Finished or not: what a trainer that lost its own state has to fetch or to expect."""
         return json_response(await service.unacknowledged(run))
+
+    @routes.post(
+        "/v1/first_prompt",
+        **describe(
+            "rollouts",
+            "Render the first prompt of a row",
+            examples.FIRST_PROMPT,
+            errors=(503,),
+            model=FirstPrompt,
+            body=JsonBody(FirstPromptBody, examples.FIRST_PROMPT_BODY),
+        ),
+    )
+    async def first_prompt(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        """For trainers that group rows by their prompts: a row whose rollout never ran has no other prompt."""
+        body = await read_json(request, _FIRST_PROMPT)
+        if context.render_prompt is None:
+            raise ApiError(503, "The service has not loaded its tokenizer yet.", "Send it again.", retry_after=1)
+        return json_response(context.render_prompt(body))
 
 
 async def _stream_lines(

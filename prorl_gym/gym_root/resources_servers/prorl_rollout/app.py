@@ -15,7 +15,6 @@ if __name__ == "__main__":
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -101,7 +100,6 @@ class ProrlRolloutServer(SimpleResourcesServer):
     def setup_webserver(self) -> FastAPI:
         """Return the app with our routes; the service starts and stops with the server."""
         app = super().setup_webserver()
-        app.post("/first_prompt")(self.first_prompt)
         app.post("/{tool}")(self.call_tool)  # last: the row decides which tools there are
         inner = app.router.lifespan_context
 
@@ -115,13 +113,6 @@ class ProrlRolloutServer(SimpleResourcesServer):
 
         app.router.lifespan_context = lifespan
         return app
-
-    # -- the rollout service ------------------------------------------------------------------------------------
-
-    async def first_prompt(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the token ids of a row's first prompt (``input`` and ``tools``), for a rollout that never ran."""
-        placeholder = self._service.first_prompt(body.get("input") or [], body.get("tools") or [])
-        return asdict(placeholder)
 
     # -- sessions for other agents ------------------------------------------------------------------------------
 

@@ -16,13 +16,9 @@ from prorl_gym.api.config import ServiceConfig
 from prorl_gym.config import load_config
 from prorl_gym.environments.judge import Judge
 from prorl_gym.errors import FailureKind, SandboxError, ShuttingDownError
-from prorl_gym.gateway.model_call import function_schema
 from prorl_gym.logs import configure_logging
-from prorl_gym.records import Message
 from prorl_gym.sandbox.protocol import SandboxBackend
 from prorl_gym.settings import RolloutSettings
-from prorl_gym.trainers.gym_result import Placeholder
-from prorl_gym.trainers.responses_items import messages_from_items
 
 
 def service_config(engines: str | Sequence[str], model: str, tokenizer: str | None, options: Mapping[str, Any]) -> Any:
@@ -79,7 +75,8 @@ class EmbeddedService:
         Raises:
             ShuttingDownError: the service is not running.
         """
-        return create_embedded_app(self._require_running().service)
+        running = self._require_running()
+        return create_embedded_app(running.service, running.render_prompt)
 
     @property
     def backend(self) -> SandboxBackend:
@@ -101,18 +98,6 @@ class EmbeddedService:
     def judge(self) -> Judge | None:
         """The graders' judge; ``None`` when none is configured, or the service is not running."""
         return None if self._built is None else self._built.judge
-
-    def first_prompt(self, items: Any, tools: Sequence[Mapping[str, Any]]) -> Placeholder:
-        """Return the token ids of a first prompt of Responses items.
-
-        Raises:
-            ShuttingDownError: the service is not running.
-            ProrlError: the prompt cannot be rendered.
-        """
-        codec = self._require_running().codec
-        messages = messages_from_items(items) or [Message(role="user", content="")]
-        ids = codec.encode_prompt(messages, [function_schema(tool) for tool in tools])
-        return Placeholder(tuple(ids), codec.terminator_id)
 
     def _require_running(self) -> LoadedService:
         if self._built is None:

@@ -32,7 +32,7 @@ _MAX_CLOSED_IDS = 100_000
 """Ids of closed sessions that are kept, to refuse a late seed of one."""
 _NO_SETTINGS = RolloutSettings()
 
-RESERVED_ROUTES = {"seed_session", "verify", "close_session", "aggregate_metrics", "first_prompt", "mcp"}
+RESERVED_ROUTES = {"seed_session", "verify", "close_session", "aggregate_metrics", "mcp"}
 """Routes of the server that are not tools."""
 
 

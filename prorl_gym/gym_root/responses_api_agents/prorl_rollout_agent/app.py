@@ -12,8 +12,9 @@ import gc
 if __name__ == "__main__":
     gc.disable()  # until freeze_imports
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import orjson
@@ -21,18 +22,18 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.config_types import ResourcesServerRef
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.server_utils import get_response_json, is_nemo_gym_fastapi_entrypoint
+from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint
 from pydantic import PrivateAttr, model_validator
 from starlette.types import Receive, Scope, Send
 
 from prorl_gym._gym_compat import headline_pass_metrics, pass_metrics, server_url
+from prorl_gym.client import read_token
 from prorl_gym.errors import ConfigError, Limit
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_handler import AgentProfile, RowAnswer, RowHandler
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.service_connection import SERVICE_PATH
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.step_early_stop import EarlyStopConfig
 from prorl_gym.gym_root.server_start import freeze_imports, run_server
 from prorl_gym.settings import RolloutSettings
-from prorl_gym.trainers.gym_result import Placeholder
 
 ROW_BYTES = 64 << 20
 """Largest row in bytes."""
@@ -41,7 +42,13 @@ ROW_BYTES = 64 << 20
 class ProrlRolloutAgentConfig(BaseResponsesAPIAgentConfig):
     """Configuration of one agent instance."""
 
-    resources_server: ResourcesServerRef
+    resources_server: ResourcesServerRef | None = None
+    """The prorl_rollout server whose service makes the rollouts."""
+    service_url: str | None = None
+    """A service that runs by itself (``prorl-gym serve``) and makes the rollouts, in the place of ``resources_server``:
+    the shards of a trainer's run then share its groups and its engines."""
+    token_file: Path | None = None
+    """File with the token of ``service_url``; by default found as the client finds it."""
     environment: str | None = None
     """Environment of rows that name none."""
     on_failure: Literal["mask", "raise"] = "mask"
@@ -58,6 +65,15 @@ class ProrlRolloutAgentConfig(BaseResponsesAPIAgentConfig):
     """Stop groups of which a step has no use. Needs ``num_generations``, and ``use_dynamic_sampling`` in the recipe."""
 
     @model_validator(mode="after")
+    def _check_service(self) -> "ProrlRolloutAgentConfig":
+        if (self.resources_server is None) == (self.service_url is None):
+            raise ConfigError(
+                f"{self.name}: exactly one of resources_server and service_url makes the rollouts.",
+                "Use configs/remote.yaml for a service that runs by itself.",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_early_stop(self) -> "ProrlRolloutAgentConfig":
         if self.early_stop is not None and (self.num_generations or 0) < 2:
             raise ConfigError(
@@ -71,8 +87,10 @@ class ProrlRolloutAgentConfig(BaseResponsesAPIAgentConfig):
         settings = self.settings
         if self.mask_truncated and settings.mask_overlong is None:
             settings = settings.model_copy(update={"mask_overlong": tuple(Limit)})
+        # Shards have agents of the same name: each has runs of its own, so that it is sent its own records only.
+        agent = self.name if self.service_url is None else f"{self.name}:{self.host}:{self.port}"
         return AgentProfile(
-            agent=self.name,
+            agent=agent,
             environment=self.environment,
             evaluation=self.evaluation,
             settings=settings,
@@ -145,9 +163,17 @@ class ProrlRolloutAgent(SimpleResponsesAPIAgent):
         return super().get_key_metrics(agent_metrics) | headline_pass_metrics(agent_metrics)
 
     def make_row_handler(self) -> RowHandler:
-        """Return a new row handler; it connects to the rollout service at its first row."""
-        service = server_url(self.server_client.global_config_dict, self.config.resources_server.name) + SERVICE_PATH
-        return RowHandler(self.config.profile(), service, self._render_prompt)
+        """Return a new row handler; it connects to the rollout service at its first row.
+
+        Raises:
+            ConfigError: there is no token for ``service_url``.
+        """
+        config = self.config
+        if config.service_url is not None:
+            return RowHandler(config.profile(), config.service_url, read_token(config.token_file))
+        assert config.resources_server is not None
+        url = server_url(self.server_client.global_config_dict, config.resources_server.name) + SERVICE_PATH
+        return RowHandler(config.profile(), url)
 
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:
         """Refuse: a rollout needs a task, and only a row posted to ``/run`` has one.
@@ -159,12 +185,6 @@ class ProrlRolloutAgent(SimpleResponsesAPIAgent):
             "prorl_rollout_agent makes whole rollouts: post the row to /run. "
             "For single model calls use the prorl_model server."
         )
-
-    async def _render_prompt(self, prompt: Mapping[str, Any]) -> Placeholder:
-        server = self.config.resources_server.name
-        response = await self.server_client.post(server_name=server, url_path="/first_prompt", json=prompt)
-        answer = await get_response_json(response)
-        return Placeholder(tuple(answer["prompt_token_ids"]), answer["terminator_id"])
 
 
 class TrackedResponse(Response):

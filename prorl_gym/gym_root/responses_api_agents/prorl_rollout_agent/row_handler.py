@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal, cast
@@ -45,9 +45,6 @@ _MAX_GROUPS = 4096
 
 _MAX_PLACEHOLDERS = 256
 """First prompts that are kept: the rows of a group share one."""
-
-PromptRenderer = Callable[[Mapping[str, Any]], Awaitable[Placeholder]]
-"""Renders the first prompt of a row's ``responses_create_params``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +105,7 @@ class RowHandler:
     Args:
         profile: configuration of the agent.
         url: of the rollout service.
-        render_prompt: for rollouts that have no prompt of their own.
+        token: see ``ServiceConnection``.
         connect: opens the connection to the service.
     """
 
@@ -116,12 +113,11 @@ class RowHandler:
         self,
         profile: AgentProfile,
         url: str,
-        render_prompt: PromptRenderer,
+        token: str = "none",
         connect: Callable[..., ServiceConnection] = ServiceConnection,
     ) -> None:
         self._profile = profile
-        self._render_prompt = render_prompt
-        self._service = connect(url, profile.agent, self._on_listed, self._on_finished)
+        self._service = connect(url, token, profile.agent, self._on_listed, self._on_finished)
         self._deduplicator = RowDeduplicator(
             profile.agent, self._service.abandon, lambda rollout_id: self._service.acknowledge([rollout_id])
         )
@@ -289,7 +285,7 @@ class RowHandler:
 
     async def _render_or_empty(self, prompt: Mapping[str, Any]) -> Placeholder:
         try:
-            return await self._render_prompt(prompt)
+            return await self._service.render_prompt(prompt)
         except Exception as error:  # rows and templates are not ours; the row is masked either way
             _LOG.warning("a row's first prompt cannot be rendered: %s: %s", type(error).__name__, error)
             return Placeholder()

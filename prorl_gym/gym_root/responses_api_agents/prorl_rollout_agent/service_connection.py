@@ -13,7 +13,7 @@ after Gym has the answer, so that after a restart the same list has every rollou
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +21,7 @@ from prorl_gym.backoff import backoff_delay
 from prorl_gym.client import Client, DeliveredRecord, ServiceError, UnacknowledgedRollout
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, NotFoundError, ProrlError, TaskError
 from prorl_gym.records import Rollout, RolloutRequest
+from prorl_gym.trainers.gym_result import Placeholder
 
 _LOG = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ class ServiceConnection:
 
     Args:
         url: address of the service's routes.
+        token: bearer token; Gym's own servers take any.
         run_id: run whose stream is opened first.
         on_listed: called with all rollouts of the service that are not acknowledged, each time they are listed.
         on_finished: called with the id of each rollout that ended.
@@ -105,13 +107,14 @@ class ServiceConnection:
     def __init__(
         self,
         url: str,
+        token: str,
         run_id: str,
         on_listed: Callable[[Sequence[UnacknowledgedRollout]], None],
         on_finished: Callable[[str], None],
     ) -> None:
-        # Gym's servers require no token. Calls are retried without end, streams by ``_follow``.
-        self._client = Client(url, token="none", retry_seconds=math.inf)
-        self._stream_client = Client(url, token="none", retry_seconds=0.0)
+        # Calls are retried without end, streams by ``_follow``.
+        self._client = Client(url, token=token, retry_seconds=math.inf)
+        self._stream_client = Client(url, token=token, retry_seconds=0.0)
         self._run_id = run_id
         self._on_listed = on_listed
         self._on_finished = on_finished
@@ -167,6 +170,15 @@ class ServiceConnection:
         task = asyncio.get_running_loop().create_task(self._fetch(rollout_id))
         self._fetches.add(task)
         task.add_done_callback(self._fetches.discard)
+
+    async def render_prompt(self, prompt: Mapping[str, Any]) -> Placeholder:
+        """Return the first prompt of a row's ``responses_create_params``.
+
+        Raises:
+            ProrlError: it cannot be rendered.
+        """
+        found = await self._client.first_prompt(prompt.get("input") or [], prompt.get("tools") or [])
+        return Placeholder(found.prompt_token_ids, found.terminator_id)
 
     def acknowledge(self, rollout_ids: Iterable[str]) -> None:
         """Acknowledge records, in the background."""

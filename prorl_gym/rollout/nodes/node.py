@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
@@ -34,7 +35,7 @@ from prorl_gym.rollout.nodes.wire import (
     Settled,
     encode_page,
 )
-from prorl_gym.rollout.protocol import AttemptPosition, Finished, Job, ParkingChanged, Runner
+from prorl_gym.rollout.protocol import AttemptPosition, Finished, Job, ParkingChanged, Runner, TurnEnded
 from prorl_gym.rollout.scheduling.attempt import terminal_record
 
 ResultT = TypeVar("ResultT")
@@ -352,6 +353,10 @@ class Node:
         async for event in self._runner.events():
             if isinstance(event, Finished):
                 self._report_end(event.rollout)
+                continue
+            if isinstance(event, TurnEnded):
+                with suppress(ValueError):  # it holds half a surrogate pair, which the ledger would not keep either
+                    self._outbox.send(event)
                 continue
             held = self._held[event.rollout_id, event.attempt]
             if isinstance(event, ParkingChanged):

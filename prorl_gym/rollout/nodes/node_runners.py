@@ -50,6 +50,7 @@ from prorl_gym.rollout.protocol import (
     ParkingChanged,
     RunnerEvent,
     StageEntered,
+    TurnEnded,
 )
 from prorl_gym.rollout.scheduling.attempt import terminal_record
 
@@ -394,6 +395,8 @@ class NodeRunners:
                     node.move(assignment, message)
                     self._events.put_nowait(message)
                     self._changes.notify_all()
+            case TurnEnded():
+                self._events.put_nowait(message)
             case NodeDraining():
                 _LOG.info("node %s drains: %d attempts in hand", node.name, len(node.assignments))
                 node.is_draining = True
@@ -474,5 +477,5 @@ def view_of(node: _Node) -> NodeView:
 
 
 def without_task(job: Job) -> Job:
-    """Return a job without its task: enough for a record, and nothing to run."""
-    return job.model_copy(update={"request": job.request.model_copy(update={"task": {}})})
+    """Return a job without its task and earlier turns: enough for a record, and nothing to run."""
+    return job.model_copy(update={"request": job.request.model_copy(update={"task": {}}), "turns": ()})

@@ -13,7 +13,7 @@ from prorl_gym.client.wire_models import Body
 from prorl_gym.errors import CancelReason, EngineError, FailureKind, LimitReached
 from prorl_gym.inference.engine_errors import CallTimedOut, ContextExceeded, EngineOverloaded, ModelMissing
 from prorl_gym.records import Identifier, Record
-from prorl_gym.rollout.protocol import Job, ParkingChanged, Stage, StageEntered
+from prorl_gym.rollout.protocol import Job, ParkingChanged, Stage, StageEntered, TurnEnded
 
 # --- node to head ---------------------------------------------------------------------------------------------------
 
@@ -160,7 +160,8 @@ class SamplingQuery(Body):
 CallMessage = CallRequest | CallEnded | CallWithdrawn | RoomRequest | SlotRelease | SessionEnd | SamplingQuery
 """What concerns model calls: a head that was restarted knows nothing of earlier ones."""
 UpMessage = Annotated[
-    AttemptFinished | StageEntered | ParkingChanged | NodeDraining | CallMessage, Field(discriminator="type")
+    AttemptFinished | StageEntered | ParkingChanged | TurnEnded | NodeDraining | CallMessage,
+    Field(discriminator="type"),
 ]
 
 # --- head to node ---------------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ def create_app(
     registries: Mapping[str, EngineRegistry] | None = None,
     count_sandboxes: Callable[[], int | None] = lambda: None,
     decode: TokenDecoder | None = None,
+    render_prompt: PromptRenderer | None = None,
     max_body_bytes: int = 64 << 20,
     max_pending: int = 100_000,
 ) -> FastAPI:
@@ -52,7 +53,7 @@ def create_app(
     See ``AppContext.create`` and ``AppContext.attach_pools``.
     """
     context = AppContext.create(service, count_sandboxes=count_sandboxes, max_pending=max_pending)
-    context.attach_pools(pools, weight_updaters or {}, registries or {}, decode)
+    context.attach_pools(pools, weight_updaters or {}, registries or {}, decode, render_prompt)
     return app_from_context(context, token, max_body_bytes)
 
 

@@ -14,10 +14,10 @@ from prorl_gym.api.startup import AcceptingService, open_service
 from prorl_gym.client.wire_models import MAX_ENGINES, FirstPrompt, FirstPromptBody
 from prorl_gym.environments.judge import EngineJudge, Judge
 from prorl_gym.errors import FailureKind, TaskError
-from prorl_gym.gateway.model_call import function_schema
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.config import InferenceConfig, build_pool, pool_engine_factory
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
+from prorl_gym.inference.tokens.prompt_builder import function_schema
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.inference.weights.weight_updater import WeightUpdater
 from prorl_gym.records import Message

@@ -134,6 +134,7 @@ class SyncClient:
     acknowledge = _blocking(Client.acknowledge)
     acknowledge_rollouts = _blocking(Client.acknowledge_rollouts)
     unacknowledged = _blocking(Client.unacknowledged)
+    first_prompt = _blocking(Client.first_prompt)
     set_demand = _blocking(Client.set_demand)
     demand = _blocking(Client.demand)
     clear_demand = _blocking(Client.clear_demand)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from prorl_gym.config import ConfigModel
 from prorl_gym.errors import ConfigError
-from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
+from prorl_gym.inference.tokens.prompt_builder import HistoryEntry, function_schema
 from prorl_gym.inference.tokens.segment_cache import MAX_TOKENS
 
 _SUPPORTED = frozenset(
@@ -162,14 +162,6 @@ def reject_unsupported(params: Mapping[str, Any], options: GatewayOptions, templ
 def unsupported(what: str, fix: str) -> ConfigError:
     """Return the error for something that is not supported."""
     return ConfigError(f"{what} is not supported.", fix)
-
-
-def function_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool of the Responses API (flat) or of chat completions (nested) as templates expect it."""
-    if "function" in tool:
-        return {"type": "function", "function": dict(tool["function"])}
-    fields = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
-    return {"type": "function", "function": fields}
 
 
 def _function_schemas(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

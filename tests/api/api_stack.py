@@ -15,6 +15,7 @@ from prorl_gym.api.app import create_app
 from prorl_gym.api.http.connection_limits import ConnectionLimits, Connections
 from prorl_gym.api.http.http_server import HttpServer
 from prorl_gym.api.http.middleware import has_bearer_token
+from prorl_gym.client.wire_models import FirstPrompt, FirstPromptBody
 from prorl_gym.rollout.protocol import Ledger
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
@@ -59,7 +60,7 @@ async def serving(
 ) -> AsyncGenerator[Served]:
     """The same over a socket; options are those of ``create_app``."""
     async with running(ledger) as service:
-        app = create_app(service, TOKEN, **options)
+        app = create_app(service, TOKEN, render_prompt=_render_prompt, **options)
         server = HttpServer(app, partial(has_bearer_token, token=TOKEN.encode()), Connections(limits))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -68,6 +69,10 @@ async def serving(
             service.begin_shutdown()
             server.should_exit = True
             await asyncio.wait_for(task, 10)
+
+
+def _render_prompt(prompt: FirstPromptBody) -> FirstPrompt:
+    return FirstPrompt(prompt_token_ids=tuple(range(len(prompt.input))), terminator_id=2)
 
 
 def ask(rollout_id: str, **task: Any) -> dict[str, Any]:

@@ -8,10 +8,9 @@ import pytest
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.gateway.chat_completions import read_messages
-from prorl_gym.gateway.model_call import function_schema
 from prorl_gym.gateway.responses import read_items
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
-from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, PromptBuilder, PromptOrigin
+from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, PromptBuilder, PromptOrigin, function_schema
 from prorl_gym.inference.tokens.segment_cache import SegmentCache
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.inference.tokens.turn import parse_sampled

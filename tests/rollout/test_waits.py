@@ -18,6 +18,7 @@ NO_ROLLOUT_WAITS = {
     ("service_process.py", "StopSignals"): "the process waits for a signal",
     ("control_checks.py", "_ControlChecks"): "bounds the sandboxes of one grading, its own",
     ("node.py", "Node"): "the node waits for signals and messages, no rollout",
+    ("node.py", "_Held"): "says that an attempt is over; Node waits for it, for an earlier attempt that was given up",
     ("exchange.py", "Outbox"): "requests wait for messages",
     ("members.py", "ChangeSignal"): "what CallGate, Admission and EnginePool wait with",
     ("open_ledger.py", "_flock"): "does not wait: a locked file is refused",

@@ -8,10 +8,11 @@ it is counted and logged with its reason (``PromptOrigin``).
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 from prorl_gym.errors import EngineError
 from prorl_gym.inference.protocol import Conversation
@@ -275,3 +276,11 @@ def _messages(entries: Sequence[HistoryEntry]) -> list[Message]:
 
 def _last_turn_index(entries: Sequence[HistoryEntry]) -> int | None:
     return next((n for n in reversed(range(len(entries))) if entries[n].is_assistant), None)
+
+
+def function_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool of the Responses API (flat) or of chat completions (nested) as templates expect it."""
+    if "function" in tool:
+        return {"type": "function", "function": dict(tool["function"])}
+    fields = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+    return {"type": "function", "function": fields}

@@ -46,7 +46,7 @@ _HOLDS_PER_LEASE = 6
 """Requests in a lease that the head holds until it has messages: each one renews the lease."""
 
 
-_PACE_SECONDS = 0.02
+PACE_SECONDS = 0.02
 """Shortest time between two requests in one direction: a message of an idle node goes at once, those of a busy one
 together."""
 
@@ -258,7 +258,7 @@ class Node:
         while True:
             if not hold_seconds:
                 await outbox.not_empty.wait()
-            await asyncio.sleep(max(0.0, sent_at + _PACE_SECONDS - loop.time()))
+            await asyncio.sleep(max(0.0, sent_at + PACE_SECONDS - loop.time()))
             sent_at = loop.time()
             answer = await self._repeat(exchange)
             if answer.must_join:

@@ -74,6 +74,8 @@ class RunnerSnapshot:
     attempts: int
     tasks: int
     """Tasks that wait for an attempt's end."""
+    park_requests: int
+    """Attempts that are parked, or will be before their next model call."""
     prewarm_waiting: Mapping[str, int]
     """How many attempts wait for INIT, by the kind of work that ``Prewarmer`` remembers."""
 
@@ -164,8 +166,7 @@ class InProcessRunner:
 
     async def park(self, rollout_ids: Sequence[str]) -> None:
         """See ``Runner.park``. While it drains it parks none, and never more than ``RunnerConfig.parked``."""
-        requested = sum(slots.is_park_requested for slots in self._slots_of(self._attempts))
-        free = 0 if self._draining else self._max_parked - requested
+        free = 0 if self._draining else self._max_parked - self._count_park_requests()
         for slots in self._slots_of(rollout_ids):
             if free > 0 and slots.is_parkable:
                 slots.park()
@@ -192,7 +193,11 @@ class InProcessRunner:
     def snapshot(self) -> RunnerSnapshot:
         """Return what it holds now."""
         return RunnerSnapshot(
-            self._pools.usage(), len(self._attempts), len(self._supervisors), self._prewarmer.waiting_by_kind()
+            self._pools.usage(),
+            len(self._attempts),
+            len(self._supervisors),
+            self._count_park_requests(),
+            self._prewarmer.waiting_by_kind(),
         )
 
     async def drain(self) -> None:
@@ -210,6 +215,9 @@ class InProcessRunner:
         self._draining = True
         await self.cancel(tuple(self._attempts), CancelReason.SHUTDOWN)
         await self.drain()
+
+    def _count_park_requests(self) -> int:
+        return sum(slots.is_park_requested for slots in self._slots_of(self._attempts))
 
     def _require_accepting(self) -> None:
         if self._draining:

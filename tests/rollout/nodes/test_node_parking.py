@@ -25,15 +25,15 @@ class NodeYard(NodeBench):
 
 async def park(yard: NodeYard, name: str) -> None:
     """As ``park`` of the tests, once the message has arrived: the agent would make its next call before."""
+    before = yard.inner.snapshot().park_requests
     await yard.runner.park([name])
-    attempts = yard.inner._attempts  # pyright: ignore[reportPrivateUsage]
-    await yard.turn(lambda: attempts[name].slots.is_park_requested)
+    await yard.turn(lambda: yard.inner.snapshot().park_requests > before)
     yard.go(name)
     await yard.turn(lambda: (name, True) in yard.parked)
 
 
 @pytest.fixture(autouse=True)
 def _over_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "_PACE_SECONDS", 0.0)  # these tests count passes of the loop
+    monkeypatch.setattr(node, "PACE_SECONDS", 0.0)  # these tests count passes of the loop
     monkeypatch.setattr(test_parking, "Yard", NodeYard)
     monkeypatch.setattr(test_parking, "park", park)

@@ -233,9 +233,16 @@ async def test_a_lost_node_leaves_no_call_and_no_session() -> None:
 
 
 async def test_whether_an_engine_samples_is_the_heads_judgement() -> None:
-    async with linked(engine()) as link:
-        await link.node.generate(request())
-        member = next(iter(link.node._members.values()))  # pyright: ignore[reportPrivateUsage]
+    held = asyncio.Event()
+    async with linked(engine(hold=held)) as link:
+        asked = request()
+        call = asyncio.create_task(link.node.generate(asked))
+        await link.engines["a"].call_held.wait()
+        flight = link.node.find_call(asked.request_id)
+        assert flight is not None
+        member = flight.member
+        held.set()
+        await call
         assert await link.node.may_have_sampled(member, 16, 0.0)
         link.engines["a"].down_error = EngineError(FailureKind.ENGINE_UNREACHABLE, "gone.")
         assert not await link.node.may_have_sampled(member, 16, 1.0)

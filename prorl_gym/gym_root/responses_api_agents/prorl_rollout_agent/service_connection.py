@@ -177,7 +177,7 @@ class ServiceConnection:
         Raises:
             ProrlError: it cannot be rendered.
         """
-        found = await self._client.first_prompt(prompt.get("input") or [], prompt.get("tools") or [])
+        found = await self._stream_client.first_prompt(prompt.get("input") or [], prompt.get("tools") or [])
         return Placeholder(found.prompt_token_ids, found.terminator_id)
 
     def acknowledge(self, rollout_ids: Iterable[str]) -> None:

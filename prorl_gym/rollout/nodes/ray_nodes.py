@@ -1,0 +1,89 @@
+"""Nodes on Ray, as the head sees them: a child process that holds the Ray driver, started again when it ends."""
+
+import asyncio
+import importlib.util
+import logging
+import os
+import sys
+from typing import Literal
+
+from prorl_gym.backoff import backoff_delay
+from prorl_gym.config import ConfigModel
+from prorl_gym.errors import ConfigError
+
+_LOG = logging.getLogger(__name__)
+
+_LONGEST_DELAY_SECONDS = 30.0
+"""Between two attempts to connect to Ray. A launcher that ran for longer is started again after a second."""
+_STOP_SECONDS = 15.0
+"""That a launcher may take to remove its actors."""
+
+
+class RayLaunch(ConfigModel):
+    """What the launcher (``ray_launcher``) has to know. It reads this as JSON from its standard input."""
+
+    address: str
+    """Of the Ray cluster, as ``ray.init`` takes it."""
+    host: str
+    """On which the head listens; a wildcard stands for the address that Ray knows this machine by."""
+    port: int
+    token: str
+    """Bearer token of the head. Ray's control store holds it among the actors' arguments."""
+    memory: int | None = None
+    """Bytes that each node reserves in Ray; all that Ray counts on its machine by default."""
+    log_level: str = "info"
+    log_format: Literal["json", "plain"] = "json"
+
+
+def find_ray_address(address: str | None) -> str:
+    """Return the address of the Ray cluster: this one, or ``$RAY_ADDRESS``.
+
+    Raises:
+        ConfigError: Ray is not installed, or there is no address. Without one Ray would start a cluster of its own.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("--nodes ray: Ray is not installed here.", "pip install 'prorl-gym[ray]'")
+    found = address or os.environ.get("RAY_ADDRESS")
+    if not found:
+        raise ConfigError(
+            "--nodes ray: no Ray cluster is named.", "Give --address HOST:PORT or auto, or set RAY_ADDRESS."
+        )
+    return found
+
+
+async def keep_ray_nodes(launch: RayLaunch) -> None:
+    """Keep a launcher running until this is cancelled; then it removes its actors.
+
+    When Ray is lost the launcher ends, and only it: the service and living nodes go on.
+    """
+    loop, failures = asyncio.get_running_loop(), 0
+    while True:
+        started = loop.time()
+        code = await _run_launcher(launch)
+        failures = 0 if loop.time() - started > _LONGEST_DELAY_SECONDS else failures + 1
+        delay = backoff_delay(max(0, failures - 1), first=1.0, longest=_LONGEST_DELAY_SECONDS)
+        _LOG.warning(
+            "the connection to Ray at %s is lost (exit code %d): nodes that run go on; connecting again in %g s",
+            *(launch.address, code, delay),
+        )
+        await asyncio.sleep(delay)
+
+
+async def _run_launcher(launch: RayLaunch) -> int:
+    """Run one launcher to its end; return its exit code."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "prorl_gym.rollout.nodes.ray_launcher", str(os.getpid())),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        await process.communicate(launch.model_dump_json().encode())
+        return await process.wait()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), _STOP_SECONDS)
+            except TimeoutError:
+                process.kill()
+                await process.wait()

@@ -103,6 +103,16 @@ def current_deadline() -> Deadline | None:
 
 
 @contextmanager
+def use_deadline(deadline: Deadline) -> Generator[None, None, None]:
+    """Make this the current deadline of the running task for the block."""
+    token = _CURRENT.set(deadline)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+@contextmanager
 def paused_deadline() -> Generator[None, None, None]:
     """Stop the clock of the running task's deadline for the block."""
     deadline = current_deadline()

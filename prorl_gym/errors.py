@@ -75,6 +75,7 @@ class FailureKind(StrEnum):
     GRADER_FAILED = "grader_failed"
     STAGE_TIMEOUT = "stage_timeout"  # INIT or EVAL over its deadline (RUN truncates, unless engines failed)
     SERVICE_RESTARTED = "service_restarted"
+    NODE_LOST = "node_lost"  # the node that ran the attempt left, or its lease expired
     INTERNAL = "internal"  # a defect of ours
 
 

@@ -96,6 +96,7 @@ INNER_ARROWS: dict[str, dict[str, set[str]]] = {
         "scheduling": {"ledger", "protocol"},
         "groups": {"ledger", "protocol", "scheduling"},
         "intake": {"groups", "protocol", "scheduling"},
+        "nodes": {"ledger", "protocol", "scheduling"},
         "service": {"*"},
     },
     "api": {
@@ -110,6 +111,7 @@ INNER_ARROWS: dict[str, dict[str, set[str]]] = {
         "app": {"app_context", "http", "policy_control", "routes"},
         "startup": {"config"},
         "build": {"app_context", "config", "policy_control", "startup"},
+        "node_process": {"*"},
         "service_process": {"*"},
     },
 }

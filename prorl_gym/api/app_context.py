@@ -11,6 +11,7 @@ from prorl_gym.api.monitoring.service_metrics import ServiceMetrics
 from prorl_gym.api.policy_control import EngineRegistry, PolicyController, PolicyControllers
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.weights.weight_updater import WeightUpdater
+from prorl_gym.rollout.nodes.node_runners import NodeRunners
 from prorl_gym.rollout.service import RolloutService
 
 TokenDecoder = Callable[[Sequence[int]], str]
@@ -34,6 +35,10 @@ class AppContext:
     """Returns the number of running sandboxes; ``None``: unknown."""
     decode: TokenDecoder | None = None
     """Of the tokenizer, for pages; ``None``: there is none."""
+    node_config: str = ""
+    """What nodes need of the configuration, as JSON; empty: the service has no nodes."""
+    nodes: NodeRunners | None = None
+    """``None`` also while the service loads."""
     started_at: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -44,6 +49,7 @@ class AppContext:
         count_sandboxes: Callable[[], int | None] = lambda: None,
         max_pending: int = 100_000,
         history_interval_seconds: float = 5.0,
+        node_config: str = "",
     ) -> Self:
         """Observe a service.
 
@@ -52,6 +58,7 @@ class AppContext:
             count_sandboxes: returns the number of running sandboxes; ``None``: unknown.
             max_pending: see the field.
             history_interval_seconds: between two samples; nothing is sampled before ``history`` is entered.
+            node_config: see the field.
         """
         counters = RolloutCounters()
         pools: list[EnginePool] = []
@@ -62,7 +69,18 @@ class AppContext:
         service.add_record_observer(counters.count_rollout)
         service.add_record_observer(metrics.observe_rollout)
         policies = PolicyControllers()
-        return cls(service, max_pending, counters, metrics, history, mismatches, policies, pools, count_sandboxes)
+        return cls(
+            service,
+            max_pending,
+            counters,
+            metrics,
+            history,
+            mismatches,
+            policies,
+            pools,
+            count_sandboxes,
+            node_config=node_config,
+        )
 
     def attach_pools(
         self,

@@ -18,6 +18,7 @@ from prorl_gym.inference.config import InferenceConfig, build_pool, pool_engine_
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.inference.weights.weight_updater import WeightUpdater
+from prorl_gym.rollout.nodes.node_runners import NodeRunners
 from prorl_gym.rollout.scheduling.attempt import EnvironmentLookup
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
@@ -33,7 +34,8 @@ class LoadedService:
     """A running service with its engines and sandboxes."""
 
     service: RolloutService
-    backend: SandboxBackend
+    backend: SandboxBackend | None
+    """``None``: attempts run on nodes."""
     pool: EnginePool
     codec: ChatCodec
     environments: EnvironmentLookup
@@ -48,6 +50,8 @@ class LoadedService:
     """Token ids to text, control tokens shown."""
     judge: Judge | None = None
     """A model for graders, on engines of its own."""
+    nodes: NodeRunners | None = None
+    """Where attempts run; ``None``: in this process."""
 
     async def close(self, *, drain: bool = True) -> None:
         """Stop the service (see ``RolloutService.stop``), then its engines and sandboxes. Idempotent.
@@ -91,14 +95,14 @@ async def load_service(accepting: AcceptingService) -> LoadedService:
         ConfigError, EngineError, SandboxError: see ``build_service``. Nothing was begun; stop the service.
     """
     config, service = accepting.config, accepting.service
-    codec = await _load_codec(config.inference)
+    codec = await load_codec_of(config.inference)
     async with AsyncExitStack() as owned:
         pool = await owned.enter_async_context(_build_pool("policy", config.inference, codec))
         allowed = {
-            url: await owned.enter_async_context(_build_single_engine_pool(_pool_name(url), url, config, codec))
+            url: await owned.enter_async_context(_build_single_engine_pool(pool_name_of(url), url, config, codec))
             for url in config.inference_urls
         }
-        judge = None if config.judge is None else await owned.enter_async_context(_open_judge(config.judge))
+        judges = [] if config.judge is None else [await owned.enter_async_context(_open_judge(config.judge))]
         weight_updaters = {
             one.name: await owned.enter_async_context(_open_weight_updater(one, config.inference, codec))
             for one in (pool, *allowed.values())
@@ -106,22 +110,29 @@ async def load_service(accepting: AcceptingService) -> LoadedService:
         for name, health in (await pool.check_health()).items():
             if not health.ok:
                 _LOG.warning("engine %s is not well yet: %s", name, health.detail)
-        backend = await open_backend(config.sandbox)
-        owned.push_async_callback(backend.close)
         served = await accepting.ledger.policy_versions()  # engines outlive the service and keep their weights
         for one in (pool, *allowed.values()):
             one.set_version(served.get(one.name, 0))
-        policies = ModelPolicySource(pool, codec, allowed, thinking=config.inference.thinking)
-        runner = InProcessRunner(
-            accepting.environments,
-            policies,
-            backend,
-            config.runner,
-            config.settings,
-            config.runs,
-            judge=judge,
-            has_kv_admission=_may_follow_caches(config.inference),
-        )
+        judge = EngineJudge(*judges[0]) if judges else None
+        backend = nodes = None
+        if config.nodes is None:
+            backend = await open_backend(config.sandbox)
+            owned.push_async_callback(backend.close)
+            runner = InProcessRunner(
+                accepting.environments,
+                ModelPolicySource(pool, codec, allowed, thinking=config.inference.thinking),
+                backend,
+                config.runner,
+                config.settings,
+                config.runs,
+                judge=judge,
+                has_kv_admission=may_follow_caches(config.inference),
+            )
+        else:
+            called = {one.name: one for one in (pool, *allowed.values(), *(one for one, _ in judges))}
+            runner = nodes = NodeRunners(config.nodes, called, accepting.environments, service.claim_attempt)
+            owned.push_async_callback(nodes.release)
+            service.add_settlement_observer(nodes.on_settled)
         await service.start_dispatching(runner)
         return LoadedService(
             service,
@@ -135,10 +146,12 @@ async def load_service(accepting: AcceptingService) -> LoadedService:
             registries={pool.name: _build_registry(pool, config, codec)},
             decode=codec.decode,
             judge=judge,
+            nodes=nodes,
         )
 
 
-async def _load_codec(config: InferenceConfig) -> ChatCodec:
+async def load_codec_of(config: InferenceConfig) -> ChatCodec:
+    """Load the tokenizer and the template that a pool serves."""
     # Loading a tokenizer takes seconds of computation, and other work may run on the loop.
     return await asyncio.to_thread(
         load_codec, config.tokenizer, config.chat_template, config.template_options, config.tool_format
@@ -146,17 +159,17 @@ async def _load_codec(config: InferenceConfig) -> ChatCodec:
 
 
 @asynccontextmanager
-async def _open_judge(config: InferenceConfig) -> AsyncGenerator[EngineJudge]:
-    """Open the pool ``judge``: its weights never change, and only graders use it."""
-    codec = await _load_codec(config)
+async def _open_judge(config: InferenceConfig) -> AsyncGenerator[tuple[EnginePool, ChatCodec]]:
+    """Open the pool ``judge`` and load its codec: its weights never change, and only graders use it."""
+    codec = await load_codec_of(config)
     async with _build_pool("judge", config, codec) as pool:
         for name, health in (await pool.check_health()).items():
             if not health.ok:
                 _LOG.warning("engine %s is not well yet: %s", name, health.detail)
-        yield EngineJudge(pool, codec)
+        yield pool, codec
 
 
-def _may_follow_caches(config: InferenceConfig) -> bool:
+def may_follow_caches(config: InferenceConfig) -> bool:
     """Return whether admission can follow the engines' own metrics; without them it has only ``live_rollouts``."""
     return config.admission == "auto" and config.balance != "pass_through" and config.engine in ("vllm", "sglang")
 
@@ -191,7 +204,7 @@ def _build_registry(pool: EnginePool, config: ServiceConfig, codec: ChatCodec) -
     )
 
 
-def _pool_name(url: str) -> str:
+def pool_name_of(url: str) -> str:
     """Return a name that depends on the address only: the ledger keeps policy versions by it."""
     return f"named-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 

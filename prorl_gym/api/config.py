@@ -14,6 +14,7 @@ from prorl_gym.client import default_state_dir
 from prorl_gym.config import ConfigModel
 from prorl_gym.inference.config import InferenceConfig, normalize_url
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
+from prorl_gym.rollout.nodes.config import NodesConfig
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.runner import RunnerConfig
 from prorl_gym.sandbox.config import SandboxConfig
@@ -72,6 +73,8 @@ class ServiceConfig(ConfigModel):
     never queue behind the policy's."""
     sandbox: SandboxConfig = SandboxConfig()
     runner: RunnerConfig = RunnerConfig()
+    nodes: NodesConfig | None = None
+    """Run attempts on nodes, which join over HTTP (docs/nodes.md). By default, the service runs them itself."""
     retry: RetryConfig = RetryConfig()
     environments: tuple[str, ...] = ()
     """Names of the environments to offer; all installed ones by default."""
@@ -96,10 +99,19 @@ class ServiceConfig(ConfigModel):
         """The ledger's configuration, the default filled in."""
         return self.ledger or LedgerConfig(path=self.state / "ledger.sqlite")
 
+    def to_node_json(self) -> str:
+        """Return what concerns nodes, as JSON."""
+        return self.model_dump_json(include=_OF_NODES)
+
     @property
     def token_file(self) -> Path:
         """Where the bearer token is."""
         return self.state / "token"
+
+
+_OF_NODES = {
+    *("inference", "inference_urls", "judge", "sandbox", "runner", "nodes", "environments", "settings", "runs", "log")
+}
 
 
 class AllowedUrls:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
-class _StopSignals:
+class StopSignals:
     """The first SIGINT or SIGTERM drains, the second one stops at once."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ async def serve(config: ServiceConfig) -> None:
     Raises:
         ProrlError: see ``build_service``; or the address is in use.
     """
-    signals = _StopSignals()
+    signals = StopSignals()
     token = await asyncio.to_thread(load_or_create_token, config.token_file)
     register_secret(token)
     with ExitStack() as sockets:
@@ -64,7 +64,7 @@ async def serve(config: ServiceConfig) -> None:
         try:
             await service.serve_until_signal()
         finally:
-            await _stop_service(service, config.http.stop_seconds, signals)
+            await stop_service(service, signals)
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
 
@@ -86,7 +86,7 @@ class _ServiceProcess:
         token: str,
         listener: socket.socket,
         compat_listener: socket.socket | None,
-        signals: _StopSignals,
+        signals: StopSignals,
     ) -> None:
         self.accepting = accepting
         self._token = token
@@ -110,6 +110,7 @@ class _ServiceProcess:
             count_sandboxes=lambda: None if self._loaded is None else sandbox_count_of(self._loaded.backend),
             max_pending=config.max_pending,
             history_interval_seconds=config.history_seconds,
+            node_config="" if self.accepting.config.nodes is None else self.accepting.config.to_node_json(),
         )
         async with context.history:
             app = app_from_context(context, self._token, config.max_body_bytes)
@@ -126,6 +127,9 @@ class _ServiceProcess:
                 await asyncio.wait({loading})
                 if self._loaded is None:
                     await context.policies.close()  # requests wait for pools that will not be loaded
+                if context.nodes is not None:
+                    await self._log_stop()
+                    await stop_service(self, self._signals)  # nodes report over HTTP until their work is done
                 await self._close_servers()
                 await context.policies.close()
             if not loading.cancelled():
@@ -140,6 +144,7 @@ class _ServiceProcess:
 
     async def _load(self, context: AppContext) -> None:
         built = self._loaded = await load_service(self.accepting)
+        context.nodes = built.nodes
         context.attach_pools(built.pools, built.weight_updaters, built.registries, built.decode)
         if self._compat_listener is not None:
             from prorl_gym.api.compat.compat_app import has_compat_token
@@ -159,14 +164,16 @@ class _ServiceProcess:
         host, port = listener.getsockname()[:2]
         _LOG.info("%s on http://%s:%d, token in %s", name, host, port, self.accepting.config.token_file)
 
-    async def _close_servers(self) -> None:
-        """Finish open requests, then close the sockets."""
+    async def _log_stop(self) -> None:
         status = await self.accepting.service.status()
         _LOG.info(
             "stopping: waiting up to %g s for %d rollouts in hand; %d wait for the next start;"
             " signal again to stop now",
             *(self.accepting.config.http.stop_seconds, status.running, status.queued),
         )
+
+    async def _close_servers(self) -> None:
+        """Finish open requests, then close the sockets."""
         self.accepting.service.begin_shutdown()  # ends the open streams, for which the server would wait
         for server in self._servers:
             server.should_exit = True
@@ -199,8 +206,9 @@ async def _compat_app(loaded: "LoadedService", config: ServiceConfig, token: str
     return create_compat_app(service, token, max_body_bytes=limits.max_body_bytes)
 
 
-async def _stop_service(service: _ServiceProcess, seconds: float, signals: _StopSignals) -> None:
-    """Drain; after the time or at the second signal, leave the rest to the next start."""
+async def stop_service(service: _ServiceProcess, signals: StopSignals) -> None:
+    """Drain; after some time or at the second signal, leave the rest to the next start. Idempotent."""
+    seconds = service.accepting.config.http.stop_seconds
     closing = asyncio.create_task(service.close())
     hurry = asyncio.create_task(signals.abort_requested.wait())
     await asyncio.wait({closing, hurry}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -48,7 +48,11 @@ async def open_service(config: ServiceConfig) -> AcceptingService:
     environments = offered_environments(config.environments)
     ledger = await _open_ledger(config)
     service = RolloutService(
-        ledger, LoadingRunner(_environment_check(config.environments)), config.retry, config.runner.shares
+        ledger,
+        LoadingRunner(_environment_check(config.environments)),
+        config.retry,
+        config.runner.shares,
+        claim_seconds=None if config.nodes is None else config.nodes.lease_seconds,
     )
     try:
         await service.start_accepting()

@@ -16,7 +16,7 @@ from prorl_gym.cli.images import images
 from prorl_gym.cli.init import init
 from prorl_gym.cli.installation import doctor, root, venvs
 from prorl_gym.cli.prepare import import_tasks, prepare
-from prorl_gym.cli.serve import engine, gc, serve
+from prorl_gym.cli.serve import engine, gc, node, serve
 from prorl_gym.cli.service_client.control import ack, demand, engines, hold, policy, release
 from prorl_gym.cli.service_client.evaluate import evaluate
 from prorl_gym.cli.service_client.replay import replay
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from typer.models import CommandInfo
 
 _COMMANDS = (
-    *(serve, submit, cancel, watch, show, export, replay, demand, ack, hold, release, dashboard, gc, validate, prepare),
-    *(doctor, bench, root, venvs, show_html, predictions, demo, init, import_tasks, evaluate),
+    *(serve, node, submit, cancel, watch, show, export, replay, demand, ack, hold, release, dashboard, gc, validate),
+    *(prepare, doctor, bench, root, venvs, show_html, predictions, demo, init, import_tasks, evaluate),
 )
 _GROUPS = {"policy": policy, "engines": engines, "engine": engine, "images": images}
 
 EXAMPLES: Mapping[str, str] = {
     "serve": "--config service.yaml",
+    "node": "--head http://10.0.0.5:8770 --token-file token --name worker-3",
     "submit": "rows.jsonl --run step-7 --group-size 8 --wait",
     "cancel": "--run step-7",
     "watch": "--run step-7",

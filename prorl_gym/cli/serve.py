@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +38,24 @@ def serve(
     loaded = loaded.model_copy(update={"http": http})
     configure_logging(loaded.log.level, loaded.log.format)
     asyncio.run(serve_until_signal(loaded))
+
+
+def node(
+    head: Annotated[str | None, typer.Option(envvar="PRORL_GYM_URL", help="Address of the service.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="The service's token; found as for every other command by default.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Unique name; the host's by default.")] = None,
+    run: Annotated[int | None, typer.Option(min=1, help="Most running agents here, instead of runner.run.")] = None,
+) -> None:
+    """Run attempts for a service that has 'nodes' in its configuration.
+
+    The first SIGINT or SIGTERM finishes what is in hand, then leaves; a second one leaves at once, and other nodes make
+    those attempts again. Ends with status 2 when the service was not reached for nodes.lease_seconds.
+    """
+    from prorl_gym.api.node_process import run_node
+
+    asyncio.run(run_node(head, name or socket.gethostname(), token_file, run))
 
 
 @engine.callback()

@@ -280,5 +280,6 @@ def _are_client_submitted(*rollouts: Rollout) -> bool:
 
 
 def _may_be_replaced(rollout: Rollout) -> bool:
-    """Return whether the service may replace it: not if it was lost with the service again and again."""
-    return rollout.outcome.cause is Cause.INFRASTRUCTURE and rollout.outcome.kind is not FailureKind.SERVICE_RESTARTED
+    """Return whether the service may replace it: not if it was lost with the service or nodes again and again."""
+    lost = (FailureKind.SERVICE_RESTARTED, FailureKind.NODE_LOST)
+    return rollout.outcome.cause is Cause.INFRASTRUCTURE and rollout.outcome.kind not in lost

@@ -611,6 +611,33 @@ class DispatchStatus(Record):
     capacity: Capacity
 
 
+class NodeStatus(Record):
+    """A joined node."""
+
+    name: str
+    slots: int
+    """Most attempts in hand that are not parked."""
+    in_hand: int
+    """Attempts in hand, parked ones included."""
+    parked: int
+    calls: int
+    """Model calls that are placed or wait for it."""
+    draining: bool
+    """It takes no more attempts."""
+    silent_seconds: float
+    """Since its last request. Its attempts are lost after ``nodes.lease_seconds``."""
+
+
+class NodesStatus(Record):
+    """The nodes of a service."""
+
+    joined: int
+    """Since the start; a node that joins again counts again."""
+    lost: int
+    """Nodes whose lease expired or that left with attempts in hand, since the start."""
+    nodes: tuple[NodeStatus, ...]
+
+
 class ServiceStatus(DispatchStatus):
     """State of the whole service."""
 
@@ -627,7 +654,9 @@ class ServiceStatus(DispatchStatus):
     mismatches: tuple[MismatchReport, ...] = ()
     """The latest report of each run whose trainer reports one; the newest is the last."""
     sandboxes: int | None
-    """Live sandboxes; ``null`` if the backend does not report them."""
+    """Live sandboxes; ``null`` if the backend does not report them, or the service has nodes."""
+    nodes: NodesStatus | None = None
+    """``null`` if the service runs attempts itself."""
     ledger: LedgerStatus
     event_loop_lag_seconds: float | None
     """Longest delay of the event loop in the last minute; ``null`` before the first measurement."""

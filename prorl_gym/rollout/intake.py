@@ -9,7 +9,7 @@ from prorl_gym.client.wire_models import AcceptedRollout, Capacity
 from prorl_gym.errors import CancelReason, ConflictError, ShuttingDownError, TaskError
 from prorl_gym.records import RolloutRequest
 from prorl_gym.rollout.groups.group_controller import GroupController
-from prorl_gym.rollout.protocol import Job, Ledger, RunnerEvent
+from prorl_gym.rollout.protocol import Job, Ledger, RecoveredRollout, RunnerEvent
 from prorl_gym.rollout.scheduling.dispatcher import Dispatcher
 from prorl_gym.rollout.scheduling.pending import PendingRollout
 
@@ -24,9 +24,10 @@ class Intake:
         ledger: gets the requests.
         dispatcher: has the queue.
         max_restarts: a rollout that was lost with the service more often is ended.
+        keeps_attempts: attempts that a killed service left open are kept for ``claim_attempt``.
     """
 
-    def __init__(self, ledger: Ledger, dispatcher: Dispatcher, max_restarts: int) -> None:
+    def __init__(self, ledger: Ledger, dispatcher: Dispatcher, max_restarts: int, *, keeps_attempts: bool) -> None:
         self.groups = GroupController(ledger, dispatcher, self.accept_batch)
         self.is_closed = False
         """Nothing more is accepted: the service stops."""
@@ -36,6 +37,9 @@ class Intake:
         self._dispatcher = dispatcher
         self._pending = dispatcher.pending
         self._max_restarts = max_restarts
+        self._keeps_attempts = keeps_attempts
+        self._open_attempts: dict[str, PendingRollout] = {}
+        """Rollouts whose attempt may still be in hand on a node."""
         self._is_recovered = False
         self._accepted_early: list[RolloutRequest] = []
         """Requests accepted before ``recover`` finished."""
@@ -102,18 +106,41 @@ class Intake:
             LedgerError: the file cannot be read.
         """
         with _gc_paused():
-            recovered = await self._ledger.recover()
+            recovered = await self._ledger.recover(keep_open=self._keeps_attempts)
             await self.groups.recover(recovered)
             entries: list[PendingRollout] = []
             for start in range(0, len(recovered), _SLICE):
                 entries += map(PendingRollout.from_source, recovered[start : start + _SLICE])
                 await asyncio.sleep(0)  # other tasks run between two slices
+            self._keep_open_attempts(recovered, entries)
             self._enqueue_recovered(entries)
             self.groups.on_recovered(entries)
         self._is_recovered = True
         self.unread_count = 0
         early, self._accepted_early = self._accepted_early, []
         self._enqueue(early, {})
+
+    def claim_attempt(self, rollout_id: str, attempt: int) -> bool:
+        """Whether an attempt that a node has in hand is the one that was left open; then the node makes it, once."""
+        entry = self._open_attempts.get(rollout_id)
+        if entry is None or entry.position.attempt != attempt or entry.cancel_reason is not None:
+            return False
+        del self._open_attempts[rollout_id]
+        return True
+
+    def requeue_unclaimed(self) -> None:
+        """Give up the open attempts that no node has claimed: their rollouts begin again."""
+        unclaimed, self._open_attempts = list(self._open_attempts.values()), {}
+        for entry in unclaimed:
+            entry.restarts += 1  # the ledger counts it when the next attempt begins
+            entry.position.state = "queued"
+        self._enqueue_recovered(unclaimed)
+
+    def _keep_open_attempts(self, recovered: Sequence[RecoveredRollout], entries: Sequence[PendingRollout]) -> None:
+        for source, entry in zip(recovered, entries, strict=True):
+            if source.open_attempt is not None and entry.cancel_reason is None:
+                entry.position.attempt, entry.position.state = source.open_attempt, "running"
+                self._open_attempts[entry.rollout_id] = entry
 
     def _enqueue_recovered(self, entries: Sequence[PendingRollout]) -> None:
         """Enqueue these; end what was cancelled, or lost with the service too often."""
@@ -124,7 +151,7 @@ class Intake:
                 cancelled.setdefault(entry.cancel_reason, []).append(entry)
             elif entry.restarts > self._max_restarts:
                 self._dispatcher.settler.end_lost(entry)
-            else:
+            elif entry.rollout_id not in self._open_attempts:
                 self._pending.enqueue(entry)
         for reason, ended in cancelled.items():
             self._dispatcher.settler.end_cancelled(ended, reason)

@@ -222,9 +222,11 @@ class RecoveredRollout(NamedTuple):
     failures: int = 0
     """Attempts that ended in an infrastructure failure."""
     restarts: int = 0
-    """Attempts that were lost with the service."""
+    """Attempts that were lost with the service or with a node."""
     cancel_reason: CancelReason | None = None
     """Why it was cancelled, if it was."""
+    open_attempt: int | None = None
+    """Attempt that a killed service left open, where ``recover`` keeps them open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +267,13 @@ class Ledger(Protocol):
         """Every accepted rollout without a terminal record, oldest first, with the attempt to make next."""
         ...
 
-    async def recover(self) -> list[RecoveredRollout]:
+    async def recover(self, *, keep_open: bool = False) -> list[RecoveredRollout]:
         """Close the attempts that a killed service left open, as ``SERVICE_RESTARTED``; list what is pending, by age.
 
         Called once, before anything else is begun.
+
+        Args:
+            keep_open: leave them open: nodes may have them in hand.
         """
         ...
 

@@ -38,6 +38,8 @@ class RolloutService:
         runner: executes attempts; the service closes it. ``start_dispatching`` may replace it (see ``LoadingRunner``).
         config: retries.
         environment_weights: weights of environments for their shares of worker-seconds. See ``FairQueue``.
+        claim_seconds: how long nodes may claim the attempts that a killed service left open; ``None``: there are no
+            nodes, and these attempts are lost.
     """
 
     def __init__(
@@ -46,14 +48,18 @@ class RolloutService:
         runner: Runner,
         config: RetryConfig | None = None,
         environment_weights: Mapping[str, float] | None = None,
+        *,
+        claim_seconds: float | None = None,
     ) -> None:
         self._ledger = ledger
         self._runner = runner
         config = config or RetryConfig()
         self._dispatcher = Dispatcher(ledger, runner, config, self._on_finished, environment_weights)
         self._pending = self._dispatcher.pending
-        self._intake = Intake(ledger, self._dispatcher, config.restarts)
+        self._intake = Intake(ledger, self._dispatcher, config.restarts, keeps_attempts=claim_seconds is not None)
         self._group_controller = self._intake.groups
+        self._claim_seconds = claim_seconds
+        self._claim_timer: asyncio.TimerHandle | None = None
         self._record_written = asyncio.Event()
         self._recovery: asyncio.Task[None] | None = None
         self._is_accepting = False
@@ -103,6 +109,9 @@ class RolloutService:
         self._dispatcher.set_runner(runner)
         self._dispatcher.start()
         self._is_dispatching = True
+        if self._claim_seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._claim_timer = loop.call_later(self._claim_seconds, self._intake.requeue_unclaimed)
 
     async def stop(self, *, drain: bool = True) -> None:
         """Stop. Pending rollouts stay in the ledger for the next start. Idempotent.
@@ -114,10 +123,16 @@ class RolloutService:
         if self._is_stopped:
             return
         self._is_stopped = True
+        if self._claim_timer is not None:
+            self._claim_timer.cancel()
         self.begin_shutdown()
         self._group_controller.stop()
         await self._dispatcher.stop(drain=drain)
         await self._ledger.close()
+
+    def claim_attempt(self, rollout_id: str, attempt: int) -> bool:
+        """Let a node that joins go on with an attempt that a killed service left open; whether it may."""
+        return self._intake.claim_attempt(rollout_id, attempt)
 
     async def abort_drain(self) -> None:
         """Turn a ``stop`` that is draining into one that is not."""
@@ -335,6 +350,10 @@ class RolloutService:
     def add_stage_observer(self, observer: Callable[[AttemptMoved], None]) -> None:
         """Call this with every stage that is entered, and when agents are parked. It must be quick and not raise."""
         self._dispatcher.add_stage_observer(observer)
+
+    def add_settlement_observer(self, observer: Callable[[Rollout], None]) -> None:
+        """Call this once the end of an attempt is in the ledger. It must be quick and not raise."""
+        self._dispatcher.settler.settlement_observers.append(observer)
 
     # --- groups: see ``prorl_gym.demand`` -------------------------------------------------------------------------
 

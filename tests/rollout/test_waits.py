@@ -15,8 +15,10 @@ WAITS = {
 NO_ROLLOUT_WAITS = {
     ("compat_service.py", "_Job"): "a caller waits for its answer",
     ("policy_control.py", "PolicyControllers"): "callers wait for the start of the service",
-    ("service_process.py", "_StopSignals"): "the process waits for a signal",
+    ("service_process.py", "StopSignals"): "the process waits for a signal",
     ("control_checks.py", "_ControlChecks"): "bounds the sandboxes of one grading, its own",
+    ("node.py", "Node"): "the node waits for signals and messages, no rollout",
+    ("exchange.py", "Outbox"): "requests wait for messages",
     ("members.py", "ChangeSignal"): "what CallGate, Admission and EnginePool wait with",
     ("open_ledger.py", "_flock"): "does not wait: a locked file is refused",
     ("runner.py", "InProcessRunner"): "events, without a bound: putting one never waits",

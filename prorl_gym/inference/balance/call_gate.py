@@ -6,9 +6,23 @@ A turn that waits here, or whose call an engine holds back during a pause, is no
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from prorl_gym.deadlines import Deadline, current_deadline, paused_deadline
 from prorl_gym.inference.balance.members import ChangeSignal, PoolMember
+from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
+
+
+class CallExecutor(Protocol):
+    """Makes the calls that a pool has placed, in the place of the pool's own engines."""
+
+    async def generate(self, member: PoolMember, request: GenerationRequest) -> GenerationResult:
+        """Make a call on the engine of this member. See ``Engine.generate``."""
+        ...
+
+    async def cancel(self, request_id: str, *, by_pause: bool) -> None:
+        """Stop a call. See ``Engine.cancel``."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +40,15 @@ class InFlightCall:
     """It was cut short by a pause of ours."""
     charged_at_start: float = 0.0
     """Seconds that its deadline had been charged when it began."""
+    executor: CallExecutor | None = None
+    """Makes the call; ``None``: the member's engine."""
+
+    async def stop(self) -> None:
+        """Stop the call at its engine, which keeps what it sampled."""
+        if self.executor is None:
+            await self.member.engine.cancel(self.attempt_id)
+        else:
+            await self.executor.cancel(self.attempt_id, by_pause=self.is_cut_short)
 
     @property
     def charged_seconds(self) -> float:
@@ -77,7 +100,9 @@ class CallGate:
         await self._call_ended.wait_for(lambda: not (self._calls if member is None else member.in_flight))
 
     @contextmanager
-    def track_call(self, request_id: str, attempt_id: str, member: PoolMember) -> Generator[InFlightCall, None, None]:
+    def track_call(
+        self, request_id: str, attempt_id: str, member: PoolMember, executor: CallExecutor | None = None
+    ) -> Generator[InFlightCall, None, None]:
         """Track a call for the block."""
         deadline = current_deadline()
         flight = InFlightCall(
@@ -86,6 +111,7 @@ class CallGate:
             member,
             deadline,
             charged_at_start=0.0 if deadline is None else deadline.charged_seconds,
+            executor=executor,
         )
         self._calls[request_id] = flight
         member.in_flight += 1

@@ -19,7 +19,7 @@ from prorl_gym.deadlines import paused_deadline
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.balance.admission import Admission, AdmissionOptions, AdmissionSnapshot
 from prorl_gym.inference.balance.cache_estimate import PrefixReuse
-from prorl_gym.inference.balance.call_gate import CallGate, InFlightCall
+from prorl_gym.inference.balance.call_gate import CallExecutor, CallGate, InFlightCall
 from prorl_gym.inference.balance.health_monitor import FAILOVER_KINDS, FailoverOptions, HealthMonitor
 from prorl_gym.inference.balance.members import PoolEngine, PoolMember, PoolMembers
 from prorl_gym.inference.balance.metrics_scraper import MetricsScraper
@@ -199,8 +199,12 @@ class EnginePool:
         await self._wait_for_model()
         await self._admission.wait_for_room(session_id)
 
-    async def generate(self, request: GenerationRequest) -> GenerationResult:
+    async def generate(self, request: GenerationRequest, executor: CallExecutor | None = None) -> GenerationResult:
         """Sample on the engine that the policy picks, failing over from the same ids.
+
+        Args:
+            request: what to sample.
+            executor: makes the calls from another machine. Of the prompt, only its length is used here then.
 
         Raises:
             EngineError: the last engine's, when attempts or time are used up; ``ENGINE_REFUSED`` at once.
@@ -209,7 +213,7 @@ class EnginePool:
         cut_short = False
         try:
             await self._admission.begin_call(request)
-            result = await self._generate(request)
+            result = await self._generate(request, executor)
             cut_short = result.finish_reason == "abort"
             return result
         finally:
@@ -255,7 +259,7 @@ class EnginePool:
         flight = self.gate.find_call(request_id)
         if flight is None:
             return False
-        await flight.member.engine.cancel(flight.attempt_id)
+        await flight.stop()
         return True
 
     def release_slot(self, session_id: str) -> None:
@@ -300,7 +304,7 @@ class EnginePool:
         await asyncio.gather(*(member.engine.close() for member in members))
         self.members.changes.notify_all()
 
-    async def _generate(self, request: GenerationRequest) -> GenerationResult:
+    async def _generate(self, request: GenerationRequest, executor: CallExecutor | None) -> GenerationResult:
         tried: set[str] = set()
         last: EngineError | None = None
         failures = 0
@@ -308,7 +312,7 @@ class EnginePool:
             self.failovers += last is not None
             member = await self._pick_member(request, tried, last)
             try:
-                return await self._call_member(member, request)
+                return await self._call_member(member, request, executor)
             except EngineError as error:
                 if not _may_fail_over(error):
                     raise
@@ -338,14 +342,16 @@ class EnginePool:
         assert chosen is not None
         return chosen
 
-    async def _call_member(self, member: PoolMember, request: GenerationRequest) -> GenerationResult:
+    async def _call_member(
+        self, member: PoolMember, request: GenerationRequest, executor: CallExecutor | None
+    ) -> GenerationResult:
         """Make one attempt. The reservation is returned exactly once, however it ends."""
         served, began = CallOutcome(), monotonic()
         # An engine may still hold the id of a lost attempt.
         attempt = replace(request, request_id=uuid4().hex, cache_salt=self._cache_salt(request))
-        with self.gate.track_call(request.request_id, attempt.request_id, member) as flight:
+        with self.gate.track_call(request.request_id, attempt.request_id, member, executor) as flight:
             try:
-                result = await member.engine.generate(attempt)
+                result = await (executor.generate(member, attempt) if executor else member.engine.generate(attempt))
                 served = CallOutcome(sampled_tokens=len(result.token_ids), cached_tokens=result.cached_tokens)
                 if result.token_ids:  # one that was stopped without a token shows nothing
                     member.record_answer(request, result, monotonic() - began)

@@ -60,6 +60,11 @@ class HttpEngine:
         return self._name
 
     @property
+    def url(self) -> str:
+        """Base URL of the server."""
+        return self._dialect.address
+
+    @property
     def logprob_kind(self) -> LogprobKind | None:
         """Kind of the server's log-probs; ``None``: it reports none that can be used."""
         return self._dialect.logprob_kind

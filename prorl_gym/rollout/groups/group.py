@@ -332,12 +332,12 @@ def judge_group(ends: Sequence[RolloutSummary], size: int, epsilon: float) -> Gr
 def failed_permanently(member: RolloutSummary) -> bool:
     """Whether it ended by a fault of the infrastructure that another rollout may be spared.
 
-    One that was lost with the service again and again is not: it may be what brings the service down.
+    One that was lost with the service or with nodes again and again is not: it may be what brings them down.
     """
     return (
         member.status == "failed"
         and member.cause is Cause.INFRASTRUCTURE
-        and member.detail != FailureKind.SERVICE_RESTARTED.value
+        and member.detail not in (FailureKind.SERVICE_RESTARTED.value, FailureKind.NODE_LOST.value)
     )
 
 

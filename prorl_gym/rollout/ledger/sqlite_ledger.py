@@ -83,9 +83,9 @@ class SqliteLedger:
         """See ``Ledger.pending_jobs``."""
         return await self._writer.run(lambda tables: tables.store.queries.pending_jobs())
 
-    async def recover(self) -> list[RecoveredRollout]:
+    async def recover(self, *, keep_open: bool = False) -> list[RecoveredRollout]:
         """See ``Ledger.recover``."""
-        return await self._writer.run(lambda tables: tables.store.recover())
+        return await self._writer.run(lambda tables: tables.store.recover(keep_open=keep_open))
 
     async def next_jobs(self, rollout_ids: Sequence[str]) -> list[Job]:
         """See ``Ledger.next_jobs``."""

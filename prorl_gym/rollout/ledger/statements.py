@@ -169,19 +169,20 @@ class LedgerStore:
                 self._db.execute(f"{insert} VALUES {','.join([one] * size)}", values)
                 start += size
 
-    def recover(self) -> list[RecoveredRollout]:
-        """Close the attempts of a service that is gone, then list what is pending."""
-        self._db.execute(
-            f"INSERT INTO attempts SELECT seq, begun, {_RESTARTED_ATTEMPT} FROM rollouts WHERE cursor IS NULL AND "
-            f"begun IS NOT NULL"
-        )
-        self._db.execute("UPDATE rollouts SET begun = NULL WHERE cursor IS NULL AND begun IS NOT NULL")
+    def recover(self, *, keep_open: bool) -> list[RecoveredRollout]:
+        """Close the attempts of a service that is gone, unless ``keep_open``; then list what is pending."""
+        if not keep_open:
+            self._db.execute(
+                f"INSERT INTO attempts SELECT seq, begun, {_RESTARTED_ATTEMPT} FROM rollouts WHERE cursor IS NULL AND "
+                f"begun IS NOT NULL"
+            )
+            self._db.execute("UPDATE rollouts SET begun = NULL WHERE cursor IS NULL AND begun IS NOT NULL")
         ended = {
             seq: (failures, restarts)
             for seq, failures, restarts in self._db.execute(
-                "SELECT seq, sum(kind != ?1), sum(kind = ?1) FROM attempts JOIN rollouts USING (seq)"
+                "SELECT seq, sum(kind NOT IN (?1, ?2)), sum(kind IN (?1, ?2)) FROM attempts JOIN rollouts USING (seq)"
                 " WHERE cursor IS NULL GROUP BY seq",
-                (FailureKind.SERVICE_RESTARTED.value,),
+                (FailureKind.SERVICE_RESTARTED.value, FailureKind.NODE_LOST.value),
             )
         }
         nothing = (0, 0)
@@ -197,6 +198,7 @@ class LedgerStore:
                 stands_in_for,
                 *ended.get(seq, nothing),
                 None if cancel is None else parse_cancel_reason(cancel),
+                begun,
             )
             for (
                 seq,
@@ -209,13 +211,14 @@ class LedgerStore:
                 replica,
                 stands_in_for,
                 cancel,
+                begun,
             ) in self._pending_rows()
         ]
 
     def _pending_rows(self) -> list[tuple[Any, ...]]:
         query = (
             "SELECT seq, rollout_id, run_id, group_id, environment, evaluation, group_size, replica, stands_in_for,"
-            " cancel FROM rollouts WHERE cursor IS NULL ORDER BY seq"
+            " cancel, begun FROM rollouts WHERE cursor IS NULL ORDER BY seq"
         )
         tolerant = self._db.text_factory
         self._db.text_factory = str  # half the time, where there are a hundred thousand

@@ -35,9 +35,9 @@ class RetryConfig(ConfigModel):
     """How often infrastructure failures are retried inside the service."""
 
     attempts: int = Field(default=3, ge=1)
-    """Most attempts at one rollout, including the first; attempts lost to restarts do not count."""
+    """Most attempts at one rollout, including the first; those lost to restarts or with a node do not count."""
     restarts: int = Field(default=8, ge=0)
-    """Most attempts that a rollout may lose to restarts: it may be what crashes the service."""
+    """Most attempts that a rollout may lose to restarts and to lost nodes: it may be what crashes them."""
     pause_seconds: float = Field(default=1.0, ge=0)
     """Pause before the second attempt, without a slot; doubles with each further one."""
     longest_pause_seconds: float = Field(default=60.0, gt=0)
@@ -121,6 +121,8 @@ class AttemptSettler:
         self.is_aborting = False
         """Attempts end because the service stops without a drain: they are made again by the next start."""
         self.stage_observers: list[Callable[[AttemptMoved], None]] = []
+        self.settlement_observers: list[Callable[[Rollout], None]] = []
+        """Called once the end of an attempt is in the ledger, as the record or as the reason for another attempt."""
         self._ledger = ledger
         self._pending = pending
         self._config = config
@@ -152,6 +154,8 @@ class AttemptSettler:
         try:
             with log_context(rollout_id=rollout.rollout_id, group_id=rollout.group_id, run_id=rollout.run_id):
                 await self._settle(entry, rollout)
+                for observer in self.settlement_observers:
+                    observer(rollout)
         except (LedgerError, ShuttingDownError):
             raise
         except Exception as error:
@@ -168,10 +172,15 @@ class AttemptSettler:
         broken = outcome.status == "failed" and outcome.cause is Cause.INFRASTRUCTURE
         if entry.cancel_reason is not None and outcome.status != "cancelled":  # the attempt ended as it was cancelled
             await self._write_record(entry, _cancelled_record(rollout, entry.cancel_reason))
-        elif broken and entry.failures + 1 < self._config.attempts:
+        elif broken and self._may_retry(entry, outcome.kind):
             await self._schedule_retry(entry, rollout)
         else:
             await self._write_record(entry, rollout)
+
+    def _may_retry(self, entry: PendingRollout, kind: FailureKind | None) -> bool:
+        if kind is FailureKind.NODE_LOST:
+            return entry.restarts < self._config.restarts
+        return entry.failures + 1 < self._config.attempts
 
     async def _schedule_retry(self, entry: PendingRollout, rollout: Rollout) -> None:
         """Remember why the attempt failed and what it cost; enqueue the rollout again after a pause.
@@ -190,12 +199,14 @@ class AttemptSettler:
             evidence=outcome.evidence,
         )
         await self._call_ledger(lambda: self._ledger.fail_attempt(rollout.rollout_id, retry))
-        entry.failures += 1
+        is_node_lost = outcome.kind is FailureKind.NODE_LOST
+        entry.restarts += is_node_lost
+        entry.failures += not is_node_lost
         if entry.cancel_reason is not None:  # it was cancelled during that write
             self.end_cancelled([entry], entry.cancel_reason)
             return
         first, longest = self._config.pause_seconds, self._config.longest_pause_seconds
-        pause = backoff_delay(entry.failures - 1, first=first, longest=longest)
+        pause = 0.0 if is_node_lost else backoff_delay(entry.failures - 1, first=first, longest=longest)
         _LOG.warning("attempt %d failed (%s), again in %g s", rollout.attempt, outcome.kind.value, pause)
         entry.position.state = "waiting"
         entry.retry_timer = asyncio.get_running_loop().call_later(pause, self._pending.enqueue, entry)

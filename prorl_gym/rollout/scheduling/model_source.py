@@ -1,23 +1,35 @@
 """Policies that are real models: a session on a pool of engines for each attempt."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from prorl_gym.agents.model_policy import ModelPolicy
 from prorl_gym.errors import EngineError, FailureKind, TaskError
-from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.config import normalize_url
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
-from prorl_gym.inference.tokens.model_session import ModelSession
+from prorl_gym.inference.tokens.model_session import ModelSession, SamplingPool
 from prorl_gym.inference.tokens.transcript import ThinkingMode
 from prorl_gym.records import Segment
 from prorl_gym.rollout.protocol import Job
 from prorl_gym.settings import ResolvedSettings
 
 
+class PolicyPool(SamplingPool, Protocol):
+    """What the policies of attempts need of an ``EnginePool``."""
+
+    async def wait_for_room(self, session_id: str) -> None:
+        """Wait until the engines have room for another rollout. See ``EnginePool``."""
+        ...
+
+    def release_slot(self, session_id: str) -> None:
+        """The rollout makes no call for a while. See ``EnginePool``."""
+        ...
+
+
 class _ModelPolicySession:
     """Implements ``PolicySession``."""
 
-    def __init__(self, session: ModelSession, pool: EnginePool, job: Job) -> None:
+    def __init__(self, session: ModelSession, pool: PolicyPool, job: Job) -> None:
         self._session = session
         self._pool = pool
         self._job = job
@@ -60,9 +72,9 @@ class ModelPolicySource:
 
     def __init__(
         self,
-        pool: EnginePool,
+        pool: PolicyPool,
         codec: ChatCodec,
-        pools_by_url: Mapping[str, EnginePool] | None = None,
+        pools_by_url: Mapping[str, PolicyPool] | None = None,
         *,
         thinking: ThinkingMode = "keep",
     ) -> None:
@@ -92,7 +104,7 @@ class ModelPolicySource:
         )
         return _ModelPolicySession(session, pool, job)
 
-    def _pool_for(self, url: str | None) -> EnginePool:
+    def _pool_for(self, url: str | None) -> PolicyPool:
         if url is None:
             return self._pool
         pool = self._pools_by_url.get(_normalized(url))

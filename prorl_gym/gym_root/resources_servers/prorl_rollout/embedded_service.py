@@ -88,7 +88,7 @@ class EmbeddedService:
         Raises:
             SandboxError: the service is not running.
         """
-        if self._built is None:
+        if self._built is None or self._built.backend is None:
             raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, "the rollout service is not running.")
         return self._built.backend
 

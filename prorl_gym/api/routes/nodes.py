@@ -1,0 +1,55 @@
+"""What nodes ask of the head (``prorl_gym/rollout/nodes``). For ``prorl-gym node`` of the same release only."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from pydantic import TypeAdapter
+from starlette.responses import Response
+
+from prorl_gym.api.app_context import AppContext
+from prorl_gym.api.http.error_responses import ApiError
+from prorl_gym.api.http.json_bodies import json_response, parse_json, read_json
+from prorl_gym.api.routes import IDENTIFIER
+from prorl_gym.rollout.nodes.node_runners import NodeRunners
+from prorl_gym.rollout.nodes.wire import ExchangeBody, JoinBody, LeaveBody
+
+_JOIN = TypeAdapter(JoinBody)
+_EXCHANGE = TypeAdapter(ExchangeBody)
+_LEAVE = TypeAdapter(LeaveBody)
+
+_NodePath = Annotated[str, Path(pattern=IDENTIFIER)]
+
+
+def add_routes(routes: APIRouter, context: AppContext) -> None:
+    """Add the routes. The OpenAPI document leaves them out: they change with every release."""
+
+    def head() -> NodeRunners:
+        if context.nodes is None:
+            _require_nodes(context)
+            raise ApiError(503, "The service is loading.", "Ask again.", retry_after=1)
+        return context.nodes
+
+    @routes.get("/v1/nodes/config", include_in_schema=False)
+    async def config() -> Response:  # pyright: ignore[reportUnusedFunction]
+        """The service's configuration, as far as it concerns nodes."""
+        _require_nodes(context)
+        return Response(context.node_config, media_type="application/json")
+
+    @routes.post("/v1/nodes/{name}/join", include_in_schema=False)
+    async def join(request: Request, name: _NodePath) -> Response:  # pyright: ignore[reportUnusedFunction]
+        return json_response(head().join(name, await read_json(request, _JOIN)))
+
+    @routes.post("/v1/nodes/{name}/exchange", include_in_schema=False)
+    async def exchange(request: Request, name: _NodePath) -> Response:  # pyright: ignore[reportUnusedFunction]
+        body = parse_json(await request.body(), _EXCHANGE)
+        return Response(await head().exchange(name, body), media_type="application/json")
+
+    @routes.post("/v1/nodes/{name}/leave", include_in_schema=False)
+    async def leave(request: Request, name: _NodePath) -> Response:  # pyright: ignore[reportUnusedFunction]
+        head().leave(name, await read_json(request, _LEAVE))
+        return Response("{}", media_type="application/json")
+
+
+def _require_nodes(context: AppContext) -> None:
+    if not context.node_config:
+        raise ApiError(404, "This service has no nodes.", "Add 'nodes: {}' to its configuration.")

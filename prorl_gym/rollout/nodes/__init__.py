@@ -1,0 +1,1 @@
+"""Runners on other machines: the head places attempts on nodes and exchanges messages with them over HTTP."""

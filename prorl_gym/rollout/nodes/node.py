@@ -1,0 +1,358 @@
+"""A node: runs attempts for a head, and ends when it has heard nothing from the head for the length of its lease."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+from uuid import uuid4
+
+from pydantic import BaseModel
+
+from prorl_gym import __version__
+from prorl_gym.backoff import backoff_delay
+from prorl_gym.errors import CancelReason, ConflictError, FailureKind, ProrlError, ShuttingDownError
+from prorl_gym.records import Outcome, Rollout
+from prorl_gym.rollout.ledger.encoding import encode_rollout
+from prorl_gym.rollout.nodes.exchange import Inbox, Outbox
+from prorl_gym.rollout.nodes.node_runners import without_task
+from prorl_gym.rollout.nodes.remote_pool import RemotePool
+from prorl_gym.rollout.nodes.wire import (
+    AttemptFinished,
+    AttemptInHand,
+    CancelSent,
+    DownMessage,
+    ExchangeAnswer,
+    ExchangeHeader,
+    JobSent,
+    JoinBody,
+    JoinResponse,
+    LeaveBody,
+    NodeDraining,
+    ParkSent,
+    Settled,
+    encode_page,
+)
+from prorl_gym.rollout.protocol import AttemptPosition, Finished, Job, ParkingChanged, Runner
+from prorl_gym.rollout.scheduling.attempt import terminal_record
+
+ResultT = TypeVar("ResultT")
+
+_LOG = logging.getLogger(__name__)
+
+_HOLDS_PER_LEASE = 6
+"""Requests in a lease that the head holds until it has messages: each one renews the lease."""
+
+
+class HeadAwayError(ProrlError):
+    """The head could not be reached, or cannot answer yet.
+
+    Args:
+        what: see ``ProrlError``.
+        is_loading: a head that was just started answers, and begins no attempt before nodes may join it.
+    """
+
+    def __init__(self, what: str, *, is_loading: bool = False) -> None:
+        super().__init__(what)
+        self.is_loading = is_loading
+
+
+class LeaseExpiredError(ProrlError):
+    """The head was not reached for the length of the lease: it makes the node's attempts elsewhere."""
+
+
+class _MustJoinError(Exception):
+    """The head does not know this node."""
+
+
+class HeadClient(Protocol):
+    """The head's routes for nodes. One attempt each; all but ``leave`` may be repeated."""
+
+    async def join(self, body: JoinBody) -> JoinResponse:
+        """Join.
+
+        Raises:
+            HeadAwayError: try again.
+            ProrlError: refused.
+        """
+        ...
+
+    async def exchange(self, body: str, seconds: float) -> ExchangeAnswer:
+        """Send an ``ExchangeBody`` as JSON.
+
+        Args:
+            body: the body.
+            seconds: that the answer may take.
+
+        Raises:
+            HeadAwayError: try again.
+        """
+        ...
+
+    async def leave(self, body: LeaveBody) -> None:
+        """Leave. Never raises ``HeadAwayError``."""
+        ...
+
+
+class NodeOutbox:
+    """Messages to the head, of the session that holds now."""
+
+    def __init__(self) -> None:
+        self.current = Outbox()
+
+    def send(self, message: BaseModel) -> None:
+        """Send a message with the next exchange."""
+        self.current.append(message)
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """An attempt in hand."""
+
+    job: Job
+    """Without its task."""
+    accepting: "asyncio.Task[None]"
+    position: AttemptPosition = field(default_factory=AttemptPosition)
+
+    def describe(self) -> AttemptInHand:
+        position = self.position
+        return AttemptInHand(
+            job=JobSent.of(self.job).job, stage=position.stage, since=position.since, is_parked=position.is_parked
+        )
+
+
+class Node:
+    """One incarnation of a node.
+
+    Args:
+        head: where it gets its work.
+        runner: makes the attempts.
+        outbox: that of the pools.
+        pools: by name.
+        lease_seconds: of the head's configuration.
+        slots: most attempts in hand.
+        init_slots: most attempts in INIT.
+    """
+
+    def __init__(
+        self,
+        head: HeadClient,
+        runner: Runner,
+        outbox: NodeOutbox,
+        pools: Mapping[str, RemotePool],
+        *,
+        lease_seconds: float,
+        slots: int,
+        init_slots: int,
+    ) -> None:
+        self.incarnation = uuid4().hex
+        self._head = head
+        self._runner = runner
+        self._outbox = outbox
+        self._pools = pools
+        self._lease_seconds = lease_seconds
+        self._slots = slots
+        self._init_slots = init_slots
+        self._inbox: Inbox[DownMessage] = Inbox()
+        self._epoch = ""
+        self._held: dict[tuple[str, int], _Held] = {}
+        """Attempts in hand, by rollout and number."""
+        self._unsettled: dict[tuple[str, int], tuple[_Held, AttemptFinished]] = {}
+        """Attempts that ended and are not in the head's ledger yet."""
+        self._lease = asyncio.timeout(None)
+        """Expires some time after the last request that was answered was sent."""
+        self._is_draining = asyncio.Event()
+        self._all_settled = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Join, work, and leave after ``drain``.
+
+        Raises:
+            LeaseExpiredError: nothing may be finished any more.
+            ProrlError: the head refuses this node.
+        """
+        try:
+            async with self._lease:
+                async with asyncio.TaskGroup() as group:
+                    background = [group.create_task(self._keep_session()), group.create_task(self._forward_events())]
+                    await self._work_until_drained()
+                    for task in background:
+                        task.cancel()
+                await self.leave()
+        except TimeoutError:
+            raise LeaseExpiredError(
+                f"The head was not reached for {self._lease_seconds:g} s: {len(self._held)} attempts are given up.",
+                "Start the node again when the head is back.",
+            ) from None
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def drain(self) -> None:
+        """Take no more attempts, finish those in hand, then leave. Idempotent."""
+        self._is_draining.set()
+
+    async def leave(self) -> None:
+        """Leave now: what is in hand is made again elsewhere."""
+        await self._head.leave(LeaveBody(incarnation=self.incarnation))
+
+    # --- its session with the head ------------------------------------------------------------------------------
+
+    async def _keep_session(self) -> None:
+        while True:
+            await self._join()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._exchange_messages(hold_seconds=0.0))
+                    group.create_task(self._exchange_messages(hold_seconds=self._lease_seconds / _HOLDS_PER_LEASE))
+            except* _MustJoinError:
+                _LOG.info("the head does not know this node: joining again")
+
+    async def _join(self) -> None:
+        # What is sent from now on belongs to the new session; what went before is told by the body, or sent again.
+        self._outbox.current, self._inbox = Outbox(), Inbox()
+        held = [*self._held.values(), *(ended for ended, _ in self._unsettled.values())]
+        body = JoinBody(
+            incarnation=self.incarnation,
+            release=__version__,
+            slots=self._slots,
+            init_slots=self._init_slots,
+            in_hand=tuple(one.describe() for one in held),
+        )
+        answer = await self._repeat(lambda: self._head.join(body))
+        self._epoch = answer.epoch
+        _LOG.info("joined the head with %d attempts in hand, %d of them over", len(held), len(answer.cancelled))
+        await self._runner.cancel(answer.cancelled, CancelReason.SHUTDOWN)
+        for _, finished in self._unsettled.values():
+            self._outbox.send(finished)
+        if self._is_draining.is_set():
+            self._outbox.send(NodeDraining())
+        for name, pool in self._pools.items():
+            pool.on_joined(answer.max_model_lens.get(name))
+
+    async def _exchange_messages(self, *, hold_seconds: float) -> None:
+        """Send messages (without a hold) or receive them (with one), until the head asks to join again."""
+        outbox = self._outbox.current
+
+        async def exchange() -> ExchangeAnswer:
+            first, messages = (1, []) if hold_seconds else outbox.page()
+            header = ExchangeHeader(
+                incarnation=self.incarnation,
+                epoch=self._epoch,
+                acknowledged=self._inbox.acknowledged,
+                first=first,
+                hold_seconds=hold_seconds,
+            )
+            return await self._head.exchange(encode_page(header, messages), hold_seconds + self._lease_seconds / 3)
+
+        while True:
+            if not hold_seconds:
+                await outbox.not_empty.wait()
+            answer = await self._repeat(exchange)
+            if answer.must_join:
+                raise _MustJoinError
+            outbox.acknowledge(answer.acknowledged)
+            for message in self._inbox.accept(answer.first, answer.messages):
+                self._handle(message)
+
+    async def _repeat(self, request: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """Make a request until the head answers; that renews the lease."""
+        failures = 0
+        while True:
+            sent_at = asyncio.get_running_loop().time()
+            try:
+                result = await request()
+            except HeadAwayError as error:
+                if not failures:
+                    _LOG.warning("the head cannot be reached: %s", error.what)
+                    self._set_head_away(is_away=True)
+                if error.is_loading:
+                    self._renew_lease(sent_at)
+                await asyncio.sleep(backoff_delay(failures, first=0.1, longest=self._lease_seconds / 30))
+                failures += 1
+                continue
+            self._renew_lease(sent_at)
+            self._set_head_away(is_away=False)
+            return result
+
+    def _renew_lease(self, sent_at: float) -> None:
+        if not self._lease.expired():
+            self._lease.reschedule(max(sent_at + self._lease_seconds, self._lease.when() or 0.0))
+
+    def _set_head_away(self, *, is_away: bool) -> None:
+        for pool in self._pools.values():
+            pool.set_head_away(is_away=is_away)
+
+    async def _work_until_drained(self) -> None:
+        await self._is_draining.wait()
+        self._outbox.send(NodeDraining())
+        await self._runner.drain()
+        while self._held or self._unsettled:
+            self._all_settled.clear()
+            await self._all_settled.wait()
+
+    # --- its attempts -------------------------------------------------------------------------------------------
+
+    def _handle(self, message: DownMessage) -> None:
+        match message:
+            case JobSent():
+                job = message.to_job()
+                accepting = self._spawn(self._accept(job))
+                position = AttemptPosition(job.attempt, since=time.time())
+                self._held[job.request.rollout_id, job.attempt] = _Held(without_task(job), accepting, position)
+            case Settled():
+                self._unsettled.pop((message.rollout_id, message.attempt), None)
+                self._all_settled.set()
+            case CancelSent():
+                self._spawn(self._cancel(message))
+            case ParkSent():
+                park = self._runner.park if message.park else self._runner.unpark
+                self._spawn(park(message.rollouts))
+            case _:
+                for pool in self._pools.values():
+                    pool.handle(message)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _accept(self, job: Job) -> None:
+        try:
+            await self._runner.accept(job)
+        except (ShuttingDownError, ConflictError) as error:  # it drains, or ends an older attempt at this rollout
+            refused = Outcome(status="failed", kind=FailureKind.NODE_LOST, stage="queue", message=error.what)
+            self._report_end(terminal_record(job, refused))
+
+    async def _cancel(self, message: CancelSent) -> None:
+        chosen = set(message.rollouts)
+        accepting = [held.accepting for (rollout_id, _), held in self._held.items() if rollout_id in chosen]
+        if accepting:
+            await asyncio.wait(accepting)
+        await self._runner.cancel(message.rollouts, message.reason)
+
+    async def _forward_events(self) -> None:
+        async for event in self._runner.events():
+            if isinstance(event, Finished):
+                self._report_end(event.rollout)
+                continue
+            held = self._held[event.rollout_id, event.attempt]
+            if isinstance(event, ParkingChanged):
+                held.position.is_parked = event.is_parked
+            else:
+                held.position.enter_stage(event.stage, event.at)
+            self._outbox.send(event)
+
+    def _report_end(self, rollout: Rollout) -> None:
+        finished = AttemptFinished(
+            rollout_id=rollout.rollout_id, attempt=rollout.attempt, record=encode_rollout(rollout)
+        )
+        key = rollout.rollout_id, rollout.attempt
+        self._unsettled[key] = self._held.pop(key), finished
+        self._outbox.send(finished)

@@ -1,0 +1,472 @@
+"""The head's runner: hands attempts to the runners of joined nodes, and their events to the service.
+
+Only the lease decides that a node is lost: without an exchange for ``lease_seconds`` (or when it leaves), every attempt
+that it has in hand ends as ``failed(node_lost)``, which the service makes again. What it sends after that ends nothing.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from pydantic import BaseModel
+
+from prorl_gym import __version__
+from prorl_gym.client.wire_models import Capacity, NodesStatus, NodeStatus
+from prorl_gym.errors import CancelReason, ConflictError, FailureKind, ShuttingDownError
+from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.inference.balance.members import ChangeSignal
+from prorl_gym.records import Outcome, Rollout
+from prorl_gym.rollout.ledger.encoding import decode_rollout
+from prorl_gym.rollout.nodes.config import NodesConfig
+from prorl_gym.rollout.nodes.exchange import Inbox, Outbox
+from prorl_gym.rollout.nodes.placement import NodeView, choose_node, group_key, image_of
+from prorl_gym.rollout.nodes.remote_calls import RemoteCalls
+from prorl_gym.rollout.nodes.wire import (
+    AttemptFinished,
+    AttemptInHand,
+    CancelSent,
+    ExchangeAnswerHeader,
+    ExchangeBody,
+    JobSent,
+    JoinBody,
+    JoinResponse,
+    LeaveBody,
+    NodeDraining,
+    ParkSent,
+    Settled,
+    UpMessage,
+    encode_page,
+)
+from prorl_gym.rollout.protocol import (
+    AttemptMoved,
+    AttemptPosition,
+    Finished,
+    Job,
+    ParkingChanged,
+    RunnerEvent,
+    StageEntered,
+)
+from prorl_gym.rollout.scheduling.attempt import terminal_record
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Assignment:
+    """An attempt that a node has in hand."""
+
+    job: Job
+    """Without its task, which the node has."""
+    image: str | None
+    position: AttemptPosition
+    cancel_reason: CancelReason | None = None
+    """Why it was cancelled, if it was."""
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A joined node: one incarnation under one name."""
+
+    name: str
+    incarnation: str
+    slots: int
+    init_slots: int
+    last_seen: float
+    """Of the event loop's clock."""
+    outbox: Outbox = field(default_factory=Outbox)
+    inbox: Inbox[UpMessage] = field(default_factory=Inbox[UpMessage])
+    assignments: dict[str, _Assignment] = field(default_factory=dict[str, _Assignment])
+    """By rollout."""
+    groups: Counter[str] = field(default_factory=Counter[str])
+    """Attempts in hand by group."""
+    stages: Counter[str] = field(default_factory=Counter[str])
+    """Attempts in hand that are not parked, by stage."""
+    images: set[str] = field(default_factory=set[str])
+    """Images that attempts there have started sandboxes from."""
+    is_draining: bool = False
+    is_over: bool = False
+    """It was lost or has left."""
+    calls: RemoteCalls = field(init=False)
+
+    def send(self, message: BaseModel) -> None:
+        """Send a message with the next exchange."""
+        self.outbox.append(message)
+
+    def assign(self, assignment: _Assignment) -> None:
+        """Count an attempt."""
+        self.assignments[assignment.job.request.rollout_id] = assignment
+        self._count(assignment, 1)
+        if (group := group_key(assignment.job.request)) is not None:
+            self.groups[group] += 1
+
+    def unassign(self, rollout_id: str) -> None:
+        """Uncount an attempt that is over."""
+        assignment = self.assignments.pop(rollout_id)
+        self._count(assignment, -1)
+        if (group := group_key(assignment.job.request)) is not None:
+            self.groups[group] -= 1
+            if not self.groups[group]:
+                del self.groups[group]
+
+    def move(self, assignment: _Assignment, event: AttemptMoved) -> None:
+        """Update the position of an attempt."""
+        self._count(assignment, -1)
+        if isinstance(event, ParkingChanged):
+            assignment.position.is_parked = event.is_parked
+        else:
+            assignment.position.enter_stage(event.stage, event.at)
+            if event.stage == "run" and assignment.image is not None:
+                self.images.add(assignment.image)
+        self._count(assignment, 1)
+
+    @property
+    def capacity(self) -> Capacity:
+        """Its occupancy; jobs that are on the way to it count as queued."""
+        held = self.stages.total()
+        begun = sum(self.stages[stage] for stage in ("init", "run", "eval"))
+        return Capacity(
+            queued=max(0, held - begun - max(0, self.init_slots - self.stages["init"])),
+            init=self.stages["init"],
+            run=self.stages["run"],
+            eval=self.stages["eval"],
+            parked=len(self.assignments) - held,
+            free=0 if self.is_draining else max(0, self.slots - held),
+        )
+
+    def _count(self, assignment: _Assignment, change: int) -> None:
+        if not assignment.position.is_parked:
+            self.stages[assignment.position.stage] += change
+
+
+class NodeRunners:
+    """Implements ``Runner`` over nodes, and answers their requests. On the event loop on which it is made.
+
+    Args:
+        config: see there.
+        pools: for model calls of nodes, by name.
+        require_environment: raises a ``TaskError`` for an environment that the service does not offer.
+        claim_attempt: see ``RolloutService.claim_attempt``.
+    """
+
+    def __init__(
+        self,
+        config: NodesConfig,
+        pools: Mapping[str, EnginePool],
+        require_environment: Callable[[str], object],
+        claim_attempt: Callable[[str, int], bool],
+    ) -> None:
+        self.epoch = uuid4().hex
+        """Of this head's process."""
+        self._config = config
+        self._pools = pools
+        self._require_environment = require_environment
+        self._claim_attempt = claim_attempt
+        self._nodes: dict[str, _Node] = {}
+        self._node_of: dict[str, _Node] = {}
+        """Node that has an attempt at this rollout in hand."""
+        self._unsettled: dict[tuple[str, int], _Node] = {}
+        """Node that waits until the end of this attempt is in the ledger."""
+        self._events: asyncio.Queue[RunnerEvent | None] = asyncio.Queue()
+        self._events_ended = False
+        self._changes = ChangeSignal()
+        """A slot or a node became free, or an attempt ended."""
+        self._is_draining = False
+        self._joined = 0
+        self._lost = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- the service --------------------------------------------------------------------------------------------
+
+    def require_environment(self, environment: str) -> None:
+        """See ``Runner.require_environment``."""
+        self._require_environment(environment)
+
+    async def accept(self, job: Job) -> None:
+        """See ``Runner.accept``. Waits until a node has a job slot.
+
+        Raises:
+            ShuttingDownError: it is draining.
+            ConflictError: another attempt at this rollout is in hand.
+        """
+        self._require_accepting()
+        chosen: list[str] = []
+
+        def has_node() -> bool:
+            name = choose_node([view_of(node) for node in self._nodes.values()], job.request)
+            chosen[:] = [] if name is None else [name]
+            return name is not None or self._is_draining
+
+        await self._changes.wait_for(has_node)
+        self._require_accepting()
+        rollout_id = job.request.rollout_id
+        if rollout_id in self._node_of:
+            raise ConflictError(f"rollout {rollout_id} is in hand already.")
+        node = self._node_of[rollout_id] = self._nodes[chosen[0]]
+        position = AttemptPosition(job.attempt, since=time.time())
+        node.assign(_Assignment(without_task(job), image_of(job.request), position))
+        node.send(JobSent.of(job))
+
+    async def events(self) -> AsyncIterator[RunnerEvent]:
+        """See ``Runner.events``."""
+        while (event := await self._events.get()) is not None:
+            yield event
+
+    async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> None:
+        """See ``Runner.cancel``."""
+        for node, ids in self._by_node(rollout_ids):
+            for rollout_id in ids:
+                assignment = node.assignments[rollout_id]
+                assignment.cancel_reason = assignment.cancel_reason or reason
+            node.send(CancelSent(rollouts=ids, reason=reason))
+
+    async def park(self, rollout_ids: Sequence[str]) -> None:
+        """See ``Runner.park``."""
+        for node, ids in self._by_node(() if self._is_draining else rollout_ids):
+            node.send(ParkSent(rollouts=ids, park=True))
+
+    async def unpark(self, rollout_ids: Sequence[str]) -> None:
+        """See ``Runner.unpark``."""
+        for node, ids in self._by_node(rollout_ids):
+            node.send(ParkSent(rollouts=ids, park=False))
+
+    async def capacity(self) -> Capacity:
+        """See ``Runner.capacity``. Over all nodes."""
+        total: Counter[str] = Counter()
+        for node in self._nodes.values():
+            total.update(node.capacity.model_dump())
+        if self._is_draining:
+            total["free"] = 0
+        return Capacity(**{name: total[name] for name in Capacity.model_fields})
+
+    async def drain(self) -> None:
+        """See ``Runner.drain``."""
+        self._is_draining = True
+        self._changes.notify_all()
+        await self.unpark(tuple(self._node_of))
+        await self._changes.wait_for(lambda: not self._node_of)
+        if not self._events_ended:
+            self._events_ended = True
+            self._events.put_nowait(None)
+
+    async def close(self) -> None:
+        """See ``Runner.close``. Does not wait for the nodes: they are told to stop when they ask next."""
+        self._is_draining = True
+        await self.cancel(tuple(self._node_of), CancelReason.SHUTDOWN)
+        for rollout_id, node in tuple(self._node_of.items()):
+            self._end(node, rollout_id, "The service stops.")
+        await self.drain()
+
+    def on_settled(self, rollout: Rollout) -> None:
+        """The end of an attempt is in the ledger: its node may drop the record."""
+        node = self._unsettled.pop((rollout.rollout_id, rollout.attempt), None)
+        if node is not None:
+            node.send(Settled(rollout_id=rollout.rollout_id, attempt=rollout.attempt))
+
+    def status(self) -> NodesStatus:
+        """Report the nodes."""
+        now = asyncio.get_running_loop().time()
+        return NodesStatus(
+            joined=self._joined,
+            lost=self._lost,
+            nodes=tuple(
+                NodeStatus(
+                    name=node.name,
+                    slots=node.slots,
+                    in_hand=len(node.assignments),
+                    parked=node.capacity.parked,
+                    calls=node.calls.count,
+                    draining=node.is_draining,
+                    silent_seconds=round(now - node.last_seen, 3),
+                )
+                for node in self._nodes.values()
+            ),
+        )
+
+    async def release(self) -> None:
+        """Forget the nodes: answer their requests at once, and withdraw their model calls. After ``drain``."""
+        for node in self._nodes.values():
+            node.is_over = True
+            node.outbox.not_empty.set()
+        calls = [node.calls.close() for node in self._nodes.values()]
+        self._nodes.clear()
+        await asyncio.gather(*calls, *self._tasks)
+
+    # --- the nodes ----------------------------------------------------------------------------------------------
+
+    def join(self, name: str, body: JoinBody) -> JoinResponse:
+        """Let a node join; adopt the attempts that it has in hand and that are still open.
+
+        Raises:
+            ConflictError: it runs another release.
+        """
+        if body.release != __version__:
+            raise ConflictError(
+                f"node {name} runs prorl-gym {body.release}, this service {__version__}.", "Install the same release."
+            )
+        node = self._nodes.get(name)
+        if node is not None and node.incarnation != body.incarnation:
+            self._lose(node, "another process joined under its name")
+            node = None
+        if node is None:  # otherwise the answer to its first request was lost
+            node = self._add_node(name, body)
+        node.last_seen = asyncio.get_running_loop().time()
+        in_hand = [(held.to_job(), held) for held in body.in_hand]
+        over = [job.request.rollout_id for job, held in in_hand if not self._adopt(node, job, held)]
+        adopted = len(node.assignments)
+        _LOG.info("node %s joined: %d slots, %d attempts in hand adopted", name, node.slots, adopted)
+        self._changes.notify_all()
+        return JoinResponse(
+            epoch=self.epoch,
+            cancelled=tuple(over),
+            max_model_lens={pool: one.max_model_len for pool, one in self._pools.items()},
+        )
+
+    async def exchange(self, name: str, body: ExchangeBody) -> str:
+        """Process the messages of a node; return the answer (``ExchangeAnswer``) as JSON."""
+        node = self._nodes.get(name)
+        if node is None or body.epoch != self.epoch or node.incarnation != body.incarnation:
+            return encode_page(ExchangeAnswerHeader(must_join=True), ())
+        node.last_seen = asyncio.get_running_loop().time()
+        node.outbox.acknowledge(body.acknowledged)
+        for message in node.inbox.accept(body.first, body.messages):
+            self._handle(node, message)
+        first, texts = 1, list[str]()
+        if body.hold_seconds:
+            try:
+                async with asyncio.timeout(body.hold_seconds):
+                    await node.outbox.not_empty.wait()
+            except TimeoutError:
+                pass
+            first, texts = node.outbox.page()
+        header = ExchangeAnswerHeader(must_join=node.is_over, acknowledged=node.inbox.acknowledged, first=first)
+        return encode_page(header, texts)
+
+    def leave(self, name: str, body: LeaveBody) -> None:
+        """Let a node leave: what it has in hand is lost. Unknown ones are ignored."""
+        node = self._nodes.get(name)
+        if node is not None and node.incarnation == body.incarnation:
+            self._lose(node, "it left")
+
+    def _add_node(self, name: str, body: JoinBody) -> _Node:
+        loop = asyncio.get_running_loop()
+        node = self._nodes[name] = _Node(name, body.incarnation, body.slots, body.init_slots, loop.time())
+        node.calls = RemoteCalls(self._pools, node.send)
+        self._joined += 1
+        loop.call_later(self._config.lease_seconds, self._check_lease, node)
+        return node
+
+    def _adopt(self, node: _Node, job: Job, held: AttemptInHand) -> bool:
+        """Whether the node goes on with an attempt."""
+        rollout_id = job.request.rollout_id
+        known = node.assignments.get(rollout_id)
+        if known is not None:
+            return known.job.attempt == job.attempt
+        if self._is_draining or rollout_id in self._node_of or not self._claim_attempt(rollout_id, job.attempt):
+            return False
+        self._node_of[rollout_id] = node
+        node.assign(_Assignment(job, None, AttemptPosition(job.attempt)))
+        moves: list[AttemptMoved] = [
+            StageEntered(rollout_id=rollout_id, attempt=job.attempt, stage=held.stage, at=held.since)
+        ]
+        if held.is_parked:
+            moves.append(ParkingChanged(rollout_id=rollout_id, attempt=job.attempt, is_parked=True, at=held.since))
+        for moved in moves:
+            self._handle(node, moved)
+        return True
+
+    def _handle(self, node: _Node, message: UpMessage) -> None:
+        match message:
+            case AttemptFinished():
+                self._on_finished(node, message)
+            case StageEntered() | ParkingChanged():
+                assignment = node.assignments.get(message.rollout_id)
+                if assignment is not None and assignment.job.attempt == message.attempt:
+                    node.move(assignment, message)
+                    self._events.put_nowait(message)
+                    self._changes.notify_all()
+            case NodeDraining():
+                _LOG.info("node %s drains: %d attempts in hand", node.name, len(node.assignments))
+                node.is_draining = True
+            case _:
+                node.calls.handle(message)
+
+    def _on_finished(self, node: _Node, message: AttemptFinished) -> None:
+        assignment = node.assignments.get(message.rollout_id)
+        if (message.rollout_id, message.attempt) in self._unsettled:
+            return
+        if assignment is None or assignment.job.attempt != message.attempt:  # this attempt was over before
+            node.send(Settled(rollout_id=message.rollout_id, attempt=message.attempt))
+            return
+        self._unsettled[message.rollout_id, message.attempt] = node
+        self._forget(node, message.rollout_id)
+        self._events.put_nowait(Finished(rollout=decode_rollout(message.record)))
+
+    def _end(self, node: _Node, rollout_id: str, message: str) -> None:
+        """End an attempt that its node does not end: as cancelled, if it was, and otherwise as lost."""
+        assignment = node.assignments[rollout_id]
+        stage, reason = assignment.position.stage, assignment.cancel_reason
+        outcome = (
+            Outcome(status="failed", kind=FailureKind.NODE_LOST, stage=stage, message=message)
+            if reason is None
+            else Outcome(status="cancelled", reason=reason, stage=stage)
+        )
+        self._forget(node, rollout_id)
+        self._events.put_nowait(Finished(rollout=terminal_record(assignment.job, outcome)))
+
+    def _forget(self, node: _Node, rollout_id: str) -> None:
+        node.unassign(rollout_id)
+        del self._node_of[rollout_id]
+        self._changes.notify_all()
+
+    def _check_lease(self, node: _Node) -> None:
+        loop = asyncio.get_running_loop()
+        left = node.last_seen + self._config.lease_seconds - loop.time()
+        if self._nodes.get(node.name) is node:
+            if left > 0:
+                loop.call_later(left, self._check_lease, node)
+            else:
+                self._lose(node, f"it sent nothing for {self._config.lease_seconds:g} s")
+
+    def _lose(self, node: _Node, reason: str) -> None:
+        """End every attempt that a node has in hand, withdraw its model calls, and forget it."""
+        in_hand = list(node.assignments)
+        self._lost += reason != "it left" or bool(in_hand)
+        _LOG.log(
+            logging.WARNING if in_hand else logging.INFO,
+            "node %s is gone (%s), with %d attempts in hand",
+            *(node.name, reason, len(in_hand)),
+        )
+        del self._nodes[node.name]
+        node.is_over = True
+        node.outbox.not_empty.set()  # answers the request that is held
+        message = f"Node {node.name} is gone: {reason}."
+        for rollout_id in in_hand:
+            self._end(node, rollout_id, message)
+        closing = asyncio.create_task(node.calls.close())
+        self._tasks.add(closing)
+        closing.add_done_callback(self._tasks.discard)
+
+    def _by_node(self, rollout_ids: Iterable[str]) -> list[tuple[_Node, tuple[str, ...]]]:
+        chosen: dict[str, list[str]] = {}
+        for rollout_id in rollout_ids:
+            if (node := self._node_of.get(rollout_id)) is not None:
+                chosen.setdefault(node.name, []).append(rollout_id)
+        return [(self._nodes[name], tuple(ids)) for name, ids in chosen.items()]
+
+    def _require_accepting(self) -> None:
+        if self._is_draining:
+            raise ShuttingDownError("The runner is draining and takes no more work.", "Submit to another service.")
+
+
+def view_of(node: _Node) -> NodeView:
+    """Return a node as placement sees it."""
+    return NodeView(node.name, node.capacity, node.images, node.groups.keys(), node.is_draining)
+
+
+def without_task(job: Job) -> Job:
+    """Return a job without its task: enough for a record, and nothing to run."""
+    return job.model_copy(update={"request": job.request.model_copy(update={"task": {}})})

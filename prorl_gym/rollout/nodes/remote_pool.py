@@ -1,0 +1,313 @@
+"""A pool of engines as a node sees it: the head places each call, the node makes it.
+
+Until a call is placed, and while the head decides about one that failed, its deadline is paused. While the head cannot
+be reached, a call goes to the session's last engine, if that engine reports which weights sampled which token: its
+labels then need no word of the head. All other calls wait for the head.
+"""
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+from uuid import uuid4
+
+from pydantic import BaseModel
+
+from prorl_gym.deadlines import Deadline, current_deadline, paused_deadline
+from prorl_gym.errors import EngineError
+from prorl_gym.inference.balance.call_gate import InFlightCall
+from prorl_gym.inference.balance.members import PoolEngine, PoolMember
+from prorl_gym.inference.engine_errors import ContextExceeded
+from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
+from prorl_gym.rollout.nodes.wire import (
+    CallEnded,
+    CallFailure,
+    CallPlaced,
+    CallRefused,
+    CallReply,
+    CallRequest,
+    CallStopped,
+    CallWithdrawn,
+    ClockPaused,
+    RoomGranted,
+    RoomRequest,
+    SamplingAnswer,
+    SamplingQuery,
+    SessionEnd,
+    SlotRelease,
+)
+
+ResultT = TypeVar("ResultT")
+
+_Reply = CallPlaced | CallRefused
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call of this node from its request until its end."""
+
+    request: GenerationRequest
+    reply: "asyncio.Future[_Reply]"
+    """What the head decides next."""
+    deadline: Deadline | None
+    flight: InFlightCall | None = None
+    """The try that an engine works on."""
+    last_flight: InFlightCall | None = None
+    is_direct: bool = False
+    """The last try was not placed by the head."""
+    is_cut_short: bool = False
+    """A pause of the policy stopped the try."""
+    is_paused: bool = False
+    """The head paused the deadline."""
+    stopping: asyncio.Task[None] | None = None
+
+    def stop(self, *, by_pause: bool) -> None:
+        """Stop the try at its engine, which keeps what it sampled. The head repeats a stop that comes too early."""
+        if self.flight is not None:
+            self.is_cut_short = self.is_cut_short or by_pause
+            self.stopping = asyncio.create_task(self.flight.stop())
+
+    def set_clock(self, *, pause: bool) -> None:
+        """Pause or resume the deadline during a try. Idempotent."""
+        if self.deadline is not None and pause != self.is_paused:
+            self.is_paused = pause
+            (self.deadline.pause if pause else self.deadline.resume)()
+
+
+@dataclass(slots=True)
+class _Waits:
+    """What waits for the head's answer."""
+
+    rooms: dict[str, asyncio.Future[None]] = field(default_factory=dict[str, "asyncio.Future[None]"])
+    queries: dict[str, tuple[SamplingQuery, asyncio.Future[bool]]] = field(
+        default_factory=dict[str, "tuple[SamplingQuery, asyncio.Future[bool]]"]
+    )
+
+
+class RemotePool:
+    """Stands in for an ``EnginePool`` on a node.
+
+    Args:
+        name: of the pool.
+        make_engine: makes an engine of a name and a base URL.
+        send: sends a message to the head.
+    """
+
+    def __init__(
+        self, name: str, make_engine: Callable[[str, str], PoolEngine], send: Callable[[BaseModel], None]
+    ) -> None:
+        self.name = name
+        self.max_model_len: int | None = None
+        self._make_engine = make_engine
+        self._send = send
+        self._members: dict[tuple[str, str], PoolMember] = {}
+        self._calls: dict[str, _Call] = {}
+        self._homes: dict[str, CallPlaced] = {}
+        """Where the last call of each session was answered."""
+        self._waits = _Waits()
+        self._is_head_away = False
+
+    async def wait_for_room(self, session_id: str) -> None:
+        """See ``EnginePool.wait_for_room``."""
+        granted = self._waits.rooms[session_id] = asyncio.get_running_loop().create_future()
+        self._send(RoomRequest(pool=self.name, session=session_id))
+        try:
+            await granted
+        finally:
+            del self._waits.rooms[session_id]
+
+    def release_slot(self, session_id: str) -> None:
+        """See ``EnginePool.release_slot``."""
+        self._send(SlotRelease(pool=self.name, session=session_id))
+
+    def forget_session(self, session_id: str) -> None:
+        """See ``EnginePool.forget_session``."""
+        self._homes.pop(session_id, None)
+        self._send(SessionEnd(pool=self.name, session=session_id))
+
+    def find_call(self, request_id: str) -> InFlightCall | None:
+        """See ``EnginePool.find_call``."""
+        call = self._calls.get(request_id)
+        return None if call is None else call.flight
+
+    async def cancel(self, request_id: str) -> bool:
+        """See ``EnginePool.cancel``."""
+        flight = self.find_call(request_id)
+        if flight is not None:
+            await flight.stop()
+        return flight is not None
+
+    async def may_have_sampled(self, member: PoolMember, max_tokens: int, seconds: float) -> bool:
+        """See ``EnginePool.may_have_sampled``."""
+        query = SamplingQuery(
+            query=uuid4().hex, pool=self.name, engine=member.name, max_tokens=max_tokens, seconds=seconds
+        )
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waits.queries[query.query] = query, answer
+        self._send(query)
+        try:
+            return await answer
+        finally:
+            del self._waits.queries[query.query]
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """See ``EnginePool.generate``.
+
+        Raises:
+            EngineError, ContextExceeded: as there.
+        """
+        loop = asyncio.get_running_loop()
+        call = self._calls[request.request_id] = _Call(request, loop.create_future(), current_deadline())
+        is_over = False
+        try:
+            self._request_placement(call)
+            while True:
+                with paused_deadline():
+                    reply = await call.reply
+                call.reply = loop.create_future()
+                if call.last_flight is not None and (isinstance(reply, CallPlaced) or reply.is_refunded):
+                    call.last_flight.refund_deadline()
+                if isinstance(reply, CallRefused):
+                    is_over = True
+                    raise reply.failure.to_error()
+                result = await self._try_call(call, reply)
+                if result is not None:
+                    is_over = not call.is_direct
+                    return result
+        finally:
+            del self._calls[request.request_id]
+            if not is_over:
+                self._send(CallWithdrawn(call=request.request_id))
+
+    # --- messages of the head -----------------------------------------------------------------------------------
+
+    def handle(self, message: CallReply) -> None:
+        """Process a message of the head. What names an unknown call is ignored: it is over."""
+        match message:
+            case RoomGranted():
+                if message.pool == self.name:
+                    _resolve(self._waits.rooms.get(message.session), None)
+            case SamplingAnswer():
+                if (waiting := self._waits.queries.get(message.query)) is not None:
+                    _resolve(waiting[1], message.may_have_sampled)
+            case _ if (call := self._calls.get(message.call)) is not None:
+                self._handle_call_message(call, message)
+            case _:
+                pass
+
+    def _handle_call_message(self, call: _Call, message: CallPlaced | CallRefused | CallStopped | ClockPaused) -> None:
+        match message:
+            case CallPlaced() | CallRefused():
+                _resolve(call.reply, message)
+            case CallStopped():
+                call.stop(by_pause=message.by_pause)
+            case ClockPaused():
+                if call.flight is not None:
+                    call.set_clock(pause=message.pause)
+
+    def on_joined(self, max_model_len: int | None) -> None:
+        """A head that knows none of the calls accepted this node: request everything again that waits.
+
+        A try on an engine that does not report versions is stopped: the new head would not wait for it before weights
+        change. What it sampled is kept, and the call continues where the head places it.
+        """
+        self.max_model_len = max_model_len or self.max_model_len
+        self._is_head_away = False
+        for session in self._waits.rooms:
+            self._send(RoomRequest(pool=self.name, session=session))
+        for query, _ in self._waits.queries.values():
+            self._send(query)
+        for call in self._calls.values():
+            if call.flight is not None and not call.flight.member.reports_versions:
+                call.stop(by_pause=True)
+            elif call.flight is None and not call.reply.done():
+                self._request_placement(call)
+
+    def set_head_away(self, *, is_away: bool) -> None:
+        """Place calls here from now on where that is safe, or leave them to the head again."""
+        self._is_head_away = is_away
+        if is_away:
+            for call in self._calls.values():
+                self._place_directly(call)
+
+    async def close(self) -> None:
+        """Close the engines' connections."""
+        await asyncio.gather(*(member.engine.close() for member in self._members.values()))
+
+    # --- one call -----------------------------------------------------------------------------------------------
+
+    def _request_placement(self, call: _Call) -> None:
+        request = call.request
+        self._send(
+            CallRequest(
+                call=request.request_id,
+                pool=self.name,
+                session=request.session_id,
+                group=request.group_id,
+                prompt_tokens=len(request.prompt_ids),
+                max_tokens=request.max_tokens,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+            )
+        )
+        if self._is_head_away:
+            self._place_directly(call)
+
+    def _place_directly(self, call: _Call) -> None:
+        """Place a call on its session's last engine, if that is safe; a call that failed there waits for the head."""
+        home = self._homes.get(call.request.session_id)
+        if home is None or call.flight is not None or call.reply.done() or not self._member_of(home).reports_versions:
+            return
+        call.is_direct = True
+        call.reply.set_result(home.model_copy(update={"call": call.request.request_id, "attempt": uuid4().hex}))
+
+    async def _try_call(self, call: _Call, placed: CallPlaced) -> GenerationResult | None:
+        """Make one try and report its end; ``None``: it failed, and the head decides what follows."""
+        request, member = call.request, self._member_of(placed)
+        member.engine.version = placed.version
+        self.max_model_len = placed.max_model_len or self.max_model_len
+        ended = CallEnded(call=request.request_id, attempt=placed.attempt)
+        sent = replace(request, request_id=placed.attempt, cache_salt=placed.cache_salt)
+        with self._track(call, placed.attempt, member):
+            try:
+                result = await member.engine.generate(sent)
+            except (EngineError, ContextExceeded) as error:
+                self._homes.pop(request.session_id, None)
+                self._send(ended.model_copy(update={"failure": CallFailure.of(error)}))
+                return None
+        self._homes[request.session_id] = placed
+        member.reports_versions = result.versions_reported
+        figures = {
+            "sampled_tokens": len(result.token_ids),
+            "cached_tokens": result.cached_tokens,
+            "seconds": result.seconds,
+            "finish_reason": result.finish_reason,
+            "versions_reported": result.versions_reported,
+        }
+        self._send(ended.model_copy(update=figures))
+        return replace(result, aborted_by_pause=call.is_cut_short and result.finish_reason == "abort")
+
+    @contextmanager
+    def _track(self, call: _Call, attempt_id: str, member: PoolMember) -> Generator[None, None, None]:
+        charged = 0.0 if call.deadline is None else call.deadline.charged_seconds
+        call.is_cut_short = False
+        call.flight = call.last_flight = InFlightCall(
+            call.request.request_id, attempt_id, member, call.deadline, charged_at_start=charged
+        )
+        try:
+            yield
+        finally:
+            call.set_clock(pause=False)
+            call.flight = None
+
+    def _member_of(self, placed: CallPlaced) -> PoolMember:
+        key = placed.engine, placed.url
+        if key not in self._members:
+            self._members[key] = PoolMember(self._make_engine(placed.engine, placed.url))
+        return self._members[key]
+
+
+def _resolve(future: "asyncio.Future[ResultT] | None", result: ResultT) -> None:
+    if future is not None and not future.done():
+        future.set_result(result)

@@ -1,0 +1,357 @@
+"""Bodies and answers of the routes between nodes and the head, and the messages inside them.
+
+A message travels as JSON text that is encoded once, when it enters the outbox (``exchange.Outbox``).
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from prorl_gym.client.wire_models import Body
+from prorl_gym.errors import CancelReason, EngineError, FailureKind, LimitReached
+from prorl_gym.inference.engine_errors import CallTimedOut, ContextExceeded, EngineOverloaded, ModelMissing
+from prorl_gym.records import Identifier, Record
+from prorl_gym.rollout.protocol import Job, ParkingChanged, Stage, StageEntered
+
+# --- node to head ---------------------------------------------------------------------------------------------------
+
+
+class AttemptFinished(Body):
+    """An attempt ended. Repeated in every session until the head has settled it in the ledger."""
+
+    type: Literal["finished"] = "finished"
+    rollout_id: str
+    attempt: int
+    record: str
+    """The ``Rollout`` as JSON text."""
+
+
+class NodeDraining(Body):
+    """The node takes no more attempts, and leaves when those in hand are settled."""
+
+    type: Literal["draining"] = "draining"
+
+
+class RoomRequest(Body):
+    """A rollout that has not begun to run waits for room on the engines. See ``EnginePool.wait_for_room``."""
+
+    type: Literal["room"] = "room"
+    pool: str
+    session: str
+
+
+class SlotRelease(Body):
+    """See ``EnginePool.release_slot``."""
+
+    type: Literal["release"] = "release"
+    pool: str
+    session: str
+
+
+class SessionEnd(Body):
+    """See ``EnginePool.forget_session``. It also withdraws a ``RoomRequest``."""
+
+    type: Literal["forget"] = "forget"
+    pool: str
+    session: str
+
+
+class CallRequest(Body):
+    """A model call to place. The node answers the head's ``CallPlaced`` by ``CallEnded`` or ``CallWithdrawn``."""
+
+    type: Literal["call"] = "call"
+    call: str
+    """Its id, unique over all nodes."""
+    pool: str
+    session: str
+    group: str = ""
+    prompt_tokens: int
+    max_tokens: int
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class CallFailure(Body):
+    """A failed model call, with what distinguishes its exception."""
+
+    error: Literal["context", "timed_out", "model_missing", "overloaded", "other"]
+    kind: FailureKind | None = None
+    what: str = ""
+    fix: str = ""
+    retry_after: float | None = None
+    max_model_len: int | None = None
+    in_progress: bool = False
+
+    @classmethod
+    def of(cls, error: EngineError | LimitReached) -> "CallFailure":
+        """Return the failure of an exception that ``EnginePool.generate`` or an engine raised."""
+        if not isinstance(error, EngineError):
+            return cls(
+                error="context", max_model_len=error.max_model_len if isinstance(error, ContextExceeded) else None
+            )
+        name = next((name for name, one in _ERRORS.items() if isinstance(error, one)), "other")
+        return cls.model_validate(
+            {
+                "error": name,
+                "kind": error.kind,
+                "what": error.what,
+                "fix": error.fix,
+                "retry_after": getattr(error, "retry_after", None),
+                "in_progress": getattr(error, "in_progress", False),
+            }
+        )
+
+    def to_error(self) -> EngineError | ContextExceeded:
+        """Return the exception."""
+        if self.error == "context":
+            return ContextExceeded(self.max_model_len)
+        known = _ERRORS.get(self.error, EngineError)
+        error = known.__new__(known)  # each builds its text from arguments of its own; here the text is given
+        EngineError.__init__(error, self.kind or FailureKind.INTERNAL, self.what, self.fix)
+        if isinstance(error, EngineOverloaded):
+            error.retry_after = self.retry_after
+        if isinstance(error, CallTimedOut):
+            error.in_progress = self.in_progress
+        return error
+
+
+_ERRORS: dict[str, type[EngineError]] = {
+    "timed_out": CallTimedOut,
+    "model_missing": ModelMissing,
+    "overloaded": EngineOverloaded,
+}
+
+
+class CallEnded(Body):
+    """The outcome of one try of a call: figures for the balancer and admission, or the failure."""
+
+    type: Literal["ended"] = "ended"
+    call: str
+    attempt: str
+    """Of the ``CallPlaced``."""
+    sampled_tokens: int = 0
+    cached_tokens: int | None = None
+    seconds: float = 0.0
+    finish_reason: Literal["stop", "length", "abort"] = "stop"
+    versions_reported: bool = False
+    failure: CallFailure | None = None
+
+
+class CallWithdrawn(Body):
+    """Nothing waits for this call any more."""
+
+    type: Literal["withdrawn"] = "withdrawn"
+    call: str
+
+
+class SamplingQuery(Body):
+    """See ``EnginePool.may_have_sampled``; ``SamplingAnswer`` answers it."""
+
+    type: Literal["sampling"] = "sampling"
+    query: str
+    pool: str
+    engine: str
+    max_tokens: int
+    seconds: float
+
+
+CallMessage = CallRequest | CallEnded | CallWithdrawn | RoomRequest | SlotRelease | SessionEnd | SamplingQuery
+"""What concerns model calls: a head that was restarted knows nothing of earlier ones."""
+UpMessage = Annotated[
+    AttemptFinished | StageEntered | ParkingChanged | NodeDraining | CallMessage, Field(discriminator="type")
+]
+
+# --- head to node ---------------------------------------------------------------------------------------------------
+
+
+class JobSent(Body):
+    """An attempt to make."""
+
+    type: Literal["job"] = "job"
+    job: str
+    """The ``Job`` as JSON in ASCII: its task may hold half a surrogate pair, which UTF-8 cannot carry."""
+
+    @classmethod
+    def of(cls, job: Job) -> "JobSent":
+        """Return the message for a job."""
+        return cls(job=json.dumps(job.model_dump(), separators=(",", ":")))
+
+    def to_job(self) -> Job:
+        """Return the job."""
+        return Job.model_validate(json.loads(self.job))
+
+
+class Settled(Body):
+    """The end of this attempt is in the ledger, or of no interest: the node may drop its record."""
+
+    type: Literal["settled"] = "settled"
+    rollout_id: str
+    attempt: int
+
+
+class CancelSent(Body):
+    """See ``Runner.cancel``."""
+
+    type: Literal["cancel"] = "cancel"
+    rollouts: tuple[str, ...]
+    reason: CancelReason
+
+
+class ParkSent(Body):
+    """See ``Runner.park`` and ``Runner.unpark``."""
+
+    type: Literal["park"] = "park"
+    rollouts: tuple[str, ...]
+    park: bool
+
+
+class CallPlaced(Body):
+    """Where to make a call; again after a try that failed."""
+
+    type: Literal["placed"] = "placed"
+    call: str
+    attempt: str
+    """Id of the request at the engine."""
+    engine: str
+    url: str
+    version: int
+    cache_salt: str | None
+    max_model_len: int | None
+    """Of the pool, when it is known."""
+
+
+class CallStopped(Body):
+    """Stop the call at its engine and keep what it sampled."""
+
+    type: Literal["stop"] = "stop"
+    call: str
+    attempt: str
+    by_pause: bool
+    """A pause of the policy caused it."""
+
+
+class CallRefused(Body):
+    """The call failed for good."""
+
+    type: Literal["refused"] = "refused"
+    call: str
+    failure: CallFailure
+    is_refunded: bool
+    """Its last try is charged to no deadline."""
+
+
+class ClockPaused(Body):
+    """Pause or resume the deadline of a call in flight: engines hold it back while weights change."""
+
+    type: Literal["clock"] = "clock"
+    call: str
+    pause: bool
+
+
+class RoomGranted(Body):
+    """The answer to ``RoomRequest``."""
+
+    type: Literal["granted"] = "granted"
+    pool: str
+    session: str
+
+
+class SamplingAnswer(Body):
+    """The answer to ``SamplingQuery``."""
+
+    type: Literal["sampled"] = "sampled"
+    query: str
+    may_have_sampled: bool
+
+
+CallReply = CallPlaced | CallStopped | CallRefused | ClockPaused | RoomGranted | SamplingAnswer
+DownMessage = Annotated[JobSent | Settled | CancelSent | ParkSent | CallReply, Field(discriminator="type")]
+
+# --- the routes' bodies and answers ---------------------------------------------------------------------------------
+
+
+class AttemptInHand(Body):
+    """An attempt that a node works on, or whose end is not settled."""
+
+    job: str
+    """As in ``JobSent``, its task left out."""
+    stage: Stage
+    since: float
+    """Unix seconds."""
+    is_parked: bool
+
+    def to_job(self) -> Job:
+        """Return the job, its task left out."""
+        return JobSent(job=self.job).to_job()
+
+
+class JoinBody(Body):
+    """A node joins, or joins again after the head was restarted."""
+
+    incarnation: Identifier
+    """Of the node's process."""
+    release: str
+    """Of prorl-gym there."""
+    slots: Annotated[int, Field(gt=0)]
+    """Most attempts in hand that are not parked."""
+    init_slots: Annotated[int, Field(gt=0)]
+    """Most attempts in INIT."""
+    in_hand: tuple[AttemptInHand, ...] = ()
+
+
+class JoinResponse(Record):
+    """The node is joined."""
+
+    epoch: str
+    """Of the head's process."""
+    cancelled: tuple[str, ...]
+    """Rollouts in hand there under an attempt that is over."""
+    max_model_lens: dict[str, int | None]
+    """Context in tokens by pool, where it is known."""
+
+
+class ExchangeHeader(Body):
+    """An exchange without its messages."""
+
+    incarnation: Identifier
+    epoch: str
+    acknowledged: Annotated[int, Field(ge=0)]
+    """Number of the last message of the head that the node has processed."""
+    first: Annotated[int, Field(ge=1)]
+    """Number of the first message."""
+    hold_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0
+    """0: the answer comes at once, with no messages. Otherwise it comes with the next messages, or after this time."""
+
+
+class ExchangeBody(ExchangeHeader):
+    """Messages of a node, and which of the head's it has."""
+
+    messages: tuple[UpMessage, ...] = ()
+
+
+class ExchangeAnswerHeader(Record):
+    """The answer to an exchange without its messages."""
+
+    must_join: bool = False
+    """The head does not know this incarnation (it declared it lost, or was restarted)."""
+    acknowledged: int = 0
+    first: int = 1
+
+
+class ExchangeAnswer(ExchangeAnswerHeader):
+    """Messages of the head, and which of the node's it has."""
+
+    messages: tuple[DownMessage, ...] = ()
+
+
+class LeaveBody(Body):
+    """The node leaves: whatever it has in hand is lost."""
+
+    incarnation: Identifier
+
+
+def encode_page(header: BaseModel, messages: Sequence[str]) -> str:
+    """Return the JSON of a header with encoded messages."""
+    return f'{header.model_dump_json()[:-1]},"messages":[{",".join(messages)}]}}'

@@ -37,8 +37,8 @@ class AppContext:
     """Of the tokenizer, for pages; ``None``: there is none."""
     node_config: str = ""
     """What nodes need of the configuration, as JSON; empty: the service has no nodes."""
-    nodes: NodeRunners | None = None
-    """``None`` also while the service loads."""
+    find_nodes: Callable[[], NodeRunners | None] = lambda: None
+    """Returns the nodes; ``None``: there are none, or the service is loading."""
     started_at: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -50,6 +50,7 @@ class AppContext:
         max_pending: int = 100_000,
         history_interval_seconds: float = 5.0,
         node_config: str = "",
+        find_nodes: Callable[[], NodeRunners | None] = lambda: None,
     ) -> Self:
         """Observe a service.
 
@@ -59,11 +60,12 @@ class AppContext:
             max_pending: see the field.
             history_interval_seconds: between two samples; nothing is sampled before ``history`` is entered.
             node_config: see the field.
+            find_nodes: see the field.
         """
         counters = RolloutCounters()
         pools: list[EnginePool] = []
         mismatches = MismatchReports()
-        metrics = ServiceMetrics(service, counters, pools, count_sandboxes, mismatches)
+        metrics = ServiceMetrics(service, counters, pools, count_sandboxes, mismatches, find_nodes)
         history = History(service, counters, pools, mismatches, interval_seconds=history_interval_seconds)
         history.lag.observers.append(metrics.observe_loop_lag)
         service.add_record_observer(counters.count_rollout)
@@ -80,6 +82,7 @@ class AppContext:
             pools,
             count_sandboxes,
             node_config=node_config,
+            find_nodes=find_nodes,
         )
 
     def attach_pools(

@@ -14,7 +14,7 @@ from prorl_gym.api.config import ServiceConfig
 from prorl_gym.api.service_process import StopSignals
 from prorl_gym.api.startup import offered_environments
 from prorl_gym.client.service_credentials import read_token, service_url, token_source
-from prorl_gym.client.transport import BusyError, RetryableError, ServiceError, Transport
+from prorl_gym.client.transport import RetryableError, ServiceError, Transport
 from prorl_gym.client.wire_models import IgnoredResponse
 from prorl_gym.environments.judge import EngineJudge
 from prorl_gym.inference.config import InferenceConfig, pool_engine_factory
@@ -64,7 +64,7 @@ async def run_node(head: str | None, name: str, token_file: Path | None, run_slo
             runner = config.runner.model_copy(update={"run": run_slots})
             config = config.model_copy(update={"runner": runner})
         configure_logging(config.log.level, config.log.format)
-        node = await owned.enter_async_context(_open_node(config, _HttpHead(transport, name)))
+        node = await owned.enter_async_context(_open_node(config, HttpHead(transport, name)))
         await _work_until_signal(node, signals)
 
 
@@ -89,7 +89,7 @@ async def _work_until_signal(node: Node, signals: StopSignals) -> None:
 
 
 @asynccontextmanager
-async def _open_node(config: ServiceConfig, head: "_HttpHead") -> AsyncGenerator[Node]:
+async def _open_node(config: ServiceConfig, head: "HttpHead") -> AsyncGenerator[Node]:
     """Build the parts of a service that make attempts; see ``build.load_service``."""
     outbox = NodeOutbox()
     codec = await load_codec_of(config.inference)
@@ -139,7 +139,7 @@ def _remote_pool(name: str, config: InferenceConfig, codec: ChatCodec, outbox: N
     return RemotePool(name, make_engine, outbox.send)
 
 
-class _HttpHead:
+class HttpHead:
     """Implements ``HeadClient`` over HTTP.
 
     Args:
@@ -174,6 +174,6 @@ class _HttpHead:
             ):
                 return self._transport.parse(model, await response.read())
         except RetryableError as error:
-            raise HeadAwayError(error.error.what, is_loading=isinstance(error.error, BusyError)) from None
+            raise HeadAwayError(error.error.what) from None
         except TimeoutError:
             raise HeadAwayError(f"no answer within {seconds:g} s.") from None

@@ -123,6 +123,7 @@ class _ServiceProcess:
             max_pending=config.max_pending,
             history_interval_seconds=config.history_seconds,
             node_config="" if self.accepting.config.nodes is None else self.accepting.config.to_node_json(),
+            find_nodes=lambda: None if self._loaded is None else self._loaded.nodes,
         )
         async with context.history:
             app = app_from_context(context, self._token, config.max_body_bytes)
@@ -139,8 +140,8 @@ class _ServiceProcess:
                 await asyncio.wait({loading})
                 if self._loaded is None:
                     await context.policies.close()  # requests wait for pools that will not be loaded
-                if context.nodes is not None:
-                    await self._log_stop()
+                await self._log_stop()
+                if self.accepting.config.nodes is not None:
                     await stop_service(self, self._signals)  # nodes report over HTTP until their work is done
                 await self._close_servers()
                 await context.policies.close()
@@ -156,7 +157,6 @@ class _ServiceProcess:
 
     async def _load(self, context: AppContext) -> None:
         built = self._loaded = await load_service(self.accepting)
-        context.nodes = built.nodes
         context.attach_pools(built.pools, built.weight_updaters, built.registries, built.decode)
         if self._compat_listener is not None:
             from prorl_gym.api.compat.compat_app import has_compat_token

@@ -40,6 +40,9 @@ class Intake:
         self._keeps_attempts = keeps_attempts
         self._open_attempts: dict[str, PendingRollout] = {}
         """Rollouts whose attempt may still be in hand on a node."""
+        self.claims_settled = asyncio.Event()
+        """Set while there are none."""
+        self.claims_settled.set()
         self._is_recovered = False
         self._accepted_early: list[RolloutRequest] = []
         """Requests accepted before ``recover`` finished."""
@@ -126,6 +129,8 @@ class Intake:
         if entry is None or entry.position.attempt != attempt or entry.cancel_reason is not None:
             return False
         del self._open_attempts[rollout_id]
+        if not self._open_attempts:
+            self.claims_settled.set()
         return True
 
     def requeue_unclaimed(self) -> None:
@@ -135,12 +140,14 @@ class Intake:
             entry.restarts += 1  # the ledger counts it when the next attempt begins
             entry.position.state = "queued"
         self._enqueue_recovered(unclaimed)
+        self.claims_settled.set()
 
     def _keep_open_attempts(self, recovered: Sequence[RecoveredRollout], entries: Sequence[PendingRollout]) -> None:
         for source, entry in zip(recovered, entries, strict=True):
             if source.open_attempt is not None and entry.cancel_reason is None:
                 entry.position.attempt, entry.position.state = source.open_attempt, "running"
                 self._open_attempts[entry.rollout_id] = entry
+                self.claims_settled.clear()
 
     def _enqueue_recovered(self, entries: Sequence[PendingRollout]) -> None:
         """Enqueue these; end what was cancelled, or lost with the service too often."""

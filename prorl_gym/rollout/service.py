@@ -134,6 +134,11 @@ class RolloutService:
         """Let a node that joins go on with an attempt that a killed service left open; whether it may."""
         return self._intake.claim_attempt(rollout_id, attempt)
 
+    async def wait_until_claimed(self) -> None:
+        """Wait until no node can have an attempt in hand that this service does not know: its model calls count."""
+        await self.wait_until_recovered()
+        await self._intake.claims_settled.wait()
+
     async def abort_drain(self) -> None:
         """Turn a ``stop`` that is draining into one that is not."""
         await self._dispatcher.abort_attempts()
@@ -149,6 +154,7 @@ class RolloutService:
     def begin_shutdown(self) -> None:
         """Accept nothing more, answer waiting calls, end the streams: the first step of ``stop``, or long before it."""
         self._intake.is_closed = True
+        self._intake.claims_settled.set()
         for entry in self._pending.all():
             entry.resolve_waiters(None)
         self._group_controller.reject_waiters()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
@@ -59,8 +59,11 @@ def announcement(child: "subprocess.Popen[str]", pattern: str) -> re.Match[str]:
             return found
 
 
-def configure(ground: Path, engine: str, **http: Any) -> list[str]:
-    """Write a configuration of a service on this ground, with more settings of ``http``; return the command for it."""
+def configure(ground: Path, engine: str, more: Mapping[str, Any] | None = None, **http: Any) -> list[str]:
+    """Write a configuration of a service on this ground, with more settings of ``http``; return the command for it.
+
+    ``more`` are further keys.
+    """
     config = ground / "service.json"
     config.write_text(
         json.dumps(
@@ -70,6 +73,7 @@ def configure(ground: Path, engine: str, **http: Any) -> list[str]:
                 "state": str(ground / "state"),
                 "retry": {"restarts": 100},  # more often than any test kills it
                 "http": {"port": 0, **http},
+                **(more or {}),
             }
         )
     )

@@ -19,6 +19,7 @@ from prorl_gym.client.wire_models import DispatchStatus, LedgerStatus
 from prorl_gym.inference.balance.engine_pool import EnginePool, PoolSnapshot
 from prorl_gym.inference.balance.members import PoolMember
 from prorl_gym.records import Rollout
+from prorl_gym.rollout.nodes.node_runners import NodeRunners
 from prorl_gym.rollout.service import RolloutService
 
 _STAGE_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
@@ -35,6 +36,7 @@ class ServiceMetrics:
         pools: its engines.
         count_sandboxes: how many are alive; ``None``: unknown.
         mismatches: that trainers reported.
+        find_nodes: returns the nodes; ``None``: there are none.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class ServiceMetrics:
         pools: Sequence[EnginePool] = (),
         count_sandboxes: Callable[[], int | None] = lambda: None,
         mismatches: MismatchReports | None = None,
+        find_nodes: Callable[[], NodeRunners | None] = lambda: None,
     ) -> None:
         self._service = service
         self._count_sandboxes = count_sandboxes
@@ -78,6 +81,7 @@ class ServiceMetrics:
         known.register(RolloutCollector(counters))
         known.register(GroupCollector(service))
         known.register(PoolCollector(pools))
+        known.register(NodeCollector(find_nodes))
         known.register(MismatchCollector(mismatches or MismatchReports()))
 
     async def render(self) -> bytes:
@@ -249,6 +253,29 @@ class GroupCollector(Collector):
         )
         yield _GAUGE("prorl_groups_reclaimed_seconds", "Estimated working time saved by these cancels.", saved)
         yield _family(_GAUGE, "prorl_early_stops", "Groups whose first rewards predicted the rest.", ("end",), ends)
+
+
+class NodeCollector(Collector):
+    """Collects the state of nodes. Without nodes, their metrics are left out.
+
+    Args:
+        find_nodes: returns them; ``None``: there are none.
+    """
+
+    def __init__(self, find_nodes: Callable[[], NodeRunners | None]) -> None:
+        self._find_nodes = find_nodes
+
+    def collect(self) -> Iterator[Metric]:
+        """Return all families."""
+        nodes = self._find_nodes()
+        if nodes is None:
+            return
+        status = nodes.status()
+        in_hand = {(node.name,): node.in_hand for node in status.nodes}
+        yield _GAUGE("prorl_nodes", "Joined nodes.", len(status.nodes))
+        yield _COUNTER("prorl_nodes_joined", "Times that a node joined.", status.joined)
+        yield _COUNTER("prorl_nodes_lost", "Nodes that were lost.", status.lost)
+        yield _family(_GAUGE, "prorl_node_rollouts", "Rollouts that a node has in hand.", ("node",), in_hand)
 
 
 class RolloutCollector(Collector):

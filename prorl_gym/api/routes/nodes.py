@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from prorl_gym.api.app_context import AppContext
 from prorl_gym.api.http.error_responses import ApiError
-from prorl_gym.api.http.json_bodies import json_response, parse_json, read_json
+from prorl_gym.api.http.json_bodies import json_response, read_json
 from prorl_gym.api.routes import IDENTIFIER
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
-from prorl_gym.rollout.nodes.wire import ExchangeBody, JoinBody, LeaveBody
+from prorl_gym.rollout.nodes.wire import MUST_JOIN, ExchangeBody, JoinBody, JoinResponse, LeaveBody
 
 _JOIN = TypeAdapter(JoinBody)
 _EXCHANGE = TypeAdapter(ExchangeBody)
@@ -23,33 +23,32 @@ _NodePath = Annotated[str, Path(pattern=IDENTIFIER)]
 def add_routes(routes: APIRouter, context: AppContext) -> None:
     """Add the routes. The OpenAPI document leaves them out: they change with every release."""
 
-    def head() -> NodeRunners:
-        if context.nodes is None:
-            _require_nodes(context)
-            raise ApiError(503, "The service is loading.", "Ask again.", retry_after=1)
-        return context.nodes
+    def head() -> NodeRunners | None:
+        """Return the nodes; ``None``: the service is loading."""
+        if not context.node_config:
+            raise ApiError(404, "This service has no nodes.", "Add 'nodes: {}' to its configuration.")
+        return context.find_nodes()
 
     @routes.get("/v1/nodes/config", include_in_schema=False)
     async def config() -> Response:  # pyright: ignore[reportUnusedFunction]
         """The service's configuration, as far as it concerns nodes."""
-        _require_nodes(context)
+        head()
         return Response(context.node_config, media_type="application/json")
 
     @routes.post("/v1/nodes/{name}/join", include_in_schema=False)
     async def join(request: Request, name: _NodePath) -> Response:  # pyright: ignore[reportUnusedFunction]
-        return json_response(head().join(name, await read_json(request, _JOIN)))
+        body, nodes = await read_json(request, _JOIN), head()
+        return json_response(JoinResponse() if nodes is None else nodes.join(name, body))
 
     @routes.post("/v1/nodes/{name}/exchange", include_in_schema=False)
     async def exchange(request: Request, name: _NodePath) -> Response:  # pyright: ignore[reportUnusedFunction]
-        body = parse_json(await request.body(), _EXCHANGE)
-        return Response(await head().exchange(name, body), media_type="application/json")
+        body, nodes = await read_json(request, _EXCHANGE), head()
+        answer = MUST_JOIN if nodes is None else await nodes.exchange(name, body)
+        return Response(answer, media_type="application/json")
 
     @routes.post("/v1/nodes/{name}/leave", include_in_schema=False)
     async def leave(request: Request, name: _NodePath) -> Response:  # pyright: ignore[reportUnusedFunction]
-        head().leave(name, await read_json(request, _LEAVE))
+        body, nodes = await read_json(request, _LEAVE), head()
+        if nodes is not None:
+            nodes.leave(name, body)
         return Response("{}", media_type="application/json")
-
-
-def _require_nodes(context: AppContext) -> None:
-    if not context.node_config:
-        raise ApiError(404, "This service has no nodes.", "Add 'nodes: {}' to its configuration.")

@@ -66,6 +66,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         it comes from. The first one needs no pause: it says what the engines hold, and may be 0.
         """
         body = await read_json(request, _UPDATE, empty=_DEFAULTS)
+        await context.service.wait_until_claimed()
         return json_response(await (await policies.get_controller(body.pool)).update(body))
 
     @routes.post(
@@ -86,6 +87,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         The pause ends by itself after `expire_seconds`. Send it again to change the mode or to have more time.
         """
         body = await read_json(request, _PAUSE, empty=_DEFAULTS)
+        await context.service.wait_until_claimed()
         return json_response(await (await policies.get_controller(body.pool)).pause(body.mode, body.expire_seconds))
 
     @routes.post(

@@ -127,7 +127,7 @@ async def _service_status(context: AppContext) -> ServiceStatus:
         wasted_tokens=counters.wasted_tokens,
         mismatches=context.mismatches.latest(),
         sandboxes=context.count_sandboxes(),
-        nodes=None if context.nodes is None else context.nodes.status(),
+        nodes=None if (nodes := context.find_nodes()) is None else nodes.status(),
         ledger=await context.service.usage(),
         event_loop_lag_seconds=context.history.lag.max_seconds,
     )

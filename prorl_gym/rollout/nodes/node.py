@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from prorl_gym import __version__
 from prorl_gym.backoff import backoff_delay
-from prorl_gym.errors import CancelReason, ConflictError, FailureKind, ProrlError, ShuttingDownError
+from prorl_gym.errors import CancelReason, FailureKind, ProrlError, ShuttingDownError
 from prorl_gym.records import Outcome, Rollout
 from prorl_gym.rollout.ledger.encoding import encode_rollout
 from prorl_gym.rollout.nodes.exchange import Inbox, Outbox
@@ -45,17 +45,12 @@ _HOLDS_PER_LEASE = 6
 """Requests in a lease that the head holds until it has messages: each one renews the lease."""
 
 
+_PAUSES_PER_LEASE = 30
+"""Longest pause between two requests to a head that cannot be reached or is loading."""
+
+
 class HeadAwayError(ProrlError):
-    """The head could not be reached, or cannot answer yet.
-
-    Args:
-        what: see ``ProrlError``.
-        is_loading: a head that was just started answers, and begins no attempt before nodes may join it.
-    """
-
-    def __init__(self, what: str, *, is_loading: bool = False) -> None:
-        super().__init__(what)
-        self.is_loading = is_loading
+    """The head could not be reached."""
 
 
 class LeaseExpiredError(ProrlError):
@@ -113,7 +108,9 @@ class _Held:
     job: Job
     """Without its task."""
     accepting: "asyncio.Task[None]"
-    position: AttemptPosition = field(default_factory=AttemptPosition)
+    position: AttemptPosition
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it has ended here."""
 
     def describe(self) -> AttemptInHand:
         position = self.position
@@ -224,10 +221,11 @@ class Node:
             init_slots=self._init_slots,
             in_hand=tuple(one.describe() for one in held),
         )
-        answer = await self._repeat(lambda: self._head.join(body))
+        while not (answer := await self._repeat(lambda: self._head.join(body))).epoch:
+            await asyncio.sleep(self._lease_seconds / _PAUSES_PER_LEASE)
         self._epoch = answer.epoch
         _LOG.info("joined the head with %d attempts in hand, %d of them over", len(held), len(answer.cancelled))
-        await self._runner.cancel(answer.cancelled, CancelReason.SHUTDOWN)
+        self._spawn(self._cancel(CancelSent(rollouts=answer.cancelled, reason=CancelReason.SHUTDOWN)))
         for _, finished in self._unsettled.values():
             self._outbox.send(finished)
         if self._is_draining.is_set():
@@ -271,9 +269,7 @@ class Node:
                 if not failures:
                     _LOG.warning("the head cannot be reached: %s", error.what)
                     self._set_head_away(is_away=True)
-                if error.is_loading:
-                    self._renew_lease(sent_at)
-                await asyncio.sleep(backoff_delay(failures, first=0.1, longest=self._lease_seconds / 30))
+                await asyncio.sleep(backoff_delay(failures, first=0.1, longest=self._lease_seconds / _PAUSES_PER_LEASE))
                 failures += 1
                 continue
             self._renew_lease(sent_at)
@@ -324,9 +320,12 @@ class Node:
         return task
 
     async def _accept(self, job: Job) -> None:
+        rollout_id = job.request.rollout_id
+        for held in [held for (one, number), held in self._held.items() if one == rollout_id and number < job.attempt]:
+            await held.over.wait()  # it is cancelled: the head gave it up
         try:
             await self._runner.accept(job)
-        except (ShuttingDownError, ConflictError) as error:  # it drains, or ends an older attempt at this rollout
+        except ShuttingDownError as error:
             refused = Outcome(status="failed", kind=FailureKind.NODE_LOST, stage="queue", message=error.what)
             self._report_end(terminal_record(job, refused))
 
@@ -354,5 +353,7 @@ class Node:
             rollout_id=rollout.rollout_id, attempt=rollout.attempt, record=encode_rollout(rollout)
         )
         key = rollout.rollout_id, rollout.attempt
-        self._unsettled[key] = self._held.pop(key), finished
+        held = self._held.pop(key)
+        held.over.set()
+        self._unsettled[key] = held, finished
         self._outbox.send(finished)

@@ -26,6 +26,7 @@ from prorl_gym.rollout.nodes.exchange import Inbox, Outbox
 from prorl_gym.rollout.nodes.placement import NodeView, choose_node, group_key, image_of
 from prorl_gym.rollout.nodes.remote_calls import RemoteCalls
 from prorl_gym.rollout.nodes.wire import (
+    MUST_JOIN,
     AttemptFinished,
     AttemptInHand,
     CancelSent,
@@ -175,6 +176,7 @@ class NodeRunners:
         self._changes = ChangeSignal()
         """A slot or a node became free, or an attempt ended."""
         self._is_draining = False
+        self._is_released = False
         self._joined = 0
         self._lost = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -287,7 +289,8 @@ class NodeRunners:
         )
 
     async def release(self) -> None:
-        """Forget the nodes: answer their requests at once, and withdraw their model calls. After ``drain``."""
+        """Refuse nodes from now on: answer their requests at once, and withdraw their model calls. After ``drain``."""
+        self._is_released = True
         for node in self._nodes.values():
             node.is_over = True
             node.outbox.not_empty.set()
@@ -302,7 +305,10 @@ class NodeRunners:
 
         Raises:
             ConflictError: it runs another release.
+            ShuttingDownError: the service has stopped.
         """
+        if self._is_released:
+            raise ShuttingDownError("The service has stopped.", "Join again when it is back.")
         if body.release != __version__:
             raise ConflictError(
                 f"node {name} runs prorl-gym {body.release}, this service {__version__}.", "Install the same release."
@@ -329,7 +335,7 @@ class NodeRunners:
         """Process the messages of a node; return the answer (``ExchangeAnswer``) as JSON."""
         node = self._nodes.get(name)
         if node is None or body.epoch != self.epoch or node.incarnation != body.incarnation:
-            return encode_page(ExchangeAnswerHeader(must_join=True), ())
+            return MUST_JOIN
         node.last_seen = asyncio.get_running_loop().time()
         node.outbox.acknowledge(body.acknowledged)
         for message in node.inbox.accept(body.first, body.messages):

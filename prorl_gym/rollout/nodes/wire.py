@@ -302,13 +302,13 @@ class JoinBody(Body):
 
 
 class JoinResponse(Record):
-    """The node is joined."""
+    """The node is joined, or has to ask again."""
 
-    epoch: str
-    """Of the head's process."""
-    cancelled: tuple[str, ...]
+    epoch: str = ""
+    """Of the head's process; empty while that loads: it begins no attempt before nodes can join."""
+    cancelled: tuple[str, ...] = ()
     """Rollouts in hand there under an attempt that is over."""
-    max_model_lens: dict[str, int | None]
+    max_model_lens: dict[str, int | None] = {}
     """Context in tokens by pool, where it is known."""
 
 
@@ -355,3 +355,7 @@ class LeaveBody(Body):
 def encode_page(header: BaseModel, messages: Sequence[str]) -> str:
     """Return the JSON of a header with encoded messages."""
     return f'{header.model_dump_json()[:-1]},"messages":[{",".join(messages)}]}}'
+
+
+MUST_JOIN = encode_page(ExchangeAnswerHeader(must_join=True), ())
+"""The answer to a node that the head does not know."""

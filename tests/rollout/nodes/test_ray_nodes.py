@@ -96,9 +96,8 @@ class Service:
 
     def nodes(self) -> dict[str, int]:
         """Attempts in hand of the nodes that have joined, by name."""
-        status = self.client.status().nodes
-        assert status is not None
-        return {node.name: node.in_hand for node in status.nodes}
+        status = self.client.status().nodes  # none while the service loads
+        return {} if status is None else {node.name: node.in_hand for node in status.nodes}
 
     def node_pids(self) -> dict[str, int]:
         """Processes of its nodes, by name."""

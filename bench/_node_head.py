@@ -37,7 +37,7 @@ class WaitingEngine(FakeEngine):
 
 
 class CallingRunner:
-    """Implements ``Runner``: an attempt is a number of model calls, and a record of fixed size."""
+    """Implements ``Runner``: an attempt is a number of model calls, and a small record of always the same size."""
 
     def __init__(self, pool: RemotePool, calls: int) -> None:
         self._pool = pool
@@ -45,7 +45,7 @@ class CallingRunner:
         self._events: asyncio.Queue[RunnerEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         session = FakeSession(FakePolicySource())
-        session._turns = max(1, 25 * calls)  # pyright: ignore[reportPrivateUsage] - 100 tokens a call
+        session._turns = 3  # pyright: ignore[reportPrivateUsage]
         self._segments = session.segments()
 
     async def accept(self, job: Job) -> None:

@@ -78,7 +78,7 @@ def app_from_context(context: AppContext, token: str, max_body_bytes: int = 64 <
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(BearerAuth, token=token)
     app.add_middleware(CrossSiteGuard)
-    for subject in (rollouts, runs, policy, service_routes, nodes, pages):
+    for subject in (nodes, rollouts, runs, policy, service_routes, pages):
         subject.add_routes(app.router, context)
     openapi.install_openapi(app, (RolloutSubmission, Demand, DeliveredRecord, PauseNotice, *Body.__subclasses__()))
     return app

@@ -190,7 +190,7 @@ def test_a_pause_reaches_calls_on_nodes_and_both_ends_drain(cluster: Cluster) ->
         cluster.client.resume()
     rollouts = cluster.records(wanted)
     versions = {version for one in rollouts for segment in one.segments for version in segment.policy_versions}
-    assert versions == {-1, 0, 1, 2}
+    assert {-1, 0, 2} <= versions <= {-1, 0, 1, 2}, "the second pause may strike before a token of version 1"
     assert kinds(rollouts) == Counter()
     cluster.kill("n0", signal.SIGTERM)
     assert cluster.processes["n0"].wait(20) == 0, "".join(cluster.logs["n0"])

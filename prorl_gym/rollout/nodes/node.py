@@ -45,6 +45,10 @@ _HOLDS_PER_LEASE = 6
 """Requests in a lease that the head holds until it has messages: each one renews the lease."""
 
 
+_PACE_SECONDS = 0.02
+"""Shortest time between two requests in one direction: a message of an idle node goes at once, those of a busy one
+together."""
+
 _PAUSES_PER_LEASE = 30
 """Longest pause between two requests to a head that cannot be reached or is loading."""
 
@@ -221,7 +225,7 @@ class Node:
             init_slots=self._init_slots,
             in_hand=tuple(one.describe() for one in held),
         )
-        while not (answer := await self._repeat(lambda: self._head.join(body))).epoch:
+        while not (answer := await self._repeat(lambda: self._head.join(body))).epoch:  # noqa: ASYNC110 - it loads
             await asyncio.sleep(self._lease_seconds / _PAUSES_PER_LEASE)
         self._epoch = answer.epoch
         _LOG.info("joined the head with %d attempts in hand, %d of them over", len(held), len(answer.cancelled))
@@ -248,9 +252,13 @@ class Node:
             )
             return await self._head.exchange(encode_page(header, messages), hold_seconds + self._lease_seconds / 3)
 
+        loop = asyncio.get_running_loop()
+        sent_at = 0.0
         while True:
             if not hold_seconds:
                 await outbox.not_empty.wait()
+            await asyncio.sleep(max(0.0, sent_at + _PACE_SECONDS - loop.time()))
+            sent_at = loop.time()
             answer = await self._repeat(exchange)
             if answer.must_join:
                 raise _MustJoinError
@@ -331,8 +339,12 @@ class Node:
 
     async def _cancel(self, message: CancelSent) -> None:
         chosen = set(message.rollouts)
-        accepting = [held.accepting for (rollout_id, _), held in self._held.items() if rollout_id in chosen]
-        if accepting:
+        accepting = [
+            held.accepting
+            for (rollout_id, _), held in self._held.items()
+            if rollout_id in chosen and not held.accepting.done()
+        ]
+        if accepting:  # otherwise at once: in the order of the messages
             await asyncio.wait(accepting)
         await self._runner.cancel(message.rollouts, message.reason)
 

@@ -308,7 +308,7 @@ class JoinResponse(Record):
     """Of the head's process; empty while that loads: it begins no attempt before nodes can join."""
     cancelled: tuple[str, ...] = ()
     """Rollouts in hand there under an attempt that is over."""
-    max_model_lens: dict[str, int | None] = {}
+    max_model_lens: dict[str, int | None] = Field(default_factory=dict[str, int | None])
     """Context in tokens by pool, where it is known."""
 
 

@@ -15,9 +15,7 @@ import time
 from contextlib import suppress
 from typing import Any, cast
 
-import ray
-from ray._raylet import GcsClient  # pyright: ignore[reportUnknownVariableType]  # compiled; nothing public tells drains
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+import ray as untyped_ray
 
 from prorl_gym.logs import configure_logging, register_secret
 from prorl_gym.rollout.nodes.ray_actor import NodeSupervisor
@@ -25,6 +23,8 @@ from prorl_gym.rollout.nodes.ray_nodes import RayLaunch
 from prorl_gym.sandbox.syscalls import set_parent_death_signal
 
 _LOG = logging.getLogger(__name__)
+
+ray = cast(Any, untyped_ray)  # most of its types are unknown
 
 _RESOURCE = "prorl_node"
 _WILDCARDS = ("0.0.0.0", "::")
@@ -55,17 +55,18 @@ class _Placements:
         """Reference that is ready when an actor's node has ended; by name."""
         self._retry_at: dict[str, float] = {}
         """When to make an actor again that failed to start, by name."""
-        self._control_store = GcsClient(address=ray.get_runtime_context().gcs_address)
+        # What Ray Serve uses, too: nothing public reports which nodes drain.
+        self._control_store = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
 
     def reconcile(self) -> None:
         """Make an actor on each node that has none, drain those on draining nodes, remove those without a node."""
         draining: set[str] = set(self._control_store.get_draining_nodes(timeout=_CALL_SECONDS))
-        nodes = {
+        nodes: dict[str, dict[str, Any]] = {
             f"{self._prefix}-{node['NodeID']}": node
-            for node in cast("list[dict[str, Any]]", ray.nodes())
+            for node in ray.nodes()
             if node["Alive"] and node["Resources"].get(_RESOURCE, 0) >= 1
         }
-        present = set(cast("list[str]", ray.util.list_named_actors()))
+        present: set[str] = set(ray.util.list_named_actors())
         for name in present - nodes.keys():
             _LOG.info("Ray node of actor %s is gone, or the head has moved: the actor is removed", name)
             self._remove(name)
@@ -79,23 +80,28 @@ class _Placements:
 
     def remove_all(self) -> None:
         """Remove every actor of this head. Their nodes end with them."""
-        for name in cast("list[str]", ray.util.list_named_actors()):
+        for name in ray.util.list_named_actors():
             self._remove(name)
 
     def _place(self, name: str, node: dict[str, Any]) -> None:
-        address = node["NodeManagerHostname"] if node["NodeManagerHostname"] else node["NodeManagerAddress"]
+        address = node["NodeManagerHostname"] or node["NodeManagerAddress"]
         arguments = ["node", "--head", self._url, "--name", f"{address}-{node['NodeID'][:8]}"]
-        actor_class = cast(Any, ray.remote(NodeSupervisor))
-        actor = actor_class.options(
-            name=name,
-            lifetime="detached",
-            num_cpus=0,
-            resources={_RESOURCE: 1},
-            memory=self._launch.memory or int(node["Resources"].get("memory", 0)),
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-            max_restarts=-1,
-            max_task_retries=0,
-        ).remote(arguments, {"PRORL_GYM_TOKEN": self._launch.token})
+        actor = (
+            ray.remote(NodeSupervisor)
+            .options(
+                name=name,
+                lifetime="detached",
+                num_cpus=0,
+                resources={_RESOURCE: 1},
+                memory=self._launch.memory or int(node["Resources"].get("memory", 0)),
+                scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+                    node["NodeID"], soft=False
+                ),
+                max_restarts=-1,
+                max_task_retries=0,
+            )
+            .remote(arguments, {"PRORL_GYM_TOKEN": self._launch.token})
+        )
         self._starting[name] = (actor.ping.remote(), time.monotonic())
         _LOG.info("placing a node on Ray node %s (%s)", node["NodeID"][:8], address)
 
@@ -150,7 +156,7 @@ def main(parent: int) -> None:
     placements = _connect(launch)
     _LOG.info("connected to Ray at %s", launch.address)
     stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())  # in place of Ray's
+    signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())  # in place of Ray's
     while not stopping.wait(_POLL_SECONDS):
         placements.reconcile()
     placements.remove_all()

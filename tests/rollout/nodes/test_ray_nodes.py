@@ -7,6 +7,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -59,6 +60,15 @@ class RayCluster:
 
     def remove_node(self, node: Any) -> None:
         self._cluster.remove_node(node, allow_graceful=False)
+
+    def drain_node(self, name: str) -> None:
+        """Have Ray drain the node that a node of ours is on, as for a machine that is about to be preempted."""
+        found = [node["NodeID"] for node in self._cluster.global_state.node_table()]
+        node_id = next(one for one in found if one.startswith(name.rpartition("-")[2]))
+        why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test"]
+        command = ["ray", "drain-node", "--address", self._cluster.address, "--node-id", node_id, *why]
+        command += ["--deadline-remaining-seconds", "60"]
+        subprocess.run([Path(sys.executable).with_name(command[0]), *command[1:]], check=True, capture_output=True)
 
     def kill_control_store(self) -> None:
         self._cluster.head_node.kill_gcs_server()
@@ -186,6 +196,14 @@ def test_nodes_join_are_killed_and_leave(ray_processes: Callable[[], RayCluster]
     service.results(ids)
     wait_for(lambda: len(service.nodes()) == 2, 30)
     assert service.nodes().keys() != names
+
+    # Ray drains a node: what it has in hand is finished there, and it gets nothing more.
+    ids = service.submit("c", 4)
+    wait_for(lambda: all(service.nodes().values()), 30)
+    drained = next(iter(service.nodes()))
+    cluster.drain_node(drained)
+    assert not any(one.retries for one in service.results(ids))
+    wait_for(lambda: service.nodes().keys() == service.node_pids().keys() and drained not in service.nodes(), 30)
 
     # A stopped service leaves nothing on Ray.
     service.process.send_signal(signal.SIGTERM)

@@ -179,3 +179,34 @@ def test_a_service_that_is_requeued_ends_every_rollout_once(directory: Path, sub
     slurm("scancel", job)
     wait_for(lambda: state(job) == "CANCELLED" and not scratch_of(job), 30)
     wait_for(lambda: not processes_that_name(f"prorl-{job}-"), 30)
+
+
+TRAINER = """
+import sys, time
+from prorl_gym.client import SyncClient
+from prorl_gym.records import RolloutRequest
+
+with SyncClient() as client:  # the job's environment names the service
+    while not getattr(client.status().nodes, "nodes", ()):
+        time.sleep(0.2)
+    wanted = [RolloutRequest.model_validate_json(line) for line in open(sys.argv[1])]
+    client.submit(wanted)
+    assert all(client.result(one.rollout_id, timeout=120).reward == 1 for one in wanted)
+"""
+
+
+@pytest.mark.ray
+def test_cpu_nodes_join_the_ray_of_a_trainers_job(directory: Path, submit_job: Callable[..., str]) -> None:
+    # One CPU node: on one machine, Ray nodes that start at the same moment take each other's ports.
+    rows, trainer = directory / "rows.jsonl", directory / "trainer.py"
+    rows.write_text("".join(request.model_dump_json() + "\n" for request in groups("t", count=4, size=4)))
+    trainer.write_text(TRAINER)
+    job = submit_job(
+        *(":", "--nodes=1", *SMALL, str(RECIPES / "trainer.sbatch"), str(directory)),
+        *("python", str(trainer), str(rows)),
+    )
+    wait_for(lambda: state(job) not in ("PENDING", "RUNNING", "COMPLETING"), 180)
+    log = (directory / "job.log").read_text()
+    assert state(job) == "COMPLETED", log[-5000:]
+    assert len(re.findall(r"placing a node on Ray node", log)) == 1
+    wait_for(lambda: not processes_that_name(f"ray-{job}"), 30)

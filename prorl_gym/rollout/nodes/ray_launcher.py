@@ -22,7 +22,7 @@ from prorl_gym.rollout.nodes.ray_actor import NodeSupervisor
 from prorl_gym.rollout.nodes.ray_nodes import RayLaunch
 from prorl_gym.sandbox.syscalls import set_parent_death_signal
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("prorl_gym.rollout.nodes.ray_launcher")  # run by -m
 
 ray = cast(Any, untyped_ray)  # most of its types are unknown
 

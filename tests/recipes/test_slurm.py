@@ -149,7 +149,9 @@ def test_a_service_that_is_requeued_ends_every_rollout_once(directory: Path, sub
     with connect(directory) as client:
         client.submit(wanted)
         wait_for(lambda: node_count(client) == 3, 60)
+        second = submit_job("--nodes=1", str(RECIPES / "service.sbatch"), str(directory))
         wait_for(lambda: client.status().ledger.kept >= 60, 120)
+    wait_for(lambda: state(second) == "FAILED", 30)  # the ledger is in use
     before = {one.rollout_id: one for one in records(directory)}
     assert 60 <= len(before) < 200, "requeued in the middle"
     slurm("scontrol", "requeue", job)

@@ -149,9 +149,7 @@ def test_a_service_that_is_requeued_ends_every_rollout_once(directory: Path, sub
     with connect(directory) as client:
         client.submit(wanted)
         wait_for(lambda: node_count(client) == 3, 60)
-        second = submit_job("--nodes=1", str(RECIPES / "service.sbatch"), str(directory))
         wait_for(lambda: client.status().ledger.kept >= 60, 120)
-    wait_for(lambda: state(second) == "FAILED", 30)  # the ledger is in use
     before = {one.rollout_id: one for one in records(directory)}
     assert 60 <= len(before) < 200, "requeued in the middle"
     slurm("scontrol", "requeue", job)
@@ -177,6 +175,11 @@ def test_a_service_that_is_requeued_ends_every_rollout_once(directory: Path, sub
     with connect(directory) as client:
         drained = [client.result(one.rollout_id, timeout=120) for one in late]
     assert {(one.outcome.status, one.attempt) for one in drained} == {("completed", 0)}, "no attempt was cut off"
+
+    second = submit_job("--nodes=1", str(RECIPES / "service.sbatch"), str(directory))
+    wait_for(lambda: state(second) == "FAILED", 60)  # the ledger is in use
+    with connect(directory) as client:
+        assert node_count(client) == 3, "the address is still that of the first"
 
     slurm("scancel", job)
     wait_for(lambda: state(job) == "CANCELLED" and not scratch_of(job), 30)

@@ -27,7 +27,9 @@ class Intake:
         keeps_attempts: attempts that a killed service left open are kept for ``claim_attempt``.
     """
 
-    def __init__(self, ledger: Ledger, dispatcher: Dispatcher, max_restarts: int, *, keeps_attempts: bool) -> None:
+    def __init__(
+        self, ledger: Ledger, dispatcher: Dispatcher, max_restarts: int, *, keeps_attempts: bool = False
+    ) -> None:
         self.groups = GroupController(ledger, dispatcher, self.accept_batch)
         self.is_closed = False
         """Nothing more is accepted: the service stops."""

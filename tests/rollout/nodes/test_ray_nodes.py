@@ -98,11 +98,19 @@ def ray_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], RayC
 class Service:
     """A head over Ray, and what tests ask of it."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", url: str, client: SyncClient, log: Path) -> None:
-        self.process = process
-        self.url = url
-        self.client = client
+    url: str
+    client: SyncClient
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self._command = command
         self.log = log
+        self.start(port=0)
+
+    def start(self, port: int) -> None:
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*self._command, "--port", str(port)], stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd="/"
+            )
 
     def nodes(self) -> dict[str, int]:
         """Attempts in hand of the nodes that have joined, by name."""
@@ -139,17 +147,17 @@ def service(ray_processes: object) -> Iterator[Service]:
         config["runner"] = {"queue": 4, "init": 2, "run": 4, "eval": 2}
         file.write_text(json.dumps(config))
         command = [*COMMAND, *command, "--nodes", "ray", "--address", f"{HEAD}:{PORT}"]
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd="/")
+        running = Service(command, log)
         try:
             wait_for(lambda: re.search(SERVING, log.read_text()) is not None, 30)
             found = re.search(SERVING, log.read_text())
             assert found is not None
-            with SyncClient(found[1], token=read_token(ground / "state/token")) as client:
-                yield Service(process, found[1], client, log)
+            running.url = found[1]
+            with SyncClient(running.url, token=read_token(ground / "state/token")) as running.client:
+                yield running
         finally:
-            process.kill()
-            process.wait()
+            running.process.kill()
+            running.process.wait()
             print(log.read_text()[-20_000:])
 
 
@@ -204,6 +212,18 @@ def test_nodes_join_are_killed_and_leave(ray_processes: Callable[[], RayCluster]
     cluster.drain_node(drained)
     assert not any(one.retries for one in service.results(ids))
     wait_for(lambda: service.nodes().keys() == service.node_pids().keys() and drained not in service.nodes(), 30)
+
+    # The service is killed: the next one finds the actors, whose nodes have gone on.
+    ids = service.submit("d", 4)
+    wait_for(lambda: all(service.nodes().values()), 30)
+    before = service.node_pids()
+    service.process.kill()
+    service.process.wait()
+    service.start(port=int(service.url.rpartition(":")[2]))
+    service.results(ids)
+    wait_for(lambda: service.log.read_text().count("connected to Ray at") == 2, 30)
+    assert service.node_pids() == before
+    assert re.search(r"[1-9]\d* attempts in hand adopted", service.log.read_text())
 
     # A stopped service leaves nothing on Ray.
     service.process.send_signal(signal.SIGTERM)

@@ -7,6 +7,7 @@ skipping. Tests marked ``slow`` run with ``--all`` only.
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -52,6 +53,11 @@ def _axe() -> Path:
     return _cache() / "axe-core.js"
 
 
+def _slurm() -> bool:
+    """Whether this machine may submit jobs."""
+    return shutil.which("sinfo") is not None and subprocess.run(["sinfo"], capture_output=True).returncode == 0
+
+
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "apptainer": (
         lambda: any(shutil.which(name) for name in ("apptainer", "singularity")),
@@ -65,6 +71,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "gym": (_importable("nemo_gym"), "NeMo Gym is not installed in this environment"),
     "vllm": (lambda: bool(_vllm()), "no environment with vLLM is in the cache (.ci/vllm), or CI_NO_VLLM=1"),
     "ray": (_importable("ray"), "Ray is not installed in this environment"),
+    "slurm": (_slurm, "there is no Slurm here (.ci/slurm)"),
     "cpp": (lambda: shutil.which("g++", path="/usr/bin:/usr/local/bin") is not None, "g++ is not installed in /usr"),
     "node": (lambda: _in_usr("node"), "Node.js is not installed in /usr"),
     "java": (lambda: _in_usr("java"), "no Java runtime is installed in /usr"),

@@ -23,6 +23,7 @@ from prorl_gym.api.monitoring.tracing import RolloutTracer
 from prorl_gym.api.startup import AcceptingService, load_or_create_token, open_service
 from prorl_gym.errors import ConfigError
 from prorl_gym.logs import register_secret
+from prorl_gym.rollout.nodes.ray_nodes import RayNodes
 from prorl_gym.sandbox.protocol import sandbox_count_of
 
 if TYPE_CHECKING:
@@ -44,8 +45,12 @@ class StopSignals:
         (self.abort_requested if self.drain_requested.is_set() else self.drain_requested).set()
 
 
-async def serve(config: ServiceConfig) -> None:
+async def serve(config: ServiceConfig, ray: RayNodes | None = None) -> None:
     """Accept, load, serve, and stop: the first signal drains running rollouts, a second one cuts them off.
+
+    Args:
+        config: of the service.
+        ray: where to place nodes, if on Ray.
 
     Raises:
         ProrlError: see ``build_service``; or the address is in use.
@@ -61,10 +66,17 @@ async def serve(config: ServiceConfig) -> None:
         tracing = RolloutTracer.from_environment()
         if tracing is not None:
             service.accepting.service.add_record_observer(tracing.export_rollout)
+        port = listener.getsockname()[1]
+        placing = ray and asyncio.create_task(
+            ray.keep_placed(config.http.host, port, token, config.log.level, config.log.format)
+        )
         try:
             await service.serve_until_signal()
         finally:
             await stop_service(service, signals)
+            if placing is not None:
+                placing.cancel()
+                await asyncio.wait({placing})
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
 

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,6 +17,17 @@ def serve(
     compat: Annotated[
         bool, typer.Option("--compat", help="Also serve the routes of the published server, on port 8006 by default.")
     ] = False,
+    nodes: Annotated[
+        Literal["ray"] | None,
+        typer.Option(help="Run attempts on nodes, one on each node of a Ray cluster with the resource prorl_node."),
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="With --nodes ray: HOST:PORT of the Ray cluster, or auto.")
+    ] = None,
+    node_memory: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --nodes ray: bytes each node reserves; all of its Ray node's if unset."),
+    ] = None,
 ) -> None:
     """Serve rollouts until SIGINT or SIGTERM.
 
@@ -28,6 +39,8 @@ def serve(
     from prorl_gym.api.service_process import serve as serve_until_signal
     from prorl_gym.config import load_config
     from prorl_gym.logs import configure_logging
+    from prorl_gym.rollout.nodes.config import NodesConfig
+    from prorl_gym.rollout.nodes.ray_nodes import RayNodes, check_ray_address
 
     loaded = load_config(ServiceConfig, config)
     http = loaded.http
@@ -36,8 +49,12 @@ def serve(
     if compat and http.compat is None:
         http = http.model_copy(update={"compat": CompatConfig()})
     loaded = loaded.model_copy(update={"http": http})
+    ray = None
+    if nodes == "ray":
+        ray = RayNodes(check_ray_address(address), node_memory)
+        loaded = loaded.model_copy(update={"nodes": loaded.nodes or NodesConfig()})
     configure_logging(loaded.log.level, loaded.log.format)
-    asyncio.run(serve_until_signal(loaded))
+    asyncio.run(serve_until_signal(loaded, ray))
 
 
 def node(

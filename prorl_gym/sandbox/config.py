@@ -57,7 +57,8 @@ class SandboxConfig(ConfigModel):
     """Image of sandboxes whose environment names none: ``host``, or the path of an unpacked image directory; with
     ``images`` also a SIF file, ``docker://...``, or a name in the store."""
     scratch: Path | None = None
-    """Directory of the sandboxes' small files, on a local disk; /var/tmp/prorl-gym-<uid> by default."""
+    """Directory of the sandboxes' small files, on a local disk; by default ``$PRORL_GYM_SCRATCH``, or
+    /var/tmp/prorl-gym-<uid>."""
     uid: Annotated[int, Field(gt=0, lt=2**32 - 1)] = 61099
     """Unprivileged uid (and gid) of sandboxes when the service runs as root. It must own the images."""
     apptainer: Path | None = None

@@ -29,8 +29,8 @@ _OWNED_PREFIX = ".new-"
 
 
 def default_scratch() -> Path:
-    """Return the scratch directory of this user: on a local disk, never inside a checkout or a 0700 home."""
-    return Path(f"/var/tmp/prorl-gym-{os.geteuid()}")
+    """Return ``$PRORL_GYM_SCRATCH``, or this user's: on a local disk, never inside a checkout or a 0700 home."""
+    return Path(os.environ.get("PRORL_GYM_SCRATCH") or f"/var/tmp/prorl-gym-{os.geteuid()}")
 
 
 def make_scratch(path: Path, uid: int, gid: int) -> None:

@@ -1,0 +1,249 @@
+"""``prorl-gym serve --nodes ray`` on a real Ray cluster of processes: nodes join, are killed and leave; Ray is lost."""
+
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killed_service import COMMAND, ENGINE, SERVING, configure, example_requests, place, started
+
+from prorl_gym.client import SyncClient, read_token
+from prorl_gym.records import Rollout
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("servers")]
+
+PORT = 16379
+HEAD = "127.0.0.2"  # not 127.0.0.1, in whose place Ray puts the address of the host
+SMALL: dict[str, Any] = {"num_cpus": 0, "object_store_memory": 80 << 20}
+TUNED = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "4",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+}
+
+
+class RayCluster:
+    """Ray processes on this machine: a control store, and nodes that take attempts."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(
+            initialize_head=True,
+            head_node_args={**SMALL, "gcs_server_port": PORT, "node_ip_address": HEAD, "include_dashboard": False},
+        )
+        self._count = 0
+
+    def add_node(self) -> Any:
+        self._count += 1
+        return self._cluster.add_node(
+            wait=False,
+            memory=1 << 30,
+            resources={"prorl_node": 1},
+            node_ip_address=f"127.0.0.{9 + self._count}",
+            **SMALL,
+        )
+
+    def remove_node(self, node: Any) -> None:
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def drain_node(self, name: str) -> None:
+        """Have Ray drain the node that a node of ours is on, as for a machine that is about to be preempted."""
+        found = [node["NodeID"] for node in self._cluster.global_state.node_table()]
+        node_id = next(one for one in found if one.startswith(name.rpartition("-")[2]))
+        why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test"]
+        command = ["ray", "drain-node", "--address", self._cluster.address, "--node-id", node_id, *why]
+        command += ["--deadline-remaining-seconds", "60"]
+        subprocess.run([Path(sys.executable).with_name(command[0]), *command[1:]], check=True, capture_output=True)
+
+    def kill_control_store(self) -> None:
+        self._cluster.head_node.kill_gcs_server()
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+@pytest.fixture
+def ray_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], RayCluster]]:
+    """Start Ray clusters; one at a time."""
+    directory = tempfile.mkdtemp(prefix="prr-", dir="/tmp")  # short: it holds sockets
+    for name, text in {**TUNED, "RAY_TMPDIR": directory}.items():
+        monkeypatch.setenv(name, text)
+    clusters = list[RayCluster]()
+
+    def start() -> RayCluster:
+        clusters.append(RayCluster())
+        return clusters[-1]
+
+    yield start
+    for cluster in clusters:
+        cluster.close()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+class Service:
+    """A head over Ray, and what tests ask of it."""
+
+    url: str
+    client: SyncClient
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self._command = command
+        self.log = log
+        self.start(port=0)
+
+    def start(self, port: int) -> None:
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*self._command, "--port", str(port)], stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd="/"
+            )
+
+    def nodes(self) -> dict[str, int]:
+        """Attempts in hand of the nodes that have joined, by name."""
+        status = self.client.status().nodes  # none while the service loads
+        return {} if status is None else {node.name: node.in_hand for node in status.nodes}
+
+    def node_pids(self) -> dict[str, int]:
+        """Processes of its nodes, by name."""
+        found = dict[str, int]()
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                words = (process / "cmdline").read_text().split("\0")
+                if words[2:4] == ["prorl_gym", "node"] and self.url in words:
+                    found[words[words.index("--name") + 1]] = int(process.name)
+        return found
+
+    def submit(self, prefix: str, replicas: int) -> list[str]:
+        return [one.rollout_id for one in self.client.submit(example_requests(replicas, prefix))]
+
+    def results(self, ids: list[str]) -> list[Rollout]:
+        rollouts = [self.client.result(one, timeout=120) for one in ids]
+        assert {one.outcome.status for one in rollouts} == {"completed"}
+        assert {one.reward for one in rollouts} == {1.0}, "the oracle plays gold"
+        return rollouts
+
+
+@pytest.fixture
+def service(ray_processes: object) -> Iterator[Service]:
+    with place() as ground, started(["engine", "oracle", "--port", "0", "--seed", "3"], ENGINE) as (_, engine):
+        command = configure(ground, engine)
+        file, log = Path(command[-1]), ground / "service.log"
+        config = json.loads(file.read_text())
+        config["nodes"] = {"lease_seconds": 6}
+        config["runner"] = {"queue": 4, "init": 2, "run": 4, "eval": 2}
+        file.write_text(json.dumps(config))
+        command = [*COMMAND, *command, "--nodes", "ray", "--address", f"{HEAD}:{PORT}"]
+        running = Service(command, log)
+        try:
+            wait_for(lambda: re.search(SERVING, log.read_text()) is not None, 30)
+            found = re.search(SERVING, log.read_text())
+            assert found is not None
+            running.url = found[1]
+            with SyncClient(running.url, token=read_token(ground / "state/token")) as running.client:
+                yield running
+        finally:
+            running.process.kill()
+            running.process.wait()
+            print(log.read_text()[-20_000:])
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.1)
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_nodes_join_are_killed_and_leave(ray_processes: Callable[[], RayCluster], service: Service) -> None:
+    """The service is there first: it connects once Ray is."""
+    cluster = ray_processes()
+    cluster.add_node()
+    last = cluster.add_node()
+    wait_for(lambda: len(service.nodes()) == 2, 90)
+    first_pids = service.node_pids()
+    assert first_pids.keys() == service.nodes().keys()
+    for pid in first_pids.values():
+        assert os.getpriority(os.PRIO_PROCESS, pid) == 0
+        assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "0\n"
+
+    # An actor is killed: its node dies with it, and Ray starts both again on the same Ray node.
+    ids = service.submit("a", 8)
+    wait_for(lambda: all(service.nodes().values()), 30)
+    victim, pid = first_pids.popitem()
+    dead = os.pidfd_open(pid)
+    os.kill(parent(pid), signal.SIGKILL)
+    assert select.select([dead], [], [], 5)[0], "the node ends with its actor"
+    rollouts = service.results(ids)
+    assert {"node_lost"} == {retry.kind for one in rollouts for retry in one.retries}
+    wait_for(lambda: service.node_pids().get(victim, pid) != pid and victim in service.nodes(), 30)
+
+    # A Ray node joins, another one is removed.
+    ids = service.submit("b", 12)
+    names = set(service.nodes())
+    cluster.add_node()
+    wait_for(lambda: len(service.nodes()) == 3, 60)
+    cluster.remove_node(last)
+    service.results(ids)
+    wait_for(lambda: len(service.nodes()) == 2, 30)
+    assert service.nodes().keys() != names
+
+    # Ray drains a node: what it has in hand is finished there, and it gets nothing more.
+    ids = service.submit("c", 4)
+    wait_for(lambda: all(service.nodes().values()), 30)
+    drained = next(iter(service.nodes()))
+    cluster.drain_node(drained)
+    assert not any(one.retries for one in service.results(ids))
+    wait_for(lambda: service.nodes().keys() == service.node_pids().keys() and drained not in service.nodes(), 30)
+
+    # The service is killed: the next one finds the actors, whose nodes have gone on.
+    ids = service.submit("d", 4)
+    wait_for(lambda: all(service.nodes().values()), 30)
+    before = service.node_pids()
+    service.process.kill()
+    service.process.wait()
+    service.start(port=int(service.url.rpartition(":")[2]))
+    service.results(ids)
+    wait_for(lambda: service.log.read_text().count("connected to Ray at") == 2, 30)
+    assert service.node_pids() == before
+    assert re.search(r"[1-9]\d* attempts in hand adopted", service.log.read_text())
+
+    # A stopped service leaves nothing on Ray.
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait(60) == 0
+    wait_for(lambda: not service.node_pids(), 5)
+
+
+def test_the_service_goes_on_without_ray_and_adopts_a_new_cluster(
+    ray_processes: Callable[[], RayCluster], service: Service
+) -> None:
+    cluster = ray_processes()
+    cluster.add_node()
+    wait_for(lambda: len(service.nodes()) == 1, 90)
+    ids = service.submit("a", 4)
+    service.results(ids[:1])
+    cluster.kill_control_store()
+    assert service.results(ids), "nodes live on for as long as their raylets"
+    wait_for(lambda: "no connection to Ray" in service.log.read_text(), 60)
+    assert service.process.poll() is None
+    later = service.submit("b", 2)
+    cluster.close()
+    ray_processes().add_node()
+    service.results(later)

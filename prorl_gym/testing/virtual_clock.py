@@ -107,9 +107,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         context = copy_context() if context is None else context
         process = context.get(_PROCESS)
         if process is None:
-            return super()._call_soon(callback, args, context)  # type: ignore[misc]
+            return super()._call_soon(callback, args, context)  # type: ignore[misc] # pyright: ignore
         due = _DueCallback(context, callback, args)
-        due.handle = handle = super()._call_soon(process.run_callback, (due,), context)  # type: ignore[misc]
+        due.handle = handle = super()._call_soon(process.run_callback, (due,), context)  # type: ignore[misc] # pyright: ignore
         return handle
 
     def drop_everything(self) -> None:

@@ -14,13 +14,14 @@ import random
 import selectors
 import sys
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 ResultT = TypeVar("ResultT")
 
@@ -104,12 +105,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return handle
 
     def _call_soon(self, callback: Any, args: Any, context: Context | None) -> asyncio.Handle:
+        call_soon = cast(Callable[..., asyncio.Handle], super()._call_soon)  # type: ignore[misc] # pyright: ignore
         context = copy_context() if context is None else context
         process = context.get(_PROCESS)
         if process is None:
-            return super()._call_soon(callback, args, context)  # type: ignore[misc]
+            return call_soon(callback, args, context)
         due = _DueCallback(context, callback, args)
-        due.handle = handle = super()._call_soon(process.run_callback, (due,), context)  # type: ignore[misc]
+        due.handle = handle = call_soon(process.run_callback, (due,), context)
         return handle
 
     def drop_everything(self) -> None:
@@ -231,10 +233,11 @@ def run_deterministically(
             return loop.run_until_complete(work())
     finally:
         sys.unraisablehook = lambda _: None
-        loop.drop_everything()
-        gc.collect()
-        asyncio.set_event_loop(None)
-        loop.close()
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # never awaited: dropped
+            loop.drop_everything()
+            asyncio.set_event_loop(None)
+            loop.close()
+            gc.collect()
         sys.unraisablehook, gc.freeze = report, freeze
         gc.unfreeze()
         gc.enable()

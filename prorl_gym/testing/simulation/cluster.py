@@ -114,7 +114,7 @@ class Cluster:
 
     async def _start(self, life: Life) -> None:
         ledger, life.writer = await open_checked_ledger(
-            self._ledger, self._loop.time, self.complaints.append, lambda *record: self.trace("record", *record)
+            self._ledger, self._loop.time, self.complaints.append, self._on_record
         )
         life.policy = CostPolicy(clock=self._loop.time)
         life.pool = EnginePool(
@@ -166,13 +166,19 @@ class Cluster:
                 on_open=lambda job: self._on_begun(job, process),
             )
 
+        def connect(engine: str) -> RemoteEngine:
+            return RemoteEngine(self.network, process, self.engines[engine], self._engine_process)
+
+        def find_environment(_: str) -> PlannedEnvironment:
+            return environment
+
         self.trace("node starts", name)
         node = self.nodes[name] = process.call(
             SimulatedNode,
             process,
             SimulatedHeadClient(self.network, name, process, lambda: self.life),
-            lambda engine: RemoteEngine(self.network, process, self.engines[engine], self._engine_process),
-            lambda _: environment,
+            connect,
+            find_environment,
             make_policies,
             self.config.runner,
             self.config.lease_seconds,
@@ -225,6 +231,9 @@ class Cluster:
         if key in self._begun:
             self.complaints.append(f"{key[0]}: attempt {key[1]} runs a second time, on {process.name}")
         self._begun.add(key)
+
+    def _on_record(self, rollout_id: str, attempt: int, status: str) -> None:
+        self.trace("record", rollout_id, attempt, status)
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         message = str(context.get("message"))

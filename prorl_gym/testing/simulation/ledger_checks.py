@@ -70,9 +70,12 @@ async def open_checked_ledger(
             complain(f"{rollout_id}: a reward from {status}, {cause}")
         on_record(rollout_id, attempt, status)
 
+    def note_violation(name: str | int, what: str) -> None:
+        complain(f"{name}: {what}")
+
     writer = await LedgerWriter.open(LedgerConfig(path=path), clock)
     connection = writer.open_ledger.connection
-    connection.create_function("sim_violation", 2, lambda name, what: complain(f"{name}: {what}"))
+    connection.create_function("sim_violation", 2, note_violation)
     connection.create_function("sim_record", 9, check_record)
     connection.executescript(_TRIGGERS)
     return SqliteLedger(writer, clock), writer
@@ -81,9 +84,11 @@ async def open_checked_ledger(
 def break_writes(connection: sqlite3.Connection, *, broken: bool) -> None:
     """Let every statement that changes the file fail, as a broken disk does, or let them work again."""
     changes = {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE}
-    connection.set_authorizer(
-        (lambda action, *_: sqlite3.SQLITE_DENY if action in changes else sqlite3.SQLITE_OK) if broken else None
-    )
+
+    def authorize(action: int, *_: str | None) -> int:
+        return sqlite3.SQLITE_DENY if action in changes else sqlite3.SQLITE_OK
+
+    connection.set_authorizer(authorize if broken else None)
 
 
 def check_file(path: Path, complain: Callable[[str], object]) -> dict[str, tuple[str, float | None]]:

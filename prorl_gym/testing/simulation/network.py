@@ -78,7 +78,7 @@ class Network:
         self._carry(caller, target, arrive, exchange)
         if not cancels and self.repeats and self._dice.random() < self.repeats:
             again = self._dice.uniform(0.0, self._patience)
-            loop.call_later(again, lambda: target.call(lambda: loop.create_task(handle())), context=_OUTSIDE)
+            loop.call_later(again, target.call_later, 0.0, lambda: loop.create_task(handle()), context=_OUTSIDE)
         if cancels:
             caller.on_killed[exchange] = exchange.abandon
         try:

@@ -14,6 +14,7 @@ from prorl_gym.agents.protocol import Artifacts, AssistantTurn, ToolSpec
 from prorl_gym.environments.protocol import Episode, Leases, RunContext, ScriptedStep
 from prorl_gym.errors import FailureKind, Limit, LimitReached, RolloutError
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
+from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.records import NOT_SAMPLED, Generation, Message, Score, Segment
 from prorl_gym.rollout.protocol import Job
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
@@ -25,7 +26,6 @@ INFRASTRUCTURE = (
     FailureKind.SANDBOX_LOST,
     FailureKind.SANDBOX_UNAVAILABLE,
     FailureKind.GRADER_FAILED,
-    FailureKind.INTERNAL,
 )
 """Failures that a sandbox or a grader may show in any attempt."""
 
@@ -249,7 +249,7 @@ class PlannedSession:
         return [
             Segment(
                 token_ids=[0] * (len(self.results) + 1),
-                mask=[0] + [1] * len(self.results),
+                mask=[0, *(1 for _ in self.results)],
                 logprobs=[0.0] * (len(self.results) + 1),
                 policy_versions=[NOT_SAMPLED, *(one.versions[0] for one in self.results)],
                 generations=generations,
@@ -280,7 +280,7 @@ class PlannedPolicySource:
     ) -> None:
         self._plan, self._pool, self._prompt_tokens, self._on_open = plan, pool, prompt_tokens, on_open
 
-    def open_session(self, job: Job, settings: ResolvedSettings) -> PlannedSession:
+    def open_session(self, job: Job, settings: ResolvedSettings, turn_log: TurnLog | None = None) -> PlannedSession:
         """See ``PolicySource.open_session``."""
         self._on_open(job)
         return PlannedSession(job, self._plan(job), self._pool, self._prompt_tokens)

@@ -271,6 +271,10 @@ class _Story:
         outcome, tried = record["outcome"], [retry["attempt"] for retry in record["retries"]]
         if tried != sorted(set(tried)) or any(record["attempt"] <= one for one in tried):
             complain(f"{name}: attempts {tried}, then {record['attempt']}")
+        failures = [(retry["kind"], retry["message"]) for retry in record["retries"]]
+        for kind, message in [*failures, (outcome["kind"], outcome["message"])]:
+            if kind == "internal":
+                complain(f"{name}: {message}")
         request = self._client.promised.get(record["stands_in_for"] or name)
         if request is not None and record["score"] is not None:  # otherwise its answer is still on its way
             plan = draw_plan(self._cluster.config.shape, request.task["seed"])

@@ -11,12 +11,13 @@ import pytest
 from rollout_samples import rollout as sample_rollout
 
 from prorl_gym.cli.installation import gym_root
+from prorl_gym.inference.tokens.prompt_builder import function_schema
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.oracle.oracle_policy import OraclePolicy
 from prorl_gym.oracle.row_index import example_files, load_rows
 from prorl_gym.trainers.gym_result import to_gym_result
 from prorl_gym.trainers.nemo_rl import check_result
-from prorl_gym.trainers.responses_items import function_schema, messages_from_items
+from prorl_gym.trainers.responses_items import messages_from_items
 
 CODEC = load_codec("small")
 FILES = sorted(gym_root().glob("*/prorl_*/data/example_rollouts.jsonl"))

@@ -333,7 +333,7 @@ def test_fault_39_a_switch_has_no_text_that_could_mean_its_opposite(
 ) -> None:
     served: list[ServiceConfig] = []
 
-    async def serve(config: ServiceConfig) -> None:
+    async def serve(config: ServiceConfig, *_: Any) -> None:
         served.append(config)
 
     monkeypatch.setattr("prorl_gym.api.service_process.serve", serve)

@@ -56,6 +56,8 @@ class _Call:
     last_flight: InFlightCall | None = None
     is_direct: bool = False
     """The last try was not placed by the head."""
+    is_unknown_to_head: bool = False
+    """The head was started again during the try: should it fail, nothing follows unless it is requested again."""
     is_cut_short: bool = False
     """A pause of the policy stopped the try."""
     is_paused: bool = False
@@ -175,6 +177,9 @@ class RemotePool:
                 if result is not None:
                     is_over = not call.is_direct
                     return result
+                if call.is_unknown_to_head:
+                    call.is_unknown_to_head = False
+                    self._request_placement(call)
         finally:
             del self._calls[request.request_id]
             if not is_over:
@@ -219,10 +224,12 @@ class RemotePool:
         for query, _ in self._waits.queries.values():
             self._send(query)
         for call in self._calls.values():
+            if call.flight is None and not call.reply.done():
+                self._request_placement(call)
+                continue
+            call.is_unknown_to_head = True
             if call.flight is not None and not call.flight.member.reports_versions:
                 call.stop(by_pause=True)
-            elif call.flight is None and not call.reply.done():
-                self._request_placement(call)
 
     def set_head_away(self, *, is_away: bool) -> None:
         """Place calls here from now on where that is safe, or leave them to the head again."""

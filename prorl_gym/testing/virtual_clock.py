@@ -105,7 +105,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return handle
 
     def _call_soon(self, callback: Any, args: Any, context: Context | None) -> asyncio.Handle:
-        call_soon = cast(Callable[..., asyncio.Handle], super()._call_soon)  # type: ignore[misc] # pyright: ignore
+        call_soon = cast("Callable[..., asyncio.Handle]", super()._call_soon)  # type: ignore[misc] # pyright: ignore
         context = copy_context() if context is None else context
         process = context.get(_PROCESS)
         if process is None:

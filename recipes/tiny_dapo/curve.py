@@ -119,7 +119,7 @@ def runs_table(results: Iterable[Mapping[str, Any]]) -> str:
 def modes_table(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """Return the table of the report of ``modes.py``; the load is the mean of a mode's last minute."""
     figures = [
-        (run, mode, found | {"load": found["load"][0]}) for run, modes in runs.items() for mode, found in modes.items()
+        (run, mode, {**found, "load": found["load"][0]}) for run, modes in runs.items() for mode, found in modes.items()
     ]
     rows = [[run, mode, *(str(found[name]) for name in _MODE_COLUMNS.values())] for run, mode, found in figures]
     return _table(["", "mode", *_MODE_COLUMNS], rows)

@@ -20,8 +20,8 @@ from typing import Any
 
 import aiohttp
 import yaml
+from _paced_engine import MODEL
 from _report import SHORT, Figure, Report, StartConditions, figure, peer, report
-from _resume_engine import MODEL
 from _rollout_systems import BENCH, READY_SECONDS, read_line, running, wait_answering
 
 from prorl_gym.cli.demo.stack import free_ports
@@ -33,6 +33,7 @@ ROLLOUTS, AT_WORK = (4, 2) if SHORT else (24, 6)
 TURNS = 8
 """Of each rollout, before the one that hands in."""
 COMMAND_SECONDS = 0.2
+TOKENS_PER_SECOND = 150.0
 KILLED_EVERY = (6.0,) if SHORT else (12.0, 6.0, 3.0)
 """Mean seconds of a service's life, from the moment that it is ready."""
 SEEDS = (1,) if SHORT else (1, 2)
@@ -165,7 +166,10 @@ async def measure_all() -> list[Figure]:
             json.dumps({"responses_create_params": {"input": prompt}, "environment": "code", "task": row()}) + "\n"
         )
         log = directory / "engine.log"
-        async with running([sys.executable, str(BENCH / "_resume_engine.py"), str(rows)], log) as child:
+        async with running(
+            [sys.executable, str(BENCH / "_paced_engine.py"), str(rows), "--tokens-per-second", str(TOKENS_PER_SECOND)],
+            log,
+        ) as child:
             engine = await read_line(child, log, READY_SECONDS)
             for killed_every in KILLED_EVERY:
                 figures += await measure_rate(engine, directory, killed_every)

@@ -4,16 +4,13 @@ import json
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from killed_service import COMMAND, ENGINE, SERVING, configure, example_requests, place, started
@@ -21,78 +18,25 @@ from killed_service import COMMAND, ENGINE, SERVING, configure, example_requests
 from prorl_gym.client import SyncClient, read_token
 from prorl_gym.records import Rollout
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
+from _ray_cluster import ADDRESS, RayCluster, ray_directory
+
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("servers")]
-
-PORT = 16379
-HEAD = "127.0.0.2"  # not 127.0.0.1, in whose place Ray puts the address of the host
-SMALL: dict[str, Any] = {"num_cpus": 0, "object_store_memory": 80 << 20}
-TUNED = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "4",
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
-}
-
-
-class RayCluster:
-    """Ray processes on this machine: a control store, and nodes that take attempts."""
-
-    def __init__(self) -> None:
-        from ray.cluster_utils import Cluster
-
-        self._cluster = Cluster(
-            initialize_head=True,
-            head_node_args={**SMALL, "gcs_server_port": PORT, "node_ip_address": HEAD, "include_dashboard": False},
-        )
-        self._count = 0
-
-    def add_node(self) -> Any:
-        self._count += 1
-        return self._cluster.add_node(
-            wait=False,
-            memory=1 << 30,
-            resources={"prorl_node": 1},
-            node_ip_address=f"127.0.0.{9 + self._count}",
-            **SMALL,
-        )
-
-    def remove_node(self, node: Any) -> None:
-        self._cluster.remove_node(node, allow_graceful=False)
-
-    def drain_node(self, name: str) -> None:
-        """Have Ray drain the node that a node of ours is on, as for a machine that is about to be preempted."""
-        found = [node["NodeID"] for node in self._cluster.global_state.node_table()]
-        node_id = next(one for one in found if one.startswith(name.rpartition("-")[2]))
-        why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test"]
-        command = ["ray", "drain-node", "--address", self._cluster.address, "--node-id", node_id, *why]
-        command += ["--deadline-remaining-seconds", "60"]
-        subprocess.run([Path(sys.executable).with_name(command[0]), *command[1:]], check=True, capture_output=True)
-
-    def kill_control_store(self) -> None:
-        self._cluster.head_node.kill_gcs_server()
-
-    def close(self) -> None:
-        self._cluster.shutdown()
 
 
 @pytest.fixture
-def ray_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], RayCluster]]:
+def ray_processes() -> Iterator[Callable[[], RayCluster]]:
     """Start Ray clusters; one at a time."""
-    directory = tempfile.mkdtemp(prefix="prr-", dir="/tmp")  # short: it holds sockets
-    for name, text in {**TUNED, "RAY_TMPDIR": directory}.items():
-        monkeypatch.setenv(name, text)
     clusters = list[RayCluster]()
 
     def start() -> RayCluster:
         clusters.append(RayCluster())
         return clusters[-1]
 
-    yield start
-    for cluster in clusters:
-        cluster.close()
-    shutil.rmtree(directory, ignore_errors=True)
+    with ray_directory():
+        yield start
+        for cluster in clusters:
+            cluster.close()
 
 
 class Service:
@@ -146,7 +90,7 @@ def service(ray_processes: object) -> Iterator[Service]:
         config["nodes"] = {"lease_seconds": 6}
         config["runner"] = {"queue": 4, "init": 2, "run": 4, "eval": 2}
         file.write_text(json.dumps(config))
-        command = [*COMMAND, *command, "--nodes", "ray", "--address", f"{HEAD}:{PORT}"]
+        command = [*COMMAND, *command, "--nodes", "ray", "--address", ADDRESS]
         running = Service(command, log)
         try:
             wait_for(lambda: re.search(SERVING, log.read_text()) is not None, 30)

@@ -36,7 +36,7 @@ of the package; nothing is loaded from elsewhere).
 
 ## The token
 
-Every route needs `Authorization: Bearer TOKEN` except `/livez` and `/readyz` (yes or no), and `/`, `/docs` and
+Every route needs `Authorization: Bearer TOKEN` except `/livez` and `/readyz` (no causes), and `/`, `/docs` and
 `/openapi.json`, which contain no data: the dashboard prompts for the token and keeps it in its tab. The first start
 creates the token, in the file `token` in the service's `state` (mode 0600). On a cluster node every user can reach
 127.0.0.1: loopback alone protects nothing. There is no cookie, and requests from pages of other sites are refused

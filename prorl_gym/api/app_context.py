@@ -7,6 +7,7 @@ from typing import Self
 
 from prorl_gym.api.monitoring.history import History, RolloutCounters
 from prorl_gym.api.monitoring.mismatch_reports import MismatchReports
+from prorl_gym.api.monitoring.problems import find_problem, pool_problem
 from prorl_gym.api.monitoring.service_metrics import ServiceMetrics
 from prorl_gym.api.policy_control import EngineRegistry, PolicyController, PolicyControllers
 from prorl_gym.client.wire_models import FirstPrompt, FirstPromptBody
@@ -46,6 +47,16 @@ class AppContext:
     render_prompt: PromptRenderer | None = None
     """By the tokenizer and its template; ``None``: there is none yet."""
     started_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def problem(self) -> str:
+        """What keeps rollouts from being made, its cause and what to do, in one line; empty if nothing does."""
+        return find_problem(self.service, self.pools)
+
+    @property
+    def engine_problem(self) -> str:
+        """The same of the engines alone."""
+        return pool_problem(self.pools)
 
     @classmethod
     def create(

@@ -614,7 +614,7 @@ class DispatchStatus(Record):
 
     ready: bool
     problem: str = ""
-    """Why the service is not ready; empty if it is."""
+    """Why the service is not ready or nothing is sampled, its cause and what to do; empty if all is well."""
     queued: int
     """Rollouts in the ledger's queue, or between attempts."""
     running: int
@@ -697,3 +697,5 @@ class ReadinessResponse(Record):
     """Whether the service is ready. ``/v1/status``, which needs the token, has the reason."""
 
     ready: bool
+    problem: str = ""
+    """That no engine serves or that the policy is paused, if it is so. The cause is in ``/v1/status``."""

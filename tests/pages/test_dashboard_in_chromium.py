@@ -232,6 +232,16 @@ def test_an_outage_is_said_and_passes(browser: "Browser") -> None:
         context.close()
 
 
+def test_a_dead_engine_is_seen_at_once(browser: "Browser") -> None:
+    world = busy(20)
+    world.status |= {"problem": "0 of 1 engines of pool policy serve: the connection was refused. Start them."}
+    with shown(browser, world) as page:
+        badge = page.locator("#health")
+        assert badge.text_content() == "0 of 1 engines of pool policy serve"
+        assert "bad" in (badge.get_attribute("class") or "")
+        page.get_by_text("the connection was refused. Start them.").wait_for()
+
+
 def test_a_service_that_has_done_nothing_yet(browser: "Browser") -> None:
     from chromium_pages import opened
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from prorl_gym.api.monitoring.mismatch_reports import MismatchReports
+from prorl_gym.api.monitoring.problems import ProblemLog, find_problem
 from prorl_gym.client.wire_models import HistoryResponse, OutcomeCount, RewardMean
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.records import Rollout
@@ -183,6 +184,7 @@ class History:
         self._interval_seconds = interval_seconds
         self._samples: deque[_Sample] = deque(maxlen=max_samples)
         self._last_totals = self._totals()
+        self._problems = ProblemLog()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -235,6 +237,7 @@ class History:
     async def _run(self) -> None:
         while True:
             await self.record_sample()
+            self._problems.report(find_problem(self._service, self._pools))
             await asyncio.sleep(self._interval_seconds)
 
     def _totals(self) -> _Totals:

@@ -22,7 +22,7 @@ from prorl_gym.client.wire_models import (
 _READINESS = describe(
     "service",
     "Check whether rollouts are accepted and started",
-    {"ready": True},
+    {"ready": True, "problem": "0 of 2 engines of pool policy serve"},
     model=ReadinessResponse,
     description="Rollouts are accepted and started.",
     is_public=True,
@@ -102,19 +102,22 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
     @routes.get("/readyz", **_READINESS)
     @routes.head("/readyz", include_in_schema=False)
     async def ready() -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Only yes or no, without a reason, since it needs no token.
+        """Not while the service loads its tokenizer and sandboxes, although it already accepts rollouts.
 
-        No while the service loads its tokenizer and sandboxes, although it already accepts rollouts.
+        Engines may still be loading, or be registered later, so the service is ready without any: `problem` then says
+        so, without a cause, since this route needs no token.
         """
         is_ready = not service.problem
-        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+        headline = context.engine_problem.partition(":")[0]
+        answer = {"ready": is_ready, "problem": headline} if headline else {"ready": is_ready}
+        return JSONResponse(answer, 200 if is_ready else 503)
 
 
 async def _service_status(context: AppContext) -> ServiceStatus:
     status, counters = await context.service.status(), context.counters
     controllers = context.policies.by_pool
     return ServiceStatus(
-        **dict(status),
+        **dict(status.model_copy(update={"problem": context.problem})),
         version=__version__,
         uptime_seconds=round(time.monotonic() - context.started_at, 3),
         pools=tuple(

@@ -103,7 +103,10 @@ class EnginePool:
         self._prefix_reuse = PrefixReuse()
         self._health = HealthMonitor(name, self.members, self._failover, self._on_healthy)
         self._scraper = MetricsScraper(
-            name, self.members, self.options.scrape_interval_seconds, self._on_loads, self._on_engine_restart
+            *(name, self.members, self.options.scrape_interval_seconds),
+            on_loads=self._on_loads,
+            on_restart=self._on_engine_restart,
+            on_silence=self._health.check,
         )
         self.waiting_rollouts = 0
         """Rollouts that wait because no engine has the model."""
@@ -138,6 +141,20 @@ class EnginePool:
         if staying and not without:
             return ""
         return f"no engine of pool {self.name} has the model: {without[0] if without else 'it has no engines.'}"
+
+    @property
+    def problem(self) -> str:
+        """Why nothing is sampled now, and what to do, in one line; empty while calls are taken."""
+        if self.gate.is_closed:
+            return f"pool {self.name} is paused: calls wait until the pause ends or POST /v1/policy/resume."
+        if self.members.serving_names:
+            return ""
+        staying = [member for member in self.members.all if not member.draining]
+        reason = self.unavailable_reason or staying[0].out_of_service_reason
+        return (
+            f"0 of {len(staying)} engines of pool {self.name} serve: {reason.rstrip('.')}. "
+            "Start them, or correct 'engines' and 'model'; rollouts wait or are tried again."
+        )
 
     @property
     def version(self) -> int:

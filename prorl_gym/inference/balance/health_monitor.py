@@ -74,13 +74,17 @@ class HealthMonitor:
     async def check_all(self) -> dict[str, EngineHealth]:
         """Check every engine; those that are not well get no calls until a probe finds them well."""
         members = self._members.all
-        answers = await asyncio.gather(*(self._check_member(member) for member in members))
-        for member, health in zip(members, answers, strict=True):
-            if health.ok:
-                self._on_healthy(health)
-            else:
-                self.take_out_of_service(member, health.detail or "not well")
+        answers = await asyncio.gather(*map(self.check, members))
         return {member.name: health for member, health in zip(members, answers, strict=True)}
+
+    async def check(self, member: PoolMember) -> EngineHealth:
+        """Check an engine; one that is not well gets no calls until a probe finds it well."""
+        health = await self._check_member(member)
+        if health.ok:
+            self._on_healthy(health)
+        else:
+            self.take_out_of_service(member, health.detail or "not well")
+        return health
 
     def take_out_of_service(
         self, member: PoolMember, detail: str, delay: float | None = None, *, failed_at_once: bool = False

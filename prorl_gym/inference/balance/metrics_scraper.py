@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 
 from prorl_gym.inference.balance.members import PoolMember, PoolMembers
@@ -26,6 +26,7 @@ class MetricsScraper:
         seconds: between two looks.
         on_loads: given the figures of every engine that showed some at a look.
         on_restart: called with each engine whose counters began anew: it was restarted.
+        on_silence: awaited with each engine that showed figures before and now does not: it may be gone.
     """
 
     def __init__(
@@ -35,12 +36,14 @@ class MetricsScraper:
         seconds: float,
         on_loads: Callable[[Mapping[str, EngineLoad]], None],
         on_restart: Callable[[PoolMember], None],
+        on_silence: Callable[[PoolMember], Awaitable[object]],
     ) -> None:
         self._name = name
         self._members = members
         self._seconds = seconds
         self._on_loads = on_loads
         self._on_restart = on_restart
+        self._on_silence = on_silence
         self._random = Random(name)
         self._rounds_to_skip: dict[PoolMember, int] = {}
         self._task: asyncio.Task[None] | None = None
@@ -66,6 +69,8 @@ class MetricsScraper:
                 continue
             if load is None:
                 self._rounds_to_skip[member] = _SKIPPED_ROUNDS
+                if member.load is not None:
+                    await self._on_silence(member)
                 continue
             if member.load is not None and _was_restarted(member.load, load):
                 self._on_restart(member)

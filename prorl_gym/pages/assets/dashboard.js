@@ -57,7 +57,6 @@ async function look() {
     await newest.refresh();
     showList();
     await showGroups();
-    byId("trouble").hidden = true;
     if (first) fillUp(newest);
   } catch (error) {
     if (error.status === 401) {
@@ -86,8 +85,10 @@ async function fillUp(rollouts) {
 function showStatus(status, past) {
   version ??= status.version;
   if (status.version !== version) location.reload(); // another release: its pages have programs that this one does not let run
-  setHealth(status.ready ? "good" : "bad", status.ready ? "ready" : "not ready");
-  byId("about").textContent = [status.version && `version ${status.version}`, status.uptime_seconds && `up ${lasting(status.uptime_seconds)}`, status.problem].filter(Boolean).join(", ");
+  setHealth(status.problem || !status.ready ? "bad" : "good", !status.ready ? "not ready" : status.problem ? status.problem.split(":")[0] : "ready");
+  byId("trouble").textContent = status.problem ?? "";
+  byId("trouble").hidden = !status.problem;
+  byId("about").textContent = [status.version && `version ${status.version}`, status.uptime_seconds && `up ${lasting(status.uptime_seconds)}`].filter(Boolean).join(", ");
   const latest = Object.fromEntries(Object.entries(past.columns).map(([name, values]) => [name, values.at(-1)]));
   byId("tiles").replaceChildren(...tiles(status, latest));
   LINES.forEach(([, , names], i) => {

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.balance.cost_policy import CostPolicy
 from prorl_gym.inference.balance.engine_pool import EnginePool, PoolOptions
 from prorl_gym.inference.protocol import GenerationRequest
@@ -105,3 +106,26 @@ async def test_looks_go_on_after_one_that_broke():
         pool.add_engine(engine)
         pool.start_scraping()
         await asyncio.wait_for(engine.asked.wait(), 10)
+
+
+async def test_an_engine_that_falls_silent_is_checked_without_a_call():
+    async with EnginePool("policy") as pool:
+        gone, quiet = FakeEngine("gone", fine), FakeEngine("quiet", fine)
+        for engine in (gone, quiet):
+            engine.reported_load = figures()
+            pool.add_engine(engine)
+        await pool.scrape()
+        gone.reported_load = quiet.reported_load = None
+        gone.down_error = EngineError(FailureKind.ENGINE_UNREACHABLE, "engine gone: the connection was refused.")
+        await pool.scrape()
+        assert pool.healthy == ["quiet"], "one that only shows no figures any more is well"
+        assert pool.problem == ""
+
+
+async def test_an_engine_that_never_showed_figures_is_not_checked():
+    async with EnginePool("policy") as pool:
+        engine = FakeEngine("e", fine)
+        engine.down_error = EngineError(FailureKind.ENGINE_UNREACHABLE, "engine e: the connection was refused.")
+        pool.add_engine(engine)
+        await pool.scrape()
+        assert pool.healthy == ["e"]

@@ -157,17 +157,25 @@ class Client:
         )
 
     async def rollouts(
-        self, run_id: str | None = None, *, group: str | None = None, limit: int = 100, before: int = 0
+        self,
+        run_id: str | None = None,
+        *,
+        group: str | None = None,
+        prefix: str | None = None,
+        limit: int = 100,
+        before: int = 0,
     ) -> RolloutListResponse:
         """Return a page of finished rollouts without their records, newest first, and the cursor of the next page.
 
         Args:
             run_id: only of this run.
             group: only of this group.
+            prefix: only those whose id begins so.
             limit: the most to return.
             before: only those that finished before the one with this cursor: ``before`` of the page read last.
         """
-        query = {"limit": str(limit), "run": run_id, "group": group, "before": str(before) if before else None}
+        query = {"limit": str(limit), "run": run_id, "group": group, "prefix": prefix}
+        query |= {"before": str(before) if before else None}
         return await self._transport.call("GET", "/v1/rollouts", RolloutListResponse, query=_without_none(query))
 
     async def cancel(

@@ -367,6 +367,7 @@ class Ledger(Protocol):
         run_id: str | None = None,
         *,
         groups: Sequence[str] | None = None,
+        prefix: str | None = None,
         after: int = 0,
         limit: int = 1000,
         newest_first: bool = False,
@@ -376,6 +377,7 @@ class Ledger(Protocol):
         Args:
             run_id: only of this run.
             groups: only of these groups.
+            prefix: only those whose id begins so.
             after: only past this cursor; with ``newest_first`` only before it (0: from the newest on).
             limit: the most to return.
             newest_first: in falling order.

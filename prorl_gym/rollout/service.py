@@ -296,12 +296,15 @@ class RolloutService:
         run_id: str | None = None,
         *,
         groups: Sequence[str] | None = None,
+        prefix: str | None = None,
         after: int = 0,
         limit: int = 1000,
         newest_first: bool = False,
     ) -> list[RolloutSummary]:
         """See ``Ledger.summaries``."""
-        return await self._ledger.summaries(run_id, groups=groups, after=after, limit=limit, newest_first=newest_first)
+        return await self._ledger.summaries(
+            run_id, groups=groups, prefix=prefix, after=after, limit=limit, newest_first=newest_first
+        )
 
     async def acknowledge(self, run_id: str | None, cursor: int) -> int:
         """See ``Ledger.acknowledge``."""

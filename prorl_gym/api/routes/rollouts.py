@@ -15,7 +15,7 @@ from prorl_gym.api.http.json_bodies import json_response, parse_json, read_json
 from prorl_gym.api.http.middleware import HTML_HEADERS
 from prorl_gym.api.http.openapi import JsonBody, describe
 from prorl_gym.api.policy_control import PolicyControllers
-from prorl_gym.api.routes import GroupQuery, RolloutPath, RunQuery
+from prorl_gym.api.routes import GroupQuery, PrefixQuery, RolloutPath, RunQuery
 from prorl_gym.client.wire_models import (
     MAX_BATCH,
     MAX_CURSOR,
@@ -99,6 +99,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
     async def listed(  # pyright: ignore[reportUnusedFunction]
         run: RunQuery = None,
         group: GroupQuery = None,
+        prefix: PrefixQuery = None,
         limit: Annotated[int, Query(ge=1, le=1000, description="Most rollouts to return.")] = 100,
         before: Annotated[
             int, Query(ge=0, le=MAX_CURSOR, description="Only records before this cursor; 0: the newest.")
@@ -106,7 +107,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
     ) -> Response:
         """Without tokens and messages. Includes rollouts whose records have been deleted."""
         groups = None if group is None else [group]
-        found = await service.summaries(run, groups=groups, after=before, limit=limit, newest_first=True)
+        found = await service.summaries(run, groups=groups, prefix=prefix, after=before, limit=limit, newest_first=True)
         next_before = found[-1].cursor if len(found) == limit else None
         return json_response(RolloutListResponse(rollouts=tuple(found), before=next_before))
 

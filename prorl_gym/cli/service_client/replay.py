@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prorl_gym.cli.service_client.service_connection import LOCAL_URL, UrlOption, connect, printable
+from prorl_gym.cli.service_client.service_connection import (
+    LOCAL_URL,
+    UrlOption,
+    connect,
+    find_rollout,
+    printable,
+)
 from prorl_gym.cli.validate import BackendName
 from prorl_gym.errors import ConfigError
 
@@ -22,7 +28,7 @@ EXIT_OBSERVATIONS_DIFFER = 3
 
 
 def replay(
-    rollout_id: Annotated[str, typer.Argument(help="Id of a finished rollout.")],
+    rollout_id: Annotated[str, typer.Argument(help="Id of a finished rollout, or its beginning.")],
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="Use the sandboxes of this service's configuration.")
     ] = None,
@@ -36,6 +42,7 @@ def replay(
     Exit code 0: the same answers and the same reward; 1: another reward; 3: the same reward, but other answers.
     """
     with connect(url) as client:
+        rollout_id = find_rollout(client, rollout_id)
         rollout = client.poll_result(rollout_id)
         if rollout is None:
             raise ConfigError(f"{rollout_id}: is not finished.", "Replay it when it is.")

@@ -51,6 +51,19 @@ def connect(url: str, *, survive_restarts: bool = False) -> Generator["SyncClien
             sys.exit(130)
 
 
+def find_rollout(client: "SyncClient", rollout_id: str) -> str:
+    """Return the id of the one finished rollout whose id begins so; the id itself if no other begins with it.
+
+    Raises:
+        ConfigError: several begin so.
+    """
+    found = [one.rollout_id for one in client.rollouts(prefix=rollout_id, limit=6).rollouts]
+    if len(found) < 2 or rollout_id in found:
+        return found[0] if len(found) == 1 else rollout_id
+    ids = f"{', '.join(found[:5])}{', ...' if len(found) > 5 else ''}"
+    raise ConfigError(f"{rollout_id}: several rollouts begin so: {ids}.", "Give more of the id.")
+
+
 def printable(text: str) -> str:
     """Return text without control characters: records quote models and programs."""
     return "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)

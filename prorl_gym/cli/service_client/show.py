@@ -19,6 +19,7 @@ from prorl_gym.cli.service_client.service_connection import (
     UrlOption,
     atomic_file,
     connect,
+    find_rollout,
     rollout_summary,
 )
 from prorl_gym.errors import ConfigError
@@ -33,7 +34,7 @@ _URL_HELP = "Address of the service. Its token is found as by `prorl-gym submit`
 
 
 def show(
-    rollout_id: Annotated[str, typer.Argument(help="Id of the rollout.")],
+    rollout_id: Annotated[str, typer.Argument(help="Id of the rollout; its beginning does, if it is finished.")],
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait until it is finished.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--full", help="The whole record as JSON.")] = False,
     html: Annotated[
@@ -43,6 +44,7 @@ def show(
 ) -> None:
     """Show how a rollout ended. Exit code 1: it is not finished."""
     with connect(url) as client:
+        rollout_id = find_rollout(client, rollout_id)
         rollout = _fetch_rollout(client, rollout_id, wait)
         if rollout is None:
             typer.echo(f"{rollout_id} is not finished")
@@ -102,6 +104,7 @@ def export(
         MaskKey, typer.Option(help='sft: a message\'s mark as "train": true/false or as "weight": 1/0.')
     ] = "train",
     cursor: Annotated[int, typer.Option(min=0, help="Only records after this cursor.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file when it exists.")] = False,
     url: UrlOption = LOCAL_URL,
 ) -> None:
     """Export the finished rollouts of a run.
@@ -109,6 +112,8 @@ def export(
     Prints how many were written and left out, and the cursor from which the next export continues. Exit code 1: no
     rollout, and therefore no file, was written.
     """
+    if output.exists() and not force:
+        raise ConfigError(f"{output} exists.", "Take another --out, or --force to replace it.")
     serialize = _serializer(form, mask_key)
     selection, counts = ExportFilter(min_reward, overlong, form), Counter[str]()
     with atomic_file(output) as draft, connect(url, survive_restarts=True) as client:

@@ -48,11 +48,23 @@ def watch(
     url: UrlOption = LOCAL_URL,
 ) -> None:
     """Watch rollouts finish until Ctrl-C (exit code 130). Exit code 1: with --no-follow, none has finished."""
+    if run is not None and follow:
+        _note_unknown_run(run, url)
     in_lines = as_json or (not sys.stdout.isatty() if lines is None else lines)
     seen = _watch_lines(run, cursor, follow, as_json, url) if in_lines else _watch_table(run, cursor, follow, url)
     if not (seen or follow or cursor):  # with a cursor, no news is no error
         typer.echo(f"nothing to show: no rollout{f' of run {run}' if run else ''} is finished", err=True)
         raise typer.Exit(1)
+
+
+def _note_unknown_run(run: str, url: str) -> None:
+    """Say so if no rollout of the run was ever submitted: it may be misspelt, or begin later."""
+    with connect(url) as client:
+        if client.rollouts(run, limit=1).rollouts or client.unacknowledged(run).rollouts:
+            return
+        known = dict.fromkeys(one.run_id for one in client.rollouts(limit=1000).rollouts)
+    others = f" Runs with finished rollouts: {', '.join(list(known)[:10])}." if known else ""
+    typer.echo(f"no rollout of run {run} was submitted yet: waiting for the first.{others}", err=True)
 
 
 def _watch_lines(run: str | None, cursor: int, follow: bool, full: bool, url: str) -> int:

@@ -194,6 +194,7 @@ class LedgerQueries:
         self,
         run_id: str | None,
         groups: Sequence[str] | None,
+        prefix: str | None,
         after: int,
         limit: int,
         newest_first: bool,
@@ -208,6 +209,9 @@ class LedgerQueries:
         if groups is not None:
             where.append(f"o.group_id {IN_JSON_LIST}")
             values.append(json.dumps(groups))
+        if prefix is not None:  # a range, which the index on the ids serves; no identifier has this character
+            where.append("r.rollout_id >= ? AND r.rollout_id < ?")
+            values += [prefix, f"{prefix}\U0010ffff"]
         if after > 0 or not newest_first:
             where.append("o.cursor < ?" if newest_first else "o.cursor > ?")
             values.append(clamp_int64(after))

@@ -131,13 +131,14 @@ class SqliteLedger:
         run_id: str | None = None,
         *,
         groups: Sequence[str] | None = None,
+        prefix: str | None = None,
         after: int = 0,
         limit: int = 1000,
         newest_first: bool = False,
     ) -> list[RolloutSummary]:
         """See ``Ledger.summaries``."""
         return await self._writer.run(
-            lambda tables: tables.store.queries.summaries(run_id, groups, after, limit, newest_first)
+            lambda tables: tables.store.queries.summaries(run_id, groups, prefix, after, limit, newest_first)
         )
 
     async def acknowledge(self, run_id: str | None, cursor: int) -> int:

@@ -356,6 +356,8 @@ async def members_come_page_by_page_in_both_directions(ledger: Ledger) -> None:
         assert seen == (wanted[::-1] if newest_first else wanted)
     assert [m.rollout_id for m in await ledger.summaries("run0", groups=["g1", "g2"])] == ["r2", "r4", "r8", "r10"]
     assert await ledger.summaries("run0", groups=[]) == []
+    assert [m.rollout_id for m in await ledger.summaries(prefix="r1")] == ["r1", "r10", "r11"]
+    assert [m.rollout_id for m in await ledger.summaries("run0", prefix="r1")] == ["r10"]
 
 
 async def a_page_of_large_records_is_short(ledger: Ledger) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from prorl_gym.cli.main import app
 from prorl_gym.cli.service_client.show import ExportFilter
 from prorl_gym.client import SyncClient
-from prorl_gym.errors import CancelReason, FailureKind, Limit
+from prorl_gym.errors import CancelReason, ConfigError, FailureKind, Limit
 from prorl_gym.records import Message, Outcome, Rollout, RolloutRequest, Score, ToolCall
 from prorl_gym.settings import SERVICE_DEFAULTS, RolloutSettings, resolve_settings
 from prorl_gym.trainers.chat_format import to_chat
@@ -50,6 +50,17 @@ def export(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return call
 
 
+def test_an_export_replaces_a_file_only_by_force(export: Any, tmp_path: Path) -> None:
+    kept = tmp_path / "out.jsonl"
+    kept.write_text('"mine"\n')
+    result, lines = export()
+    assert isinstance(result.exception, ConfigError)
+    assert result.exception.fix == "Take another --out, or --force to replace it."
+    assert lines == ["mine"]
+    result, lines = export("--force")
+    assert (result.exit_code, len(lines)) == (0, len(TASKS))
+
+
 def test_records_are_exported_whole(export: Any) -> None:
     result, lines = export()
     assert result.stderr == "4 of 4 rollouts of run default written; go on with --cursor 4\n"
@@ -74,7 +85,7 @@ def test_chats_leave_out_what_was_cut_short(export: Any) -> None:
         {"role": "assistant", "content": "done", "train": True},
     ]
     assert "1 left out: truncated" in result.stderr
-    _, lines = export("--format", "sft", "--overlong", "--mask-key", "weight", "--cursor", "2")
+    _, lines = export("--force", "--format", "sft", "--overlong", "--mask-key", "weight", "--cursor", "2")
     assert [line["rollout_id"] for line in lines] == ["long"] or [line["rollout_id"] for line in lines] == ["long"]
     assert lines[-1]["messages"][-1] == {"role": "assistant", "content": "done", "weight": 1}
 
@@ -108,7 +119,7 @@ def test_tokens_are_exported_by_segment(export: Any) -> None:
 
 def test_nothing_to_write_leaves_what_was_there(export: Any) -> None:
     export("--min-reward", "1")
-    result, lines = export("--cursor", "4")
+    result, lines = export("--force", "--cursor", "4")
     assert (result.exit_code, result.stderr) == (1, "0 of 0 rollouts of run default written; go on with --cursor 4\n")
     assert len(lines) == 2
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,17 @@ def test_show_prints_the_outcome(url: str, tmp_path: Path) -> None:
     assert json.loads(call("show", "a", "--full").output)["score"]["reward"] == 1.0
 
 
+def test_the_beginning_of_an_id_is_enough_while_it_is_the_only_one(url: str) -> None:
+    made(url, ask("7f3a01"), ask("7f3a02"), ask("7f"))
+    assert call("show", "7f3a02").output.startswith("7f3a02 ")
+    assert call("show", "7f").output.startswith("7f "), "a whole id is meant itself"
+    error = call("show", "7f3a").exception
+    assert isinstance(error, ConfigError)
+    assert error.what == "7f3a: several rollouts begin so: 7f3a02, 7f3a01."
+    made(url, ask("b1"))
+    assert call("show", "b").output.startswith("b1 ")
+
+
 def test_show_of_what_is_not_finished_and_of_what_never_was(url: str) -> None:
     with SyncClient(url, token=TOKEN) as client:
         client.submit(ask("b", run="hang"))
@@ -132,6 +145,17 @@ def test_watch_shows_a_table(url: str) -> None:
     assert shown["completed"] == "2"
     assert shown["service"] == "0 queued, 0 running"
     assert shown["mismatch"] == "0.25 nats at version 7, KL 0.031"
+
+
+def test_watch_says_that_nobody_has_submitted_the_run(url: str) -> None:
+    made(url, ask("a", of="train"))
+    argv = [sys.executable, "-m", "prorl_gym", "watch", "--run", "trian"]
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        assert child.stderr.readline() == (
+            "no rollout of run trian was submitted yet: waiting for the first. Runs with finished rollouts: train.\n"
+        )
+        child.kill()
 
 
 def test_watch_reports_when_there_is_nothing(url: str) -> None:

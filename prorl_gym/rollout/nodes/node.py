@@ -25,7 +25,7 @@ from prorl_gym.rollout.nodes.wire import (
     CancelSent,
     DownMessage,
     ExchangeAnswer,
-    ExchangeHeader,
+    ExchangeBody,
     JobSent,
     JoinBody,
     JoinResponse,
@@ -244,14 +244,14 @@ class Node:
 
         async def exchange() -> ExchangeAnswer:
             first, messages = (1, []) if hold_seconds else outbox.page()
-            header = ExchangeHeader(
+            page = ExchangeBody(
                 incarnation=self.incarnation,
                 epoch=self._epoch,
                 acknowledged=self._inbox.acknowledged,
                 first=first,
                 hold_seconds=hold_seconds,
             )
-            return await self._head.exchange(encode_page(header, messages), hold_seconds + self._lease_seconds / 3)
+            return await self._head.exchange(encode_page(page, messages), hold_seconds + self._lease_seconds / 3)
 
         loop = asyncio.get_running_loop()
         sent_at = 0.0

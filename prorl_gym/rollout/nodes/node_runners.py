@@ -30,7 +30,7 @@ from prorl_gym.rollout.nodes.wire import (
     AttemptFinished,
     AttemptInHand,
     CancelSent,
-    ExchangeAnswerHeader,
+    ExchangeAnswer,
     ExchangeBody,
     JobSent,
     JoinBody,
@@ -355,8 +355,8 @@ class NodeRunners:
             except TimeoutError:
                 pass
             first, texts = node.outbox.page()
-        header = ExchangeAnswerHeader(must_join=node.is_over, acknowledged=node.inbox.acknowledged, first=first)
-        return encode_page(header, texts)
+        page = ExchangeAnswer(must_join=node.is_over, acknowledged=node.inbox.acknowledged, first=first)
+        return encode_page(page, texts)
 
     def leave(self, name: str, body: LeaveBody) -> None:
         """Let a node leave: what it has in hand is lost. Unknown ones are ignored."""

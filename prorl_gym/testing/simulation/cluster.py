@@ -2,27 +2,31 @@
 
 import asyncio
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from prorl_gym.errors import EngineError, FailureKind, ProrlError
 from prorl_gym.inference.balance.admission import AdmissionOptions
 from prorl_gym.inference.balance.cost_policy import CostPolicy
 from prorl_gym.inference.balance.engine_pool import EnginePool, PoolOptions
 from prorl_gym.inference.balance.health_monitor import FailoverOptions
+from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.rollout.ledger.writer_thread import LedgerWriter
 from prorl_gym.rollout.nodes.config import NodesConfig
+from prorl_gym.rollout.nodes.node import HeadAwayError, Node, NodeOutbox
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
 from prorl_gym.rollout.nodes.remote_pool import RemotePool
 from prorl_gym.rollout.protocol import Job
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
-from prorl_gym.rollout.scheduling.runner import RunnerConfig
+from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.testing.inference.simulated_engine import Hardware, LoopEngine, SimEngine
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
+from prorl_gym.testing.rollout.memory_nodes import HeadRequest, MemoryHead
 from prorl_gym.testing.simulation.ledger_checks import break_writes, open_checked_ledger
 from prorl_gym.testing.simulation.network import Network
-from prorl_gym.testing.simulation.nodes import RemoteEngine, SimulatedHeadClient, SimulatedNode
 from prorl_gym.testing.simulation.planned_rollouts import (
     GROUP_TOKENS,
     SYSTEM_TOKENS,
@@ -61,6 +65,47 @@ class Life:
         self.service: RolloutService
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterNode:
+    """One incarnation of a node."""
+
+    process: SimulatedProcess
+    runner: InProcessRunner
+    node: Node
+
+
+class RemoteEngine(LoopEngine):
+    """A node's connection to a simulated engine, over which it makes and stops calls.
+
+    Args:
+        network: between node and engine.
+        process: of the node.
+        engine: the engine.
+        engine_process: its process.
+    """
+
+    def __init__(
+        self, network: Network, process: SimulatedProcess, engine: LoopEngine, engine_process: SimulatedProcess
+    ) -> None:
+        super().__init__(engine.sim)
+        self._network, self._process, self._engine, self._engine_process = network, process, engine, engine_process
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """See ``Engine.generate``."""
+        version = self.version
+        try:
+            result = await self._network.request(
+                self._process, self._engine_process, lambda: self._engine.generate(request), cancels=True
+            )
+        except ConnectionError:
+            raise EngineError(FailureKind.ENGINE_UNREACHABLE, f"engine {self.name}: no answer.") from None
+        return replace(result, versions=[version] * len(result.token_ids))
+
+    async def cancel(self, request_id: str) -> None:
+        """See ``Engine.cancel``."""
+        await self._engine.cancel(request_id)
+
+
 class Cluster:
     """Engines, nodes and the head of the moment. Make it on the running virtual loop.
 
@@ -76,7 +121,7 @@ class Cluster:
         """Violated invariants."""
         self.network = Network(random.Random(f"{seed}/network"))
         self.life: Life | None = None
-        self.nodes: dict[str, SimulatedNode] = {}
+        self.nodes: dict[str, ClusterNode] = {}
         """Those that live, by name."""
         self.events = 0
         """Traced so far."""
@@ -156,47 +201,62 @@ class Cluster:
 
     def start_node(self, name: str) -> None:
         """Start a node."""
+        self.trace("node starts", name)
         process = SimulatedProcess(name)
-        environment = PlannedEnvironment(self.config.shape, self._dice)
+        node = self.nodes[name] = process.call(self._make_node, process)
+        process.spawn(self._run_node(node))
 
-        def make_policies(pool: RemotePool) -> PlannedPolicySource:
-            return PlannedPolicySource(
-                lambda job: draw_plan(self.config.shape, job.request.task["seed"]).turns,
-                pool,
-                on_open=lambda job: self._on_begun(job, process),
-            )
+    def _make_node(self, process: SimulatedProcess) -> "ClusterNode":
+        config, outbox, environment = self.config, NodeOutbox(), PlannedEnvironment(self.config.shape, self._dice)
 
-        def connect(engine: str) -> RemoteEngine:
+        async def carry(handle: HeadRequest, seconds: float) -> str:
+            if (life := self.life) is None:
+                raise HeadAwayError("the connection was refused.")
+            try:
+                async with asyncio.timeout(seconds):
+                    return await self.network.request(process, life.process, lambda: handle(life.nodes))
+            except (ConnectionError, TimeoutError):
+                raise HeadAwayError("no answer.") from None
+
+        def connect(engine: str, url: str) -> RemoteEngine:
             return RemoteEngine(self.network, process, self.engines[engine], self._engine_process)
 
-        def find_environment(_: str) -> PlannedEnvironment:
-            return environment
-
-        self.trace("node starts", name)
-        node = self.nodes[name] = process.call(
-            SimulatedNode,
-            process,
-            SimulatedHeadClient(self.network, name, process, lambda: self.life),
-            connect,
-            find_environment,
-            make_policies,
-            self.config.runner,
-            self.config.lease_seconds,
-            self._on_node_ended,
+        pool = RemotePool("policy", connect, outbox.send)
+        policies = PlannedPolicySource(
+            lambda job: draw_plan(config.shape, job.request.task["seed"]).turns,
+            pool,
+            on_open=lambda job: self._on_begun(job, process),
         )
-        process.spawn(node.run())
+        runner = InProcessRunner(lambda _: environment, policies, EmptyBackend(), config.runner)
+        node = Node(
+            MemoryHead(process.name, carry),
+            runner,
+            outbox,
+            {"policy": pool},
+            lease_seconds=config.lease_seconds,
+            slots=runner.snapshot().pools["jobs"].size,
+            init_slots=config.runner.init,
+        )
+        return ClusterNode(process, runner, node)
+
+    async def _run_node(self, node: "ClusterNode") -> None:
+        """Work until the lease is over or the node was drained; then the process ends, and its sandboxes with it."""
+        name = node.process.name
+        try:
+            await node.node.run()
+        except ProrlError:
+            pass  # its lease is over, or the head refuses it
+        except Exception as error:
+            self.complaints.append(f"{name} ends by {error!r}")
+        self.trace("node ends", name)
+        if self.nodes.get(name) is node:
+            del self.nodes[name]
+        node.process.kill()
 
     def kill_node(self, name: str) -> None:
         """SIGKILL to a node."""
         self.trace("node killed", name)
         self.nodes.pop(name).process.kill()
-
-    def _on_node_ended(self, node: SimulatedNode, error: Exception | None) -> None:
-        self.trace("node ends", node.process.name)
-        if error is not None:
-            self.complaints.append(f"{node.process.name} ends by {error!r}")
-        if self.nodes.get(node.process.name) is node:
-            del self.nodes[node.process.name]
 
     def break_ledger(self, *, broken: bool) -> None:
         """Let the ledger's disk fail, or work again."""

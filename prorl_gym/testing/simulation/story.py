@@ -347,7 +347,7 @@ class _Story:
             name = self._dice.choice(names)
             node = self._cluster.nodes[name]
             self._cluster.trace("node drains", name)
-            node.process.call(node.drain)
+            node.process.call(node.node.drain)
 
     async def _is_cut_off(self) -> None:
         """Nothing reaches a node or the head, and it reaches nothing."""

@@ -21,7 +21,8 @@ from prorl_gym.inference.config import InferenceConfig, pool_engine_factory
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.logs import configure_logging, register_secret
 from prorl_gym.rollout.nodes.config import NodesConfig
-from prorl_gym.rollout.nodes.node import HeadAwayError, Node, NodeOutbox
+from prorl_gym.rollout.nodes.exchange import Outbox
+from prorl_gym.rollout.nodes.node import HeadAwayError, Node
 from prorl_gym.rollout.nodes.remote_pool import RemotePool
 from prorl_gym.rollout.nodes.wire import ExchangeAnswer, JoinBody, JoinResponse, LeaveBody
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
@@ -91,7 +92,7 @@ async def _work_until_signal(node: Node, signals: StopSignals) -> None:
 @asynccontextmanager
 async def _open_node(config: ServiceConfig, head: "HttpHead") -> AsyncGenerator[Node]:
     """Build the parts of a service that make attempts; see ``build.load_service``."""
-    outbox = NodeOutbox()
+    outbox = Outbox()
     codec = await load_codec_of(config.inference)
     policy = _remote_pool("policy", config.inference, codec, outbox)
     named = {url: _remote_pool(pool_name_of(url), config.inference, codec, outbox) for url in config.inference_urls}
@@ -128,7 +129,7 @@ async def _open_node(config: ServiceConfig, head: "HttpHead") -> AsyncGenerator[
         )
 
 
-def _remote_pool(name: str, config: InferenceConfig, codec: ChatCodec, outbox: NodeOutbox) -> RemotePool:
+def _remote_pool(name: str, config: InferenceConfig, codec: ChatCodec, outbox: Outbox) -> RemotePool:
     make_engine = pool_engine_factory(
         name,
         config,

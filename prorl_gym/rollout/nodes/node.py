@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
-from pydantic import BaseModel
-
 from prorl_gym import __version__
 from prorl_gym.backoff import backoff_delay
 from prorl_gym.errors import CancelReason, FailureKind, ProrlError, ShuttingDownError
@@ -91,17 +89,6 @@ class HeadClient(Protocol):
         ...
 
 
-class NodeOutbox:
-    """Messages to the head, of the session that holds now."""
-
-    def __init__(self) -> None:
-        self.current = Outbox()
-
-    def send(self, message: BaseModel) -> None:
-        """Send a message with the next exchange."""
-        self.current.append(message)
-
-
 @dataclass(slots=True, eq=False)
 class _Held:
     """An attempt in hand."""
@@ -126,7 +113,7 @@ class Node:
     Args:
         head: where it gets its work.
         runner: makes the attempts.
-        outbox: that of the pools.
+        outbox: to the head; also that of the pools.
         pools: by name.
         lease_seconds: of the head's configuration.
         slots: most attempts in hand.
@@ -137,7 +124,7 @@ class Node:
         self,
         head: HeadClient,
         runner: Runner,
-        outbox: NodeOutbox,
+        outbox: Outbox,
         pools: Mapping[str, RemotePool],
         *,
         lease_seconds: float,
@@ -217,7 +204,8 @@ class Node:
 
     async def _join(self) -> None:
         # What is sent from now on belongs to the new session; what went before is told by the body, or sent again.
-        self._outbox.current, self._inbox = Outbox(), Inbox()
+        self._outbox.restart()
+        self._inbox = Inbox()
         held = [*self._held.values(), *(ended for ended, _ in self._unsettled.values())]
         body = JoinBody(
             incarnation=self.incarnation,
@@ -240,10 +228,9 @@ class Node:
 
     async def _exchange_messages(self, *, hold_seconds: float) -> None:
         """Send messages (without a hold) or receive them (with one), until the head asks to join again."""
-        outbox = self._outbox.current
 
         async def exchange() -> ExchangeAnswer:
-            first, messages = (1, []) if hold_seconds else outbox.page()
+            first, messages = (1, []) if hold_seconds else self._outbox.page()
             page = ExchangeBody(
                 incarnation=self.incarnation,
                 epoch=self._epoch,
@@ -257,13 +244,13 @@ class Node:
         sent_at = 0.0
         while True:
             if not hold_seconds:
-                await outbox.not_empty.wait()
+                await self._outbox.not_empty.wait()
             await asyncio.sleep(max(0.0, sent_at + PACE_SECONDS - loop.time()))
             sent_at = loop.time()
             answer = await self._repeat(exchange)
             if answer.must_join:
                 return
-            outbox.acknowledge(answer.acknowledged)
+            self._outbox.acknowledge(answer.acknowledged)
             for message in self._inbox.accept(answer.first, answer.messages):
                 self._handle(message)
 

@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import uuid4
 
-from pydantic import BaseModel
-
 from prorl_gym import __version__
 from prorl_gym.client.wire_models import Capacity, NodesStatus, NodeStatus
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, ShuttingDownError
@@ -93,10 +91,6 @@ class _Node:
     is_over: bool = False
     """It was lost or has left."""
     calls: RemoteCalls = field(init=False)
-
-    def send(self, message: BaseModel) -> None:
-        """Send a message with the next exchange."""
-        self.outbox.append(message)
 
     def assign(self, assignment: _Assignment) -> None:
         """Count an attempt."""
@@ -213,7 +207,7 @@ class NodeRunners:
         node = self._node_of[rollout_id] = self._nodes[name]
         position = AttemptPosition(job.attempt, since=time.time())
         node.assign(_Assignment(without_task(job), image_of(job.request), position))
-        node.send(JobSent.of(job))
+        node.outbox.send(JobSent.of(job))
 
     async def events(self) -> AsyncIterator[RunnerEvent]:
         """See ``Runner.events``."""
@@ -226,17 +220,17 @@ class NodeRunners:
             for rollout_id in ids:
                 assignment = node.assignments[rollout_id]
                 assignment.cancel_reason = assignment.cancel_reason or reason
-            node.send(CancelSent(rollouts=ids, reason=reason))
+            node.outbox.send(CancelSent(rollouts=ids, reason=reason))
 
     async def park(self, rollout_ids: Sequence[str]) -> None:
         """See ``Runner.park``."""
         for node, ids in self._by_node(() if self._is_draining else rollout_ids):
-            node.send(ParkSent(rollouts=ids, park=True))
+            node.outbox.send(ParkSent(rollouts=ids, park=True))
 
     async def unpark(self, rollout_ids: Sequence[str]) -> None:
         """See ``Runner.unpark``."""
         for node, ids in self._by_node(rollout_ids):
-            node.send(ParkSent(rollouts=ids, park=False))
+            node.outbox.send(ParkSent(rollouts=ids, park=False))
 
     async def capacity(self) -> Capacity:
         """See ``Runner.capacity``. Over all nodes."""
@@ -273,7 +267,7 @@ class NodeRunners:
         """The end of an attempt is in the ledger: its node may drop the record."""
         node = self._unsettled.pop((rollout.rollout_id, rollout.attempt), None)
         if node is not None:
-            node.send(Settled(rollout_id=rollout.rollout_id, attempt=rollout.attempt))
+            node.outbox.send(Settled(rollout_id=rollout.rollout_id, attempt=rollout.attempt))
 
     def status(self) -> NodesStatus:
         """Report the nodes."""
@@ -367,7 +361,7 @@ class NodeRunners:
     def _add_node(self, name: str, body: JoinBody) -> _Node:
         loop = asyncio.get_running_loop()
         node = self._nodes[name] = _Node(name, body.incarnation, body.slots, body.init_slots, loop.time())
-        node.calls = RemoteCalls(self._pools, node.send)
+        node.calls = RemoteCalls(self._pools, node.outbox.send)
         self._joined += 1
         loop.call_later(self._config.lease_seconds, self._check_lease, node)
         return node
@@ -415,7 +409,7 @@ class NodeRunners:
         if (message.rollout_id, message.attempt) in self._unsettled:
             return
         if assignment is None or assignment.job.attempt != message.attempt:  # this attempt was over before
-            node.send(Settled(rollout_id=message.rollout_id, attempt=message.attempt))
+            node.outbox.send(Settled(rollout_id=message.rollout_id, attempt=message.attempt))
             return
         self._unsettled[message.rollout_id, message.attempt] = node
         self._forget(node, message.rollout_id)

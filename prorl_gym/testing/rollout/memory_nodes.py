@@ -2,15 +2,15 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from prorl_gym.errors import ProrlError
-from prorl_gym.rollout.nodes.node import HeadAwayError, Node, NodeOutbox
+from prorl_gym.rollout.nodes.exchange import Outbox
+from prorl_gym.rollout.nodes.node import HeadAwayError, Node
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
-from prorl_gym.rollout.nodes.remote_pool import RemotePool
 from prorl_gym.rollout.nodes.wire import ExchangeAnswer, ExchangeBody, JoinBody, JoinResponse, LeaveBody
 from prorl_gym.rollout.protocol import Runner
 
@@ -111,8 +111,6 @@ class MemoryNode:
         slots: most attempts in hand.
         init_slots: most attempts in INIT.
         faults: of the network.
-        outbox: that of the pools.
-        pools: by name.
     """
 
     def __init__(
@@ -125,8 +123,6 @@ class MemoryNode:
         slots: int,
         init_slots: int,
         faults: Faults | None = None,
-        outbox: NodeOutbox | None = None,
-        pools: Mapping[str, RemotePool] | None = None,
     ) -> None:
         network = faults or Faults()
         head = MemoryHead(name, lambda handle, seconds: network.carry(find_head, handle, seconds))
@@ -134,8 +130,8 @@ class MemoryNode:
         self.node = Node(
             head,
             runner,
-            outbox or NodeOutbox(),
-            pools or {},
+            Outbox(),
+            {},
             lease_seconds=lease_seconds,
             slots=slots,
             init_slots=init_slots,

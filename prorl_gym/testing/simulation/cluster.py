@@ -15,7 +15,8 @@ from prorl_gym.inference.balance.health_monitor import FailoverOptions
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.rollout.ledger.writer_thread import LedgerWriter
 from prorl_gym.rollout.nodes.config import NodesConfig
-from prorl_gym.rollout.nodes.node import HeadAwayError, Node, NodeOutbox
+from prorl_gym.rollout.nodes.exchange import Outbox
+from prorl_gym.rollout.nodes.node import HeadAwayError, Node
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
 from prorl_gym.rollout.nodes.remote_pool import RemotePool
 from prorl_gym.rollout.protocol import Job
@@ -207,7 +208,7 @@ class Cluster:
         process.spawn(self._run_node(node))
 
     def _make_node(self, process: SimulatedProcess) -> "ClusterNode":
-        config, outbox, environment = self.config, NodeOutbox(), PlannedEnvironment(self.config.shape, self._dice)
+        config, outbox, environment = self.config, Outbox(), PlannedEnvironment(self.config.shape, self._dice)
 
         async def carry(handle: HeadRequest, seconds: float) -> str:
             if (life := self.life) is None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from prorl_gym.rollout.nodes.node import HeadAwayError, Node
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
 from prorl_gym.rollout.nodes.remote_pool import RemotePool
 from prorl_gym.rollout.protocol import Job
-from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.testing.inference.simulated_engine import Hardware, LoopEngine, SimEngine
@@ -38,20 +37,20 @@ from prorl_gym.testing.simulation.planned_rollouts import (
 )
 from prorl_gym.testing.virtual_clock import SimulatedProcess
 
+LEASE_SECONDS = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """Sizes of an installation."""
 
-    nodes: int = 1
-    engines: int = 1
-    runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(queue=8, init=4, run=16, eval=4))
+    nodes: int
+    engines: int
+    runner: RunnerConfig
     """Of each node."""
-    kv_tokens: int = 200_000
+    kv_tokens: int
     """Of each engine."""
-    shape: Shape = field(default_factory=Shape)
-    lease_seconds: float = 30.0
-    retries: RetryConfig = field(default_factory=RetryConfig)
+    shape: Shape
 
 
 class Life:
@@ -124,8 +123,6 @@ class Cluster:
         self.life: Life | None = None
         self.nodes: dict[str, ClusterNode] = {}
         """Those that live, by name."""
-        self.events = 0
-        """Traced so far."""
         self._ledger = ledger
         self._trace = blake2b(digest_size=16)
         self._begun: set[tuple[str, int]] = set()
@@ -147,7 +144,6 @@ class Cluster:
 
     def trace(self, *what: object) -> None:
         """Note an event."""
-        self.events += 1
         self._trace.update(repr((round(self._loop.time(), 6), *what)).encode())
 
     async def start_head(self) -> None:
@@ -172,12 +168,12 @@ class Cluster:
         for engine in self.engines.values():
             life.pool.add_engine(engine)
         life.nodes = NodeRunners(
-            NodesConfig(lease_seconds=self.config.lease_seconds),
+            NodesConfig(lease_seconds=LEASE_SECONDS),
             {"policy": life.pool},
             lambda name: None,
             lambda rollout_id, attempt: life.service.claim_attempt(rollout_id, attempt),
         )
-        life.service = RolloutService(ledger, life.nodes, self.config.retries, claim_seconds=self.config.lease_seconds)
+        life.service = RolloutService(ledger, life.nodes, claim_seconds=LEASE_SECONDS)
         life.service.add_settlement_observer(life.nodes.on_settled)
         life.pool.start_scraping()
         await life.service.start()
@@ -195,7 +191,7 @@ class Cluster:
         life = self.life
         assert life is not None
         await life.process.spawn(life.service.stop())
-        self.check_idle(life)
+        self._check_idle(life)
         self.life = None
         await life.process.spawn(life.nodes.release())
         await life.process.spawn(life.pool.close())
@@ -207,7 +203,7 @@ class Cluster:
         node = self.nodes[name] = process.call(self._make_node, process)
         process.spawn(self._run_node(node))
 
-    def _make_node(self, process: SimulatedProcess) -> "ClusterNode":
+    def _make_node(self, process: SimulatedProcess) -> ClusterNode:
         config, outbox, environment = self.config, Outbox(), PlannedEnvironment(self.config.shape, self._dice)
 
         async def carry(handle: HeadRequest, seconds: float) -> str:
@@ -234,13 +230,13 @@ class Cluster:
             runner,
             outbox,
             {"policy": pool},
-            lease_seconds=config.lease_seconds,
+            lease_seconds=LEASE_SECONDS,
             slots=runner.snapshot().pools["jobs"].size,
             init_slots=config.runner.init,
         )
         return ClusterNode(process, runner, node)
 
-    async def _run_node(self, node: "ClusterNode") -> None:
+    async def _run_node(self, node: ClusterNode) -> None:
         """Work until the lease is over or the node was drained; then the process ends, and its sandboxes with it."""
         name = node.process.name
         try:
@@ -265,7 +261,7 @@ class Cluster:
             self.trace("ledger broken", broken)
             break_writes(self.life.writer.open_ledger.connection, broken=broken)
 
-    def check_idle(self, life: Life) -> None:
+    def _check_idle(self, life: Life) -> None:
         """Check that nothing is held once no rollout is in hand."""
         pool, nodes = life.pool.snapshot(), life.nodes.status().nodes
         held = {

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import random
+import sqlite3
 import tempfile
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -20,7 +21,6 @@ from prorl_gym.rollout.protocol import Delivery
 from prorl_gym.rollout.scheduling.runner import RunnerConfig
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.testing.simulation.cluster import LEASE_SECONDS, Cluster, ClusterConfig
-from prorl_gym.testing.simulation.ledger_checks import check_file
 from prorl_gym.testing.simulation.planned_rollouts import Shape, draw_plan
 from prorl_gym.testing.virtual_clock import SimulatedProcess, run_deterministically
 
@@ -391,3 +391,20 @@ class _Story:
         self._cluster.kill_head()
         await asyncio.sleep(self._dice.uniform(0.0, 60.0))
         await self._cluster.start_head()
+
+
+def check_file(path: Path, complain: Callable[[str], object]) -> dict[str, tuple[str, float | None]]:
+    """Read the closed file as another program would; return status and reward of each finished rollout."""
+    connection = sqlite3.connect(path)
+    try:
+        for (name,) in connection.execute("SELECT rollout_id FROM rollouts WHERE cursor IS NULL"):
+            complain(f"{name}: accepted and without a record")
+        ((ends, rollouts),) = connection.execute(
+            "SELECT (SELECT count(*) FROM outcomes), (SELECT count(*) FROM rollouts)"
+        )
+        if ends != rollouts:
+            complain(f"{rollouts} rollouts and {ends} outcomes")
+        query = "SELECT rollout_id, status, reward FROM rollouts JOIN outcomes USING (cursor)"
+        return {name: (status, reward) for name, status, reward in connection.execute(query)}
+    finally:
+        connection.close()

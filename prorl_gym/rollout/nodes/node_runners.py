@@ -6,7 +6,6 @@ that it has in hand ends as ``failed(node_lost)``, which the service makes again
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from prorl_gym.rollout.nodes.remote_calls import RemoteCalls
 from prorl_gym.rollout.nodes.wire import (
     MUST_JOIN,
     AttemptFinished,
-    AttemptInHand,
     CancelSent,
     ExchangeAnswer,
     ExchangeBody,
@@ -205,8 +203,7 @@ class NodeRunners:
         name = choose_node((node.view for node in self._nodes.values()), job.request)
         assert name is not None, "it waited for a free node, and nothing has run since"
         node = self._node_of[rollout_id] = self._nodes[name]
-        position = AttemptPosition(job.attempt, since=time.time())
-        node.assign(_Assignment(without_task(job), image_of(job.request), position))
+        node.assign(_Assignment(without_task(job), image_of(job.request), AttemptPosition(job.attempt)))
         node.outbox.send(JobSent.of(job))
 
     async def events(self) -> AsyncIterator[RunnerEvent]:
@@ -321,8 +318,8 @@ class NodeRunners:
         if node is None:  # otherwise the answer to its first request was lost
             node = self._add_node(name, body)
         node.last_seen = asyncio.get_running_loop().time()
-        in_hand = [(held.to_job(), held) for held in body.in_hand]
-        over = [job.request.rollout_id for job, held in in_hand if not self._adopt(node, job, held)]
+        in_hand = [held.to_job() for held in body.in_hand]
+        over = [job.request.rollout_id for job in in_hand if not self._adopt(node, job)]
         adopted = len(node.assignments)
         _LOG.info("node %s joined: %d slots, %d attempts in hand adopted", name, node.slots, adopted)
         self._changes.notify_all()
@@ -366,7 +363,7 @@ class NodeRunners:
         loop.call_later(self._config.lease_seconds, self._check_lease, node)
         return node
 
-    def _adopt(self, node: _Node, job: Job, held: AttemptInHand) -> bool:
+    def _adopt(self, node: _Node, job: Job) -> bool:
         """Whether the node goes on with an attempt."""
         rollout_id = job.request.rollout_id
         known = node.assignments.get(rollout_id)
@@ -376,13 +373,6 @@ class NodeRunners:
             return False
         self._node_of[rollout_id] = node
         node.assign(_Assignment(job, None, AttemptPosition(job.attempt)))
-        moves: list[AttemptMoved] = [
-            StageEntered(rollout_id=rollout_id, attempt=job.attempt, stage=held.stage, at=held.since)
-        ]
-        if held.is_parked:
-            moves.append(ParkingChanged(rollout_id=rollout_id, attempt=job.attempt, is_parked=True, at=held.since))
-        for moved in moves:
-            self._handle(node, moved)
         return True
 
     def _handle(self, node: _Node, message: UpMessage) -> None:

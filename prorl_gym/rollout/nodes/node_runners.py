@@ -6,13 +6,10 @@ that it has in hand ends as ``failed(node_lost)``, which the service makes again
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import uuid4
-
-from pydantic import BaseModel
 
 from prorl_gym import __version__
 from prorl_gym.client.wire_models import Capacity, NodesStatus, NodeStatus
@@ -28,9 +25,8 @@ from prorl_gym.rollout.nodes.remote_calls import RemoteCalls
 from prorl_gym.rollout.nodes.wire import (
     MUST_JOIN,
     AttemptFinished,
-    AttemptInHand,
     CancelSent,
-    ExchangeAnswerHeader,
+    ExchangeAnswer,
     ExchangeBody,
     JobSent,
     JoinBody,
@@ -94,10 +90,6 @@ class _Node:
     """It was lost or has left."""
     calls: RemoteCalls = field(init=False)
 
-    def send(self, message: BaseModel) -> None:
-        """Send a message with the next exchange."""
-        self.outbox.append(message)
-
     def assign(self, assignment: _Assignment) -> None:
         """Count an attempt."""
         self.assignments[assignment.job.request.rollout_id] = assignment
@@ -126,18 +118,25 @@ class _Node:
         self._count(assignment, 1)
 
     @property
-    def capacity(self) -> Capacity:
-        """Its occupancy; jobs that are on the way to it count as queued."""
-        held = self.stages.total()
-        begun = sum(self.stages[stage] for stage in ("init", "run", "eval"))
-        return Capacity(
-            queued=max(0, held - begun - max(0, self.init_slots - self.stages["init"])),
-            init=self.stages["init"],
-            run=self.stages["run"],
-            eval=self.stages["eval"],
-            parked=len(self.assignments) - held,
-            free=0 if self.is_draining else max(0, self.slots - held),
-        )
+    def view(self) -> NodeView:
+        """As placement sees it."""
+        return NodeView(self.name, self.free, self.queued, self.images, self.groups.keys())
+
+    @property
+    def free(self) -> int:
+        """Attempts that it would take now."""
+        return 0 if self.is_draining else max(0, self.slots - self.stages.total())
+
+    @property
+    def queued(self) -> int:
+        """Attempts that cannot begin INIT yet; those on their way to it count."""
+        stages = self.stages
+        return max(0, stages.total() - max(self.init_slots, stages["init"]) - stages["run"] - stages["eval"])
+
+    @property
+    def parked(self) -> int:
+        """Parked attempts."""
+        return len(self.assignments) - self.stages.total()
 
     def _count(self, assignment: _Assignment, change: int) -> None:
         if not assignment.position.is_parked:
@@ -175,7 +174,7 @@ class NodeRunners:
         self._events: asyncio.Queue[RunnerEvent | None] = asyncio.Queue()
         self._events_ended = False
         self._changes = ChangeSignal()
-        """A slot or a node became free, or an attempt ended."""
+        """A job slot or a node became free, or an attempt ended."""
         self._is_draining = False
         self._is_released = False
         self._joined = 0
@@ -195,23 +194,17 @@ class NodeRunners:
             ShuttingDownError: it is draining.
             ConflictError: another attempt at this rollout is in hand.
         """
-        self._require_accepting()
-        chosen: list[str] = []
-
-        def has_node() -> bool:
-            name = choose_node([view_of(node) for node in self._nodes.values()], job.request)
-            chosen[:] = [] if name is None else [name]
-            return name is not None or self._is_draining
-
-        await self._changes.wait_for(has_node)
-        self._require_accepting()
+        await self._changes.wait_for(lambda: self._is_draining or any(node.free for node in self._nodes.values()))
+        if self._is_draining:
+            raise ShuttingDownError("The runner is draining and takes no more work.", "Submit to another service.")
         rollout_id = job.request.rollout_id
         if rollout_id in self._node_of:
             raise ConflictError(f"rollout {rollout_id} is in hand already.")
-        node = self._node_of[rollout_id] = self._nodes[chosen[0]]
-        position = AttemptPosition(job.attempt, since=time.time())
-        node.assign(_Assignment(without_task(job), image_of(job.request), position))
-        node.send(JobSent.of(job))
+        name = choose_node((node.view for node in self._nodes.values()), job.request)
+        assert name is not None, "it waited for a free node, and nothing has run since"
+        node = self._node_of[rollout_id] = self._nodes[name]
+        node.assign(_Assignment(without_task(job), image_of(job.request), AttemptPosition(job.attempt)))
+        node.outbox.send(JobSent.of(job))
 
     async def events(self) -> AsyncIterator[RunnerEvent]:
         """See ``Runner.events``."""
@@ -224,26 +217,30 @@ class NodeRunners:
             for rollout_id in ids:
                 assignment = node.assignments[rollout_id]
                 assignment.cancel_reason = assignment.cancel_reason or reason
-            node.send(CancelSent(rollouts=ids, reason=reason))
+            node.outbox.send(CancelSent(rollouts=ids, reason=reason))
 
     async def park(self, rollout_ids: Sequence[str]) -> None:
         """See ``Runner.park``."""
         for node, ids in self._by_node(() if self._is_draining else rollout_ids):
-            node.send(ParkSent(rollouts=ids, park=True))
+            node.outbox.send(ParkSent(rollouts=ids, park=True))
 
     async def unpark(self, rollout_ids: Sequence[str]) -> None:
         """See ``Runner.unpark``."""
         for node, ids in self._by_node(rollout_ids):
-            node.send(ParkSent(rollouts=ids, park=False))
+            node.outbox.send(ParkSent(rollouts=ids, park=False))
 
     async def capacity(self) -> Capacity:
         """See ``Runner.capacity``. Over all nodes."""
-        total: Counter[str] = Counter()
-        for node in self._nodes.values():
-            total.update(node.capacity.model_dump())
-        if self._is_draining:
-            total["free"] = 0
-        return Capacity(**{name: total[name] for name in Capacity.model_fields})
+        nodes = self._nodes.values()
+        stages = sum((node.stages for node in nodes), Counter[str]())
+        return Capacity(
+            queued=sum(node.queued for node in nodes),
+            init=stages["init"],
+            run=stages["run"],
+            eval=stages["eval"],
+            parked=sum(node.parked for node in nodes),
+            free=0 if self._is_draining else sum(node.free for node in nodes),
+        )
 
     async def drain(self) -> None:
         """See ``Runner.drain``."""
@@ -267,7 +264,7 @@ class NodeRunners:
         """The end of an attempt is in the ledger: its node may drop the record."""
         node = self._unsettled.pop((rollout.rollout_id, rollout.attempt), None)
         if node is not None:
-            node.send(Settled(rollout_id=rollout.rollout_id, attempt=rollout.attempt))
+            node.outbox.send(Settled(rollout_id=rollout.rollout_id, attempt=rollout.attempt))
 
     def status(self) -> NodesStatus:
         """Report the nodes."""
@@ -280,7 +277,7 @@ class NodeRunners:
                     name=node.name,
                     slots=node.slots,
                     in_hand=len(node.assignments),
-                    parked=node.capacity.parked,
+                    parked=node.parked,
                     calls=node.calls.count,
                     draining=node.is_draining,
                     silent_seconds=round(now - node.last_seen, 3),
@@ -321,8 +318,8 @@ class NodeRunners:
         if node is None:  # otherwise the answer to its first request was lost
             node = self._add_node(name, body)
         node.last_seen = asyncio.get_running_loop().time()
-        in_hand = [(held.to_job(), held) for held in body.in_hand]
-        over = [job.request.rollout_id for job, held in in_hand if not self._adopt(node, job, held)]
+        in_hand = [held.to_job() for held in body.in_hand]
+        over = [job.request.rollout_id for job in in_hand if not self._adopt(node, job)]
         adopted = len(node.assignments)
         _LOG.info("node %s joined: %d slots, %d attempts in hand adopted", name, node.slots, adopted)
         self._changes.notify_all()
@@ -349,8 +346,8 @@ class NodeRunners:
             except TimeoutError:
                 pass
             first, texts = node.outbox.page()
-        header = ExchangeAnswerHeader(must_join=node.is_over, acknowledged=node.inbox.acknowledged, first=first)
-        return encode_page(header, texts)
+        page = ExchangeAnswer(must_join=node.is_over, acknowledged=node.inbox.acknowledged, first=first)
+        return encode_page(page, texts)
 
     def leave(self, name: str, body: LeaveBody) -> None:
         """Let a node leave: what it has in hand is lost. Unknown ones are ignored."""
@@ -361,12 +358,12 @@ class NodeRunners:
     def _add_node(self, name: str, body: JoinBody) -> _Node:
         loop = asyncio.get_running_loop()
         node = self._nodes[name] = _Node(name, body.incarnation, body.slots, body.init_slots, loop.time())
-        node.calls = RemoteCalls(self._pools, node.send)
+        node.calls = RemoteCalls(self._pools, node.outbox.send)
         self._joined += 1
         loop.call_later(self._config.lease_seconds, self._check_lease, node)
         return node
 
-    def _adopt(self, node: _Node, job: Job, held: AttemptInHand) -> bool:
+    def _adopt(self, node: _Node, job: Job) -> bool:
         """Whether the node goes on with an attempt."""
         rollout_id = job.request.rollout_id
         known = node.assignments.get(rollout_id)
@@ -376,13 +373,6 @@ class NodeRunners:
             return False
         self._node_of[rollout_id] = node
         node.assign(_Assignment(job, None, AttemptPosition(job.attempt)))
-        moves: list[AttemptMoved] = [
-            StageEntered(rollout_id=rollout_id, attempt=job.attempt, stage=held.stage, at=held.since)
-        ]
-        if held.is_parked:
-            moves.append(ParkingChanged(rollout_id=rollout_id, attempt=job.attempt, is_parked=True, at=held.since))
-        for moved in moves:
-            self._handle(node, moved)
         return True
 
     def _handle(self, node: _Node, message: UpMessage) -> None:
@@ -394,7 +384,8 @@ class NodeRunners:
                 if assignment is not None and assignment.job.attempt == message.attempt:
                     node.move(assignment, message)
                     self._events.put_nowait(message)
-                    self._changes.notify_all()
+                    if isinstance(message, ParkingChanged):
+                        self._changes.notify_all()
             case TurnEnded():
                 self._events.put_nowait(message)
             case NodeDraining():
@@ -408,7 +399,7 @@ class NodeRunners:
         if (message.rollout_id, message.attempt) in self._unsettled:
             return
         if assignment is None or assignment.job.attempt != message.attempt:  # this attempt was over before
-            node.send(Settled(rollout_id=message.rollout_id, attempt=message.attempt))
+            node.outbox.send(Settled(rollout_id=message.rollout_id, attempt=message.attempt))
             return
         self._unsettled[message.rollout_id, message.attempt] = node
         self._forget(node, message.rollout_id)
@@ -465,15 +456,6 @@ class NodeRunners:
             if (node := self._node_of.get(rollout_id)) is not None:
                 chosen.setdefault(node.name, []).append(rollout_id)
         return [(self._nodes[name], tuple(ids)) for name, ids in chosen.items()]
-
-    def _require_accepting(self) -> None:
-        if self._is_draining:
-            raise ShuttingDownError("The runner is draining and takes no more work.", "Submit to another service.")
-
-
-def view_of(node: _Node) -> NodeView:
-    """Return a node as placement sees it."""
-    return NodeView(node.name, node.capacity, node.images, node.groups.keys(), node.is_draining)
 
 
 def without_task(job: Job) -> Job:

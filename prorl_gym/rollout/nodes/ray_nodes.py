@@ -5,11 +5,11 @@ import importlib.util
 import logging
 import os
 import sys
-from typing import Literal
 
 from prorl_gym.backoff import backoff_delay
 from prorl_gym.config import ConfigModel
 from prorl_gym.errors import ConfigError
+from prorl_gym.logs import LogFormat
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class RayLaunch(RayCluster):
     token: str
     """Bearer token of the head. Ray's control store holds it among the arguments of the actors."""
     log_level: str
-    log_format: Literal["json", "plain"]
+    log_format: LogFormat
 
 
 def check_ray_address(address: str | None) -> str:

@@ -184,6 +184,12 @@ def test_unknown_service_key_names_the_nearest():
         server(retry={"atempts": 2})
 
 
+def test_a_service_inside_gym_has_no_nodes():
+    """It has no route by which one could join: its rollouts would wait without end."""
+    with pytest.raises(ConfigError, match="service_url"):
+        server(nodes={})
+
+
 def test_ledger_of_a_gym_run_is_removed_with_it(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made = server(sandbox={"backend": "local", "allow_unsafe_local": True})

@@ -25,7 +25,7 @@ from prorl_gym.rollout.nodes.wire import (
     CancelSent,
     DownMessage,
     ExchangeAnswer,
-    ExchangeHeader,
+    ExchangeBody,
     JobSent,
     JoinBody,
     JoinResponse,
@@ -60,10 +60,6 @@ class HeadAwayError(ProrlError):
 
 class LeaseExpiredError(ProrlError):
     """The head was not reached for the length of the lease: it makes the node's attempts elsewhere."""
-
-
-class _MustJoinError(Exception):
-    """The head does not know this node."""
 
 
 class HeadClient(Protocol):
@@ -208,12 +204,16 @@ class Node:
     async def _keep_session(self) -> None:
         while True:
             await self._join()
-            try:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._exchange_messages(hold_seconds=0.0))
-                    group.create_task(self._exchange_messages(hold_seconds=self._lease_seconds / _HOLDS_PER_LEASE))
-            except* _MustJoinError:
-                _LOG.info("the head does not know this node: joining again")
+            async with asyncio.TaskGroup() as group:
+                exchanging = [
+                    group.create_task(self._exchange_messages(hold_seconds=seconds))
+                    for seconds in (0.0, self._lease_seconds / _HOLDS_PER_LEASE)
+                ]
+                # Not by an error: before Python 3.13, a group that fails loses a cancel that comes at the same time.
+                await asyncio.wait(exchanging, return_when=asyncio.FIRST_COMPLETED)
+                for task in exchanging:
+                    task.cancel()
+            _LOG.info("the head does not know this node: joining again")
 
     async def _join(self) -> None:
         # What is sent from now on belongs to the new session; what went before is told by the body, or sent again.
@@ -244,14 +244,14 @@ class Node:
 
         async def exchange() -> ExchangeAnswer:
             first, messages = (1, []) if hold_seconds else outbox.page()
-            header = ExchangeHeader(
+            page = ExchangeBody(
                 incarnation=self.incarnation,
                 epoch=self._epoch,
                 acknowledged=self._inbox.acknowledged,
                 first=first,
                 hold_seconds=hold_seconds,
             )
-            return await self._head.exchange(encode_page(header, messages), hold_seconds + self._lease_seconds / 3)
+            return await self._head.exchange(encode_page(page, messages), hold_seconds + self._lease_seconds / 3)
 
         loop = asyncio.get_running_loop()
         sent_at = 0.0
@@ -262,7 +262,7 @@ class Node:
             sent_at = loop.time()
             answer = await self._repeat(exchange)
             if answer.must_join:
-                raise _MustJoinError
+                return
             outbox.acknowledge(answer.acknowledged)
             for message in self._inbox.accept(answer.first, answer.messages):
                 self._handle(message)

@@ -30,7 +30,7 @@ from prorl_gym.rollout.nodes.wire import (
     AttemptFinished,
     AttemptInHand,
     CancelSent,
-    ExchangeAnswerHeader,
+    ExchangeAnswer,
     ExchangeBody,
     JobSent,
     JoinBody,
@@ -126,18 +126,25 @@ class _Node:
         self._count(assignment, 1)
 
     @property
-    def capacity(self) -> Capacity:
-        """Its occupancy; jobs that are on the way to it count as queued."""
-        held = self.stages.total()
-        begun = sum(self.stages[stage] for stage in ("init", "run", "eval"))
-        return Capacity(
-            queued=max(0, held - begun - max(0, self.init_slots - self.stages["init"])),
-            init=self.stages["init"],
-            run=self.stages["run"],
-            eval=self.stages["eval"],
-            parked=len(self.assignments) - held,
-            free=0 if self.is_draining else max(0, self.slots - held),
-        )
+    def view(self) -> NodeView:
+        """As placement sees it."""
+        return NodeView(self.name, self.free, self.queued, self.images, self.groups.keys())
+
+    @property
+    def free(self) -> int:
+        """Attempts that it would take now."""
+        return 0 if self.is_draining else max(0, self.slots - self.stages.total())
+
+    @property
+    def queued(self) -> int:
+        """Attempts that cannot begin INIT yet; those on their way to it count."""
+        stages = self.stages
+        return max(0, stages.total() - max(self.init_slots, stages["init"]) - stages["run"] - stages["eval"])
+
+    @property
+    def parked(self) -> int:
+        """Parked attempts."""
+        return len(self.assignments) - self.stages.total()
 
     def _count(self, assignment: _Assignment, change: int) -> None:
         if not assignment.position.is_parked:
@@ -175,7 +182,7 @@ class NodeRunners:
         self._events: asyncio.Queue[RunnerEvent | None] = asyncio.Queue()
         self._events_ended = False
         self._changes = ChangeSignal()
-        """A slot or a node became free, or an attempt ended."""
+        """A job slot or a node became free, or an attempt ended."""
         self._is_draining = False
         self._is_released = False
         self._joined = 0
@@ -195,20 +202,15 @@ class NodeRunners:
             ShuttingDownError: it is draining.
             ConflictError: another attempt at this rollout is in hand.
         """
-        self._require_accepting()
-        chosen: list[str] = []
-
-        def has_node() -> bool:
-            name = choose_node([view_of(node) for node in self._nodes.values()], job.request)
-            chosen[:] = [] if name is None else [name]
-            return name is not None or self._is_draining
-
-        await self._changes.wait_for(has_node)
-        self._require_accepting()
+        await self._changes.wait_for(lambda: self._is_draining or any(node.free for node in self._nodes.values()))
+        if self._is_draining:
+            raise ShuttingDownError("The runner is draining and takes no more work.", "Submit to another service.")
         rollout_id = job.request.rollout_id
         if rollout_id in self._node_of:
             raise ConflictError(f"rollout {rollout_id} is in hand already.")
-        node = self._node_of[rollout_id] = self._nodes[chosen[0]]
+        name = choose_node((node.view for node in self._nodes.values()), job.request)
+        assert name is not None, "it waited for a free node, and nothing has run since"
+        node = self._node_of[rollout_id] = self._nodes[name]
         position = AttemptPosition(job.attempt, since=time.time())
         node.assign(_Assignment(without_task(job), image_of(job.request), position))
         node.send(JobSent.of(job))
@@ -238,12 +240,16 @@ class NodeRunners:
 
     async def capacity(self) -> Capacity:
         """See ``Runner.capacity``. Over all nodes."""
-        total: Counter[str] = Counter()
-        for node in self._nodes.values():
-            total.update(node.capacity.model_dump())
-        if self._is_draining:
-            total["free"] = 0
-        return Capacity(**{name: total[name] for name in Capacity.model_fields})
+        nodes = self._nodes.values()
+        stages = sum((node.stages for node in nodes), Counter[str]())
+        return Capacity(
+            queued=sum(node.queued for node in nodes),
+            init=stages["init"],
+            run=stages["run"],
+            eval=stages["eval"],
+            parked=sum(node.parked for node in nodes),
+            free=0 if self._is_draining else sum(node.free for node in nodes),
+        )
 
     async def drain(self) -> None:
         """See ``Runner.drain``."""
@@ -280,7 +286,7 @@ class NodeRunners:
                     name=node.name,
                     slots=node.slots,
                     in_hand=len(node.assignments),
-                    parked=node.capacity.parked,
+                    parked=node.parked,
                     calls=node.calls.count,
                     draining=node.is_draining,
                     silent_seconds=round(now - node.last_seen, 3),
@@ -349,8 +355,8 @@ class NodeRunners:
             except TimeoutError:
                 pass
             first, texts = node.outbox.page()
-        header = ExchangeAnswerHeader(must_join=node.is_over, acknowledged=node.inbox.acknowledged, first=first)
-        return encode_page(header, texts)
+        page = ExchangeAnswer(must_join=node.is_over, acknowledged=node.inbox.acknowledged, first=first)
+        return encode_page(page, texts)
 
     def leave(self, name: str, body: LeaveBody) -> None:
         """Let a node leave: what it has in hand is lost. Unknown ones are ignored."""
@@ -394,7 +400,8 @@ class NodeRunners:
                 if assignment is not None and assignment.job.attempt == message.attempt:
                     node.move(assignment, message)
                     self._events.put_nowait(message)
-                    self._changes.notify_all()
+                    if isinstance(message, ParkingChanged):
+                        self._changes.notify_all()
             case TurnEnded():
                 self._events.put_nowait(message)
             case NodeDraining():
@@ -465,15 +472,6 @@ class NodeRunners:
             if (node := self._node_of.get(rollout_id)) is not None:
                 chosen.setdefault(node.name, []).append(rollout_id)
         return [(self._nodes[name], tuple(ids)) for name, ids in chosen.items()]
-
-    def _require_accepting(self) -> None:
-        if self._is_draining:
-            raise ShuttingDownError("The runner is draining and takes no more work.", "Submit to another service.")
-
-
-def view_of(node: _Node) -> NodeView:
-    """Return a node as placement sees it."""
-    return NodeView(node.name, node.capacity, node.images, node.groups.keys(), node.is_draining)
 
 
 def without_task(job: Job) -> Job:

@@ -5,11 +5,10 @@ can begin INIT at once go before those with a queue, nodes that hold the task's 
 and the node with the most free job slots wins.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from prorl_gym.client.wire_models import Capacity
 from prorl_gym.records import RolloutRequest
 
 _IMAGE_KEYS = ("image", "docker_image", "image_name")
@@ -21,31 +20,31 @@ class NodeView:
     """A node as placement sees it."""
 
     name: str
-    capacity: Capacity
-    """What it reported last, jobs sent since then counted."""
+    free: int
+    """Free job slots."""
+    queued: int = 0
+    """Attempts there that cannot begin INIT yet."""
     images: AbstractSet[str] = frozenset()
     """References of the images it holds."""
     groups: AbstractSet[str] = frozenset()
     """Groups (``group_key``) of the attempts that it has in hand."""
-    is_draining: bool = False
-    """It takes no more attempts."""
 
 
-def choose_node(nodes: Sequence[NodeView], request: RolloutRequest) -> str | None:
+def choose_node(nodes: Iterable[NodeView], request: RolloutRequest) -> str | None:
     """Return the name of the node for an attempt; ``None``: none has a job slot."""
     group, image = group_key(request), image_of(request)
 
     def rank(node: NodeView) -> tuple[bool, bool, bool, int, str]:
         return (
             group is None or group not in node.groups,
-            node.capacity.queued > 0,
+            node.queued > 0,
             image is not None and image not in node.images,
-            -node.capacity.free,
+            -node.free,
             node.name,
         )
 
-    open_nodes = [node for node in nodes if node.capacity.free > 0 and not node.is_draining]
-    return min(open_nodes, key=rank).name if open_nodes else None
+    chosen = min((node for node in nodes if node.free), key=rank, default=None)
+    return None if chosen is None else chosen.name
 
 
 def group_key(request: RolloutRequest) -> str | None:

@@ -26,12 +26,11 @@ from prorl_gym.rollout.nodes.wire import (
     CallStopped,
     CallWithdrawn,
     ClockPaused,
-    RoomGranted,
-    RoomRequest,
-    SamplingAnswer,
+    PoolMessage,
+    QueryAnswered,
+    RoomQuery,
     SamplingQuery,
-    SessionEnd,
-    SlotRelease,
+    SessionFreed,
 )
 
 
@@ -48,8 +47,9 @@ class RemoteCalls:
         self._send = send
         self._calls: dict[str, _RemoteCall] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        """By id of the call; of a wait for room: by its pool and session."""
-        self._sessions: set[tuple[str, str]] = set()
+        """By id of the call or query."""
+        self._sessions: dict[tuple[str, str], set[str]] = {}
+        """Ids of their calls and waits for room; by name of the pool."""
 
     @property
     def count(self) -> int:
@@ -70,32 +70,23 @@ class RemoteCalls:
             case _:
                 pass
 
-    def _handle_pool_message(
-        self, pool: EnginePool, message: CallRequest | RoomRequest | SlotRelease | SessionEnd | SamplingQuery
-    ) -> None:
+    def _handle_pool_message(self, pool: EnginePool, message: PoolMessage) -> None:
         match message:
             case CallRequest():
-                if message.call not in self._tasks:  # a node that joins again repeats its requests
-                    self._sessions.add((pool.name, message.session))
-                    self._spawn(message.call, self._place_call(pool, message))
-            case RoomRequest():
-                waiting = self._tasks.get(_room_key(message))
-                if waiting is None or waiting.cancelling():
-                    self._sessions.add((pool.name, message.session))
-                    self._spawn(_room_key(message), self._wait_for_room(pool, message.session))
-            case SlotRelease():
+                self._spawn(message.call, self._place_call(pool, message), (pool.name, message.session))
+            case RoomQuery():
+                self._spawn(message.query, self._wait_for_room(pool, message), (pool.name, message.session))
+            case SamplingQuery():
+                self._spawn(message.query, self._answer_query(pool, message))
+            case SessionFreed(type="release"):
                 pool.release_slot(message.session)
-            case SessionEnd():
-                if (waiting := self._tasks.get(_room_key(message))) is not None:
-                    waiting.cancel()
-                self._sessions.discard((pool.name, message.session))
-                ending = [self._tasks[key] for key, call in self._calls.items() if call.session == message.session]
-                if ending:  # withdrawn calls: the pool forgets a session once its calls have ended
+            case _:
+                ids = self._sessions.pop((pool.name, message.session), ())
+                ending = [task for task in map(self._tasks.get, ids) if task is not None]
+                if ending:  # withdrawn, or about to end: the pool forgets a session after its last call
                     self._spawn(f"end of {message.session}", _forget_after(ending, pool, message.session))
                 else:
                     pool.forget_session(message.session)
-            case SamplingQuery():
-                self._spawn(message.query, self._answer_query(pool, message))
 
     async def close(self) -> None:
         """Withdraw every call, and forget the sessions: the node is lost or left."""
@@ -107,22 +98,25 @@ class RemoteCalls:
             self._pools[pool].forget_session(session)
         self._sessions.clear()
 
-    def _spawn(self, key: str, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, key: str, work: Coroutine[Any, Any, None], session: tuple[str, str] | None = None) -> None:
         task = self._tasks[key] = asyncio.create_task(work)
-        task.add_done_callback(lambda ended: self._on_task_done(key, ended))
+        if session is not None:
+            self._sessions.setdefault(session, set()).add(key)
+        task.add_done_callback(lambda _: self._on_task_done(key, session))
 
-    def _on_task_done(self, key: str, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(key) is task:  # a rollout's next attempt may wait for room under the same key
-            del self._tasks[key]
+    def _on_task_done(self, key: str, session: tuple[str, str] | None) -> None:
+        del self._tasks[key]
+        if session in self._sessions:
+            self._sessions[session].discard(key)
 
-    async def _wait_for_room(self, pool: EnginePool, session: str) -> None:
-        await pool.wait_for_room(session)
-        self._send(RoomGranted(pool=pool.name, session=session))
+    async def _wait_for_room(self, pool: EnginePool, query: RoomQuery) -> None:
+        await pool.wait_for_room(query.session)
+        self._send(QueryAnswered(query=query.query))
 
     async def _answer_query(self, pool: EnginePool, query: SamplingQuery) -> None:
         member = pool.members.get(query.engine)
         could = member is not None and await pool.may_have_sampled(member, query.max_tokens, query.seconds)
-        self._send(SamplingAnswer(query=query.query, may_have_sampled=could))
+        self._send(QueryAnswered(query=query.query, answer=could))
 
     async def _place_call(self, pool: EnginePool, wanted: CallRequest) -> None:
         call = self._calls[wanted.call] = _RemoteCall(pool, wanted, self._send)
@@ -154,7 +148,6 @@ class _RemoteCall:
 
     def __init__(self, pool: EnginePool, wanted: CallRequest, send: Callable[[BaseModel], None]) -> None:
         self.clock = _RemoteClock(wanted.call, send)
-        self.session = wanted.session
         self._pool = pool
         self._wanted = wanted
         self._send = send
@@ -199,7 +192,7 @@ class _RemoteCall:
 
     async def cancel(self, request_id: str, *, by_pause: bool) -> None:
         """See ``CallExecutor.cancel``."""
-        self._send(CallStopped(call=self._wanted.call, attempt=request_id, by_pause=by_pause))
+        self._send(CallStopped(call=self._wanted.call, by_pause=by_pause))
 
     def on_ended(self, message: CallEnded) -> None:
         """The node reports the end of a try."""
@@ -245,7 +238,3 @@ class _RemoteClock(Deadline):
 async def _forget_after(calls: Sequence[asyncio.Task[None]], pool: EnginePool, session: str) -> None:
     await asyncio.wait(calls)
     pool.forget_session(session)
-
-
-def _room_key(message: RoomRequest | SessionEnd) -> str:
-    return f"{message.pool}/{message.session}"

@@ -8,7 +8,7 @@ labels then need no word of the head. All other calls wait for the head.
 import asyncio
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import uuid4
 
@@ -30,12 +30,10 @@ from prorl_gym.rollout.nodes.wire import (
     CallStopped,
     CallWithdrawn,
     ClockPaused,
-    RoomGranted,
-    RoomRequest,
-    SamplingAnswer,
+    QueryAnswered,
+    RoomQuery,
     SamplingQuery,
-    SessionEnd,
-    SlotRelease,
+    SessionFreed,
 )
 
 ResultT = TypeVar("ResultT")
@@ -77,16 +75,6 @@ class _Call:
             (self.deadline.pause if pause else self.deadline.resume)()
 
 
-@dataclass(slots=True)
-class _Waits:
-    """What waits for the head's answer."""
-
-    rooms: dict[str, asyncio.Future[None]] = field(default_factory=dict[str, "asyncio.Future[None]"])
-    queries: dict[str, tuple[SamplingQuery, asyncio.Future[bool]]] = field(
-        default_factory=dict[str, "tuple[SamplingQuery, asyncio.Future[bool]]"]
-    )
-
-
 class RemotePool:
     """Stands in for an ``EnginePool`` on a node.
 
@@ -107,26 +95,22 @@ class RemotePool:
         self._calls: dict[str, _Call] = {}
         self._homes: dict[str, CallPlaced] = {}
         """Where the last call of each session was answered."""
-        self._waits = _Waits()
+        self._queries: dict[str, tuple[RoomQuery | SamplingQuery, asyncio.Future[bool]]] = {}
+        """Those that the head has not answered, by id."""
         self._is_head_away = False
 
     async def wait_for_room(self, session_id: str) -> None:
         """See ``EnginePool.wait_for_room``."""
-        granted = self._waits.rooms[session_id] = asyncio.get_running_loop().create_future()
-        self._send(RoomRequest(pool=self.name, session=session_id))
-        try:
-            await granted
-        finally:
-            del self._waits.rooms[session_id]
+        await self._ask(RoomQuery(query=uuid4().hex, pool=self.name, session=session_id))
 
     def release_slot(self, session_id: str) -> None:
         """See ``EnginePool.release_slot``."""
-        self._send(SlotRelease(pool=self.name, session=session_id))
+        self._send(SessionFreed(type="release", pool=self.name, session=session_id))
 
     def forget_session(self, session_id: str) -> None:
         """See ``EnginePool.forget_session``."""
         self._homes.pop(session_id, None)
-        self._send(SessionEnd(pool=self.name, session=session_id))
+        self._send(SessionFreed(type="forget", pool=self.name, session=session_id))
 
     def find_call(self, request_id: str) -> InFlightCall | None:
         """See ``EnginePool.find_call``."""
@@ -145,13 +129,7 @@ class RemotePool:
         query = SamplingQuery(
             query=uuid4().hex, pool=self.name, engine=member.name, max_tokens=max_tokens, seconds=seconds
         )
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waits.queries[query.query] = query, answer
-        self._send(query)
-        try:
-            return await answer
-        finally:
-            del self._waits.queries[query.query]
+        return await self._ask(query)
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See ``EnginePool.generate``.
@@ -190,12 +168,9 @@ class RemotePool:
     def handle(self, message: CallReply) -> None:
         """Process a message of the head. What names an unknown call is ignored: it is over."""
         match message:
-            case RoomGranted():
-                if message.pool == self.name:
-                    _resolve(self._waits.rooms.get(message.session), None)
-            case SamplingAnswer():
-                if (waiting := self._waits.queries.get(message.query)) is not None:
-                    _resolve(waiting[1], message.may_have_sampled)
+            case QueryAnswered():
+                if (waiting := self._queries.get(message.query)) is not None:
+                    _resolve(waiting[1], message.answer)
             case _ if (call := self._calls.get(message.call)) is not None:
                 self._handle_call_message(call, message)
             case _:
@@ -219,9 +194,7 @@ class RemotePool:
         """
         self.max_model_len = max_model_len or self.max_model_len
         self._is_head_away = False
-        for session in self._waits.rooms:
-            self._send(RoomRequest(pool=self.name, session=session))
-        for query, _ in self._waits.queries.values():
+        for query, _ in self._queries.values():
             self._send(query)
         for call in self._calls.values():
             if call.flight is None and not call.reply.done():
@@ -241,6 +214,17 @@ class RemotePool:
     async def close(self) -> None:
         """Close the engines' connections."""
         await asyncio.gather(*(member.engine.close() for member in self._members.values()))
+
+    async def _ask(self, query: RoomQuery | SamplingQuery) -> bool:
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._queries[query.query] = query, answer
+        self._send(query)
+        try:
+            return await answer
+        finally:
+            del self._queries[query.query]
+            if answer.cancelled():
+                self._send(CallWithdrawn(call=query.query))
 
     # --- one call -----------------------------------------------------------------------------------------------
 
@@ -315,6 +299,6 @@ class RemotePool:
         return self._members[key]
 
 
-def _resolve(future: "asyncio.Future[ResultT] | None", result: ResultT) -> None:
-    if future is not None and not future.done():
+def _resolve(future: "asyncio.Future[ResultT]", result: ResultT) -> None:
+    if not future.done():
         future.set_result(result)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from prorl_gym.client.wire_models import Body
 from prorl_gym.errors import CancelReason, EngineError, FailureKind, LimitReached
@@ -34,28 +34,34 @@ class NodeDraining(Body):
     type: Literal["draining"] = "draining"
 
 
-class RoomRequest(Body):
+class SessionFreed(Body):
+    """``release``: see ``EnginePool.release_slot``. ``forget``: see ``EnginePool.forget_session``."""
+
+    type: Literal["release", "forget"]
+    pool: str
+    session: str
+
+
+class RoomQuery(Body):
     """A rollout that has not begun to run waits for room on the engines. See ``EnginePool.wait_for_room``."""
 
     type: Literal["room"] = "room"
+    query: str
+    """Its id, unique over all nodes; ``QueryAnswered`` has it."""
     pool: str
     session: str
 
 
-class SlotRelease(Body):
-    """See ``EnginePool.release_slot``."""
+class SamplingQuery(Body):
+    """See ``EnginePool.may_have_sampled``."""
 
-    type: Literal["release"] = "release"
+    type: Literal["sampling"] = "sampling"
+    query: str
+    """As in ``RoomQuery``."""
     pool: str
-    session: str
-
-
-class SessionEnd(Body):
-    """See ``EnginePool.forget_session``. It also withdraws a ``RoomRequest``."""
-
-    type: Literal["forget"] = "forget"
-    pool: str
-    session: str
+    engine: str
+    max_tokens: int
+    seconds: float
 
 
 class CallRequest(Body):
@@ -140,24 +146,15 @@ class CallEnded(Body):
 
 
 class CallWithdrawn(Body):
-    """Nothing waits for this call any more."""
+    """Nothing waits for this call or query any more."""
 
     type: Literal["withdrawn"] = "withdrawn"
     call: str
+    """Id of either."""
 
 
-class SamplingQuery(Body):
-    """See ``EnginePool.may_have_sampled``; ``SamplingAnswer`` answers it."""
-
-    type: Literal["sampling"] = "sampling"
-    query: str
-    pool: str
-    engine: str
-    max_tokens: int
-    seconds: float
-
-
-CallMessage = CallRequest | CallEnded | CallWithdrawn | RoomRequest | SlotRelease | SessionEnd | SamplingQuery
+PoolMessage = CallRequest | SessionFreed | RoomQuery | SamplingQuery
+CallMessage = PoolMessage | CallEnded | CallWithdrawn
 """What concerns model calls: a head that was restarted knows nothing of earlier ones."""
 UpMessage = Annotated[
     AttemptFinished | StageEntered | ParkingChanged | TurnEnded | NodeDraining | CallMessage,
@@ -228,7 +225,6 @@ class CallStopped(Body):
 
     type: Literal["stop"] = "stop"
     call: str
-    attempt: str
     by_pause: bool
     """A pause of the policy caused it."""
 
@@ -251,23 +247,15 @@ class ClockPaused(Body):
     pause: bool
 
 
-class RoomGranted(Body):
-    """The answer to ``RoomRequest``."""
+class QueryAnswered(Body):
+    """The answer to a ``RoomQuery``, which is always yes, or to a ``SamplingQuery``."""
 
-    type: Literal["granted"] = "granted"
-    pool: str
-    session: str
-
-
-class SamplingAnswer(Body):
-    """The answer to ``SamplingQuery``."""
-
-    type: Literal["sampled"] = "sampled"
+    type: Literal["answered"] = "answered"
     query: str
-    may_have_sampled: bool
+    answer: bool = True
 
 
-CallReply = CallPlaced | CallStopped | CallRefused | ClockPaused | RoomGranted | SamplingAnswer
+CallReply = CallPlaced | CallStopped | CallRefused | ClockPaused | QueryAnswered
 DownMessage = Annotated[JobSent | Settled | CancelSent | ParkSent | CallReply, Field(discriminator="type")]
 
 # --- the routes' bodies and answers ---------------------------------------------------------------------------------
@@ -313,8 +301,8 @@ class JoinResponse(Record):
     """Context in tokens by pool, where it is known."""
 
 
-class ExchangeHeader(Body):
-    """An exchange without its messages."""
+class ExchangeBody(Body):
+    """Messages of a node, and which of the head's it has."""
 
     incarnation: Identifier
     epoch: str
@@ -324,26 +312,16 @@ class ExchangeHeader(Body):
     """Number of the first message."""
     hold_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0
     """0: the answer comes at once, with no messages. Otherwise it comes with the next messages, or after this time."""
-
-
-class ExchangeBody(ExchangeHeader):
-    """Messages of a node, and which of the head's it has."""
-
     messages: tuple[UpMessage, ...] = ()
 
 
-class ExchangeAnswerHeader(Record):
-    """The answer to an exchange without its messages."""
+class ExchangeAnswer(Record):
+    """Messages of the head, and which of the node's it has."""
 
     must_join: bool = False
     """The head does not know this incarnation (it declared it lost, or was restarted)."""
     acknowledged: int = 0
     first: int = 1
-
-
-class ExchangeAnswer(ExchangeAnswerHeader):
-    """Messages of the head, and which of the node's it has."""
-
     messages: tuple[DownMessage, ...] = ()
 
 
@@ -353,10 +331,10 @@ class LeaveBody(Body):
     incarnation: Identifier
 
 
-def encode_page(header: BaseModel, messages: Sequence[str]) -> str:
-    """Return the JSON of a header with encoded messages."""
-    return f'{header.model_dump_json()[:-1]},"messages":[{",".join(messages)}]}}'
+def encode_page(page: ExchangeBody | ExchangeAnswer, messages: Sequence[str]) -> str:
+    """Return the JSON of a page with these messages, which are encoded already."""
+    return f'{page.model_dump_json(exclude={"messages"})[:-1]},"messages":[{",".join(messages)}]}}'
 
 
-MUST_JOIN = encode_page(ExchangeAnswerHeader(must_join=True), ())
+MUST_JOIN = encode_page(ExchangeAnswer(must_join=True), ())
 """The answer to a node that the head does not know."""

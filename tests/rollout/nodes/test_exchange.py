@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from prorl_gym.rollout.nodes import exchange
 from prorl_gym.rollout.nodes.exchange import Inbox, Outbox
-from prorl_gym.rollout.nodes.wire import RoomRequest
+from prorl_gym.rollout.nodes.wire import CallWithdrawn
 
 
-def message(number: int) -> RoomRequest:
-    return RoomRequest(pool="policy", session=str(number))
+def message(number: int) -> CallWithdrawn:
+    return CallWithdrawn(call=str(number))
 
 
 def numbers_of(texts: list[str]) -> list[int]:
-    return [int(RoomRequest.model_validate_json(text).session) for text in texts]
+    return [int(CallWithdrawn.model_validate_json(text).call) for text in texts]
 
 
 @settings(max_examples=300, deadline=None)

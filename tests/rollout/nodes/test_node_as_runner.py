@@ -1,6 +1,7 @@
 """The runner's own tests, with a head and a node between the service's side and the runner."""
 
 import asyncio
+from collections.abc import Iterable
 
 import node_bench
 import pytest
@@ -8,7 +9,9 @@ import test_runner
 from test_runner import *  # noqa: F403
 
 from prorl_gym.errors import CancelReason, ShuttingDownError
-from prorl_gym.rollout.nodes import node
+from prorl_gym.records import RolloutRequest
+from prorl_gym.rollout.nodes import node, node_runners
+from prorl_gym.rollout.nodes.placement import NodeView, choose_node
 from prorl_gym.rollout.scheduling.runner import RunnerConfig
 
 
@@ -38,3 +41,20 @@ async def test_accept_waits_while_the_runner_is_full_and_refuses_when_it_drains(
     with pytest.raises(ShuttingDownError):
         await late
     assert len(await bench.finish()) == room + 2
+
+
+async def test_nodes_are_ranked_once_an_attempt_and_not_at_every_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At hundreds of nodes most events come while one attempt waits for a slot."""
+    ranked: list[str] = []
+
+    def choose(nodes: Iterable[NodeView], request: RolloutRequest) -> str | None:
+        ranked.append(str(request.rollout_id))
+        return choose_node(nodes, request)
+
+    monkeypatch.setattr(node_runners, "choose_node", choose)
+    bench = node_bench.NodeBench(RunnerConfig(queue=1, init=1, run=1, eval=1))
+    names = [f"r{number}" for number in range(12)]
+    for name in names:
+        await bench.runner.accept(test_runner.job(name))
+    assert len(await bench.finish()) == len(names)
+    assert ranked == names

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from prorl_gym.client.wire_models import Capacity
 from prorl_gym.records import RolloutRequest
 from prorl_gym.rollout.nodes.placement import NodeView, choose_node
 
@@ -11,13 +10,13 @@ def request(group: str | None = None, **task: Any) -> RolloutRequest:
     return RolloutRequest(environment="scripted", group_id=group, task=task)
 
 
-def node(name: str, free: int = 4, queued: int = 0, **fields: Any) -> NodeView:
-    return NodeView(name, Capacity(queued=queued, init=0, run=0, eval=0, free=free), **fields)
+def node(name: str, free: int = 4, **fields: Any) -> NodeView:
+    return NodeView(name, free, **fields)
 
 
 def test_no_node_has_a_slot() -> None:
     assert choose_node([], request()) is None
-    assert choose_node([node("a", free=0), node("b", is_draining=True)], request()) is None
+    assert choose_node([node("a", free=0), node("b", free=0)], request()) is None
 
 
 def test_a_group_stays_on_one_node_while_it_has_a_slot() -> None:

@@ -10,7 +10,7 @@ from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.rollout.nodes.remote_calls import RemoteCalls
 from prorl_gym.rollout.nodes.remote_pool import RemotePool
-from prorl_gym.rollout.nodes.wire import CallRequest, CallWithdrawn, SessionEnd
+from prorl_gym.rollout.nodes.wire import CallRequest, CallWithdrawn, SessionFreed
 from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
 
 
@@ -23,7 +23,7 @@ async def test_a_call_that_is_withdrawn_in_the_page_that_requests_it_holds_nothi
     calls = RemoteCalls({"policy": pool}, sent.append)
     calls.handle(CallRequest(call="c", pool="policy", session="s", group="g", prompt_tokens=3, max_tokens=4))
     calls.handle(CallWithdrawn(call="c"))
-    calls.handle(SessionEnd(pool="policy", session="s"))
+    calls.handle(SessionFreed(type="forget", pool="policy", session="s"))
     for _ in range(10):
         await asyncio.sleep(0)
     admission = pool.snapshot().admission

@@ -15,7 +15,7 @@ from prorl_gym.api.build import LoadedService, build_service
 from prorl_gym.api.config import ServiceConfig
 from prorl_gym.config import load_config
 from prorl_gym.environments.judge import Judge
-from prorl_gym.errors import FailureKind, SandboxError, ShuttingDownError
+from prorl_gym.errors import ConfigError, FailureKind, SandboxError, ShuttingDownError
 from prorl_gym.logs import configure_logging
 from prorl_gym.sandbox.protocol import SandboxBackend
 from prorl_gym.settings import RolloutSettings
@@ -25,8 +25,13 @@ def service_config(engines: str | Sequence[str], model: str, tokenizer: str | No
     """Return the service's configuration: Gym's own keys win over those below ``service``.
 
     Raises:
-        ConfigError: an unknown or wrong key.
+        ConfigError: an unknown or wrong key; or nodes, which could not join a service inside this server.
     """
+    if options.get("nodes") is not None:
+        raise ConfigError(
+            "prorl_rollout.service: nodes cannot join a service inside NeMo Gym.",
+            "Leave 'nodes' out, or run 'prorl-gym serve' with it and set the agents' service_url to its address.",
+        )
     inference = {
         **options.get("inference", {}),
         "engines": [engines] if isinstance(engines, str) else list(engines),
@@ -85,7 +90,7 @@ class EmbeddedService:
         Raises:
             SandboxError: the service is not running.
         """
-        if self._built is None or self._built.backend is None:
+        if self._built is None or self._built.backend is None:  # without nodes, a service that runs has one
             raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, "the rollout service is not running.")
         return self._built.backend
 

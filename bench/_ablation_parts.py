@@ -1,20 +1,15 @@
-"""What stands around the real service in ``bench ablation``: engines, the policy's sessions, the environment."""
+"""What stands around the real service in ``bench ablation``: engines and the environment."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from _ablation_workload import FAST, SLOW, Plan, Setting
+from _ablation_workload import FAST, SLOW, Plan
 
-from prorl_gym.agents.protocol import Artifacts, AssistantTurn, ToolSpec
+from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments.protocol import Episode, Leases, RunContext, ScriptedStep
-from prorl_gym.errors import RolloutError
-from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.protocol import CallOutcome, GenerationRequest
-from prorl_gym.inference.tokens.turn_log import TurnLog
-from prorl_gym.records import EngineLoad, Message, Score, Segment
-from prorl_gym.rollout.protocol import Job
+from prorl_gym.records import EngineLoad, Message, Score
 from prorl_gym.sandbox.protocol import SandboxSpec
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
 
@@ -47,81 +42,6 @@ class RoundRobin:
 
     def observe_load(self, engine: str, load: EngineLoad) -> None:
         """Nothing is learnt."""
-
-
-@dataclass(slots=True)
-class PlannedSession:
-    """Implements ``PolicySession`` and ``Policy``: asks the real pool for the turns of its plan."""
-
-    job: Job
-    plan: Plan
-    pool: EnginePool
-    context: int
-    turn: int = 0
-
-    @property
-    def policy(self) -> "PlannedSession":
-        """See ``PolicySession.policy``."""
-        return self
-
-    async def failure_at_deadline(self) -> RolloutError | None:
-        """See ``PolicySession.failure_at_deadline``."""
-        return None
-
-    async def wait_for_room(self) -> None:
-        """See ``PolicySession.wait_for_room``."""
-        await self.pool.wait_for_room(self.job.request.rollout_id)
-
-    def release_engine_slot(self) -> None:
-        """See ``PolicySession.release_engine_slot``."""
-        self.pool.release_slot(self.job.request.rollout_id)
-
-    def mark_cancelled(self) -> None:
-        """Nothing is waited for."""
-
-    async def start_conversation(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AssistantTurn:
-        """See ``Policy.start_conversation``."""
-        return await self.respond(messages)
-
-    async def respond(self, messages: Sequence[Message]) -> AssistantTurn:
-        """See ``Policy.respond``."""
-        turn, request = self.plan.turns[self.turn], self.job.request
-        await self.pool.generate(
-            GenerationRequest(
-                request_id=f"{request.rollout_id}/{self.turn}",
-                session_id=request.rollout_id,
-                prompt_ids=range(self.context),
-                max_tokens=turn.output,
-                temperature=1.0,
-                top_p=1.0,
-                top_k=-1,
-                stop_token_ids=(),
-                group_id=request.group_id or "",
-            )
-        )
-        self.turn += 1
-        self.context += turn.output + turn.observation
-        return AssistantTurn("")
-
-    async def close(self) -> None:
-        """See ``PolicySession.close``."""
-        self.pool.forget_session(self.job.request.rollout_id)
-
-    def segments(self) -> list[Segment]:
-        """See ``PolicySession.segments``: only placement and time are measured, so no token is kept."""
-        return []
-
-
-class PlannedPolicySource:
-    """Implements ``PolicySource``."""
-
-    def __init__(self, setting: Setting, plans: Plans, pool: EnginePool) -> None:
-        self._plans, self._pool = plans, pool
-        self._prompt = setting.system_tokens + setting.group_tokens
-
-    def open_session(self, job: Job, settings: ResolvedSettings, turn_log: TurnLog | None = None) -> PlannedSession:
-        """See ``PolicySource.open_session``."""
-        return PlannedSession(job, self._plans[job.request.rollout_id], self._pool, self._prompt)
 
 
 class TimedToolEnvironment:

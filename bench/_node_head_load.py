@@ -12,7 +12,8 @@ from prorl_gym.client.wire_models import Capacity
 from prorl_gym.errors import CancelReason
 from prorl_gym.inference.protocol import GenerationRequest
 from prorl_gym.records import Outcome, Score
-from prorl_gym.rollout.nodes.node import Node, NodeOutbox
+from prorl_gym.rollout.nodes.exchange import Outbox
+from prorl_gym.rollout.nodes.node import Node
 from prorl_gym.rollout.nodes.remote_pool import RemotePool
 from prorl_gym.rollout.protocol import Finished, Job, RunnerEvent, StageEntered
 from prorl_gym.rollout.scheduling.attempt import terminal_record
@@ -113,7 +114,7 @@ async def run_nodes(url: str, token: str, count: int, slots: int, calls: int, se
     """
 
     async def run_one(number: int) -> None:
-        outbox = NodeOutbox()
+        outbox = Outbox()
         pool = RemotePool("policy", lambda name, _: WaitingEngine(name, seconds), outbox.send)
         transport = Transport(url, token, "its caller", 10.0, 0.2)
         head = HttpHead(transport, f"n{number}")

@@ -11,18 +11,9 @@ This file was committed before the first measurement; what is measured does not 
 import random
 from dataclasses import dataclass
 
+from prorl_gym.testing.simulation.planned_rollouts import Turn
+
 SEEDS = (1, 2, 3, 4, 5)
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One model call and what follows it."""
-
-    output: int
-    """Tokens that the model samples."""
-    observation: int
-    """Tokens that the tool's answer adds."""
-    tool_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from multiprocessing import get_context
 from statistics import mean
 from typing import Literal
 
-from _ablation_parts import PlannedPolicySource, RoundRobin, TimedToolEnvironment
+from _ablation_parts import RoundRobin, TimedToolEnvironment
 from _ablation_workload import PUBLISHED, REAL, SEEDS, SWEEP, Plan, Setting, draw
 from _report import SHORT, Figure, Report, figure, interval, peer, report
 
@@ -38,6 +38,7 @@ from prorl_gym.settings import RolloutSettings
 from prorl_gym.testing.inference.simulated_engine import Hardware, LoopEngine, SimEngine
 from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
 from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
+from prorl_gym.testing.simulation.planned_rollouts import PlannedPolicySource
 from prorl_gym.testing.virtual_clock import run_virtually
 
 Part = Literal["", "load balancing", "load balancing and admission", "fast shell", "clean-up"]
@@ -131,7 +132,11 @@ class Training:
         tools = TimedToolEnvironment(self._plans, slow=self._off == "fast shell", real=self._real)
         runner = InProcessRunner(
             lambda name: tools,
-            PlannedPolicySource(setting, self._plans, pool),
+            PlannedPolicySource(
+                lambda job: self._plans[job.request.rollout_id].turns,
+                pool,
+                prompt_tokens=setting.system_tokens + setting.group_tokens,
+            ),
             backend,
             RunnerConfig(init=setting.init, run=setting.agents, eval=setting.eval),
             RolloutSettings(init_seconds=_PATIENCE, run_seconds=_PATIENCE, eval_seconds=_PATIENCE),

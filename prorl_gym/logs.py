@@ -96,18 +96,21 @@ class PlainFormatter(logging.Formatter):
         return _terminal_safe(redact(text))
 
 
-def configure_logging(
-    level: str = "info", log_format: Literal["json", "plain"] = "json", stream: TextIO | None = None
-) -> None:
+LogFormat = Literal["auto", "json", "plain"]
+
+
+def configure_logging(level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
     """Send the process's logs to one stream in one form. Replaces what was configured before.
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
-        log_format: ``json`` for machines, ``plain`` for a terminal.
+        log_format: ``json`` for machines, ``plain`` for people; ``auto``: plain if the stream is a terminal.
         stream: standard error by default.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else PlainFormatter())
+    output = stream or sys.stderr
+    is_plain = output.isatty() if log_format == "auto" else log_format == "plain"
+    handler = logging.StreamHandler(output)
+    handler.setFormatter(PlainFormatter() if is_plain else JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -111,3 +111,16 @@ def test_quoted_text_forges_no_plain_line_and_drives_no_terminal() -> None:
     first, second = stream.getvalue().rstrip("\n").split("\n")
     assert first.endswith("engine says: a\ufffd[2Jb")
     assert second == "    12:00:00 error   all is lost\ufffd\ufffdc"
+
+
+@pytest.mark.parametrize(("is_terminal", "shown"), [(True, "a line of text"), (False, '{"time": ')])
+def test_a_terminal_gets_text_and_a_file_json(is_terminal: bool, shown: str, lines: Any) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return is_terminal
+
+    stream = Stream()
+    logs.configure_logging(stream=stream)
+    logging.info("a line of text")
+    assert shown in stream.getvalue()
+    assert stream.getvalue().startswith("{") != is_terminal

@@ -23,7 +23,7 @@ from prorl_gym.inference.weights.weight_updater import WeightUpdater
 from prorl_gym.records import Message
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
 from prorl_gym.rollout.scheduling.attempt import EnvironmentLookup
-from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
+from prorl_gym.rollout.scheduling.model_source import ModelPolicySource, PolicyPool
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.sandbox.backend_selection import open_backend
@@ -137,16 +137,7 @@ async def load_service(accepting: AcceptingService) -> LoadedService:
         if config.nodes is None:
             backend = await open_backend(config.sandbox)
             owned.push_async_callback(backend.close)
-            runner = InProcessRunner(
-                accepting.environments,
-                ModelPolicySource(pool, codec, allowed, thinking=config.inference.thinking),
-                backend,
-                config.runner,
-                config.settings,
-                config.runs,
-                judge=judge,
-                has_kv_admission=may_follow_caches(config.inference),
-            )
+            runner = build_runner(config, accepting.environments, pool, codec, allowed, backend, judge)
         else:
             called = {one.name: one for one in (pool, *allowed.values(), *(one for one, _ in judges))}
             runner = nodes = NodeRunners(config.nodes, called, accepting.environments, service.claim_attempt)
@@ -188,9 +179,29 @@ async def _open_judge(config: InferenceConfig) -> AsyncGenerator[tuple[EnginePoo
         yield pool, codec
 
 
-def may_follow_caches(config: InferenceConfig) -> bool:
-    """Return whether admission can follow the engines' own metrics; without them it has only ``live_rollouts``."""
-    return config.admission == "auto" and config.balance != "pass_through" and config.engine in ("vllm", "sglang")
+def build_runner(
+    config: ServiceConfig,
+    environments: EnvironmentLookup,
+    pool: PolicyPool,
+    codec: ChatCodec,
+    pools_by_url: Mapping[str, PolicyPool],
+    backend: SandboxBackend,
+    judge: Judge | None,
+) -> InProcessRunner:
+    """Return the runner of a process that makes attempts: of a service without nodes, or of a node."""
+    inference = config.inference
+    # Whether admission can follow the engines' own metrics; without them it has only ``live_rollouts``.
+    follows_caches = inference.admission == "auto" and inference.balance != "pass_through"
+    return InProcessRunner(
+        environments,
+        ModelPolicySource(pool, codec, pools_by_url, thinking=inference.thinking),
+        backend,
+        config.runner,
+        config.settings,
+        config.runs,
+        judge=judge,
+        has_kv_admission=follows_caches and inference.engine in ("vllm", "sglang"),
+    )
 
 
 @asynccontextmanager

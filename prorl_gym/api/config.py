@@ -13,6 +13,7 @@ from prorl_gym.api.compat.config import CompatConfig
 from prorl_gym.client import default_state_dir
 from prorl_gym.config import ConfigModel
 from prorl_gym.inference.config import InferenceConfig, normalize_url
+from prorl_gym.logs import LogFormat
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 from prorl_gym.rollout.nodes.config import NodesConfig
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
@@ -58,8 +59,8 @@ class LogConfig(ConfigModel):
     """The log, on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["json", "plain"] = "json"
-    """``json`` for machines, ``plain`` for people."""
+    format: LogFormat = "auto"
+    """``json`` for machines, ``plain`` for people; ``auto``: plain on a terminal, otherwise JSON."""
 
 
 class ServiceConfig(ConfigModel):

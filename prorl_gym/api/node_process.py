@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from prorl_gym.api.build import load_codec_of, may_follow_caches, pool_name_of
+from prorl_gym.api.build import build_runner, load_codec_of, pool_name_of
 from prorl_gym.api.config import ServiceConfig
 from prorl_gym.api.service_process import StopSignals
 from prorl_gym.api.startup import offered_environments
@@ -21,11 +21,10 @@ from prorl_gym.inference.config import InferenceConfig, pool_engine_factory
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.logs import configure_logging, register_secret
 from prorl_gym.rollout.nodes.config import NodesConfig
-from prorl_gym.rollout.nodes.node import HeadAwayError, Node, NodeOutbox
+from prorl_gym.rollout.nodes.exchange import Outbox
+from prorl_gym.rollout.nodes.node import HeadAwayError, Node
 from prorl_gym.rollout.nodes.remote_pool import RemotePool
 from prorl_gym.rollout.nodes.wire import ExchangeAnswer, JoinBody, JoinResponse, LeaveBody
-from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
-from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.sandbox.backend_selection import open_backend
 
 _LOG = logging.getLogger(__name__)
@@ -91,7 +90,7 @@ async def _work_until_signal(node: Node, signals: StopSignals) -> None:
 @asynccontextmanager
 async def _open_node(config: ServiceConfig, head: "HttpHead") -> AsyncGenerator[Node]:
     """Build the parts of a service that make attempts; see ``build.load_service``."""
-    outbox = NodeOutbox()
+    outbox = Outbox()
     codec = await load_codec_of(config.inference)
     policy = _remote_pool("policy", config.inference, codec, outbox)
     named = {url: _remote_pool(pool_name_of(url), config.inference, codec, outbox) for url in config.inference_urls}
@@ -106,16 +105,8 @@ async def _open_node(config: ServiceConfig, head: "HttpHead") -> AsyncGenerator[
             owned.push_async_callback(pool.close)
         backend = await open_backend(config.sandbox)
         owned.push_async_callback(backend.close)
-        runner = InProcessRunner(
-            offered_environments(config.environments),
-            ModelPolicySource(policy, codec, named, thinking=config.inference.thinking),
-            backend,
-            config.runner,
-            config.settings,
-            config.runs,
-            judge=judge,
-            has_kv_admission=may_follow_caches(config.inference),
-        )
+        environments = offered_environments(config.environments)
+        runner = build_runner(config, environments, policy, codec, named, backend, judge)
         owned.push_async_callback(runner.close)
         yield Node(
             head,
@@ -128,7 +119,7 @@ async def _open_node(config: ServiceConfig, head: "HttpHead") -> AsyncGenerator[
         )
 
 
-def _remote_pool(name: str, config: InferenceConfig, codec: ChatCodec, outbox: NodeOutbox) -> RemotePool:
+def _remote_pool(name: str, config: InferenceConfig, codec: ChatCodec, outbox: Outbox) -> RemotePool:
     make_engine = pool_engine_factory(
         name,
         config,

@@ -12,7 +12,7 @@ _IDENTITY: dict[str, Any] = {
 }
 SUBMISSION: dict[str, Any] = {
     **_IDENTITY,
-    "task": {"question": "What is 6 times 7?", "expected_answer": "42"},
+    "task": {"question": "What is 6 times 7?", "answer": "42"},
     "settings": {"temperature": 1.0, "max_turns": 4},
 }
 SUBMISSIONS: Any = [SUBMISSION, {**SUBMISSION, "rollout_id": "a8", "replica": 1}]

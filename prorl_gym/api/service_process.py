@@ -23,7 +23,7 @@ from prorl_gym.api.monitoring.tracing import RolloutTracer
 from prorl_gym.api.startup import AcceptingService, load_or_create_token, open_service
 from prorl_gym.errors import ConfigError
 from prorl_gym.logs import register_secret
-from prorl_gym.rollout.nodes.ray_nodes import RayNodes
+from prorl_gym.rollout.nodes.ray_nodes import RayCluster, RayLaunch, keep_nodes_placed
 from prorl_gym.sandbox.protocol import sandbox_count_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class StopSignals:
         (self.abort_requested if self.drain_requested.is_set() else self.drain_requested).set()
 
 
-async def serve(config: ServiceConfig, ray: RayNodes | None = None) -> None:
+async def serve(config: ServiceConfig, ray: RayCluster | None = None) -> None:
     """Accept, load, serve, and stop: the first signal drains running rollouts, a second one cuts them off.
 
     Args:
@@ -66,9 +66,18 @@ async def serve(config: ServiceConfig, ray: RayNodes | None = None) -> None:
         tracing = RolloutTracer.from_environment()
         if tracing is not None:
             service.accepting.service.add_record_observer(tracing.export_rollout)
-        port = listener.getsockname()[1]
         placing = ray and asyncio.create_task(
-            ray.keep_placed(config.http.host, port, token, config.log.level, config.log.format)
+            keep_nodes_placed(
+                RayLaunch(
+                    address=ray.address,
+                    memory=ray.memory,
+                    host=config.http.host,
+                    port=listener.getsockname()[1],
+                    token=token,
+                    log_level=config.log.level,
+                    log_format=config.log.format,
+                )
+            )
         )
         try:
             await service.serve_until_signal()

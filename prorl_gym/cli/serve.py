@@ -40,7 +40,7 @@ def serve(
     from prorl_gym.config import load_config
     from prorl_gym.logs import configure_logging
     from prorl_gym.rollout.nodes.config import NodesConfig
-    from prorl_gym.rollout.nodes.ray_nodes import RayNodes, check_ray_address
+    from prorl_gym.rollout.nodes.ray_nodes import RayCluster, check_ray_address
 
     loaded = load_config(ServiceConfig, config)
     http = loaded.http
@@ -51,7 +51,7 @@ def serve(
     loaded = loaded.model_copy(update={"http": http})
     ray = None
     if nodes == "ray":
-        ray = RayNodes(check_ray_address(address), node_memory)
+        ray = RayCluster(address=check_ray_address(address), memory=node_memory)
         loaded = loaded.model_copy(update={"nodes": loaded.nodes or NodesConfig()})
     configure_logging(loaded.log.level, loaded.log.format)
     asyncio.run(serve_until_signal(loaded, ray))

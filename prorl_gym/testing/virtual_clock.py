@@ -15,7 +15,7 @@ import selectors
 import sys
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar, copy_context
@@ -52,10 +52,6 @@ class _JumpingSelector(selectors.DefaultSelector):
             raise RuntimeError(f"everything waits, and nothing will happen any more, at {self.now:.0f} s")
         self.now += timeout
         return ready
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        """See ``selectors.BaseSelector``."""
-        return super().get_map()
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

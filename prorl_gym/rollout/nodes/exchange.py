@@ -26,10 +26,16 @@ class Outbox:
         self.not_empty = asyncio.Event()
         """Set while there are messages."""
 
-    def append(self, message: BaseModel) -> None:
-        """Add a message."""
+    def send(self, message: BaseModel) -> None:
+        """Add a message, for the next exchange."""
         self._messages.append(message.model_dump_json())
         self.not_empty.set()
+
+    def restart(self) -> None:
+        """Begin again at 1, with no messages: for another session."""
+        self._messages.clear()
+        self._acknowledged = 0
+        self.not_empty.clear()
 
     def acknowledge(self, number: int) -> None:
         """Drop the messages up to this one. Older acknowledgements than the last are ignored."""

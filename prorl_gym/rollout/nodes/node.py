@@ -2,14 +2,12 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
-
-from pydantic import BaseModel
 
 from prorl_gym import __version__
 from prorl_gym.backoff import backoff_delay
@@ -21,7 +19,6 @@ from prorl_gym.rollout.nodes.node_runners import without_task
 from prorl_gym.rollout.nodes.remote_pool import RemotePool
 from prorl_gym.rollout.nodes.wire import (
     AttemptFinished,
-    AttemptInHand,
     CancelSent,
     DownMessage,
     ExchangeAnswer,
@@ -35,7 +32,7 @@ from prorl_gym.rollout.nodes.wire import (
     Settled,
     encode_page,
 )
-from prorl_gym.rollout.protocol import AttemptPosition, Finished, Job, ParkingChanged, Runner, TurnEnded
+from prorl_gym.rollout.protocol import AttemptMoved, Finished, Job, Runner, StageEntered, TurnEnded
 from prorl_gym.rollout.scheduling.attempt import terminal_record
 
 ResultT = TypeVar("ResultT")
@@ -91,17 +88,6 @@ class HeadClient(Protocol):
         ...
 
 
-class NodeOutbox:
-    """Messages to the head, of the session that holds now."""
-
-    def __init__(self) -> None:
-        self.current = Outbox()
-
-    def send(self, message: BaseModel) -> None:
-        """Send a message with the next exchange."""
-        self.current.append(message)
-
-
 @dataclass(slots=True, eq=False)
 class _Held:
     """An attempt in hand."""
@@ -109,15 +95,10 @@ class _Held:
     job: Job
     """Without its task."""
     accepting: "asyncio.Task[None]"
-    position: AttemptPosition
+    moves: list[AttemptMoved] = field(default_factory=list[AttemptMoved])
+    """The last stage that was entered, and the last parking in it: a head that was restarted knows neither."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it has ended here."""
-
-    def describe(self) -> AttemptInHand:
-        position = self.position
-        return AttemptInHand(
-            job=JobSent.of(self.job).job, stage=position.stage, since=position.since, is_parked=position.is_parked
-        )
 
 
 class Node:
@@ -126,7 +107,7 @@ class Node:
     Args:
         head: where it gets its work.
         runner: makes the attempts.
-        outbox: that of the pools.
+        outbox: to the head; also that of the pools.
         pools: by name.
         lease_seconds: of the head's configuration.
         slots: most attempts in hand.
@@ -137,7 +118,7 @@ class Node:
         self,
         head: HeadClient,
         runner: Runner,
-        outbox: NodeOutbox,
+        outbox: Outbox,
         pools: Mapping[str, RemotePool],
         *,
         lease_seconds: float,
@@ -217,20 +198,23 @@ class Node:
 
     async def _join(self) -> None:
         # What is sent from now on belongs to the new session; what went before is told by the body, or sent again.
-        self._outbox.current, self._inbox = Outbox(), Inbox()
+        self._outbox.restart()
+        self._inbox = Inbox()
         held = [*self._held.values(), *(ended for ended, _ in self._unsettled.values())]
         body = JoinBody(
             incarnation=self.incarnation,
             release=__version__,
             slots=self._slots,
             init_slots=self._init_slots,
-            in_hand=tuple(one.describe() for one in held),
+            in_hand=tuple(JobSent.of(one.job) for one in held),
         )
         while not (answer := await self._repeat(lambda: self._head.join(body))).epoch:  # noqa: ASYNC110 - it loads
             await asyncio.sleep(self._lease_seconds / _PAUSES_PER_LEASE)
         self._epoch = answer.epoch
         _LOG.info("joined the head with %d attempts in hand, %d of them over", len(held), len(answer.cancelled))
         self._spawn(self._cancel(CancelSent(rollouts=answer.cancelled, reason=CancelReason.SHUTDOWN)))
+        for moved in chain.from_iterable(one.moves for one in held):
+            self._outbox.send(moved)
         for _, finished in self._unsettled.values():
             self._outbox.send(finished)
         if self._is_draining.is_set():
@@ -240,10 +224,9 @@ class Node:
 
     async def _exchange_messages(self, *, hold_seconds: float) -> None:
         """Send messages (without a hold) or receive them (with one), until the head asks to join again."""
-        outbox = self._outbox.current
 
         async def exchange() -> ExchangeAnswer:
-            first, messages = (1, []) if hold_seconds else outbox.page()
+            first, messages = (1, []) if hold_seconds else self._outbox.page()
             page = ExchangeBody(
                 incarnation=self.incarnation,
                 epoch=self._epoch,
@@ -257,13 +240,13 @@ class Node:
         sent_at = 0.0
         while True:
             if not hold_seconds:
-                await outbox.not_empty.wait()
+                await self._outbox.not_empty.wait()
             await asyncio.sleep(max(0.0, sent_at + PACE_SECONDS - loop.time()))
             sent_at = loop.time()
             answer = await self._repeat(exchange)
             if answer.must_join:
                 return
-            outbox.acknowledge(answer.acknowledged)
+            self._outbox.acknowledge(answer.acknowledged)
             for message in self._inbox.accept(answer.first, answer.messages):
                 self._handle(message)
 
@@ -307,9 +290,8 @@ class Node:
         match message:
             case JobSent():
                 job = message.to_job()
-                accepting = self._spawn(self._accept(job))
-                position = AttemptPosition(job.attempt, since=time.time())
-                self._held[job.request.rollout_id, job.attempt] = _Held(without_task(job), accepting, position)
+                held = _Held(without_task(job), self._spawn(self._accept(job)))
+                self._held[job.request.rollout_id, job.attempt] = held
             case Settled():
                 self._unsettled.pop((message.rollout_id, message.attempt), None)
                 self._all_settled.set()
@@ -359,10 +341,7 @@ class Node:
                     self._outbox.send(event)
                 continue
             held = self._held[event.rollout_id, event.attempt]
-            if isinstance(event, ParkingChanged):
-                held.position.is_parked = event.is_parked
-            else:
-                held.position.enter_stage(event.stage, event.at)
+            held.moves = [event] if isinstance(event, StageEntered) else [*held.moves[:1], event]
             self._outbox.send(event)
 
     def _report_end(self, rollout: Rollout) -> None:

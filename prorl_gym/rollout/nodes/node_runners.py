@@ -6,13 +6,10 @@ that it has in hand ends as ``failed(node_lost)``, which the service makes again
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import uuid4
-
-from pydantic import BaseModel
 
 from prorl_gym import __version__
 from prorl_gym.client.wire_models import Capacity, NodesStatus, NodeStatus
@@ -28,7 +25,6 @@ from prorl_gym.rollout.nodes.remote_calls import RemoteCalls
 from prorl_gym.rollout.nodes.wire import (
     MUST_JOIN,
     AttemptFinished,
-    AttemptInHand,
     CancelSent,
     ExchangeAnswer,
     ExchangeBody,
@@ -93,10 +89,6 @@ class _Node:
     is_over: bool = False
     """It was lost or has left."""
     calls: RemoteCalls = field(init=False)
-
-    def send(self, message: BaseModel) -> None:
-        """Send a message with the next exchange."""
-        self.outbox.append(message)
 
     def assign(self, assignment: _Assignment) -> None:
         """Count an attempt."""
@@ -211,9 +203,8 @@ class NodeRunners:
         name = choose_node((node.view for node in self._nodes.values()), job.request)
         assert name is not None, "it waited for a free node, and nothing has run since"
         node = self._node_of[rollout_id] = self._nodes[name]
-        position = AttemptPosition(job.attempt, since=time.time())
-        node.assign(_Assignment(without_task(job), image_of(job.request), position))
-        node.send(JobSent.of(job))
+        node.assign(_Assignment(without_task(job), image_of(job.request), AttemptPosition(job.attempt)))
+        node.outbox.send(JobSent.of(job))
 
     async def events(self) -> AsyncIterator[RunnerEvent]:
         """See ``Runner.events``."""
@@ -226,17 +217,17 @@ class NodeRunners:
             for rollout_id in ids:
                 assignment = node.assignments[rollout_id]
                 assignment.cancel_reason = assignment.cancel_reason or reason
-            node.send(CancelSent(rollouts=ids, reason=reason))
+            node.outbox.send(CancelSent(rollouts=ids, reason=reason))
 
     async def park(self, rollout_ids: Sequence[str]) -> None:
         """See ``Runner.park``."""
         for node, ids in self._by_node(() if self._is_draining else rollout_ids):
-            node.send(ParkSent(rollouts=ids, park=True))
+            node.outbox.send(ParkSent(rollouts=ids, park=True))
 
     async def unpark(self, rollout_ids: Sequence[str]) -> None:
         """See ``Runner.unpark``."""
         for node, ids in self._by_node(rollout_ids):
-            node.send(ParkSent(rollouts=ids, park=False))
+            node.outbox.send(ParkSent(rollouts=ids, park=False))
 
     async def capacity(self) -> Capacity:
         """See ``Runner.capacity``. Over all nodes."""
@@ -273,7 +264,7 @@ class NodeRunners:
         """The end of an attempt is in the ledger: its node may drop the record."""
         node = self._unsettled.pop((rollout.rollout_id, rollout.attempt), None)
         if node is not None:
-            node.send(Settled(rollout_id=rollout.rollout_id, attempt=rollout.attempt))
+            node.outbox.send(Settled(rollout_id=rollout.rollout_id, attempt=rollout.attempt))
 
     def status(self) -> NodesStatus:
         """Report the nodes."""
@@ -327,8 +318,8 @@ class NodeRunners:
         if node is None:  # otherwise the answer to its first request was lost
             node = self._add_node(name, body)
         node.last_seen = asyncio.get_running_loop().time()
-        in_hand = [(held.to_job(), held) for held in body.in_hand]
-        over = [job.request.rollout_id for job, held in in_hand if not self._adopt(node, job, held)]
+        in_hand = [held.to_job() for held in body.in_hand]
+        over = [job.request.rollout_id for job in in_hand if not self._adopt(node, job)]
         adopted = len(node.assignments)
         _LOG.info("node %s joined: %d slots, %d attempts in hand adopted", name, node.slots, adopted)
         self._changes.notify_all()
@@ -367,12 +358,12 @@ class NodeRunners:
     def _add_node(self, name: str, body: JoinBody) -> _Node:
         loop = asyncio.get_running_loop()
         node = self._nodes[name] = _Node(name, body.incarnation, body.slots, body.init_slots, loop.time())
-        node.calls = RemoteCalls(self._pools, node.send)
+        node.calls = RemoteCalls(self._pools, node.outbox.send)
         self._joined += 1
         loop.call_later(self._config.lease_seconds, self._check_lease, node)
         return node
 
-    def _adopt(self, node: _Node, job: Job, held: AttemptInHand) -> bool:
+    def _adopt(self, node: _Node, job: Job) -> bool:
         """Whether the node goes on with an attempt."""
         rollout_id = job.request.rollout_id
         known = node.assignments.get(rollout_id)
@@ -382,13 +373,6 @@ class NodeRunners:
             return False
         self._node_of[rollout_id] = node
         node.assign(_Assignment(job, None, AttemptPosition(job.attempt)))
-        moves: list[AttemptMoved] = [
-            StageEntered(rollout_id=rollout_id, attempt=job.attempt, stage=held.stage, at=held.since)
-        ]
-        if held.is_parked:
-            moves.append(ParkingChanged(rollout_id=rollout_id, attempt=job.attempt, is_parked=True, at=held.since))
-        for moved in moves:
-            self._handle(node, moved)
         return True
 
     def _handle(self, node: _Node, message: UpMessage) -> None:
@@ -415,7 +399,7 @@ class NodeRunners:
         if (message.rollout_id, message.attempt) in self._unsettled:
             return
         if assignment is None or assignment.job.attempt != message.attempt:  # this attempt was over before
-            node.send(Settled(rollout_id=message.rollout_id, attempt=message.attempt))
+            node.outbox.send(Settled(rollout_id=message.rollout_id, attempt=message.attempt))
             return
         self._unsettled[message.rollout_id, message.attempt] = node
         self._forget(node, message.rollout_id)

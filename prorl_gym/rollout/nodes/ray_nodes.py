@@ -5,12 +5,11 @@ import importlib.util
 import logging
 import os
 import sys
-from dataclasses import dataclass
-from typing import Literal
 
 from prorl_gym.backoff import backoff_delay
 from prorl_gym.config import ConfigModel
 from prorl_gym.errors import ConfigError
+from prorl_gym.logs import LogFormat
 
 _LOG = logging.getLogger(__name__)
 
@@ -20,20 +19,25 @@ _STOP_SECONDS = 15.0
 """That a launcher may take to remove its actors."""
 
 
-class RayLaunch(ConfigModel):
-    """What the launcher (``ray_launcher``) has to know. It reads this as JSON from its standard input."""
+class RayCluster(ConfigModel):
+    """A Ray cluster that gets a node on each of its nodes with the resource ``prorl_node``."""
 
     address: str
-    """Of the Ray cluster, as ``ray.init`` takes it."""
+    """As ``ray.init`` takes it."""
     memory: int | None
     """Bytes that each node reserves in Ray; all that its Ray node has if unset."""
+
+
+class RayLaunch(RayCluster):
+    """What the launcher (``ray_launcher``) has to know. It reads this as JSON from its standard input."""
+
     host: str
     """On which the head listens; a wildcard stands for the address by which Ray knows this machine."""
     port: int
     token: str
     """Bearer token of the head. Ray's control store holds it among the arguments of the actors."""
     log_level: str
-    log_format: Literal["json", "plain"]
+    log_format: LogFormat
 
 
 def check_ray_address(address: str | None) -> str:
@@ -51,41 +55,22 @@ def check_ray_address(address: str | None) -> str:
     return address
 
 
-@dataclass(frozen=True, slots=True)
-class RayNodes:
-    """A node on each node of a Ray cluster that has the resource ``prorl_node``."""
+async def keep_nodes_placed(launch: RayLaunch) -> None:
+    """Keep a launcher running until this is cancelled; then it removes its nodes.
 
-    address: str
-    memory: int | None
-    """See ``RayLaunch``."""
-
-    async def keep_placed(
-        self, host: str, port: int, token: str, log_level: str, log_format: Literal["json", "plain"]
-    ) -> None:
-        """Keep a launcher running until this is cancelled; then it removes its nodes.
-
-        Without Ray the launcher ends, and only it: the service and living nodes go on.
-        """
-        loop, failures = asyncio.get_running_loop(), 0
-        launch = RayLaunch(
-            address=self.address,
-            memory=self.memory,
-            host=host,
-            port=port,
-            token=token,
-            log_level=log_level,
-            log_format=log_format,
+    Without Ray the launcher ends, and only it: the service and living nodes go on.
+    """
+    loop, failures = asyncio.get_running_loop(), 0
+    while True:
+        started = loop.time()
+        code = await _run_launcher(launch)
+        failures = 0 if loop.time() - started > _LONGEST_DELAY_SECONDS else failures + 1
+        delay = backoff_delay(max(0, failures - 1), first=1.0, longest=_LONGEST_DELAY_SECONDS)
+        _LOG.warning(
+            "no connection to Ray at %s (exit code %d): nodes that run go on; connecting again in %g s",
+            *(launch.address, code, delay),
         )
-        while True:
-            started = loop.time()
-            code = await _run_launcher(launch)
-            failures = 0 if loop.time() - started > _LONGEST_DELAY_SECONDS else failures + 1
-            delay = backoff_delay(max(0, failures - 1), first=1.0, longest=_LONGEST_DELAY_SECONDS)
-            _LOG.warning(
-                "no connection to Ray at %s (exit code %d): nodes that run go on; connecting again in %g s",
-                *(self.address, code, delay),
-            )
-            await asyncio.sleep(delay)
+        await asyncio.sleep(delay)
 
 
 async def _run_launcher(launch: RayLaunch) -> int:

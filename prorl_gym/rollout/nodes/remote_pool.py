@@ -6,18 +6,17 @@ labels then need no word of the head. All other calls wait for the head.
 """
 
 import asyncio
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import uuid4
 
 from pydantic import BaseModel
 
-from prorl_gym.deadlines import Deadline, current_deadline, paused_deadline
+from prorl_gym.deadlines import paused_deadline
 from prorl_gym.errors import EngineError
-from prorl_gym.inference.balance.call_gate import InFlightCall
-from prorl_gym.inference.balance.members import PoolEngine, PoolMember
+from prorl_gym.inference.balance.call_gate import CallGate, InFlightCall
+from prorl_gym.inference.balance.members import ChangeSignal, PoolEngine, PoolMember
 from prorl_gym.inference.engine_errors import ContextExceeded
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.rollout.nodes.wire import (
@@ -48,7 +47,6 @@ class _Call:
     request: GenerationRequest
     reply: "asyncio.Future[_Reply]"
     """What the head decides next."""
-    deadline: Deadline | None
     flight: InFlightCall | None = None
     """The try that an engine works on."""
     last_flight: InFlightCall | None = None
@@ -56,8 +54,6 @@ class _Call:
     """The last try was not placed by the head."""
     is_unknown_to_head: bool = False
     """The head was started again during the try: should it fail, nothing follows unless it is requested again."""
-    is_cut_short: bool = False
-    """A pause of the policy stopped the try."""
     is_paused: bool = False
     """The head paused the deadline."""
     stopping: asyncio.Task[None] | None = None
@@ -65,14 +61,15 @@ class _Call:
     def stop(self, *, by_pause: bool) -> None:
         """Stop the try at its engine, which keeps what it sampled. The head repeats a stop that comes too early."""
         if self.flight is not None:
-            self.is_cut_short = self.is_cut_short or by_pause
+            self.flight.is_cut_short |= by_pause
             self.stopping = asyncio.create_task(self.flight.stop())
 
     def set_clock(self, *, pause: bool) -> None:
         """Pause or resume the deadline during a try. Idempotent."""
-        if self.deadline is not None and pause != self.is_paused:
+        deadline = None if self.flight is None else self.flight.deadline
+        if deadline is not None and pause != self.is_paused:
             self.is_paused = pause
-            (self.deadline.pause if pause else self.deadline.resume)()
+            (deadline.pause if pause else deadline.resume)()
 
 
 class RemotePool:
@@ -93,6 +90,8 @@ class RemotePool:
         self._send = send
         self._members: dict[tuple[str, str], PoolMember] = {}
         self._calls: dict[str, _Call] = {}
+        self._gate = CallGate(ChangeSignal())
+        """Tracks the tries; the head decides when one begins."""
         self._homes: dict[str, CallPlaced] = {}
         """Where the last call of each session was answered."""
         self._queries: dict[str, tuple[RoomQuery | SamplingQuery, asyncio.Future[bool]]] = {}
@@ -114,8 +113,7 @@ class RemotePool:
 
     def find_call(self, request_id: str) -> InFlightCall | None:
         """See ``EnginePool.find_call``."""
-        call = self._calls.get(request_id)
-        return None if call is None else call.flight
+        return self._gate.find_call(request_id)
 
     async def cancel(self, request_id: str) -> bool:
         """See ``EnginePool.cancel``."""
@@ -138,7 +136,7 @@ class RemotePool:
             EngineError, ContextExceeded: as there.
         """
         loop = asyncio.get_running_loop()
-        call = self._calls[request.request_id] = _Call(request, loop.create_future(), current_deadline())
+        call = self._calls[request.request_id] = _Call(request, loop.create_future())
         is_over = False
         try:
             self._request_placement(call)
@@ -183,8 +181,7 @@ class RemotePool:
             case CallStopped():
                 call.stop(by_pause=message.by_pause)
             case ClockPaused():
-                if call.flight is not None:
-                    call.set_clock(pause=message.pause)
+                call.set_clock(pause=message.pause)
 
     def on_joined(self, max_model_len: int | None) -> None:
         """A head that knows none of the calls accepted this node: request everything again that waits.
@@ -258,39 +255,33 @@ class RemotePool:
         request, member = call.request, self._member_of(placed)
         member.engine.version = placed.version
         self.max_model_len = placed.max_model_len or self.max_model_len
-        ended = CallEnded(call=request.request_id, attempt=placed.attempt)
         sent = replace(request, request_id=placed.attempt, cache_salt=placed.cache_salt)
-        with self._track(call, placed.attempt, member):
+        with self._gate.track_call(request.request_id, placed.attempt, member) as flight:
+            call.flight = call.last_flight = flight
             try:
                 result = await member.engine.generate(sent)
             except (EngineError, ContextExceeded) as error:
                 self._homes.pop(request.session_id, None)
-                self._send(ended.model_copy(update={"failure": CallFailure.of(error)}))
+                failure = CallFailure.of(error)
+                self._send(CallEnded(call=request.request_id, attempt=placed.attempt, failure=failure))
                 return None
+            finally:
+                call.set_clock(pause=False)
+                call.flight = None
         self._homes[request.session_id] = placed
         member.reports_versions = result.versions_reported
-        figures = {
-            "sampled_tokens": len(result.token_ids),
-            "cached_tokens": result.cached_tokens,
-            "seconds": result.seconds,
-            "finish_reason": result.finish_reason,
-            "versions_reported": result.versions_reported,
-        }
-        self._send(ended.model_copy(update=figures))
-        return replace(result, aborted_by_pause=call.is_cut_short and result.finish_reason == "abort")
-
-    @contextmanager
-    def _track(self, call: _Call, attempt_id: str, member: PoolMember) -> Generator[None, None, None]:
-        charged = 0.0 if call.deadline is None else call.deadline.charged_seconds
-        call.is_cut_short = False
-        call.flight = call.last_flight = InFlightCall(
-            call.request.request_id, attempt_id, member, call.deadline, charged_at_start=charged
+        self._send(
+            CallEnded(
+                call=request.request_id,
+                attempt=placed.attempt,
+                sampled_tokens=len(result.token_ids),
+                cached_tokens=result.cached_tokens,
+                seconds=result.seconds,
+                finish_reason=result.finish_reason,
+                versions_reported=result.versions_reported,
+            )
         )
-        try:
-            yield
-        finally:
-            call.set_clock(pause=False)
-            call.flight = None
+        return replace(result, aborted_by_pause=flight.is_cut_short and result.finish_reason == "abort")
 
     def _member_of(self, placed: CallPlaced) -> PoolMember:
         key = placed.engine, placed.url

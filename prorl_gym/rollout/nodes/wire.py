@@ -13,7 +13,7 @@ from prorl_gym.client.wire_models import Body
 from prorl_gym.errors import CancelReason, EngineError, FailureKind, LimitReached
 from prorl_gym.inference.engine_errors import CallTimedOut, ContextExceeded, EngineOverloaded, ModelMissing
 from prorl_gym.records import Identifier, Record
-from prorl_gym.rollout.protocol import Job, ParkingChanged, Stage, StageEntered, TurnEnded
+from prorl_gym.rollout.protocol import Job, ParkingChanged, StageEntered, TurnEnded
 
 # --- node to head ---------------------------------------------------------------------------------------------------
 
@@ -261,21 +261,6 @@ DownMessage = Annotated[JobSent | Settled | CancelSent | ParkSent | CallReply, F
 # --- the routes' bodies and answers ---------------------------------------------------------------------------------
 
 
-class AttemptInHand(Body):
-    """An attempt that a node works on, or whose end is not settled."""
-
-    job: str
-    """As in ``JobSent``, its task left out."""
-    stage: Stage
-    since: float
-    """Unix seconds."""
-    is_parked: bool
-
-    def to_job(self) -> Job:
-        """Return the job, its task left out."""
-        return JobSent(job=self.job).to_job()
-
-
 class JoinBody(Body):
     """A node joins, or joins again after the head was restarted."""
 
@@ -287,7 +272,8 @@ class JoinBody(Body):
     """Most attempts in hand that are not parked."""
     init_slots: Annotated[int, Field(gt=0)]
     """Most attempts in INIT."""
-    in_hand: tuple[AttemptInHand, ...] = ()
+    in_hand: tuple[JobSent, ...] = ()
+    """Attempts that it works on, or whose end is not settled, without their tasks. Their moves follow as messages."""
 
 
 class JoinResponse(Record):

@@ -321,7 +321,7 @@ class LoopEngine:
         self.version = 0
         self.is_down = False
         """Calls and health checks fail."""
-        self._sim = sim
+        self.sim = sim
         self._calls: dict[Call, asyncio.Future[bool]] = {}
         """Calls in hand; the result says whether it was sampled to its end."""
         self._sessions: dict[str, asyncio.Future[None]] = {}
@@ -333,7 +333,7 @@ class LoopEngine:
     @property
     def name(self) -> str:
         """See ``Engine.name``."""
-        return self._sim.name
+        return self.sim.name
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See ``Engine.generate``: exactly ``max_tokens`` are sampled, none of a call that is cancelled."""
@@ -347,7 +347,7 @@ class LoopEngine:
         call = Call(request.session_id, request.group_id, len(request.prompt_ids), request.max_tokens, loop.time())
         done = self._calls[call] = loop.create_future()
         self._by_request[request.request_id] = call
-        self._sim.submit(call, loop.time())
+        self.sim.submit(call, loop.time())
         self._arm()
         try:
             sampled = call.output if await done else 0
@@ -373,7 +373,7 @@ class LoopEngine:
     def fail(self) -> None:
         """Die: calls in hand and later ones fail until ``restart``."""
         self.is_down = True
-        for call in self._sim.fail():
+        for call in self.sim.fail():
             if not (done := self._pop_call(call)).done():
                 done.set_exception(self._down_error())
         self._arm()
@@ -396,7 +396,7 @@ class LoopEngine:
 
     async def read_load(self) -> EngineLoad | None:
         """See ``Engine.read_load``."""
-        return None if self.is_down else self._sim.load()
+        return None if self.is_down else self.sim.load()
 
     async def probe_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """See ``Engine.probe_logprobs``."""
@@ -404,13 +404,13 @@ class LoopEngine:
 
     async def reset_prefix_cache(self) -> bool:
         """See ``Engine.reset_prefix_cache``."""
-        self._sim.clear()
+        self.sim.clear()
         return True
 
     @property
     def busy(self) -> float:
         """Seconds for which it worked."""
-        return self._sim.tally.busy
+        return self.sim.tally.busy
 
     def _require_up(self) -> None:
         if self.is_down:
@@ -421,8 +421,8 @@ class LoopEngine:
 
     def _catch_up(self) -> None:
         now = asyncio.get_running_loop().time()
-        while self._sim.next_event <= now:
-            for call in self._sim.advance():
+        while self.sim.next_event <= now:
+            for call in self.sim.advance():
                 if not (done := self._pop_call(call)).done():
                     done.set_result(True)
 
@@ -433,7 +433,7 @@ class LoopEngine:
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        when, self._timer = self._sim.next_event, None
+        when, self._timer = self.sim.next_event, None
         if not math.isinf(when):
             self._timer = asyncio.get_running_loop().call_at(when, self._on_time, context=self._context)
 

@@ -2,23 +2,70 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from prorl_gym.errors import ProrlError
-from prorl_gym.rollout.nodes.node import HeadAwayError, Node, NodeOutbox
+from prorl_gym.rollout.nodes.exchange import Outbox
+from prorl_gym.rollout.nodes.node import HeadAwayError, Node
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
-from prorl_gym.rollout.nodes.remote_pool import RemotePool
 from prorl_gym.rollout.nodes.wire import ExchangeAnswer, ExchangeBody, JoinBody, JoinResponse, LeaveBody
 from prorl_gym.rollout.protocol import Runner
+
+HeadRequest = Callable[[NodeRunners], Coroutine[Any, Any, str]]
+"""What a head does for a request; returns the answer as JSON."""
+
+_JOIN_SECONDS = 10.0
+"""That the answers to ``join`` and ``leave`` may take."""
+
+
+class MemoryHead:
+    """Implements ``HeadClient`` on ``NodeRunners`` in this process. Every body passes through its JSON.
+
+    Args:
+        name: of the node.
+        carry: has the head of the moment handle a request within so many seconds; raises ``HeadAwayError``.
+    """
+
+    def __init__(self, name: str, carry: Callable[[HeadRequest, float], Awaitable[str]]) -> None:
+        self._name = name
+        self._carry = carry
+
+    async def join(self, body: JoinBody) -> JoinResponse:
+        """See ``HeadClient.join``."""
+        text = body.model_dump_json()
+
+        async def handle(head: NodeRunners) -> str:
+            return head.join(self._name, JoinBody.model_validate_json(text)).model_dump_json()
+
+        return JoinResponse.model_validate_json(await self._carry(handle, _JOIN_SECONDS))
+
+    async def exchange(self, body: str, seconds: float) -> ExchangeAnswer:
+        """See ``HeadClient.exchange``."""
+
+        async def handle(head: NodeRunners) -> str:
+            return await head.exchange(self._name, ExchangeBody.model_validate_json(body))
+
+        return ExchangeAnswer.model_validate_json(await self._carry(handle, seconds))
+
+    async def leave(self, body: LeaveBody) -> None:
+        """See ``HeadClient.leave``."""
+
+        async def handle(head: NodeRunners) -> str:
+            head.leave(self._name, body)
+            return ""
+
+        with suppress(HeadAwayError):
+            await self._carry(handle, _JOIN_SECONDS)
 
 
 @dataclass(slots=True)
 class Faults:
     """What happens to requests on their way."""
 
-    dice: random.Random
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
     lost: float = 0.0
     """Share of requests that never arrive."""
     unanswered: float = 0.0
@@ -27,68 +74,30 @@ class Faults:
     """Share of requests that arrive once more, later."""
     is_cut: bool = False
     """Nothing arrives."""
+    _late: set[asyncio.Task[None]] = field(default_factory=set["asyncio.Task[None]"])
 
-
-class MemoryHead:
-    """Implements ``HeadClient`` on ``NodeRunners`` in this process. Every body passes through its JSON.
-
-    Args:
-        name: of the node.
-        find_head: returns the head that runs now; ``None``: there is none.
-        faults: of the network.
-    """
-
-    def __init__(self, name: str, find_head: Callable[[], NodeRunners | None], faults: Faults | None = None) -> None:
-        self._name = name
-        self._find_head = find_head
-        self._faults = faults or Faults(random.Random(0))
-        self._late: set[asyncio.Task[str]] = set()
-
-    async def join(self, body: JoinBody) -> JoinResponse:
-        """See ``HeadClient.join``."""
-        self._send()
-        answer = self._head().join(self._name, JoinBody.model_validate_json(body.model_dump_json()))
-        self._receive()
-        return JoinResponse.model_validate_json(answer.model_dump_json())
-
-    async def exchange(self, body: str, seconds: float) -> ExchangeAnswer:
-        """See ``HeadClient.exchange``."""
-        self._send()
-        if self._faults.dice.random() < self._faults.repeated:
-            late = asyncio.create_task(self._repeat(body))
+    async def carry(self, find_head: Callable[[], NodeRunners | None], handle: HeadRequest, seconds: float) -> str:
+        """Make a request of the head that runs now, if one does."""
+        if (head := find_head()) is None or self.is_cut or self.dice.random() < self.lost:
+            raise HeadAwayError("the request was lost.")
+        if self.dice.random() < self.repeated:
+            late = asyncio.create_task(self._repeat(find_head, handle))
             self._late.add(late)
             late.add_done_callback(self._late.discard)
         try:
             async with asyncio.timeout(seconds):
-                answer = await self._head().exchange(self._name, ExchangeBody.model_validate_json(body))
+                answer = await handle(head)
         except TimeoutError:
             raise HeadAwayError("no answer in time.") from None
-        self._receive()
-        return ExchangeAnswer.model_validate_json(answer)
-
-    async def leave(self, body: LeaveBody) -> None:
-        """See ``HeadClient.leave``."""
-        with suppress(HeadAwayError):
-            self._head().leave(self._name, body)
-
-    async def _repeat(self, body: str) -> str:
-        for _ in range(self._faults.dice.randrange(20)):
-            await asyncio.sleep(0)
-        return await self._head().exchange(self._name, ExchangeBody.model_validate_json(body))
-
-    def _head(self) -> NodeRunners:
-        head = self._find_head()
-        if head is None or self._faults.is_cut:
-            raise HeadAwayError("the head is away.")
-        return head
-
-    def _send(self) -> None:
-        if self._faults.dice.random() < self._faults.lost:
-            raise HeadAwayError("the request was lost.")
-
-    def _receive(self) -> None:
-        if self._faults.is_cut or self._faults.dice.random() < self._faults.unanswered:
+        if self.is_cut or self.dice.random() < self.unanswered:
             raise HeadAwayError("the answer was lost.")
+        return answer
+
+    async def _repeat(self, find_head: Callable[[], NodeRunners | None], handle: HeadRequest) -> None:
+        for _ in range(self.dice.randrange(20)):
+            await asyncio.sleep(0)
+        if (head := find_head()) is not None and not self.is_cut:
+            await handle(head)
 
 
 class MemoryNode:
@@ -96,14 +105,12 @@ class MemoryNode:
 
     Args:
         name: of the node.
-        find_head: see ``MemoryHead``.
+        find_head: returns the head that runs now; ``None``: there is none.
         runner: makes the attempts.
         lease_seconds: as in the head's configuration.
         slots: most attempts in hand.
         init_slots: most attempts in INIT.
         faults: of the network.
-        outbox: that of the pools.
-        pools: by name.
     """
 
     def __init__(
@@ -116,16 +123,15 @@ class MemoryNode:
         slots: int,
         init_slots: int,
         faults: Faults | None = None,
-        outbox: NodeOutbox | None = None,
-        pools: Mapping[str, RemotePool] | None = None,
     ) -> None:
-        head = MemoryHead(name, find_head, faults)
+        network = faults or Faults()
+        head = MemoryHead(name, lambda handle, seconds: network.carry(find_head, handle, seconds))
         self.runner = runner
         self.node = Node(
             head,
             runner,
-            outbox or NodeOutbox(),
-            pools or {},
+            Outbox(),
+            {},
             lease_seconds=lease_seconds,
             slots=slots,
             init_slots=init_slots,

@@ -2,27 +2,31 @@
 
 import asyncio
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from prorl_gym.errors import EngineError, FailureKind, ProrlError
 from prorl_gym.inference.balance.admission import AdmissionOptions
 from prorl_gym.inference.balance.cost_policy import CostPolicy
 from prorl_gym.inference.balance.engine_pool import EnginePool, PoolOptions
 from prorl_gym.inference.balance.health_monitor import FailoverOptions
+from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.rollout.ledger.writer_thread import LedgerWriter
 from prorl_gym.rollout.nodes.config import NodesConfig
+from prorl_gym.rollout.nodes.exchange import Outbox
+from prorl_gym.rollout.nodes.node import HeadAwayError, Node
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
 from prorl_gym.rollout.nodes.remote_pool import RemotePool
 from prorl_gym.rollout.protocol import Job
-from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
-from prorl_gym.rollout.scheduling.runner import RunnerConfig
+from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.testing.inference.simulated_engine import Hardware, LoopEngine, SimEngine
+from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
+from prorl_gym.testing.rollout.memory_nodes import HeadRequest, MemoryHead
 from prorl_gym.testing.simulation.ledger_checks import break_writes, open_checked_ledger
 from prorl_gym.testing.simulation.network import Network
-from prorl_gym.testing.simulation.nodes import RemoteEngine, SimulatedHeadClient, SimulatedNode
 from prorl_gym.testing.simulation.planned_rollouts import (
     GROUP_TOKENS,
     SYSTEM_TOKENS,
@@ -33,20 +37,20 @@ from prorl_gym.testing.simulation.planned_rollouts import (
 )
 from prorl_gym.testing.virtual_clock import SimulatedProcess
 
+LEASE_SECONDS = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """Sizes of an installation."""
 
-    nodes: int = 1
-    engines: int = 1
-    runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(queue=8, init=4, run=16, eval=4))
+    nodes: int
+    engines: int
+    runner: RunnerConfig
     """Of each node."""
-    kv_tokens: int = 200_000
+    kv_tokens: int
     """Of each engine."""
-    shape: Shape = field(default_factory=Shape)
-    lease_seconds: float = 30.0
-    retries: RetryConfig = field(default_factory=RetryConfig)
+    shape: Shape
 
 
 class Life:
@@ -59,6 +63,47 @@ class Life:
         self.policy: CostPolicy
         self.nodes: NodeRunners
         self.service: RolloutService
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterNode:
+    """One incarnation of a node."""
+
+    process: SimulatedProcess
+    runner: InProcessRunner
+    node: Node
+
+
+class RemoteEngine(LoopEngine):
+    """A node's connection to a simulated engine, over which it makes and stops calls.
+
+    Args:
+        network: between node and engine.
+        process: of the node.
+        engine: the engine.
+        engine_process: its process.
+    """
+
+    def __init__(
+        self, network: Network, process: SimulatedProcess, engine: LoopEngine, engine_process: SimulatedProcess
+    ) -> None:
+        super().__init__(engine.sim)
+        self._network, self._process, self._engine, self._engine_process = network, process, engine, engine_process
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """See ``Engine.generate``."""
+        version = self.version
+        try:
+            result = await self._network.request(
+                self._process, self._engine_process, lambda: self._engine.generate(request), cancels=True
+            )
+        except ConnectionError:
+            raise EngineError(FailureKind.ENGINE_UNREACHABLE, f"engine {self.name}: no answer.") from None
+        return replace(result, versions=[version] * len(result.token_ids))
+
+    async def cancel(self, request_id: str) -> None:
+        """See ``Engine.cancel``."""
+        await self._engine.cancel(request_id)
 
 
 class Cluster:
@@ -76,10 +121,8 @@ class Cluster:
         """Violated invariants."""
         self.network = Network(random.Random(f"{seed}/network"))
         self.life: Life | None = None
-        self.nodes: dict[str, SimulatedNode] = {}
+        self.nodes: dict[str, ClusterNode] = {}
         """Those that live, by name."""
-        self.events = 0
-        """Traced so far."""
         self._ledger = ledger
         self._trace = blake2b(digest_size=16)
         self._begun: set[tuple[str, int]] = set()
@@ -101,7 +144,6 @@ class Cluster:
 
     def trace(self, *what: object) -> None:
         """Note an event."""
-        self.events += 1
         self._trace.update(repr((round(self._loop.time(), 6), *what)).encode())
 
     async def start_head(self) -> None:
@@ -126,12 +168,12 @@ class Cluster:
         for engine in self.engines.values():
             life.pool.add_engine(engine)
         life.nodes = NodeRunners(
-            NodesConfig(lease_seconds=self.config.lease_seconds),
+            NodesConfig(lease_seconds=LEASE_SECONDS),
             {"policy": life.pool},
             lambda name: None,
             lambda rollout_id, attempt: life.service.claim_attempt(rollout_id, attempt),
         )
-        life.service = RolloutService(ledger, life.nodes, self.config.retries, claim_seconds=self.config.lease_seconds)
+        life.service = RolloutService(ledger, life.nodes, claim_seconds=LEASE_SECONDS)
         life.service.add_settlement_observer(life.nodes.on_settled)
         life.pool.start_scraping()
         await life.service.start()
@@ -149,54 +191,69 @@ class Cluster:
         life = self.life
         assert life is not None
         await life.process.spawn(life.service.stop())
-        self.check_idle(life)
+        self._check_idle(life)
         self.life = None
         await life.process.spawn(life.nodes.release())
         await life.process.spawn(life.pool.close())
 
     def start_node(self, name: str) -> None:
         """Start a node."""
+        self.trace("node starts", name)
         process = SimulatedProcess(name)
-        environment = PlannedEnvironment(self.config.shape, self._dice)
+        node = self.nodes[name] = process.call(self._make_node, process)
+        process.spawn(self._run_node(node))
 
-        def make_policies(pool: RemotePool) -> PlannedPolicySource:
-            return PlannedPolicySource(
-                lambda job: draw_plan(self.config.shape, job.request.task["seed"]).turns,
-                pool,
-                on_open=lambda job: self._on_begun(job, process),
-            )
+    def _make_node(self, process: SimulatedProcess) -> ClusterNode:
+        config, outbox, environment = self.config, Outbox(), PlannedEnvironment(self.config.shape, self._dice)
 
-        def connect(engine: str) -> RemoteEngine:
+        async def carry(handle: HeadRequest, seconds: float) -> str:
+            if (life := self.life) is None:
+                raise HeadAwayError("the connection was refused.")
+            try:
+                async with asyncio.timeout(seconds):
+                    return await self.network.request(process, life.process, lambda: handle(life.nodes))
+            except (ConnectionError, TimeoutError):
+                raise HeadAwayError("no answer.") from None
+
+        def connect(engine: str, url: str) -> RemoteEngine:
             return RemoteEngine(self.network, process, self.engines[engine], self._engine_process)
 
-        def find_environment(_: str) -> PlannedEnvironment:
-            return environment
-
-        self.trace("node starts", name)
-        node = self.nodes[name] = process.call(
-            SimulatedNode,
-            process,
-            SimulatedHeadClient(self.network, name, process, lambda: self.life),
-            connect,
-            find_environment,
-            make_policies,
-            self.config.runner,
-            self.config.lease_seconds,
-            self._on_node_ended,
+        pool = RemotePool("policy", connect, outbox.send)
+        policies = PlannedPolicySource(
+            lambda job: draw_plan(config.shape, job.request.task["seed"]).turns,
+            pool,
+            on_open=lambda job: self._on_begun(job, process),
         )
-        process.spawn(node.run())
+        runner = InProcessRunner(lambda _: environment, policies, EmptyBackend(), config.runner)
+        node = Node(
+            MemoryHead(process.name, carry),
+            runner,
+            outbox,
+            {"policy": pool},
+            lease_seconds=LEASE_SECONDS,
+            slots=runner.snapshot().pools["jobs"].size,
+            init_slots=config.runner.init,
+        )
+        return ClusterNode(process, runner, node)
+
+    async def _run_node(self, node: ClusterNode) -> None:
+        """Work until the lease is over or the node was drained; then the process ends, and its sandboxes with it."""
+        name = node.process.name
+        try:
+            await node.node.run()
+        except ProrlError:
+            pass  # its lease is over, or the head refuses it
+        except Exception as error:
+            self.complaints.append(f"{name} ends by {error!r}")
+        self.trace("node ends", name)
+        if self.nodes.get(name) is node:
+            del self.nodes[name]
+        node.process.kill()
 
     def kill_node(self, name: str) -> None:
         """SIGKILL to a node."""
         self.trace("node killed", name)
         self.nodes.pop(name).process.kill()
-
-    def _on_node_ended(self, node: SimulatedNode, error: Exception | None) -> None:
-        self.trace("node ends", node.process.name)
-        if error is not None:
-            self.complaints.append(f"{node.process.name} ends by {error!r}")
-        if self.nodes.get(node.process.name) is node:
-            del self.nodes[node.process.name]
 
     def break_ledger(self, *, broken: bool) -> None:
         """Let the ledger's disk fail, or work again."""
@@ -204,7 +261,7 @@ class Cluster:
             self.trace("ledger broken", broken)
             break_writes(self.life.writer.open_ledger.connection, broken=broken)
 
-    def check_idle(self, life: Life) -> None:
+    def _check_idle(self, life: Life) -> None:
         """Check that nothing is held once no rollout is in hand."""
         pool, nodes = life.pool.snapshot(), life.nodes.status().nodes
         held = {

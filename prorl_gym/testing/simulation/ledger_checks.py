@@ -89,20 +89,3 @@ def break_writes(connection: sqlite3.Connection, *, broken: bool) -> None:
         return sqlite3.SQLITE_DENY if action in changes else sqlite3.SQLITE_OK
 
     connection.set_authorizer(authorize if broken else None)
-
-
-def check_file(path: Path, complain: Callable[[str], object]) -> dict[str, tuple[str, float | None]]:
-    """Read the closed file as another program would; return status and reward of each finished rollout."""
-    connection = sqlite3.connect(path)
-    try:
-        for (name,) in connection.execute("SELECT rollout_id FROM rollouts WHERE cursor IS NULL"):
-            complain(f"{name}: accepted and without a record")
-        ((ends, rollouts),) = connection.execute(
-            "SELECT (SELECT count(*) FROM outcomes), (SELECT count(*) FROM rollouts)"
-        )
-        if ends != rollouts:
-            complain(f"{rollouts} rollouts and {ends} outcomes")
-        query = "SELECT rollout_id, status, reward FROM rollouts JOIN outcomes USING (cursor)"
-        return {name: (status, reward) for name, status, reward in connection.execute(query)}
-    finally:
-        connection.close()

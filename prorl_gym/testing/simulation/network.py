@@ -11,6 +11,11 @@ from prorl_gym.testing.virtual_clock import SimulatedProcess
 
 ResultT = TypeVar("ResultT")
 
+_DELAY_SECONDS = 0.0005
+"""Shortest time of one way; doubled at random."""
+_PATIENCE_SECONDS = 30.0
+"""After which a caller gives up on an answer that was lost."""
+
 _OUTSIDE = Context()
 """Of no process."""
 
@@ -20,11 +25,9 @@ class Network:
 
     Args:
         dice: of delays and losses.
-        delay: shortest virtual seconds of one way; doubled at random.
-        patience: seconds after which a caller gives up on an answer that was lost.
     """
 
-    def __init__(self, dice: random.Random, *, delay: float = 0.0005, patience: float = 30.0) -> None:
+    def __init__(self, dice: random.Random) -> None:
         self.loss = 0.0
         """Chance that a request is lost, and again that its answer is."""
         self.repeats = 0.0
@@ -32,8 +35,6 @@ class Network:
         self.cut: set[str] = set()
         """Names of processes that nothing reaches and that reach nothing."""
         self._dice = dice
-        self._delay = delay
-        self._patience = patience
 
     async def request(
         self,
@@ -77,7 +78,7 @@ class Network:
 
         self._carry(caller, target, arrive, exchange)
         if not cancels and self.repeats and self._dice.random() < self.repeats:
-            again = self._dice.uniform(0.0, self._patience)
+            again = self._dice.uniform(0.0, _PATIENCE_SECONDS)
             loop.call_later(again, target.call_later, 0.0, lambda: loop.create_task(handle()), context=_OUTSIDE)
         if cancels:
             caller.on_killed[exchange] = exchange.abandon
@@ -99,12 +100,12 @@ class Network:
     ) -> None:
         loop = asyncio.get_running_loop()
         if caller.name in self.cut or target.name in self.cut or self._dice.random() < self.loss:
-            loop.call_later(self._patience, exchange.settle, None, context=_OUTSIDE)
+            loop.call_later(_PATIENCE_SECONDS, exchange.settle, None, context=_OUTSIDE)
         else:
             loop.call_later(self._travel(), deliver, *message, context=_OUTSIDE)
 
     def _travel(self) -> float:
-        return self._delay * (1 + self._dice.random())
+        return _DELAY_SECONDS * (1 + self._dice.random())
 
 
 @dataclass(slots=True, eq=False)

@@ -1,14 +1,14 @@
 """Rollouts whose work is drawn from a seed in their row: what an agent and its sandbox would do, as durations.
 
 Lengths are log-normal, as agents' are. The spreads and the tokens of a turn are those of ``bench/_sim_workload.py``
-(public traces of agents on SWE tasks); the number of turns and the times of set-up and grading are a ``Shape``.
+(public traces of agents on SWE tasks).
 """
 
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, ToolSpec
 from prorl_gym.environments.protocol import Episode, Leases, RunContext, ScriptedStep
@@ -17,6 +17,7 @@ from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.records import NOT_SAMPLED, Generation, Message, Score, Segment
 from prorl_gym.rollout.protocol import Job
+from prorl_gym.rollout.scheduling.model_source import PolicyPool
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
 
 SYSTEM_TOKENS = GROUP_TOKENS = 2048
@@ -47,16 +48,8 @@ class Shape:
 
     turns: float = 14.0
     """Median number of turns."""
-    turn_spread: float = 0.8
-    """Sigma of its log-normal distribution."""
-    max_turns: int = 99
     turns_per_call: int = 1
     """How many turns one simulated call and its command stand for: fewer events, the same tokens and seconds."""
-    tool_seconds: float = 1.0
-    """Median seconds of a command; log-normal with sigma 1, at most 60."""
-    init_seconds: float = 5.0
-    """Median seconds of setting up; log-normal with sigma 0.5, as is grading."""
-    eval_seconds: float = 10.0
     failure_chance: float = 0.0
     """Chance that infrastructure fails an attempt, and that a row ends in another unusual way."""
 
@@ -80,20 +73,20 @@ def draw_plan(shape: Shape, seed: int) -> Plan:
     def about(median: float, sigma: float, most: float) -> float:
         return min(most, median * dice.lognormvariate(0.0, sigma))
 
-    count, scale = max(1.0, about(shape.turns, shape.turn_spread, shape.max_turns)), shape.turns_per_call
+    count, scale = max(1.0, about(shape.turns, 0.8, 99)), shape.turns_per_call
     turns = tuple(
         Turn(
             output=max(1, round(scale * about(180, 0.6, 2000))),
             observation=max(1, round(scale * about(450, 0.8, 6000))),
-            tool_seconds=scale * about(shape.tool_seconds, 1.0, 60.0),
+            tool_seconds=scale * about(1.0, 1.0, 60.0),
         )
         for _ in range(max(1, round(count / scale)))
     )
     unusual = dice.random() < shape.failure_chance
     return Plan(
         turns,
-        init_seconds=about(shape.init_seconds, 0.5, 300.0),
-        eval_seconds=about(shape.eval_seconds, 0.5, 300.0),
+        init_seconds=about(5.0, 0.5, 300.0),
+        eval_seconds=about(10.0, 0.5, 300.0),
         reward=dice.choice([0.0, 0.0, 0.5, 1.0]),
         ending=dice.choice(["limit", "policy", "hopeless"]) if unusual else "ok",
     )
@@ -152,33 +145,13 @@ class PlannedEnvironment:
             raise RolloutError(self._dice.choice(INFRASTRUCTURE), "what the simulation's dice broke.")
 
 
-class SessionPool(Protocol):
-    """What a session uses of an engine pool."""
-
-    async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """See ``EnginePool.generate``."""
-        ...
-
-    async def wait_for_room(self, session_id: str) -> None:
-        """See ``EnginePool.wait_for_room``."""
-        ...
-
-    def release_slot(self, session_id: str) -> None:
-        """See ``EnginePool.release_slot``."""
-        ...
-
-    def forget_session(self, session_id: str) -> None:
-        """See ``EnginePool.forget_session``."""
-        ...
-
-
 @dataclass(slots=True)
 class PlannedSession:
     """Implements ``PolicySession`` and ``Policy``: asks a pool for the turns of a plan, in token counts only."""
 
     job: Job
     turns: Sequence[Turn]
-    pool: SessionPool
+    pool: PolicyPool
     context: int
     """Tokens so far."""
     results: list[GenerationResult] = field(default_factory=list[GenerationResult])
@@ -273,7 +246,7 @@ class PlannedPolicySource:
     def __init__(
         self,
         plan: Callable[[Job], Sequence[Turn]],
-        pool: SessionPool,
+        pool: PolicyPool,
         *,
         prompt_tokens: int = SYSTEM_TOKENS + GROUP_TOKENS,
         on_open: Callable[[Job], object] = lambda job: None,

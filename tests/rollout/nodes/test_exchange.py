@@ -33,7 +33,7 @@ def test_every_message_is_processed_once_and_in_order(seed: int, count: int, pag
         for step in range(100_000):
             is_lossy = step < 200
             if added < count and fate.random() < 0.3:
-                outbox.append(message(added))
+                outbox.send(message(added))
                 added += 1
             first, texts = outbox.page()
             if texts:
@@ -65,7 +65,7 @@ def test_a_page_after_a_missing_message_is_dropped() -> None:
 
 def test_an_acknowledgement_of_more_than_was_sent_drops_no_later_message() -> None:
     outbox = Outbox()
-    outbox.append(message(0))
+    outbox.send(message(0))
     outbox.acknowledge(7)
-    outbox.append(message(1))
+    outbox.send(message(1))
     assert outbox.page()[0] == 2

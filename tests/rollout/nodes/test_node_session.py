@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from virtual_time import virtually
 
-from prorl_gym.rollout.nodes.node import Node, NodeOutbox
+from prorl_gym.rollout.nodes.exchange import Outbox
+from prorl_gym.rollout.nodes.node import Node
 from prorl_gym.rollout.nodes.wire import ExchangeAnswer, JoinBody, JoinResponse, LeaveBody
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.testing.rollout.fake_rollout import (
@@ -44,7 +45,7 @@ def test_a_node_that_is_stopped_as_it_has_to_join_again_ends(passes: int) -> Non
     async def drive() -> None:
         head = ForgetfulHead()
         runner = InProcessRunner(environment_lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
-        node = Node(head, runner, NodeOutbox(), {}, lease_seconds=30, slots=1, init_slots=1)
+        node = Node(head, runner, Outbox(), {}, lease_seconds=30, slots=1, init_slots=1)
         working = asyncio.create_task(node.run())
         await asyncio.sleep(5)
         head.has_forgotten.set()

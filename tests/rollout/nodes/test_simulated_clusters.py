@@ -1,12 +1,10 @@
 """Whole clusters on a virtual clock: what clients do and which faults occur is drawn from a seed.
 
-A seed that fails is in the failing test's message and replays exactly: ``play(seed)`` of
-``prorl_gym.testing.simulation.story``.
+A seed that fails is in the failing test's message and replays exactly: ``play(seed)`` of ``cluster_story``.
 """
 
 import pytest
-
-from prorl_gym.testing.simulation.story import play
+from cluster_story import play
 
 BATCH = 25
 

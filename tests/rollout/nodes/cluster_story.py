@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import random
+import sqlite3
 import tempfile
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -19,8 +20,7 @@ from prorl_gym.rollout.ledger.ledger_config import LedgerError
 from prorl_gym.rollout.protocol import Delivery
 from prorl_gym.rollout.scheduling.runner import RunnerConfig
 from prorl_gym.rollout.service import RolloutService
-from prorl_gym.testing.simulation.cluster import Cluster, ClusterConfig
-from prorl_gym.testing.simulation.ledger_checks import check_file
+from prorl_gym.testing.simulation.cluster import LEASE_SECONDS, Cluster, ClusterConfig
 from prorl_gym.testing.simulation.planned_rollouts import Shape, draw_plan
 from prorl_gym.testing.virtual_clock import SimulatedProcess, run_deterministically
 
@@ -38,14 +38,12 @@ class StoryResult:
     seed: int
     rollouts: int
     trace_hash: str
-    events: int
     faults: dict[str, int]
-    virtual_seconds: float
     complaints: tuple[str, ...]
     """Violated promises; empty: all held."""
 
 
-def play(seed: int, *, most_rollouts: int = 500) -> StoryResult:
+def play(seed: int) -> StoryResult:
     """Play the story of a seed; another play of it is the same story, with the same trace hash."""
     delays = random.Random(f"{seed}/threads")
     memory = Path("/dev/shm")  # a disk that syncs at once, where there is one
@@ -54,7 +52,7 @@ def play(seed: int, *, most_rollouts: int = 500) -> StoryResult:
         with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
 
             async def tell() -> StoryResult:
-                return await _Story(seed, Path(folder) / "ledger.db", most_rollouts).tell()
+                return await _Story(seed, Path(folder) / "ledger.db").tell()
 
             return run_deterministically(tell, seed, lambda: 0.0005 * (1 + delays.random()))
     finally:
@@ -84,7 +82,7 @@ class _Client:
 
 
 class _Story:
-    def __init__(self, seed: int, ledger: Path, most_rollouts: int) -> None:
+    def __init__(self, seed: int, ledger: Path) -> None:
         dice = self._dice = random.Random(f"{seed}/story")
         shape = Shape(turns=dice.choice([1.5, 3.0, 5.0]), failure_chance=dice.choice([0.0, 0.1, 0.2]))
         run = dice.choice([2, 4, 16])
@@ -99,7 +97,7 @@ class _Story:
         self._cluster = Cluster(config, ledger, seed)
         self._client = _Client()
         self._user = SimulatedProcess("user")
-        self._total = min(most_rollouts, max(2, round(30 * dice.lognormvariate(0.0, 1.0))))
+        self._total = min(500, max(2, round(30 * dice.lognormvariate(0.0, 1.0))))
         self._faults: dict[str, int] = {}
         self._is_over = False
         """Nothing more befalls the cluster, and what was accepted has to end."""
@@ -107,7 +105,7 @@ class _Story:
         """Clients want nothing more."""
 
     async def tell(self) -> StoryResult:
-        cluster, loop = self._cluster, asyncio.get_running_loop()
+        cluster = self._cluster
         await cluster.start_head()
         trouble, launcher = asyncio.create_task(self._befall()), asyncio.create_task(self._launch())
         users = [self._user.spawn(work) for work in (self._submit(), self._meddle(), self._read())]
@@ -129,9 +127,7 @@ class _Story:
             self._seed,
             len(self._client.promised),
             cluster.trace_hash,
-            cluster.events,
             self._faults,
-            loop.time(),
             tuple(cluster.complaints),
         )
 
@@ -339,7 +335,7 @@ class _Story:
             process = self._cluster.nodes[name].process
             self._cluster.trace("node paused", name)
             process.pause()
-            await asyncio.sleep(self._dice.uniform(0.0, 2 * self._cluster.config.lease_seconds))
+            await asyncio.sleep(self._dice.uniform(0.0, 2 * LEASE_SECONDS))
             process.resume()
 
     async def _node_drains(self) -> None:
@@ -347,7 +343,7 @@ class _Story:
             name = self._dice.choice(names)
             node = self._cluster.nodes[name]
             self._cluster.trace("node drains", name)
-            node.process.call(node.drain)
+            node.process.call(node.node.drain)
 
     async def _is_cut_off(self) -> None:
         """Nothing reaches a node or the head, and it reaches nothing."""
@@ -356,7 +352,7 @@ class _Story:
             name = self._cluster.life.process.name
         self._cluster.trace("cut off", name)
         self._cluster.network.cut.add(name)
-        await asyncio.sleep(self._dice.uniform(0.0, 2 * self._cluster.config.lease_seconds))
+        await asyncio.sleep(self._dice.uniform(0.0, 2 * LEASE_SECONDS))
         self._cluster.network.cut.discard(name)
 
     async def _messages_are_lost(self) -> None:
@@ -395,3 +391,20 @@ class _Story:
         self._cluster.kill_head()
         await asyncio.sleep(self._dice.uniform(0.0, 60.0))
         await self._cluster.start_head()
+
+
+def check_file(path: Path, complain: Callable[[str], object]) -> dict[str, tuple[str, float | None]]:
+    """Read the closed file as another program would; return status and reward of each finished rollout."""
+    connection = sqlite3.connect(path)
+    try:
+        for (name,) in connection.execute("SELECT rollout_id FROM rollouts WHERE cursor IS NULL"):
+            complain(f"{name}: accepted and without a record")
+        ((ends, rollouts),) = connection.execute(
+            "SELECT (SELECT count(*) FROM outcomes), (SELECT count(*) FROM rollouts)"
+        )
+        if ends != rollouts:
+            complain(f"{rollouts} rollouts and {ends} outcomes")
+        query = "SELECT rollout_id, status, reward FROM rollouts JOIN outcomes USING (cursor)"
+        return {name: (status, reward) for name, status, reward in connection.execute(query)}
+    finally:
+        connection.close()

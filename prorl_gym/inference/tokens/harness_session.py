@@ -136,7 +136,7 @@ class HarnessSession:
     async def _answer(self, call: HarnessCall, on_tokens: OnTokens | None) -> HarnessTurn:
         messages, rewrites = self._restorer.restore([entry.message for entry in call.entries])
         digests = HistoryDigests(call.tools, stable_text)
-        history = digests.of_history(messages)
+        history = self._tree.digest_history(digests, messages)
         base = self._tree.find_base(history, messages)
         prompt = await build_branch(self._codec, messages, call.tools, history, base, self._thinking)
         if len(prompt.ids) >= self._context_limit():

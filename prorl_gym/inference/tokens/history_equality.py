@@ -16,6 +16,8 @@ from prorl_gym.inference.json_depth import is_too_deep
 from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
 from prorl_gym.records import Message, ToolCall
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ThinkingChain:
@@ -43,9 +45,15 @@ class HistoryDigests:
         self._defaults = {name: _defaults(schema) for name, schema in map(_function_schema, tools)}
         self._stable_text = stable_text
 
-    def of_history(self, messages: Sequence[Message]) -> tuple[bytes, ...]:
-        """Return one digest per message, of the words of the conversation up to and with it."""
-        return tuple(accumulate(messages, self.extend, initial=self.of_tools))[1:]
+    def of_history(self, messages: Sequence[Message], known: Sequence[bytes] = ()) -> tuple[bytes, ...]:
+        """Return one digest per message, of the words of the conversation up to and with it.
+
+        Args:
+            messages: the conversation.
+            known: the digests of its first messages, where they were made before.
+        """
+        last = known[-1] if known else self.of_tools
+        return (*known, *tuple(accumulate(messages[len(known) :], self.extend, initial=last))[1:])
 
     def extend(self, digest: bytes, message: Message) -> bytes:
         """Return the digest of a conversation with one more message."""
@@ -123,7 +131,7 @@ def _digest(value: Any, before: bytes = b"") -> bytes:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def _function_schema(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -5,6 +5,7 @@ of a segment, which goes on, or anywhere else, where a branch begins with a caus
 its first tokens, so that a call that failed leaves nothing, and its repetition goes on where it would have.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -29,6 +30,9 @@ from prorl_gym.settings import ResolvedSettings
 
 _MIN_QUOTE = 16
 """Characters of a sampled text from which on finding it in a new conversation shows where that came from."""
+
+_MAX_RECENT = 8
+"""Histories whose digests are kept: those of agents that call in turns."""
 
 _MAX_QUOTED = 64
 """Latest turns whose texts are looked for."""
@@ -78,6 +82,15 @@ class _Quote:
     segment: _Segment
     is_argument: bool
     """Of a tool call: a sub-agent's task; otherwise a turn: a summary."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recent:
+    """The history of a recent call, and its digests."""
+
+    of_tools: bytes
+    messages: Sequence[Message]
+    digests: tuple[bytes, ...]
 
 
 class PlacedTurn:
@@ -156,6 +169,7 @@ class SegmentTree:
         self._spoken: dict[bytes, list[Message]] = {}
         """Turns by the digest of their prompt."""
         self._tool_sets: dict[bytes, HistoryDigests] = {}
+        self._recent: deque[_Recent] = deque(maxlen=_MAX_RECENT)
         self._quotes: list[_Quote] = []
         self._first: _Segment | None = None
 
@@ -166,6 +180,16 @@ class SegmentTree:
 
     def __len__(self) -> int:
         return len(self._segments)
+
+    def digest_history(self, digests: HistoryDigests, messages: Sequence[Message]) -> tuple[bytes, ...]:
+        """Return the digests of a history: those of what a recent call had in the same text are not made again."""
+        known: Sequence[bytes] = ()
+        for recent in self._recent:
+            if recent.of_tools == digests.of_tools and (count := _count_equal(recent.messages, messages)) > len(known):
+                known = recent.digests[:count]
+        found = digests.of_history(messages, known)
+        self._recent.append(_Recent(digests.of_tools, messages, found))
+        return found
 
     def find_base(self, digests: Sequence[bytes], messages: Sequence[Message]) -> Base | None:
         """Return the longest beginning of a history that ends in a turn of the tree, if there is one."""
@@ -213,15 +237,13 @@ class SegmentTree:
     def commit(self, segment: _Segment, prompt: BuiltPrompt, digests: HistoryDigests, placement: Placement) -> None:
         """Record a prompt, with the first tokens that were sampled on it."""
         segment.rewrites.update(placement.rewrites)
-        messages = prompt.conversation.messages
+        known = len(segment.messages)
+        segment.messages += prompt.conversation.messages[known:]
         if placement.cause is not None:
             self._segments.append(segment)
-            segment.messages = [*messages]
-            segment.own_messages = len(messages)
-        else:
-            segment.messages += messages[len(segment.messages) :]
+            segment.own_messages = len(segment.messages)
         self._tool_sets.setdefault(digests.of_tools, digests)
-        for digest in prompt.digests:
+        for digest in prompt.digests[known:]:
             self._add_history(digest, segment)
 
     def add_turn(self, segment: _Segment, prompt: BuiltPrompt, digest: bytes, start: int, message: Message) -> None:
@@ -358,6 +380,14 @@ class SegmentTree:
             top_p=self._settings.top_p,
             top_k=self._settings.top_k,
         )
+
+
+def _count_equal(messages: Sequence[Message], other: Sequence[Message]) -> int:
+    """Return how many messages are the same to the letter, from the first on."""
+    for count, (one, two) in enumerate(zip(messages, other, strict=False)):
+        if one.content != two.content or one.tool_calls != two.tool_calls or one.role != two.role:
+            return count
+    return min(len(messages), len(other))
 
 
 def _text(message: Message) -> str:

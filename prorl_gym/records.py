@@ -175,8 +175,27 @@ class Generation(Record):
     """Experts of each token of prompt and answer, in the engine's own JSON (``prorl_gym.routed_experts`` reads it)."""
 
 
+BranchCause = Literal[
+    "first",
+    "edit",
+    "retry",
+    "cut_turn",
+    "tools",
+    "template",
+    "summary",
+    "side_call",
+    "sub_agent",
+    "conversation",
+]
+"""Why a segment began (docs/tokens.md has the rules)."""
+
+
 class Segment(Record):
-    """A flat block of tokens, in the order in which the engine saw them. All four lists have the same length."""
+    """A flat block of tokens, in the order in which the engine saw them. All four lists have the same length.
+
+    The segments of a rollout are a tree: a call that does not continue a segment at its end begins another one. What
+    was sampled in the parent is context there, with mask 0, so every sampled token is trained on once.
+    """
 
     token_ids: list[Annotated[int, Field(ge=0)]]
     mask: list[Literal[0, 1]]
@@ -191,6 +210,21 @@ class Segment(Record):
     top_k: int
     logprob_kind: Literal["raw", "processed"]
     """``raw``: before temperature, top-p and top-k; ``processed``: of the distribution that was sampled from."""
+    parent: Annotated[int, Field(ge=0)] | None = None
+    """Index of the segment that it branches from."""
+    shared_tokens: Annotated[int, Field(ge=0)] = 0
+    """How many tokens, from the first, are those of the parent."""
+    cause: BranchCause = "first"
+    """Why it began."""
+    rewrites: tuple[str, ...] = ()
+    """The declared rewrites and normalisations under which a history counted as the same (docs/tokens.md)."""
+    trained: bool = True
+    """Whether it may carry loss; ``Rollout.trained_segments`` says whether it does."""
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first one that the policy sampled."""
+        return self.mask.index(1) if 1 in self.mask else len(self.mask)
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> "Segment":
@@ -205,6 +239,8 @@ class Segment(Record):
             if not position <= generation.start <= generation.end <= length:
                 raise ValueError("generations must lie inside the segment, in order")
             position = generation.end
+        if self.shared_tokens and (self.parent is None or any(self.mask[: self.shared_tokens])):
+            raise ValueError("the tokens that a segment shares with its parent were sampled there")
         return self
 
 
@@ -315,6 +351,31 @@ class Rollout(Record):
         return self.score is None or self.outcome.limit in overlong
 
     @property
+    def main_segment(self) -> int | None:
+        """Index of the segment for shapes that take one: the last under that setting, otherwise the main one."""
+        own = [n for n, segment in enumerate(self.segments) if self._is_of_main_agent(n) and any(segment.mask)]
+        if self.settings is not None and self.settings.trained_segments == "last":
+            return own[-1] if own else None
+        return max(own, key=lambda n: sum(self.segments[n].mask), default=None)
+
+    @property
+    def trained_segments(self) -> tuple[int, ...]:
+        """Indices of the segments that carry loss, unless the rollout is ``masked``. See ``RolloutSettings``."""
+        if self.settings is None or self.settings.trained_segments == "all":
+            return tuple(n for n, segment in enumerate(self.segments) if segment.trained and any(segment.mask))
+        return () if self.main_segment is None else (self.main_segment,)
+
+    def _is_of_main_agent(self, index: int) -> bool:
+        """Whether neither a segment nor what it branches from is a sub-agent's or a side call."""
+        at: int | None = index
+        while at is not None:
+            segment = self.segments[at]
+            if not segment.trained or segment.cause in ("sub_agent", "side_call"):
+                return False
+            at = segment.parent
+        return True
+
+    @property
     def oldest_version(self) -> int | None:
         """Version of the oldest policy that sampled a token of it; ``None`` when none was sampled."""
         found = set[int]().union(*(segment.policy_versions for segment in self.segments))
@@ -341,6 +402,9 @@ class Rollout(Record):
             raise ValueError(f"record schema {self.schema_version} is newer than {SCHEMA_VERSION}: upgrade prorl-gym")
         if self.score is not None and not self.outcome.may_have_reward:
             raise ValueError(f"a rollout that ended as {self.outcome.status}/{self.outcome.kind} cannot have a reward")
+        for index, segment in enumerate(self.segments):
+            if segment.parent is not None and segment.parent >= index:
+                raise ValueError(f"segment {index} cannot branch from segment {segment.parent}: parents come first")
         return self
 
 

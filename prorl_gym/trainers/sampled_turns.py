@@ -34,6 +34,33 @@ def segment_turns(segment: Segment) -> Iterator[Turn]:
         yield Turn(number, calls[0].start, calls[-1].end, expert_calls(calls))
 
 
+def told_segments(rollout: Rollout) -> tuple[int, ...]:
+    """Return the segments whose turns ``Rollout.messages`` tell, in order.
+
+    The main one, and those that a template that drops thoughts made before and after it.
+    """
+    main = rollout.main_segment or 0
+    first = main
+    while (parent := _continued(rollout, first)) is not None:
+        first = parent
+    told = [first]
+    for index in range(first + 1, len(rollout.segments)):
+        if _continued(rollout, index) == told[-1]:
+            told.append(index)
+    return tuple(told)
+
+
+def _continued(rollout: Rollout, index: int) -> int | None:
+    """Return the segment whose conversation a segment continues, rendered anew."""
+    segment = rollout.segments[index] if index < len(rollout.segments) else None
+    if segment is None or index == 0:
+        return None
+    if segment.cause == "template":
+        return segment.parent
+    before = rollout.segments[index - 1]
+    return index - 1 if before.cause == segment.cause == "first" else None  # a record of an earlier release
+
+
 def expert_calls(generations: Iterable[Generation]) -> tuple[Call, ...]:
     """Return what model calls reported of the experts of their tokens; calls that sampled nothing report nothing."""
     return tuple((call.end, call.routed_experts) for call in generations if call.end > call.start)

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn, SampledTurn
+from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, PromptBuilder
 from prorl_gym.inference.tokens.segment_cache import SegmentCache
 from prorl_gym.inference.tokens.template_check import load_codec
-from prorl_gym.inference.tokens.turn import parse_sampled
+from prorl_gym.inference.tokens.turn import SampledTurn, parse_sampled
 
 SAMPLING = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=256)
 CALL = '<tool_call>\n{"name": "Edit", "arguments": {"file_path": "/a.py",   "new_string": "é"}}\n</tool_call>'

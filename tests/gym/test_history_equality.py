@@ -14,14 +14,14 @@ from nemo_gym.openai_utils import NeMoGymChatCompletion
 from token_codecs import ALL, BOUNDED, codec
 
 from prorl_gym.errors import EngineError
-from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn, SampledTurn
+from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn
 from prorl_gym.gateway.chat_completions import normalize_body, read_messages, write_answer
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.history_equality import is_same_turn
 from prorl_gym.inference.tokens.prompt_builder import PromptBuilder, PromptOrigin
 from prorl_gym.inference.tokens.segment_cache import SegmentCache
-from prorl_gym.inference.tokens.turn import parse_sampled
+from prorl_gym.inference.tokens.turn import SampledTurn, parse_sampled
 from prorl_gym.records import Message, ToolCall
 
 pytestmark = pytest.mark.gym

@@ -189,6 +189,12 @@ class TokenStream:
         return len(self._ids) == len(self._mask) == len(self._logprobs) == len(self._versions)
 
 
+def common_length(ids: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many ids two lists have in common, from the first on."""
+    pairs = enumerate(zip(ids, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(ids), len(other)))
+
+
 def _count_to_end(ids: Sequence[int], closing_ids: frozenset[int]) -> int:
     return next((index + 1 for index, token in enumerate(ids) if token in closing_ids), len(ids))
 

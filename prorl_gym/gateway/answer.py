@@ -1,7 +1,9 @@
 """What one model call gave, and what the answers of all wires have in common."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 from prorl_gym.gateway.model_call import ModelCall
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
@@ -12,6 +14,15 @@ from prorl_gym.routed_experts import to_nemo_rl
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What an answer has before anything is sampled. A stream begins with it."""
+
+    id: str = field(default_factory=lambda: uuid4().hex)
+    """Of the answer; its items derive theirs from it."""
+    created: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, slots=True)
 class CompletedTurn:
     """What one call gave."""
 
@@ -19,6 +30,7 @@ class CompletedTurn:
     prompt: BuiltPrompt
     sampled: SampledTurn
     parsed: ParsedTurn
+    head: AnswerHead = field(default_factory=AnswerHead)
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,7 @@ class HarnessSession:
             group_id=self._group_id,
             conversation=turn.prompt.conversation,
             prompt_ids_json=ids_json,
+            on_tokens=turn.stream if turn.is_streamed else None,
         )
         return await self._calls.make(turn.number, request, partial(turn.append, request.seed))
 
@@ -237,7 +238,16 @@ class _Turn:
         self.prompt = prompt
         self.placed = placed
         self.sampled = SampledTurn()
+        self.is_streamed = on_tokens is not None
         self._on_tokens = on_tokens
+        self._streamed_count = 0
+        """Ids of the call under way that were reported already."""
+
+    def stream(self, ids: Sequence[int]) -> None:
+        """Report ids of the call under way."""
+        assert self._on_tokens is not None
+        self._streamed_count += len(ids)
+        self._on_tokens(ids)
 
     def append(self, seed: int | None, result: GenerationResult) -> list[int]:
         """Append what one call sampled; return the ids that were kept."""
@@ -245,6 +255,7 @@ class _Turn:
         count = len(kept)
         cut = replace(result, token_ids=kept, logprobs=result.logprobs[:count], versions=result.versions[:count])
         self.sampled.append_result(cut)
-        if kept and self._on_tokens is not None:
-            self._on_tokens(kept)
+        rest, self._streamed_count = kept[self._streamed_count :], 0
+        if rest and self._on_tokens is not None:
+            self._on_tokens(rest)
         return kept

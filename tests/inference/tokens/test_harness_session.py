@@ -208,6 +208,25 @@ async def test_a_disconnect_stops_the_engines_call_and_keeps_its_tokens():
     assert (play.causes, again.placement.cause) == (["first", "retry"], "retry")
 
 
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_stream_has_the_tokens_of_the_record_each_once(streams):
+    records = []
+    for on_tokens in (None, True):
+        came = []
+        play = Play([Reply((10, 11), "abort"), said("and the rest"), said("Two.")])
+        play.engine.streams = streams
+        one = await play.ask(*START, on_tokens=on_tokens and came.append)
+        await play.ask(*START, shown(one), user("on"), on_tokens=on_tokens and came.append)
+        (segment,) = play.segments
+        records.append(segment.model_copy(update={"generations": []}))
+        if on_tokens:
+            assert [token for ids in came for token in ids] == [
+                token for token, bit in zip(segment.token_ids, segment.mask, strict=True) if bit
+            ]
+            assert (len(came) > 3) is streams
+    assert records[0] == records[1]
+
+
 async def test_the_part_of_a_cut_turn_that_a_harness_keeps_is_an_abandoned_sibling():
     play = Play([said("One."), said(f"I will rename it now.\n{tool_call()}"), said("On.")])
     one = await play.ask(*START)

@@ -48,7 +48,8 @@ class Harness:
         self.play = Play(self.reply)
         self.paths = []
         """The words of each conversation, as the tree should hold them."""
-        self.edits = 0
+        self.turn_ids = {}
+        """The ids of each history that ends in a turn, by its words."""
 
     def unique(self, text):
         self.count += 1
@@ -80,10 +81,15 @@ class Harness:
 
     def note(self, messages, turn):
         is_branch, known = self.expects_branch(messages)
+        beginnings = (tuple(known[:length]) for length in reversed(range(len(known) + 1)))
+        longest = next((self.turn_ids[each] for each in beginnings if each in self.turn_ids), [])
+        assert turn.prompt.ids[: len(longest)] == longest
+        assert turn.placement.shared_tokens >= len(longest)
         assert (turn.placement.cause is not None) == is_branch, (turn.placement, messages)
         if not is_branch:
             self.paths.remove(known)
         self.paths.append([words(message) for message in [*messages, shown(turn)]])
+        self.turn_ids[tuple(self.paths[-1])] = [*turn.prompt.ids, *turn.sampled.token_ids]
 
     async def ask(self, messages):
         """Make a call; return the history with its turn."""

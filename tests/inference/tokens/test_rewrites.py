@@ -2,12 +2,20 @@
 
 import json
 import time
+from typing import get_args
 
 import pytest
 from harness_play import SYSTEM, TASK, Play, assistant, result, said, shown, tool_call, user
+from token_codecs import ROOT
 
-from prorl_gym.inference.tokens.rewrites import CALL_REWRITES, VOLATILE_TEXT, stable_text
-from prorl_gym.records import Message
+from prorl_gym.inference.tokens.rewrites import (
+    CALL_REWRITES,
+    EQUAL_FORMS,
+    VOLATILE_TEXT,
+    CallRestorer,
+    stable_text,
+)
+from prorl_gym.records import BranchCause, Message, ToolCall
 
 START = (SYSTEM, TASK)
 THOUGHT = "<think>\nHm.\n</think>\n\nI look."
@@ -84,9 +92,6 @@ async def test_any_other_change_is_a_branch(sampled, change):
 )
 def test_arguments_that_are_no_json_are_known_by_the_id_of_their_call(arguments, shown_arguments, name):
     """Our own parsers give only JSON; an engine that answers in text may give anything."""
-    from prorl_gym.inference.tokens.rewrites import CallRestorer
-    from prorl_gym.records import ToolCall
-
     restorer = CallRestorer()
     sampled = ToolCall(id="call_0_0", name="edit", arguments=arguments)
     restorer.add_calls([sampled])
@@ -162,6 +167,8 @@ def test_hostile_text_takes_time_in_its_length_only(piece):
     assert time.process_time() - began < 2.0
 
 
-def test_every_row_has_a_name_of_its_own():
-    names = [row.name for row in (*VOLATILE_TEXT, *CALL_REWRITES)]
-    assert len(set(names)) == len(names)
+def test_the_page_has_every_row_and_every_cause():
+    page = (ROOT / "docs" / "tokens.md").read_text()
+    rows = [*(row.name for row in (*VOLATILE_TEXT, *CALL_REWRITES)), *EQUAL_FORMS, *get_args(BranchCause)]
+    assert [name for name in rows if f"\n| `{name}` |" not in page] == []
+    assert len(set(rows)) == len(rows)

@@ -84,7 +84,7 @@ class _Quote:
     """Of a tool call: a sub-agent's task; otherwise a turn: a summary."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Recent:
     """The history of a recent call, and its digests."""
 
@@ -183,13 +183,19 @@ class SegmentTree:
 
     def digest_history(self, digests: HistoryDigests, messages: Sequence[Message]) -> tuple[bytes, ...]:
         """Return the digests of a history: those of what a recent call had in the same text are not made again."""
-        known: Sequence[bytes] = ()
+        nearest, count = None, 0
         for recent in self._recent:
-            if recent.of_tools == digests.of_tools and (count := _count_equal(recent.messages, messages)) > len(known):
-                known = recent.digests[:count]
-        found = digests.of_history(messages, known)
-        self._recent.append(_Recent(digests.of_tools, messages, found))
-        return found
+            if recent.of_tools == digests.of_tools and (equal := _count_equal(recent.messages, messages)) > count:
+                nearest, count = recent, equal
+        if nearest is None:
+            recent = _Recent(digests.of_tools, messages, digests.of_history(messages))
+        else:
+            shared = [*nearest.messages[:count], *messages[count:]]  # one copy of each text, however often it comes
+            recent = _Recent(digests.of_tools, shared, digests.of_history(messages, nearest.digests[:count]))
+            if count == len(nearest.messages):
+                self._recent.remove(nearest)
+        self._recent.append(recent)
+        return recent.digests
 
     def find_base(self, digests: Sequence[bytes], messages: Sequence[Message]) -> Base | None:
         """Return the longest beginning of a history that ends in a turn of the tree, if there is one."""
@@ -262,7 +268,10 @@ class SegmentTree:
         """A call is over. See ``PlacedTurn.release``."""
         segment.is_busy = False
         if not was_recorded:
-            self._asked[prompt.digests[-1]].remove(segment)
+            asked = self._asked[prompt.digests[-1]]
+            asked.remove(segment)
+            if not asked:
+                del self._asked[prompt.digests[-1]]
             if self._first is segment and segment not in self._segments:
                 self._first = None
 

@@ -10,7 +10,8 @@ from contextlib import suppress
 from random import Random
 
 import pytest
-from harness_play import ALL_TOOLS, Play, result, said, shown, user
+from harness_play import Play, result, said, shown, user
+from token_codecs import needs_qwen
 
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.records import Message
@@ -40,12 +41,13 @@ def words(message):
 class Harness:
     """One random harness."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, name="small"):
         self.random = Random(seed)
+        self.name = name
         self.count = 0
         self.replies = {}
         self.next_reply = None
-        self.play = Play(self.reply)
+        self.play = Play(self.reply, name)
         self.paths = []
         """The words of each conversation, as the tree should hold them."""
         self.turn_ids = {}
@@ -67,7 +69,7 @@ class Harness:
         if rng.random() < 0.5:
             call = {"name": "edit", "arguments": {"old": self.unique("a/b"), "new": "\u00e9"}}
             text += f"\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
-        reply = said(text, end=rng.random() < 0.9, hold=self.next_reply)
+        reply = said(text, end=rng.random() < 0.9, hold=self.next_reply, name=self.name)
         if self.next_reply is None and rng.random() < 0.1:
             reply = Reply(reply.token_ids[: rng.randint(1, 5)], "abort")
         self.replies[request.request_id] = (tuple(request.prompt_ids), reply.token_ids)
@@ -213,9 +215,9 @@ class Harness:
         assert trained == sum(sum(segment.mask) for segment in segments)
 
 
-def live(seed, steps=8):
+def live(seed, name="small", steps=8):
     async def run():
-        harness = Harness(seed)
+        harness = Harness(seed, name)
         await harness.live(steps)
         harness.check()
 
@@ -225,6 +227,12 @@ def live(seed, steps=8):
 def test_every_trained_token_was_sampled_once_and_every_edit_is_found():
     for seed in range(FEW):
         live(seed)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs_qwen) for name in ("qwen2.5", "qwen3")])
+def test_templates_that_change_history_change_none_of_it(name):
+    for seed in range(FEW, FEW + 20):
+        live(seed, name)
 
 
 @pytest.mark.slow
@@ -242,4 +250,3 @@ async def test_a_harness_that_only_appends_has_one_segment(seed):
         history = await harness.ask([*history, *harness.news(history)])
     harness.check()
     assert len(harness.play.segments) == 1
-    assert len(ALL_TOOLS) == 2

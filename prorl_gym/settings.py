@@ -1,12 +1,13 @@
 """Sampling and limits: one model, one precedence (request > environment > run > service)."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from prorl_gym.errors import Limit
 
 PositiveInt = Annotated[int, Field(gt=0)]
+TrainedSegments = Literal["all", "main", "last"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # JSON, and so a record, has no infinity
 
 
@@ -45,6 +46,9 @@ class RolloutSettings(BaseModel):
     mask_overlong: tuple[Limit, ...] | None = None
     """Limits (``turns``, ``tokens``, ``time``) that mask the rollouts they truncate, so that no loss is computed on
     them (DAPO's overlong filtering, for agents). They are still graded and delivered, with ``Rollout.masked`` set."""
+    trained_segments: TrainedSegments | None = None
+    """Segments that carry loss, each with the rollout's reward: ``all`` but side calls, the ``main`` one (of the main
+    agent's, the one in which most was sampled), or the ``last`` one of the main agent."""
 
 
 class ResolvedSettings(BaseModel):
@@ -69,6 +73,7 @@ class ResolvedSettings(BaseModel):
     action_seconds: float
     resume: bool = False
     mask_overlong: tuple[Limit, ...] = ()
+    trained_segments: TrainedSegments = "all"
 
 
 SERVICE_DEFAULTS = RolloutSettings(
@@ -85,6 +90,7 @@ SERVICE_DEFAULTS = RolloutSettings(
     action_seconds=30.0,
     resume=False,
     mask_overlong=(),
+    trained_segments="all",
 )
 
 

@@ -1,9 +1,8 @@
 """The chat completions API: messages in, one message out."""
 
-import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn, token_fields
@@ -21,7 +20,8 @@ from prorl_gym.gateway.history import (
     read_tool_call,
     wrap_thinking,
 )
-from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, make_call, reject_unsupported
+from prorl_gym.gateway.lenient import lenient_call, readable_text, required_list
+from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, SamplingParams, make_call, reject_unsupported
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
 from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
 
@@ -67,6 +67,30 @@ def read_call(params: Mapping[str, Any], options: GatewayOptions, template_optio
     return make_call(params, options, read_messages(params["messages"]), limit)
 
 
+def read_lenient(body: Mapping[str, Any], sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
+    """Read a call of a program in a rollout, whatever else it asks for. See ``lenient``.
+
+    Args:
+        body: as it was sent.
+        sampling: of the rollout.
+        omitted: counts what is left out, by name.
+
+    Raises:
+        ConfigError: the conversation cannot be read.
+    """
+    messages = [_simplify_message(each, omitted) for each in required_list(body, "messages")]
+    tools = [tool for each in as_list(body.get("tools")) or () if (tool := as_item(each))]
+    return lenient_call(
+        read_messages(normalize_body({"messages": messages})["messages"]),
+        tools,
+        sampling,
+        omitted,
+        limit=body.get("max_completion_tokens") or body.get("max_tokens"),
+        may_call_tools=body.get("tool_choice") != "none",
+        single_tool_call=body.get("parallel_tool_calls") is False,
+    )
+
+
 def read_messages(messages: Sequence[Item]) -> list[HistoryEntry]:
     """Read a history.
 
@@ -99,13 +123,23 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
     finish = "length" if cut else "tool_calls" if parsed.calls else "stop"
     logprobs = _logprobs(turn, form) if turn.call.logprobs else None
     return {
-        "id": f"chatcmpl-{uuid4().hex}",
+        "id": f"chatcmpl-{turn.head.id}",
         "object": "chat.completion",
-        "created": int(time.time()),
+        "created": int(turn.head.created),
         "model": form.model,
         "choices": [{"index": 0, "finish_reason": finish, "message": message, "logprobs": logprobs}],
         "usage": form.usage(turn, "prompt", "completion"),
     }
+
+
+def _simplify_message(given: object, omitted: Counter[str]) -> Item:
+    """Return a message of text and calls alone."""
+    message = as_item(given)
+    if message is None:
+        raise ConfigError("messages: one is no object.", "Send objects with 'role' and 'content'.")
+    omitted.update(f"field {field}" for field in _REJECTED_FIELDS if message.get(field))
+    kept = {key: value for key, value in message.items() if key not in _REJECTED_FIELDS}
+    return kept | {"content": readable_text(message.get("content"), omitted)}
 
 
 def _normalize_message(given: object, where: str) -> object:

@@ -1,10 +1,9 @@
 """The Responses API: items in, items out."""
 
-import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
-from uuid import uuid4
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn, token_fields
@@ -12,6 +11,7 @@ from prorl_gym.gateway.history import (
     TEXT_FIX,
     Item,
     as_item,
+    as_list,
     normalize_list,
     read_message,
     read_text,
@@ -19,9 +19,25 @@ from prorl_gym.gateway.history import (
     read_tool_call,
     wrap_thinking,
 )
-from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, make_call, reject_unsupported, unsupported
+from prorl_gym.gateway.lenient import lenient_call, readable_text, required_list
+from prorl_gym.gateway.model_call import (
+    GatewayOptions,
+    ModelCall,
+    SamplingParams,
+    make_call,
+    reject_unsupported,
+    unsupported,
+)
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry, TokenFields
 from prorl_gym.records import Message
+
+_TEXT_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "message": ("content",),
+    "function_call": (),
+    "function_call_output": ("output",),
+    "reasoning": ("content", "summary"),
+}
+"""Types of items that a text model can read, and their fields of text."""
 
 
 def normalize_body(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,6 +61,25 @@ def read_call(params: Mapping[str, Any], options: GatewayOptions, template_optio
     if params.get("instructions"):
         items = [{"role": "system", "content": params["instructions"]}, *items]
     return make_call(params, options, read_items(items), params.get("max_output_tokens"))
+
+
+def read_lenient(body: Mapping[str, Any], sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
+    """Read a call of a program in a rollout; see ``chat_completions.read_lenient``."""
+    given = body.get("input")
+    items: list[Any] = [given] if isinstance(given, str) else required_list(body, "input")
+    if isinstance(body.get("instructions"), str) and body["instructions"]:
+        items = [{"role": "system", "content": body["instructions"]}, *items]
+    simple = [item for each in items if (item := _simplify_item(each, omitted)) is not None]
+    tools = [tool for each in as_list(body.get("tools")) or () if (tool := as_item(each))]
+    return lenient_call(
+        read_items(normalize_body({"input": simple})["input"]),
+        tools,
+        sampling,
+        omitted,
+        limit=body.get("max_output_tokens"),
+        may_call_tools=body.get("tool_choice") != "none",
+        single_tool_call=body.get("parallel_tool_calls") is False,
+    )
 
 
 def read_items(items: Sequence[Item]) -> list[HistoryEntry]:
@@ -87,9 +122,9 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
         output[-1] |= token_fields(turn)
     cut = turn.sampled.finish_reason == "length"
     return {
-        "id": f"resp-{uuid4().hex}",
+        "id": f"resp-{turn.head.id}",
         "object": "response",
-        "created_at": time.time(),
+        "created_at": turn.head.created,
         "model": form.model,
         "status": "incomplete" if cut else "completed",
         "output": output,
@@ -102,6 +137,17 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
         "metadata": _metadata(turn),
         "usage": form.usage(turn, "input", "output"),
     }
+
+
+def _simplify_item(given: object, omitted: Counter[str]) -> Item | None:
+    """Return an item of text or calls alone; ``None`` for one of another type, such as a hosted tool's."""
+    item = {"role": "user", "content": given} if isinstance(given, str) else as_item(given)
+    kind = "of no type" if item is None else str(item.get("type") or "message")
+    if item is None or kind not in _TEXT_FIELDS:
+        omitted[f"item {kind[:80]}"] += 1
+        return None
+    kept = {key: value for key, value in item.items() if key != "namespace"}
+    return kept | {key: readable_text(item[key], omitted) for key in _TEXT_FIELDS[kind] if item.get(key) is not None}
 
 
 def _normalize_item(given: object, where: str) -> object:
@@ -152,11 +198,11 @@ def _output_items(turn: CompletedTurn, form: AnswerFormat) -> list[dict[str, Any
     parsed, items = turn.parsed, list[dict[str, Any]]()
     if form.with_reasoning and parsed.thinking:
         summary = [{"type": "summary_text", "text": parsed.thinking}]
-        items.append({"type": "reasoning", "id": f"rs-{uuid4().hex}", "summary": summary})
+        items.append({"type": "reasoning", "id": f"rs-{turn.head.id}", "summary": summary})
     text = form.text_of(parsed)
     if text or not (parsed.calls or items):
         content = [{"type": "output_text", "text": text, "annotations": list[Any]()}]
-        head = {"type": "message", "id": f"msg-{uuid4().hex}", "role": "assistant", "status": "completed"}
+        head = {"type": "message", "id": f"msg-{turn.head.id}", "role": "assistant", "status": "completed"}
         items.append({**head, "content": content})
     for call in parsed.calls:
         items.append({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments})

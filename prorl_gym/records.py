@@ -9,6 +9,7 @@ segment is the normal case; a history that has to change begins another segment 
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 from uuid import uuid4
@@ -17,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic_core import PydanticSerializationError
 
 from prorl_gym.errors import CancelReason, Cause, Evidence, FailureKind, Limit, TaskError, cause_of
-from prorl_gym.settings import ResolvedSettings, RolloutSettings
+from prorl_gym.settings import ResolvedSettings, RolloutSettings, TrainedSegments
 
 SCHEMA_VERSION = 1
 """Version of every record here. It rises when a field changes meaning or disappears, or a closed list of words (an
@@ -244,6 +245,25 @@ class Segment(Record):
         return self
 
 
+def main_segment(segments: Sequence[Segment], policy: TrainedSegments) -> int | None:
+    """Return the index of the segment in which the main agent sampled most, or under ``last`` of its last one.
+
+    ``None`` where it sampled nothing.
+    """
+    own = [index for index, segment in enumerate(segments) if any(segment.mask) and _is_of_main_agent(segments, index)]
+    if policy == "last":
+        return own[-1] if own else None
+    return max(own, key=lambda index: sum(segments[index].mask), default=None)
+
+
+def _is_of_main_agent(segments: Sequence[Segment], index: int) -> bool:
+    """Whether a segment is no side call, and neither it nor what it branches from is a sub-agent's."""
+    at: int | None = index
+    while at is not None and segments[at].cause != "sub_agent":
+        at = segments[at].parent
+    return at is None and segments[index].trained
+
+
 class ToolCall(Record):
     """A tool call of the model. ``arguments`` is the JSON text that was parsed out of the sampled text."""
 
@@ -352,11 +372,8 @@ class Rollout(Record):
 
     @property
     def main_segment(self) -> int | None:
-        """Index of the segment for shapes that take one: the last under that setting, otherwise the main one."""
-        own = [n for n, segment in enumerate(self.segments) if self._is_of_main_agent(n) and any(segment.mask)]
-        if self.settings is not None and self.settings.trained_segments == "last":
-            return own[-1] if own else None
-        return max(own, key=lambda n: sum(self.segments[n].mask), default=None)
+        """Index of the segment for shapes that take one. See the function."""
+        return main_segment(self.segments, "all" if self.settings is None else self.settings.trained_segments)
 
     @property
     def trained_segments(self) -> tuple[int, ...]:
@@ -364,16 +381,6 @@ class Rollout(Record):
         if self.settings is None or self.settings.trained_segments == "all":
             return tuple(n for n, segment in enumerate(self.segments) if segment.trained and any(segment.mask))
         return () if self.main_segment is None else (self.main_segment,)
-
-    def _is_of_main_agent(self, index: int) -> bool:
-        """Whether neither a segment nor what it branches from is a sub-agent's or a side call."""
-        at: int | None = index
-        while at is not None:
-            segment = self.segments[at]
-            if not segment.trained or segment.cause in ("sub_agent", "side_call"):
-                return False
-            at = segment.parent
-        return True
 
     @property
     def oldest_version(self) -> int | None:

@@ -18,7 +18,7 @@ from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn
 from prorl_gym.gateway.chat_completions import normalize_body, read_messages, write_answer
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
-from prorl_gym.inference.tokens.history_equality import is_same_turn
+from prorl_gym.inference.tokens.history_equality import HistoryDigests
 from prorl_gym.inference.tokens.prompt_builder import PromptBuilder, PromptOrigin
 from prorl_gym.inference.tokens.segment_cache import SegmentCache
 from prorl_gym.inference.tokens.turn import SampledTurn, parse_sampled
@@ -353,7 +353,7 @@ def called_with(arguments: str) -> Message:
     ],
 )
 def test_arguments_are_compared_by_value(one: str, other: str, same: bool):
-    assert is_same_turn(called_with(one), called_with(other)) is same
+    assert HistoryDigests(()).is_same_turn(called_with(one), called_with(other)) is same
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -7,7 +7,8 @@ from prorl_gym.agents.model_policy import ModelPolicy
 from prorl_gym.errors import EngineError, FailureKind, TaskError
 from prorl_gym.inference.config import normalize_url
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
-from prorl_gym.inference.tokens.model_session import ModelSession, SamplingPool
+from prorl_gym.inference.tokens.model_session import ModelSession
+from prorl_gym.inference.tokens.rollout_calls import SamplingPool
 from prorl_gym.inference.tokens.transcript import ThinkingMode
 from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.records import Segment

@@ -254,3 +254,6 @@ def _logprobs(turn: CompletedTurn, form: AnswerFormat) -> dict[str, Any]:
 
     pairs = zip(turn.sampled.token_ids, turn.sampled.logprobs, strict=True)
     return {"content": [entry(token, logprob) for token, logprob in pairs]}
+
+
+open_events = ChatEvents

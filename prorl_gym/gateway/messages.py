@@ -244,3 +244,6 @@ def _usage(turn: CompletedTurn) -> dict[str, int]:
         "cache_read_input_tokens": cached,
         "output_tokens": len(turn.sampled.token_ids),
     }
+
+
+open_events = MessageEvents

@@ -328,3 +328,6 @@ def _version_runs(versions: Sequence[int]) -> dict[str, str]:
         return {}
     text = str(runs[0][0]) if len(runs) == 1 else " ".join(f"{version}*{count}" for version, count in runs)
     return {"prorl_policy_version": text[:512]}
+
+
+open_events = ResponseEvents

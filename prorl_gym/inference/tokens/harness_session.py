@@ -180,6 +180,7 @@ class HarnessSession:
             group_id=self._group_id,
             conversation=turn.prompt.conversation,
             prompt_ids_json=ids_json,
+            on_tokens=turn.on_call_tokens,
         )
         return await self._calls.make(turn.number, request, partial(turn.append, request.seed))
 
@@ -237,7 +238,11 @@ class _Turn:
         self.prompt = prompt
         self.placed = placed
         self.sampled = SampledTurn()
+        self.on_call_tokens = None if on_tokens is None else self._report
+        """Of the engine's call in flight."""
         self._on_tokens = on_tokens
+        self._reported = 0
+        """Tokens of the call in flight that were reported as they came."""
 
     def append(self, seed: int | None, result: GenerationResult) -> list[int]:
         """Append what one call sampled; return the ids that were kept."""
@@ -245,6 +250,13 @@ class _Turn:
         count = len(kept)
         cut = replace(result, token_ids=kept, logprobs=result.logprobs[:count], versions=result.versions[:count])
         self.sampled.append_result(cut)
-        if kept and self._on_tokens is not None:
-            self._on_tokens(kept)
+        rest, self._reported = kept[self._reported :], 0
+        if rest and self._on_tokens is not None:
+            self._on_tokens(rest)
         return kept
+
+    def _report(self, ids: Sequence[int]) -> None:
+        """Report tokens of a call that are not recorded yet."""
+        self._reported += len(ids)
+        if self._on_tokens is not None:
+            self._on_tokens(ids)

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prorl_gym.errors import ConfigError
-from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn, token_fields
+from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn, token_fields
+from prorl_gym.gateway.events import KEEP_ALIVE_COMMENT, encode_event, error_body
 from prorl_gym.gateway.history import (
     TEXT_FIX,
     TOKEN_FIELDS,
@@ -22,6 +23,7 @@ from prorl_gym.gateway.history import (
 )
 from prorl_gym.gateway.lenient import lenient_call, readable_text, required_list
 from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, SamplingParams, make_call, reject_unsupported
+from prorl_gym.gateway.turn_stream import Piece
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
 from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
 
@@ -123,13 +125,58 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
     finish = "length" if cut else "tool_calls" if parsed.calls else "stop"
     logprobs = _logprobs(turn, form) if turn.call.logprobs else None
     return {
-        "id": f"chatcmpl-{turn.head.id}",
-        "object": "chat.completion",
-        "created": int(turn.head.created),
-        "model": form.model,
+        **_answer_head(turn.head, form),
         "choices": [{"index": 0, "finish_reason": finish, "message": message, "logprobs": logprobs}],
         "usage": form.usage(turn, "prompt", "completion"),
     }
+
+
+class ChatEvents:
+    """Implements ``EventWriter``: chunks, and ``[DONE]``.
+
+    Args:
+        head: of the answer.
+        form: how this server answers.
+        body: of the call: it may ask for the usage in a chunk of its own.
+    """
+
+    keep_alive = KEEP_ALIVE_COMMENT
+
+    def __init__(self, head: AnswerHead, form: AnswerFormat, body: Mapping[str, Any]) -> None:
+        self._head = _answer_head(head, form) | {"object": "chat.completion.chunk"}
+        options = as_item(body.get("stream_options")) or {}
+        self._has_usage_chunk = options.get("include_usage") is True
+
+    def begin(self) -> bytes:
+        """See ``EventWriter.begin``."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def write_piece(self, piece: Piece) -> bytes:
+        """See ``EventWriter.write_piece``."""
+        return self._chunk({"reasoning_content" if piece.kind == "thinking" else "content": piece.text})
+
+    def end(self, answer: Mapping[str, Any]) -> bytes:
+        """See ``EventWriter.end``."""
+        (choice,) = answer["choices"]
+        calls = [{"index": place, **call} for place, call in enumerate(choice["message"].get("tool_calls", ()))]
+        events = self._chunk({"tool_calls": calls}) if calls else b""
+        usage = {"usage": answer["usage"]}
+        events += self._chunk({}, choice["finish_reason"], {} if self._has_usage_chunk else usage)
+        if self._has_usage_chunk:
+            events += encode_event({**self._head, "choices": list[Any](), **usage})
+        return events + b"data: [DONE]\n\n"
+
+    def fail(self, message: str) -> bytes:
+        """See ``EventWriter.fail``."""
+        return encode_event(error_body(message))
+
+    def _chunk(self, delta: Mapping[str, Any], finish: str | None = None, more: Mapping[str, Any] = {}) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+        return encode_event({**self._head, "choices": [choice], **more})
+
+
+def _answer_head(head: AnswerHead, form: AnswerFormat) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{head.id}", "object": "chat.completion", "created": int(head.created), "model": form.model}
 
 
 def _simplify_message(given: object, omitted: Counter[str]) -> Item:
@@ -207,3 +254,6 @@ def _logprobs(turn: CompletedTurn, form: AnswerFormat) -> dict[str, Any]:
 
     pairs = zip(turn.sampled.token_ids, turn.sampled.logprobs, strict=True)
     return {"content": [entry(token, logprob) for token, logprob in pairs]}
+
+
+open_events = ChatEvents

@@ -9,15 +9,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prorl_gym.errors import ConfigError
-from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn
+from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn
+from prorl_gym.gateway.events import encode_event, error_body
 from prorl_gym.gateway.history import Item, as_item, as_list, read_role, wrap_thinking
 from prorl_gym.gateway.lenient import lenient_call, readable_text, required_list
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
+from prorl_gym.gateway.turn_stream import Piece, PieceKind
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
 from prorl_gym.records import Message, ToolCall
 
 _PART_OF_TEXT = "\n"
 """Between the parts of a system or user message: programs send notes and tasks as parts of one message."""
+
+_EMPTY_BLOCKS: Mapping[PieceKind, Mapping[str, str]] = {
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+    "text": {"type": "text", "text": ""},
+}
+
+_NO_USAGE = {"input_tokens": 0, "output_tokens": 0}
 
 
 def read_lenient(body: Mapping[str, Any], sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
@@ -73,18 +82,86 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
     if text or not (content or parsed.calls):
         content.append({"type": "text", "text": text})
     for call in parsed.calls:
-        content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)})
+        content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
     cut = turn.sampled.finish_reason == "length"
     return {
-        "id": f"msg_{turn.head.id}",
-        "type": "message",
-        "role": "assistant",
-        "model": form.model,
+        **_answer_head(turn.head, form),
         "content": content,
         "stop_reason": "max_tokens" if cut else "tool_use" if parsed.calls else "end_turn",
         "stop_sequence": None,
         "usage": _usage(turn),
     }
+
+
+class MessageEvents:
+    """Implements ``EventWriter``: a message of content blocks, each begun, extended and stopped.
+
+    Args:
+        head: of the answer.
+        form: how this server answers.
+        body: of the call.
+    """
+
+    keep_alive = encode_event({"type": "ping"}, "ping")
+
+    def __init__(self, head: AnswerHead, form: AnswerFormat, body: Mapping[str, Any]) -> None:
+        self._message = _answer_head(head, form)
+        self._index = 0
+        self._open: PieceKind | None = None
+
+    def begin(self) -> bytes:
+        """See ``EventWriter.begin``. The usage comes at the end: how long the prompt is, is not known yet."""
+        empty = {"content": list[Any](), "stop_reason": None, "stop_sequence": None, "usage": _NO_USAGE}
+        return _event("message_start", message=self._message | empty)
+
+    def write_piece(self, piece: Piece) -> bytes:
+        """See ``EventWriter.write_piece``."""
+        events = b""
+        if self._open != piece.kind:
+            events = self._stop_block() + self._start_block(_EMPTY_BLOCKS[piece.kind])
+            self._open = piece.kind
+        return events + self._delta(type=f"{piece.kind}_delta", **{piece.kind: piece.text})
+
+    def end(self, answer: Mapping[str, Any]) -> bytes:
+        """See ``EventWriter.end``."""
+        events = self._stop_block()
+        for block in answer["content"][self._index :]:
+            if block["type"] == "tool_use":
+                events += self._start_block({**block, "input": {}})
+                events += self._delta(type="input_json_delta", partial_json=json.dumps(block["input"]))
+            else:
+                events += self._start_block(block)
+            events += _event("content_block_stop", index=self._index)
+            self._index += 1
+        delta = {key: answer[key] for key in ("stop_reason", "stop_sequence")}
+        return events + _event("message_delta", delta=delta, usage=answer["usage"]) + _event("message_stop")
+
+    def fail(self, message: str) -> bytes:
+        """See ``EventWriter.fail``."""
+        return encode_event(error_body(message), "error")
+
+    def _start_block(self, block: Mapping[str, Any]) -> bytes:
+        return _event("content_block_start", index=self._index, content_block=block)
+
+    def _delta(self, **delta: Any) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+    def _stop_block(self) -> bytes:
+        """Stop the block that pieces have begun, if there is one."""
+        if self._open is None:
+            return b""
+        events = _event("content_block_stop", index=self._index)
+        self._open = None
+        self._index += 1
+        return events
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return encode_event({"type": kind, **fields}, kind)
+
+
+def _answer_head(head: AnswerHead, form: AnswerFormat) -> dict[str, Any]:
+    return {"id": f"msg_{head.id}", "type": "message", "role": "assistant", "model": form.model}
 
 
 def _read_system(system: object, omitted: Counter[str]) -> list[HistoryEntry]:
@@ -148,6 +225,15 @@ def _as_function(tool: Item) -> dict[str, Any]:
     return {"type": "function" if kind == "custom" and "input_schema" in tool else kind, **named}
 
 
+def _input(arguments: str) -> dict[str, Any]:
+    """Return arguments as the object that this wire has: engines that answer in text may give any text."""
+    try:
+        value: object = json.loads(arguments)
+    except (ValueError, RecursionError):
+        value = None
+    return dict(as_item(value) or {"arguments": arguments}) if value != {} else {}
+
+
 def _usage(turn: CompletedTurn) -> dict[str, int]:
     """Return the token counts. Their sum is what was used: cached tokens are not among ``input_tokens`` here."""
     prompt = len(turn.prompt.ids)
@@ -158,3 +244,6 @@ def _usage(turn: CompletedTurn) -> dict[str, int]:
         "cache_read_input_tokens": cached,
         "output_tokens": len(turn.sampled.token_ids),
     }
+
+
+open_events = MessageEvents

@@ -22,6 +22,7 @@ from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.inference.weights.weight_updater import WeightUpdater
 from prorl_gym.records import Message
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
+from prorl_gym.rollout.protocol import AgentPrograms
 from prorl_gym.rollout.scheduling.attempt import EnvironmentLookup
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
@@ -137,15 +138,17 @@ async def load_service(accepting: AcceptingService) -> LoadedService:
         if config.nodes is None:
             backend = await open_backend(config.sandbox)
             owned.push_async_callback(backend.close)
+            source = ModelPolicySource(pool, codec, allowed, thinking=config.inference.thinking)
             runner = InProcessRunner(
                 accepting.environments,
-                ModelPolicySource(pool, codec, allowed, thinking=config.inference.thinking),
+                source,
                 backend,
                 config.runner,
                 config.settings,
                 config.runs,
                 judge=judge,
                 has_kv_admission=may_follow_caches(config.inference),
+                programs=AgentPrograms(config.agent_catalog().find, source),
             )
         else:
             called = {one.name: one for one in (pool, *allowed.values(), *(one for one, _ in judges))}

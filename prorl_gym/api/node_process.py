@@ -24,6 +24,7 @@ from prorl_gym.rollout.nodes.config import NodesConfig
 from prorl_gym.rollout.nodes.node import HeadAwayError, Node, NodeOutbox
 from prorl_gym.rollout.nodes.remote_pool import RemotePool
 from prorl_gym.rollout.nodes.wire import ExchangeAnswer, JoinBody, JoinResponse, LeaveBody
+from prorl_gym.rollout.protocol import AgentPrograms
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.sandbox.backend_selection import open_backend
@@ -106,15 +107,17 @@ async def _open_node(config: ServiceConfig, head: "HttpHead") -> AsyncGenerator[
             owned.push_async_callback(pool.close)
         backend = await open_backend(config.sandbox)
         owned.push_async_callback(backend.close)
+        source = ModelPolicySource(policy, codec, named, thinking=config.inference.thinking)
         runner = InProcessRunner(
             offered_environments(config.environments),
-            ModelPolicySource(policy, codec, named, thinking=config.inference.thinking),
+            source,
             backend,
             config.runner,
             config.settings,
             config.runs,
             judge=judge,
             has_kv_admission=may_follow_caches(config.inference),
+            programs=AgentPrograms(config.agent_catalog().find, source),
         )
         owned.push_async_callback(runner.close)
         yield Node(

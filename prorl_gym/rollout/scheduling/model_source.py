@@ -11,7 +11,7 @@ from prorl_gym.inference.tokens.model_session import ModelSession, SamplingPool
 from prorl_gym.inference.tokens.transcript import ThinkingMode
 from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.records import Segment
-from prorl_gym.rollout.protocol import Job
+from prorl_gym.rollout.protocol import GatewaySession, Job
 from prorl_gym.settings import ResolvedSettings
 
 
@@ -61,7 +61,7 @@ class _ModelPolicySession:
 
 
 class ModelPolicySource:
-    """Implements ``PolicySource``.
+    """Implements ``PolicySource`` and ``GatewaySource``.
 
     Args:
         pool: engines of the policy.
@@ -107,6 +107,15 @@ class ModelPolicySource:
             turn_log=turn_log,
         )
         return _ModelPolicySession(session, pool, job)
+
+    def open_gateway(self, job: Job, settings: ResolvedSettings) -> GatewaySession:
+        """See ``GatewaySource.open_gateway``.
+
+        Raises:
+            TaskError: ``BAD_ROW``, there is no gateway.
+        """
+        what = f"Agent '{settings.agent}' is a program, and this release has no gateway for it."
+        raise TaskError(FailureKind.BAD_ROW, what, "Leave the setting 'agent' empty.")
 
     def _pool_for(self, url: str | None) -> PolicyPool:
         if url is None:

@@ -1,4 +1,4 @@
-"""Example rows of the environments, and turns that solve them with nothing but a shell."""
+"""Example rows of the environments, turns that solve them with nothing but a shell, and an agent program at work."""
 
 import json
 import shlex
@@ -6,8 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from prorl_gym.agents.command import CommandAgent, CommandConfig
+from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments import registry
-from prorl_gym.testing.agents.scripted_gateway import ScriptedTurn
+from prorl_gym.environments.protocol import Environment, Leases, RunContext
+from prorl_gym.errors import LimitReached
+from prorl_gym.records import Score
+from prorl_gym.settings import resolve_settings
+from prorl_gym.testing.agents.scripted_gateway import ScriptedGateway, ScriptedTurn
 
 _ROWS = Path(__file__).parents[2] / "environments"
 
@@ -38,3 +44,20 @@ def solving_turns(environment: str) -> list[ScriptedTurn]:
             gold = row["answer"] if isinstance(row["answer"], str) else row["answer"][0]
             say = f"printf 'RESULT=%s\\n' {shlex.quote(gold)}"
             return [ScriptedTurn("I compute it.", say), ScriptedTurn("The answer is $\\boxed{{result}}$.")]
+
+
+async def let_work(
+    name: str, leases: Leases, command: CommandConfig, gateway: ScriptedGateway, artifacts: Artifacts
+) -> Score:
+    """Let a program work on the example row of an environment, and grade what it leaves."""
+    environment: Environment[Any] = registry.get(name)
+    settings = resolve_settings(environment.settings)
+    task = environment.parse_row(example_row(name))
+    episode = await environment.init(task, leases, settings)
+    no_policy: Any = None  # no environment may call one
+    context = RunContext(no_policy, leases, settings, artifacts, CommandAgent(command, gateway))
+    try:
+        await environment.run(task, episode, context)
+    except LimitReached:
+        pass
+    return await environment.evaluate(task, artifacts, leases, settings)

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from example_turns import example_row, solving_turns
+from example_turns import example_row, let_work, solving_turns
 
 from prorl_gym.agents.command import CommandAgent, CommandConfig
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments import registry
-from prorl_gym.environments.protocol import Environment, Episode, Leases, RunContext
-from prorl_gym.errors import Limit, LimitReached
-from prorl_gym.records import Score
+from prorl_gym.environments.protocol import Episode, Leases
+from prorl_gym.errors import LimitReached
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import Mount, SandboxBackend, SandboxSpec
 from prorl_gym.settings import resolve_settings
@@ -52,48 +51,29 @@ COMMAND = CommandConfig(
 )
 
 
-def no_policy() -> Any:
-    """A policy that no environment may call."""
-    return None
-
-
-async def work(
-    name: str, leases: Leases, gateway: ScriptedGateway, command: CommandConfig = COMMAND
-) -> tuple[Artifacts, Score]:
-    environment: Environment[Any] = registry.get(name)
-    settings, artifacts = resolve_settings(environment.settings), Artifacts()
-    task = environment.parse_row(example_row(name))
-    episode = await environment.init(task, leases, settings)
-    context = RunContext(no_policy(), leases, settings, artifacts, CommandAgent(command, gateway))
-    await environment.run(task, episode, context)
-    return artifacts, await environment.evaluate(task, artifacts, leases, settings)
-
-
 @pytest.mark.parametrize("name", ["math", "stem", "code", "swe", "taskdir"])
 async def test_a_program_solves_an_example_row(name: str, leases: Leases):
     gateway = ScriptedGateway(solving_turns(name))
-    artifacts, score = await work(name, leases, gateway)
+    artifacts = Artifacts()
+    score = await let_work(name, leases, COMMAND, gateway, artifacts)
     assert score.reward == 1.0
     assert artifacts.log.endswith("[The program ended with exit code 7.]")
     assert [message.role for message in artifacts.messages[:2]] == ["user", "assistant"]
 
 
 async def test_a_program_that_does_nothing_gets_nothing(leases: Leases):
-    _, score = await work("swe", leases, ScriptedGateway([ScriptedTurn("I could not find it.")]))
+    gateway = ScriptedGateway([ScriptedTurn("I could not find it.")])
+    score = await let_work("swe", leases, COMMAND, gateway, Artifacts())
     assert score.reward == 0.0
 
 
 async def test_the_limit_of_turns_ends_the_program_and_what_it_did_is_graded(leases: Leases):
-    environment = registry.get("swe")
-    settings, artifacts = resolve_settings(environment.settings), Artifacts()
-    task = environment.parse_row(example_row("swe"))
-    episode = await environment.init(task, leases, settings)
     gateway = ScriptedGateway([*solving_turns("swe")[:-1], *[ScriptedTurn("Again.", "true")] * 9], max_calls=3)
-    context = RunContext(no_policy(), leases, settings, artifacts, CommandAgent(COMMAND, gateway))
-    with pytest.raises(LimitReached) as caught:
-        await environment.run(task, episode, context)
-    assert caught.value.limit is Limit.TURNS
-    assert (await environment.evaluate(task, artifacts, leases, settings)).reward == 1.0
+    artifacts = Artifacts()
+    score = await let_work("swe", leases, COMMAND, gateway, artifacts)
+    assert isinstance(await gateway.wait_stopped(), LimitReached)
+    assert artifacts.log.endswith("[The program was stopped.]")
+    assert score.reward == 1.0
 
 
 async def run_program(leases: Leases, script: str, gateway: ScriptedGateway, **more: Any) -> Artifacts:

@@ -64,7 +64,7 @@ class ScriptedGateway:
         self.refused = 0
         """Requests without it."""
         self.is_serving = False
-        self._turns = list(turns)
+        self.turns = list(turns)
         self._max_calls = max_calls
         self._played: dict[str, ScriptedTurn] = {}
         self._messages: list[Message] = []
@@ -134,7 +134,7 @@ class ScriptedGateway:
             number = len(self._played)
             if number == self._max_calls:
                 raise LimitReached(Limit.TURNS)
-            turn = self._turns[number] if number < len(self._turns) else ScriptedTurn()
+            turn = self.turns[number] if number < len(self.turns) else ScriptedTurn()
             seen = _RESULT.findall(key)
             result = seen[-1] if seen else ""
             command = None if turn.command is None else turn.command.replace("{result}", result)

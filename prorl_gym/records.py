@@ -353,6 +353,8 @@ class Rollout(Record):
     """Turns that earlier attempts sampled, after which this one went on (see ``RolloutSettings.resume``)."""
     resume_refused: str = ""
     """Why this attempt started from nothing although turns of an earlier one were logged."""
+    agent_log: str = ""
+    """End of what the agent's program printed, if ``settings.agent`` named one; for people."""
     cancel_seconds: float | None = None
     """From the cancel of a running rollout until its engine call and its sandboxes were closed."""
     accepted_at: float

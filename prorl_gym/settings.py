@@ -43,6 +43,9 @@ class RolloutSettings(BaseModel):
     resume: bool | None = None
     """Log each turn, and let an attempt after a loss resume after the last whole one. Only where the environment says
     that its tools may be run again (``math``, ``code``, ``swe``)."""
+    agent: Annotated[str, Field(max_length=80)] | None = None
+    """Agent that works on the task: a program in its sandbox, a preset or one of the service's ``agents``; empty: the
+    built-in loop."""
     mask_overlong: tuple[Limit, ...] | None = None
     """Limits (``turns``, ``tokens``, ``time``) that mask the rollouts they truncate, so that no loss is computed on
     them (DAPO's overlong filtering, for agents). They are still graded and delivered, with ``Rollout.masked`` set."""
@@ -72,6 +75,7 @@ class ResolvedSettings(BaseModel):
     eval_seconds: float
     action_seconds: float
     resume: bool = False
+    agent: str = ""
     mask_overlong: tuple[Limit, ...] = ()
     trained_segments: TrainedSegments = "all"
 
@@ -89,6 +93,7 @@ SERVICE_DEFAULTS = RolloutSettings(
     eval_seconds=300.0,
     action_seconds=30.0,
     resume=False,
+    agent="",
     mask_overlong=(),
     trained_segments="all",
 )

@@ -39,7 +39,7 @@ ARROWS: dict[str, set[str]] = {
     "oracle": {"environments", "inference"},
     "pages": set(),
     "api": {
-        *("rollout", "environments", "inference", "client", "trainers", "pages"),
+        *("agents", "rollout", "environments", "inference", "client", "trainers", "pages"),
         *("sandbox.backend_selection", "sandbox.config", "sandbox.protocol"),
     },
     "gym_root": {"*"},

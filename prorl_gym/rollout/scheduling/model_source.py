@@ -12,7 +12,7 @@ from prorl_gym.inference.tokens.rollout_calls import SamplingPool
 from prorl_gym.inference.tokens.transcript import ThinkingMode
 from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.records import Segment
-from prorl_gym.rollout.protocol import Job
+from prorl_gym.rollout.protocol import GatewaySession, Job
 from prorl_gym.settings import ResolvedSettings
 
 
@@ -62,7 +62,7 @@ class _ModelPolicySession:
 
 
 class ModelPolicySource:
-    """Implements ``PolicySource``.
+    """Implements ``PolicySource`` and ``GatewaySource``.
 
     Args:
         pool: engines of the policy.
@@ -108,6 +108,15 @@ class ModelPolicySource:
             turn_log=turn_log,
         )
         return _ModelPolicySession(session, pool, job)
+
+    def open_gateway(self, job: Job, settings: ResolvedSettings) -> GatewaySession:
+        """See ``GatewaySource.open_gateway``.
+
+        Raises:
+            TaskError: ``BAD_ROW``, there is no gateway.
+        """
+        what = f"Agent '{settings.agent}' is a program, and this release has no gateway for it."
+        raise TaskError(FailureKind.BAD_ROW, what, "Leave the setting 'agent' empty.")
 
     def _pool_for(self, url: str | None) -> PolicyPool:
         if url is None:

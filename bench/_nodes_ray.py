@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 from _paced_engine import MODEL
-from _ray_cluster import ADDRESS, RayCluster, ray_directory
+from _ray_cluster import HEAD, RayCluster, ray_directory
 from _report import SHORT
 from _rollout_systems import BENCH, READY_SECONDS, BenchRefusedError, read_line, running, wait_answering
 
@@ -128,13 +128,13 @@ async def _service() -> AsyncGenerator[tuple[RayCluster, Client]]:
         engine_command += ["--call-seconds", str(CALL_SECONDS)]
         async with running(engine_command, directory / "engine.log") as child:
             engine = await read_line(child, directory / "engine.log", READY_SECONDS)
-            (port,) = free_ports(1)
+            port, ray_port = free_ports(2)
             config = directory / "service.yaml"
             config.write_text(yaml.safe_dump(_config(engine, directory, port)))
-            cluster = RayCluster()  # not in a thread: Ray sets signal handlers
+            cluster = RayCluster(ray_port)  # not in a thread: Ray sets signal handlers
             try:
                 argv = [sys.executable, "-m", "prorl_gym", "serve", "--config", str(config)]
-                argv += ["--nodes", "ray", "--address", ADDRESS]
+                argv += ["--nodes", "ray", "--address", f"{HEAD}:{ray_port}"]
                 async with running(argv, log) as service:
                     url = f"http://127.0.0.1:{port}"
                     await wait_answering(f"{url}/readyz", service, log)
@@ -216,7 +216,7 @@ def _throughput(rollouts: Sequence[Rollout]) -> float:
 
 
 class _BusyShare:
-    """The share of the processors in use since it was made."""
+    """The share of the processors in use since it was made, but for what other work used at a lower priority."""
 
     def __init__(self) -> None:
         self._before = self._times()
@@ -229,8 +229,8 @@ class _BusyShare:
     @staticmethod
     def _times() -> tuple[int, int]:
         first, _, _ = Path("/proc/stat").read_text().partition("\n")
-        fields = [int(field) for field in first.split()[1:9]]
-        return fields[3] + fields[4], sum(fields)
+        user, niced, system, idle, waiting, *interrupts = (int(field) for field in first.split()[1:9])
+        return idle + waiting + niced, user + niced + system + idle + waiting + sum(interrupts)
 
 
 def _say(text: str) -> None:

@@ -14,6 +14,7 @@ PORT = 16379
 HEAD = "127.0.0.2"
 """Not 127.0.0.1, in whose place Ray puts the address of the host."""
 ADDRESS = f"{HEAD}:{PORT}"
+"""Of a cluster on the default port."""
 NODE_MEMORY = 1 << 30
 """Bytes that each Ray node offers: far less than the machine has, since several share it."""
 _SMALL: dict[str, Any] = {"num_cpus": 0, "object_store_memory": 80 << 20}
@@ -30,12 +31,12 @@ _TUNED = {
 class RayCluster:
     """Ray processes on this machine: a control store, and nodes that take attempts. Made within ``ray_directory``."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = PORT) -> None:
         from ray import cluster_utils
 
         self._cluster = cast(Any, cluster_utils).Cluster(  # most of its types are unknown
             initialize_head=True,
-            head_node_args={**_SMALL, "gcs_server_port": PORT, "node_ip_address": HEAD, "include_dashboard": False},
+            head_node_args={**_SMALL, "gcs_server_port": port, "node_ip_address": HEAD, "include_dashboard": False},
         )
         self._count = 0
 

@@ -147,8 +147,8 @@ acknowledged within 0.1 s, together with others.""",
     Section(
         "nodes",
         "Many nodes",
-        """The Ray nodes share this machine, so the share of its processors that is in use (without what other work used at
-a lower priority) says whether the machine is the limit. A rollout has four model calls of a fixed second, three
+        """The Ray nodes share this machine, so the share of its processors that is in use (without what other work used
+at a lower priority) says whether the machine is the limit. A rollout has four model calls of a fixed second, three
 commands in a real sandbox, and is graded by hidden tests in a clean one; each node runs four at a time.
 Throughput is between the ends of the first and the last quarter of the rollouts. The killed node: eight Ray
 nodes, rollouts of nine calls; when half of the records are there, the processes of one Ray node are killed and

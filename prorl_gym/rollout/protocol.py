@@ -353,7 +353,7 @@ class Ledger(Protocol):
         """Forget the attempts of these that began and have not ended: a stop cut them off. Their numbers stay used."""
         ...
 
-    async def log_turn(self, rollout_id: str, attempt: int, number: int, turn: LoggedTurn) -> None:
+    async def log_turn(self, ended: TurnEnded) -> None:
         """Keep a whole turn, in place of this and all later ones of earlier attempts, for ``begin_attempt``.
 
         A SIGKILL loses none that was kept; a power cut may. They are kept until the terminal record is written, or an

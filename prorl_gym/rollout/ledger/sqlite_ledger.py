@@ -8,16 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from prorl_gym.client.wire_models import AcceptedRollout, LedgerStatus, RolloutSummary, Unacknowledged
 from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, ProrlError
-from prorl_gym.inference.tokens.turn_log import LoggedTurn
 from prorl_gym.records import Retry, Rollout, RolloutRequest
 from prorl_gym.rollout.ledger.encoding import encode_rollout
 from prorl_gym.rollout.ledger.lease import HEARTBEATS_PER_LEASE, Lease
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 from prorl_gym.rollout.ledger.retention import RELEASE_SLICE, ReleaseSlice
 from prorl_gym.rollout.ledger.statements import Batch
-from prorl_gym.rollout.ledger.turn_table import TurnEntry
 from prorl_gym.rollout.ledger.writer_thread import LedgerTables, LedgerWriter
-from prorl_gym.rollout.protocol import Delivery, Job, RecoveredRollout
+from prorl_gym.rollout.protocol import Delivery, Job, RecoveredRollout, TurnEnded
 
 _LOG = logging.getLogger(__name__)
 
@@ -101,9 +99,9 @@ class SqliteLedger:
         """See ``Ledger.withdraw_attempts``."""
         await self._writer.run(lambda tables: tables.store.withdraw_attempts(rollout_ids))
 
-    async def log_turn(self, rollout_id: str, attempt: int, number: int, turn: LoggedTurn) -> None:
+    async def log_turn(self, ended: TurnEnded) -> None:
         """See ``Ledger.log_turn``."""
-        await self._writer.run_batched(_log_turns, TurnEntry(rollout_id, attempt, number, turn), durable=False)
+        await self._writer.run_batched(_log_turns, ended, durable=False)
 
     async def fail_attempt(self, rollout_id: str, retry: Retry) -> None:
         """See ``Ledger.fail_attempt``."""
@@ -250,7 +248,7 @@ def _begin(tables: LedgerTables, rollout_ids: list[str]) -> list[Job | ProrlErro
     return tables.store.begin_attempts(rollout_ids)
 
 
-def _log_turns(tables: LedgerTables, entries: list[TurnEntry]) -> list[None]:
+def _log_turns(tables: LedgerTables, entries: list[TurnEnded]) -> list[None]:
     return tables.store.log_turns(entries)
 
 

@@ -19,8 +19,8 @@ from prorl_gym.rollout.ledger.encoding import body_hash, checksum, clamp_int64, 
 from prorl_gym.rollout.ledger.ledger_config import CancelledRolloutError, LedgerFullError
 from prorl_gym.rollout.ledger.queries import IN_JSON_LIST, LedgerQueries, job_of, not_found_error
 from prorl_gym.rollout.ledger.sql_schema import outcome_row
-from prorl_gym.rollout.ledger.turn_table import TurnEntry, TurnTable
-from prorl_gym.rollout.protocol import Job, RecoveredRollout
+from prorl_gym.rollout.ledger.turn_table import TurnTable
+from prorl_gym.rollout.protocol import Job, RecoveredRollout, TurnEnded
 
 _ROWS = (32, 16, 8, 4, 2, 1)
 """Rows of one INSERT: few sizes, so that few statements are compiled."""
@@ -270,11 +270,11 @@ class LedgerStore:
         update = "UPDATE rollouts SET begun = NULL WHERE cursor IS NULL AND rollout_id"
         self._db.execute(f"{update} {IN_JSON_LIST}", [json.dumps(rollout_ids)])
 
-    def log_turns(self, entries: Sequence[TurnEntry]) -> list[None]:
+    def log_turns(self, turns: Sequence[TurnEnded]) -> list[None]:
         """Keep whole turns."""
-        for entry in entries if self._free_bytes() > 0 else ():
-            self._turns.add(entry)
-        return [None] * len(entries)
+        for ended in turns if self._free_bytes() > 0 else ():
+            self._turns.add(ended)
+        return [None] * len(turns)
 
     def fail_attempt(self, rollout_id: str, retry: Retry) -> None:
         """Note how an attempt ended."""

@@ -8,23 +8,13 @@ import sqlite3
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from prorl_gym.inference.tokens.turn_log import LoggedTurn
 from prorl_gym.rollout.ledger.queries import IN_JSON_LIST
+from prorl_gym.rollout.protocol import TurnEnded
 
 MAX_TURN_BYTES = 8 << 20
 """Most bytes of one rollout's turns, compressed; later ones are not kept. About a million sampled tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class TurnEntry:
-    """A whole turn on its way into the ledger."""
-
-    rollout_id: str
-    attempt: int
-    number: int
-    turn: LoggedTurn
 
 
 class TurnTable:
@@ -38,21 +28,21 @@ class TurnTable:
         self._db = connection
         (self._is_used,) = connection.execute("SELECT EXISTS (SELECT 1 FROM turns)").fetchone()
 
-    def add(self, entry: TurnEntry) -> None:
+    def add(self, ended: TurnEnded) -> None:
         """Write a turn in place of this and all later ones. See ``Ledger.log_turn`` for what is left out.
 
         Raises:
             ValueError: it holds half a surrogate pair.
         """
-        body = zlib.compress(entry.turn.model_dump_json().encode(), 1)
+        body = zlib.compress(ended.turn.model_dump_json().encode(), 1)
         self._is_used = True
         query = "SELECT seq FROM rollouts WHERE rollout_id = ? AND begun = ? AND cursor IS NULL"
-        for (seq,) in self._db.execute(query, (entry.rollout_id, entry.attempt)).fetchall():
-            self._db.execute("DELETE FROM turns WHERE seq = ? AND number >= ?", (seq, entry.number))
+        for (seq,) in self._db.execute(query, (ended.rollout_id, ended.attempt)).fetchall():
+            self._db.execute("DELETE FROM turns WHERE seq = ? AND number >= ?", (seq, ended.number))
             self._db.execute(
                 "INSERT INTO turns SELECT ?1, ?2, ?3, ?4 FROM (SELECT count(*) AS n, total(length(body)) AS bytes"
                 " FROM turns WHERE seq = ?1) WHERE n = ?2 AND bytes + length(?4) <= ?5",
-                (seq, entry.number, entry.attempt, body, MAX_TURN_BYTES),
+                (seq, ended.number, ended.attempt, body, MAX_TURN_BYTES),
             )
 
     def read(self, rollout_ids: Sequence[str]) -> dict[str, tuple[LoggedTurn, ...]]:

@@ -102,10 +102,11 @@ class RemoteCalls:
         task = self._tasks[key] = asyncio.create_task(work)
         if session is not None:
             self._sessions.setdefault(session, set()).add(key)
-        task.add_done_callback(lambda _: self._on_task_done(key, session))
+        task.add_done_callback(lambda ended: self._on_task_done(key, session, ended))
 
-    def _on_task_done(self, key: str, session: tuple[str, str] | None) -> None:
-        del self._tasks[key]
+    def _on_task_done(self, key: str, session: tuple[str, str] | None, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(key) is task:  # a rollout's session may end twice, with two attempts
+            del self._tasks[key]
         if session in self._sessions:
             self._sessions[session].discard(key)
 

@@ -147,7 +147,7 @@ class AttemptSettler:
 
     async def _log_turn(self, event: TurnEnded) -> None:
         try:
-            await self._ledger.log_turn(event.rollout_id, event.attempt, event.number, event.turn)
+            await self._ledger.log_turn(event)
         except (LedgerError, ValueError) as error:  # it only saves work
             _LOG.warning("rollout %s: turn %d is not logged: %s", event.rollout_id, event.number, error)
 

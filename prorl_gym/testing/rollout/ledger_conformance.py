@@ -25,7 +25,7 @@ from prorl_gym.inference.tokens.turn_log import LoggedTurn
 from prorl_gym.records import NOT_SAMPLED, Generation, Outcome, Retry, Rollout, RolloutRequest, Score, Segment
 from prorl_gym.rollout.ledger.encoding import decode_rollout
 from prorl_gym.rollout.ledger.ledger_config import CancelledRolloutError
-from prorl_gym.rollout.protocol import PAGE_CHARS, Ledger
+from prorl_gym.rollout.protocol import PAGE_CHARS, Ledger, TurnEnded
 from prorl_gym.settings import RolloutSettings, resolve_settings
 
 Check = Callable[[Ledger], Awaitable[None]]
@@ -223,13 +223,13 @@ async def logged_turns_come_with_the_next_attempt(ledger: Ledger) -> None:
         *(("r0", 0, 0, first), ("r0", 0, 2, third), ("r0", 1, 1, third)),
         *(("other", 0, 0, third), ("nobody", 0, 0, third)),
     ):
-        await ledger.log_turn(name, attempt, number, turn)
+        await ledger.log_turn(TurnEnded(rollout_id=name, attempt=attempt, number=number, turn=turn))
     assert (await ledger.begin_attempt("other")).turns == ()
     await ledger.recover()
     assert (await ledger.begin_attempt("r0")).turns == (first,)
-    await ledger.log_turn("r0", 1, 1, second)
+    await ledger.log_turn(TurnEnded(rollout_id="r0", attempt=1, number=1, turn=second))
     assert (await ledger.begin_attempt("r0")).turns == (first, second)
-    await ledger.log_turn("r0", 2, 0, third)
+    await ledger.log_turn(TurnEnded(rollout_id="r0", attempt=2, number=0, turn=third))
     await ledger.withdraw_attempts(["r0"])
     assert (await ledger.begin_attempt("r0")).turns == (third,)
 
@@ -241,7 +241,7 @@ async def turns_that_did_not_help_are_forgotten(ledger: Ledger) -> None:
     for attempt, turns in enumerate([(), (turn,), ()]):
         assert (await ledger.begin_attempt("r0")).turns == turns
         if attempt == 0:
-            await ledger.log_turn("r0", 0, 0, turn)
+            await ledger.log_turn(TurnEnded(rollout_id="r0", attempt=0, number=0, turn=turn))
         retry = Retry(attempt=attempt, kind=FailureKind.SANDBOX_LOST, stage="run", message="gone")
         await ledger.fail_attempt("r0", retry)
 

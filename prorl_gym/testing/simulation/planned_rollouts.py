@@ -23,11 +23,7 @@ from prorl_gym.settings import ResolvedSettings, RolloutSettings
 SYSTEM_TOKENS = GROUP_TOKENS = 2048
 """Tokens of the prompt that all rollouts share, and of what a group adds to it."""
 
-INFRASTRUCTURE = (
-    FailureKind.SANDBOX_LOST,
-    FailureKind.SANDBOX_UNAVAILABLE,
-    FailureKind.GRADER_FAILED,
-)
+_INFRASTRUCTURE = (FailureKind.SANDBOX_LOST, FailureKind.SANDBOX_UNAVAILABLE, FailureKind.GRADER_FAILED)
 """Failures that a sandbox or a grader may show in any attempt."""
 
 
@@ -142,7 +138,7 @@ class PlannedEnvironment:
 
     def _fail_sometimes(self) -> None:
         if self._dice.random() < self._shape.failure_chance / 3:
-            raise RolloutError(self._dice.choice(INFRASTRUCTURE), "what the simulation's dice broke.")
+            raise RolloutError(self._dice.choice(_INFRASTRUCTURE), "what the simulation's dice broke.")
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from prorl_gym.rollout.ledger import turn_table
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.rollout.ledger.writer_thread import LedgerWriter
+from prorl_gym.rollout.protocol import TurnEnded
 
 
 def turn(text: str) -> LoggedTurn:
@@ -68,7 +69,7 @@ async def test_a_turn_is_not_synced_and_all_else_is(tmp_path: Path) -> None:
         await begun(ledger)
         mark = (tmp_path / "l.db.mark").read_bytes()
         asked.clear()
-        await ledger.log_turn("r", 0, 0, turn("a"))
+        await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=0, turn=turn("a")))
         assert (tmp_path / "l.db.mark").read_bytes() == mark
         await ledger.fail_attempt("r", Retry(attempt=0, kind=FailureKind.SANDBOX_LOST, stage="run", message="gone"))
         assert int((tmp_path / "l.db.mark").read_bytes()) == int(mark) + 2
@@ -82,9 +83,9 @@ async def test_a_power_cut_may_cost_a_turn_and_nothing_else(tmp_path: Path) -> N
     copy.mkdir()
     async with opened(path) as ledger:
         await begun(ledger)
-        await ledger.log_turn("r", 0, 0, turn("a"))
+        await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=0, turn=turn("a")))
         length = (tmp_path / "l.db-wal").stat().st_size
-        await ledger.log_turn("r", 0, 1, turn("b"))
+        await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=1, turn=turn("b")))
         for name in ("l.db", "l.db-wal", "l.db.mark"):
             (copy / name).write_bytes((tmp_path / name).read_bytes())
     os.truncate(copy / "l.db-wal", length)
@@ -97,7 +98,7 @@ async def test_a_turn_stays_with_a_service_that_is_killed(tmp_path: Path) -> Non
     copy.mkdir()
     async with opened(tmp_path / "l.db") as ledger:
         await begun(ledger)
-        await ledger.log_turn("r", 0, 0, turn("a"))
+        await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=0, turn=turn("a")))
         for name in ("l.db", "l.db-wal", "l.db.mark"):  # what the kernel holds, as another process sees it
             (copy / name).write_bytes((tmp_path / name).read_bytes())
     async with opened(copy / "l.db") as ledger:
@@ -110,7 +111,7 @@ async def test_the_turns_of_a_rollout_have_a_bound(tmp_path: Path, monkeypatch: 
     async with opened(tmp_path / "l.db") as ledger:
         await begun(ledger)
         for number, text in enumerate(["a", noise, noise, noise, "b"]):
-            await ledger.log_turn("r", 0, number, turn(text))
+            await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=number, turn=turn(text)))
         assert await begun(ledger) == (turn("a"), turn(noise), turn(noise))
 
 
@@ -118,10 +119,10 @@ async def test_a_ledger_over_its_budget_keeps_no_more_turns(tmp_path: Path) -> N
     async with opened(tmp_path / "l.db", budget_bytes=1 << 20) as ledger:
         await begun(ledger)
         await begun(ledger, "large")
-        await ledger.log_turn("r", 0, 0, turn("a"))
-        await ledger.log_turn("large", 0, 0, turn(os.urandom(1 << 20).hex()))
+        await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=0, turn=turn("a")))
+        await ledger.log_turn(TurnEnded(rollout_id="large", attempt=0, number=0, turn=turn(os.urandom(1 << 20).hex())))
         assert (await ledger.usage()).full
-        await ledger.log_turn("r", 0, 1, turn("b"))
+        await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=1, turn=turn("b")))
         assert await begun(ledger) == (turn("a"),)
         await ledger.finish(ended("large"))
         assert not (await ledger.usage()).full
@@ -131,9 +132,9 @@ async def test_what_cannot_be_written_or_read_ends_the_log_there(tmp_path: Path)
     async with opened(tmp_path / "l.db") as ledger:
         await begun(ledger)
         with pytest.raises(ValueError, match="surrogates"):
-            await ledger.log_turn("r", 0, 0, turn("half a pair: \ud800"))
+            await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=0, turn=turn("half a pair: \ud800")))
         for number in range(3):
-            await ledger.log_turn("r", 0, number, turn(str(number)))
+            await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=number, turn=turn(str(number))))
     with sqlite3.connect(tmp_path / "l.db") as file:
         file.execute("UPDATE turns SET body = x'00ff' WHERE number = 1")
     file.close()

@@ -22,9 +22,8 @@ from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.balance.health_monitor import FailoverOptions
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.inference.tokens.template_check import load_codec
-from prorl_gym.inference.tokens.turn_log import LoggedTurn
 from prorl_gym.records import Rollout, RolloutRequest, Score
-from prorl_gym.rollout.protocol import AttemptMoved, StageEntered
+from prorl_gym.rollout.protocol import AttemptMoved, StageEntered, TurnEnded
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
@@ -133,9 +132,9 @@ class CountingLedger(MemoryLedger):
 
     logged = 0
 
-    async def log_turn(self, rollout_id: str, attempt: int, number: int, turn: LoggedTurn) -> None:
+    async def log_turn(self, ended: TurnEnded) -> None:
         self.logged += 1
-        await super().log_turn(rollout_id, attempt, number, turn)
+        await super().log_turn(ended)
 
 
 class Place:

@@ -325,7 +325,10 @@ class SegmentTree:
         if (twin := next(twins, None)) is not None:
             return "retry", base or twin.parent
         if self._begins_sub_agent(call.lineage):
-            return "sub_agent", base or self._latest(call.lineage.parent_agent or self._main_agent)
+            named = self._latest(call.lineage.parent_agent) if call.lineage.parent_agent else None
+            task = self._find_quote(messages, is_argument=True, starts_anew=True)
+            source = self._latest(self._main_agent) if task is None else task.segment
+            return "sub_agent", base or named or source
         if prompt.origin is PromptOrigin.TEMPLATE:
             return "template", base
         shared = next((place for place in reversed(range(len(digests))) if digests[place] in self._histories), -1)

@@ -138,6 +138,15 @@ async def test_parallel_sub_agents_are_siblings_whatever_their_order(order, hint
     assert [len(segment.generations) for segment in play.segments] == [2, 2, 2, 2]
 
 
+async def test_a_sub_agents_sub_agent_has_it_as_its_parent():
+    play = Play([said(text) for text in ("One.", "Two.", "Three.", "Four.")])
+    await play.ask(*START)
+    for agent, parent in (("a", ""), ("b", "a"), ("c", "unknown")):
+        await play.ask(SYSTEM, user(f"Work for {agent}."), agent=agent, parent=parent)
+    assert play.causes == ["first", "sub_agent", "sub_agent", "sub_agent"]
+    assert [segment.parent for segment in play.segments] == [None, 0, 1, 0]
+
+
 async def test_sub_agents_that_are_sampled_at_once_do_not_mix():
     holds = [asyncio.Event() for _ in range(2)]
     play = Play([said("Main."), said("Alpha.", hold=holds[0]), said("Beta.", hold=holds[1]), said("More alpha.")])

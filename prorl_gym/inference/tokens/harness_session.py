@@ -113,7 +113,7 @@ class HarnessSession:
             raise
 
     def segments(self) -> list[Segment]:
-        """Return the tokens so far. May be called at any time, after failures and cancels too."""
+        """Return the tokens so far, at least the first prompt. May be called at any time, also after failures."""
         return self._tree.export_segments()
 
     def main_conversation(self) -> tuple[list[Message], int]:

@@ -172,6 +172,7 @@ class SegmentTree:
         self._recent: deque[_Recent] = deque(maxlen=_MAX_RECENT)
         self._quotes: list[_Quote] = []
         self._first: _Segment | None = None
+        self._first_prompt: Sequence[int] = ()
 
     @property
     def tokens(self) -> int:
@@ -235,7 +236,7 @@ class SegmentTree:
             segment = _Segment(self._new_stream(), parent, shared, cause, is_side, call.lineage.agent)
             placement = Placement(cause, shared, tuple(sorted(rewrites)))
             if cause == "first":
-                self._first = segment
+                self._first, self._first_prompt = segment, prompt.ids
         segment.is_busy = True
         self._asked.setdefault(prompt.digests[-1], []).append(segment)
         return PlacedTurn(self, segment, prompt, digests, placement)
@@ -276,11 +277,15 @@ class SegmentTree:
                 self._first = None
 
     def export_segments(self) -> list[Segment]:
-        """Return the segments so far. May be called at any time.
+        """Return the segments so far; before anything was sampled, the first prompt. May be called at any time.
 
         Raises:
             RolloutError: ``INTERNAL``, drift. See ``TokenStream.export_segments``.
         """
+        if not self._segments:
+            unanswered = self._new_stream()
+            unanswered.append_unsampled(self._first_prompt)
+            return unanswered.export_segments()
         places = {id(segment): place for place, segment in enumerate(self._segments)}
         return [
             exported.model_copy(

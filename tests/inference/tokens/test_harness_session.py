@@ -340,11 +340,13 @@ async def test_a_first_prompt_that_does_not_fit_is_the_tasks_fault_and_a_later_o
     assert caught.value.kind is FailureKind.PROMPT_TOO_LONG
     play = Play([said("One.")])
     one = await play.ask(*START)
-    tight = Play([said("One.")], max_tokens=len(one.prompt.ids) + 4)
+    tight = Play([said("One."), said("Two.")], max_tokens=len(one.prompt.ids) + 4)
     one = await tight.ask(*START)
     with pytest.raises(LimitReached) as reached:
         await tight.ask(*START, shown(one), user("on"))
     assert reached.value.limit is tight.session.limit is Limit.TOKENS
+    await tight.ask(user("Rename."), tools=())
+    assert tight.session.limit is None, "it went on with less"
 
 
 async def test_a_harness_that_edits_for_ever_meets_a_limit():

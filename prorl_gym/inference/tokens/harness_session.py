@@ -89,7 +89,7 @@ class HarnessSession:
 
     @property
     def limit(self) -> Limit | None:
-        """The limit of the rollout that the last refused call met; ``None``: no call was refused."""
+        """The limit that the latest call met; ``None``: it was answered. A harness may have gone on with less."""
         return self._limit
 
     async def answer(self, call: HarnessCall, on_tokens: OnTokens | None = None) -> HarnessTurn:
@@ -107,13 +107,15 @@ class HarnessSession:
             EngineError: no engine could answer, or the template refuses the messages.
         """
         try:
-            return await self._answer(call, on_tokens)
+            turn = await self._answer(call, on_tokens)
         except LimitReached as reached:
             self._limit = reached.limit
             raise
+        self._limit = None
+        return turn
 
     def segments(self) -> list[Segment]:
-        """Return the tokens so far. May be called at any time, after failures and cancels too."""
+        """Return the tokens so far, at least the first prompt. May be called at any time, also after failures."""
         return self._tree.export_segments()
 
     def main_conversation(self) -> tuple[list[Message], int]:

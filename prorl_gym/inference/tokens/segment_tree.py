@@ -172,6 +172,7 @@ class SegmentTree:
         self._recent: deque[_Recent] = deque(maxlen=_MAX_RECENT)
         self._quotes: list[_Quote] = []
         self._first: _Segment | None = None
+        self._first_prompt: Sequence[int] = ()
 
     @property
     def tokens(self) -> int:
@@ -235,7 +236,7 @@ class SegmentTree:
             segment = _Segment(self._new_stream(), parent, shared, cause, is_side, call.lineage.agent)
             placement = Placement(cause, shared, tuple(sorted(rewrites)))
             if cause == "first":
-                self._first = segment
+                self._first, self._first_prompt = segment, prompt.ids
         segment.is_busy = True
         self._asked.setdefault(prompt.digests[-1], []).append(segment)
         return PlacedTurn(self, segment, prompt, digests, placement)
@@ -276,11 +277,15 @@ class SegmentTree:
                 self._first = None
 
     def export_segments(self) -> list[Segment]:
-        """Return the segments so far. May be called at any time.
+        """Return the segments so far; before anything was sampled, the first prompt. May be called at any time.
 
         Raises:
             RolloutError: ``INTERNAL``, drift. See ``TokenStream.export_segments``.
         """
+        if not self._segments:
+            unanswered = self._new_stream()
+            unanswered.append_unsampled(self._first_prompt)
+            return unanswered.export_segments()
         places = {id(segment): place for place, segment in enumerate(self._segments)}
         return [
             exported.model_copy(
@@ -325,7 +330,10 @@ class SegmentTree:
         if (twin := next(twins, None)) is not None:
             return "retry", base or twin.parent
         if self._begins_sub_agent(call.lineage):
-            return "sub_agent", base or self._latest(call.lineage.parent_agent or self._main_agent)
+            named = self._latest(call.lineage.parent_agent) if call.lineage.parent_agent else None
+            task = self._find_quote(messages, is_argument=True, starts_anew=True)
+            source = self._latest(self._main_agent) if task is None else task.segment
+            return "sub_agent", base or named or source
         if prompt.origin is PromptOrigin.TEMPLATE:
             return "template", base
         shared = next((place for place in reversed(range(len(digests))) if digests[place] in self._histories), -1)

@@ -138,6 +138,15 @@ async def test_parallel_sub_agents_are_siblings_whatever_their_order(order, hint
     assert [len(segment.generations) for segment in play.segments] == [2, 2, 2, 2]
 
 
+async def test_a_sub_agents_sub_agent_has_it_as_its_parent():
+    play = Play([said(text) for text in ("One.", "Two.", "Three.", "Four.")])
+    await play.ask(*START)
+    for agent, parent in (("a", ""), ("b", "a"), ("c", "unknown")):
+        await play.ask(SYSTEM, user(f"Work for {agent}."), agent=agent, parent=parent)
+    assert play.causes == ["first", "sub_agent", "sub_agent", "sub_agent"]
+    assert [segment.parent for segment in play.segments] == [None, 0, 1, 0]
+
+
 async def test_sub_agents_that_are_sampled_at_once_do_not_mix():
     holds = [asyncio.Event() for _ in range(2)]
     play = Play([said("Main."), said("Alpha.", hold=holds[0]), said("Beta.", hold=holds[1]), said("More alpha.")])
@@ -180,7 +189,8 @@ async def test_a_call_that_failed_leaves_nothing_and_its_repetition_goes_on_in_t
     play = Play([broken, said("One."), broken, said("Two.")], max_turns=2)
     with pytest.raises(EngineError):
         await play.ask(*START)
-    assert (play.segments, play.session.turns) == ([], 0)
+    (unanswered,) = play.segments
+    assert (unanswered.token_ids, play.session.turns) == (list(play.engine.requests[0].prompt_ids), 0)
     one = await play.ask(*START)
     with pytest.raises(EngineError):
         await play.ask(*START, shown(one), user("on"))
@@ -330,11 +340,13 @@ async def test_a_first_prompt_that_does_not_fit_is_the_tasks_fault_and_a_later_o
     assert caught.value.kind is FailureKind.PROMPT_TOO_LONG
     play = Play([said("One.")])
     one = await play.ask(*START)
-    tight = Play([said("One.")], max_tokens=len(one.prompt.ids) + 4)
+    tight = Play([said("One."), said("Two.")], max_tokens=len(one.prompt.ids) + 4)
     one = await tight.ask(*START)
     with pytest.raises(LimitReached) as reached:
         await tight.ask(*START, shown(one), user("on"))
     assert reached.value.limit is tight.session.limit is Limit.TOKENS
+    await tight.ask(user("Rename."), tools=())
+    assert tight.session.limit is None, "it went on with less"
 
 
 async def test_a_harness_that_edits_for_ever_meets_a_limit():

@@ -14,7 +14,7 @@ from harness_play import Play, result, said, shown, user
 from token_codecs import needs_qwen
 
 from prorl_gym.errors import EngineError, FailureKind
-from prorl_gym.records import Message
+from prorl_gym.records import Message, Segment
 from prorl_gym.testing.inference.fake_engine import Reply
 
 FEW, MANY = 200, 10_000
@@ -198,6 +198,7 @@ class Harness:
         assert len(segments) == len(self.paths)
         recorded, trained = Counter(), 0
         for place, segment in enumerate(segments):
+            assert Segment.model_validate_json(segment.model_dump_json()) == segment
             for call in segment.generations:
                 assert all(segment.mask[call.start : call.end])
                 trained += call.end - call.start

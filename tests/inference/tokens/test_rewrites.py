@@ -112,6 +112,8 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.330.{};\n"
     [
         ("Today's date: 2026-11-22\nYou edit.", "Today's date: 2026-11-23\nYou edit.", "date"),
         ("Today's date is Sunday, November 22, 2026.", "Today's date is Monday, November 23, 2026.", "date"),
+        ("<current_date>2026-11-22</current_date>", "<current_date>2026-11-23</current_date>", "date"),
+        ("Today's date: Sun Nov 22 2026", "Today's date: Mon Nov 23 2026", "date"),
         ("Current date and time: 2026-11-22T10:00:00.123456", "Current date and time: 2026-11-22T10:01:02.1", "date"),
         ("You edit.\n<system-reminder>3 left</system-reminder>", "You edit.", "system_reminder"),
         ("You edit.", "You edit.\n\n<system-reminder>\n2 left\n</system-reminder>\n", "system_reminder"),
@@ -140,6 +142,7 @@ async def test_a_billing_header_is_not_shown_to_the_policy():
     ("first", "later"),
     [
         ("It was due on 2026-11-22.", "It was due on 2026-11-23."),
+        ("Date: 2026-11-22", "Date: 2026-11-23"),
         ("Today's date: 2026-11-22. Do A.", "Today's date: 2026-11-22. Do B."),
         ("<system-reminder>a</system-reminder>b", "<system-reminder>a</system-reminder>c"),
         ("<system-reminder>a", "<system-reminder>b"),

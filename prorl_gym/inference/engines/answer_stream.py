@@ -36,25 +36,20 @@ class AnswerStream(ABC):
         """Whether tokens were reported."""
         return bool(self._ids)
 
-    def add_event(self, payload: bytes) -> None:
-        """Add the data of one event.
+    def add_events(self, payloads: Sequence[bytes]) -> None:
+        """Add the data of events, and report the ids that are new in them.
 
         Raises:
             EngineError: ``ENGINE_CONTRACT``, or ``ENGINE_UNREACHABLE`` where the engine reports an error.
         """
-        if payload == END_OF_STREAM:
-            return
-        payload, echoed = strip_prompt_echo(payload, self._request)
-        self.is_prompt_checked = self.is_prompt_checked or echoed
-        event = self._validator.parse_object(payload)
-        if event.get("error") is not None:
-            raise self._broken_error(event)
-        ids = self._validator.check_ids(self._join(event), "an event's token ids")
-        if len(self._ids) + len(ids) > self._request.max_tokens:
-            raise self._validator.contract_error(f"sampled more than the {self._request.max_tokens} requested tokens")
-        self._ids += ids
-        if ids and self._request.on_tokens is not None:
-            self._request.on_tokens(ids)
+        known = len(self._ids)
+        try:
+            for payload in payloads:
+                if payload != END_OF_STREAM:
+                    self._add_event(payload)
+        finally:
+            if len(self._ids) > known and self._request.on_tokens is not None:
+                self._request.on_tokens(self._ids[known:])
 
     def cut_short(self) -> None:
         """End the answer with what came, as an abort."""
@@ -67,6 +62,17 @@ class AnswerStream(ABC):
     @abstractmethod
     def _join(self, event: Mapping[str, object]) -> Sequence[object]:
         """Add an event; return the ids that are new in it, each with a log-prob that was checked."""
+
+    def _add_event(self, payload: bytes) -> None:
+        if not self.is_prompt_checked:
+            payload, self.is_prompt_checked = strip_prompt_echo(payload, self._request)
+        event = self._validator.parse_object(payload)
+        if event.get("error") is not None:
+            raise self._broken_error(event)
+        ids = self._validator.check_ids(self._join(event), "an event's token ids")
+        if len(self._ids) + len(ids) > self._request.max_tokens:
+            raise self._validator.contract_error(f"sampled more than the {self._request.max_tokens} requested tokens")
+        self._ids += ids
 
     def _broken_error(self, event: Mapping[str, object]) -> EngineError:
         message = get_nested(event, "error", "message")

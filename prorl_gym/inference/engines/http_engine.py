@@ -225,9 +225,9 @@ class HttpEngine:
         self, request: GenerationRequest, seconds: float, stream: AnswerStream | None
     ) -> HttpResponse:
         """Exchange; a stream that breaks after it had tokens ends as an abort: they may have been shown already."""
-        sent, on_event = self._dialect.sample_request(request), None if stream is None else stream.add_event
+        sent, on_events = self._dialect.sample_request(request), None if stream is None else stream.add_events
         try:
-            return await self._exchange_unless_paused(sent, seconds, on_event)
+            return await self._exchange_unless_paused(sent, seconds, on_events)
         except EngineError as error:
             if stream is None or not stream.has_tokens:
                 raise
@@ -236,11 +236,11 @@ class HttpEngine:
             return HttpResponse(200, b"", is_stream=True)
 
     async def _exchange_unless_paused(
-        self, request: HttpRequest, seconds: float, on_event: Callable[[bytes], None] | None
+        self, request: HttpRequest, seconds: float, on_events: Callable[[Sequence[bytes]], None] | None
     ) -> HttpResponse:
         """Exchange; a time-out of a paused server is an overload: some answer nothing while they are paused."""
         try:
-            return await self._transport.exchange(request, seconds, on_event)
+            return await self._transport.exchange(request, seconds, on_events)
         except EngineError as error:
             if error.kind is FailureKind.ENGINE_TIMEOUT and await self._read_paused():
                 raise EngineOverloaded(self._dialect.address, None, None) from None

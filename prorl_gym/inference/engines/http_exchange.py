@@ -9,7 +9,7 @@ import json
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -91,14 +91,15 @@ class EngineTransport:
         self._closed = False
 
     async def exchange(
-        self, request: HttpRequest, seconds: float, on_event: Callable[[bytes], None] | None = None
+        self, request: HttpRequest, seconds: float, on_events: Callable[[Sequence[bytes]], None] | None = None
     ) -> HttpResponse:
         """Send one request and read the whole answer, whatever its status.
 
         Args:
             request: what to send.
             seconds: for all of it.
-            on_event: called with the data of each event, where the answer is a stream of events.
+            on_events: called with the data of each event, in order and as many at once as have come, where the answer
+                is a stream of events.
 
         Raises:
             CallTimedOut: there is no whole answer in time.
@@ -107,7 +108,7 @@ class EngineTransport:
         """
         try:
             async with asyncio.timeout(seconds):
-                return await self._exchange(request, on_event)
+                return await self._exchange(request, on_events)
         except TimeoutError:
             raise CallTimedOut(self._address, seconds) from None
 
@@ -118,16 +119,18 @@ class EngineTransport:
         if session is not None:
             await session.close()
 
-    async def _exchange(self, request: HttpRequest, on_event: Callable[[bytes], None] | None) -> HttpResponse:
+    async def _exchange(
+        self, request: HttpRequest, on_events: Callable[[Sequence[bytes]], None] | None
+    ) -> HttpResponse:
         try:
             body = request.encode_body()
             headers = request.headers if body is None else {**request.headers, "Content-Type": "application/json"}
             async with self._http().request(
                 request.method, request.url, data=body, headers=headers, allow_redirects=False
             ) as response:
-                if on_event is not None and response.status == 200 and response.content_type == _EVENT_STREAM:
-                    async for event in self._events(response, request.max_bytes):
-                        on_event(event)
+                if on_events is not None and response.status == 200 and response.content_type == _EVENT_STREAM:
+                    async for events in self._events(response, request.max_bytes):
+                        on_events(events)
                     return HttpResponse(response.status, b"", is_stream=True)
                 payload = await read_body(response, request.max_bytes)
                 if payload is None:
@@ -142,17 +145,16 @@ class EngineTransport:
             reason = f"does not speak HTTP properly ({type(error).__name__})"
             raise self._error(FailureKind.ENGINE_CONTRACT, reason, "Check what listens at that address.") from None
 
-    async def _events(self, response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[bytes]:
-        """Yield the data of each event of a stream, which is one line in what engines send."""
+    async def _events(self, response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[Sequence[bytes]]:
+        """Yield the data of the events of a stream as they come, each one line in what engines send."""
         rest, size = b"", 0
         async for chunk in response.content.iter_any():
             size += len(chunk)
             if size > max_bytes:
                 raise self._too_large_error(max_bytes)
             *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                if line.startswith(_DATA):
-                    yield line.removeprefix(_DATA).strip()
+            if events := [line.removeprefix(_DATA).strip() for line in lines if line.startswith(_DATA)]:
+                yield events
 
     def _too_large_error(self, max_bytes: int) -> EngineError:
         what = f"the answer is larger than {max_bytes} bytes"

@@ -121,7 +121,7 @@ class NpmLayer:
                 with TemporaryDirectory(dir=downloads) as fresh:
                     _run(["npm", "pack", name, "--silent", "--pack-destination", fresh], "Install npm (nodejs.org).")
                     next(Path(fresh).glob("*.tgz")).rename(archive)
-            _unpack(archive, directory / folder, _for_this_machine(self.folders.get(folder, "")))
+            _unpack(archive, directory / _for_this_machine(folder), _for_this_machine(self.folders.get(folder, "")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,20 +278,26 @@ def _run(command: Sequence[str], fix: str, cwd: str | None = None) -> None:
 
 def _unpack(archive: Path, directory: Path, folder: str) -> None:
     """Unpack a folder of a package of npm: everything is below one, ``package``."""
-    with TemporaryDirectory(dir=directory.parent) as temporary:
+    with TemporaryDirectory(dir=archive.parent) as temporary:
         try:
             with tarfile.open(archive) as packed:
                 packed.extractall(temporary, filter="data")
+            directory.parent.mkdir(parents=True, exist_ok=True)
             Path(temporary, "package", folder).rename(directory)
         except (tarfile.TarError, OSError) as error:
             raise ConfigError(f"{archive}: cannot be unpacked ({error}).", "Remove it, and install again.") from None
 
 
 def _make_readable(directory: Path) -> None:
-    """Let every user read the layer: sandboxes run as another one."""
+    """Let every user read the layer, and run its programs: sandboxes run as another one, and npm packs some as data."""
     for folder, _, names in os.walk(directory):
         os.chmod(folder, 0o755)
         for name in names:
             path = os.path.join(folder, name)
             if not os.path.islink(path):
-                os.chmod(path, 0o755 if os.stat(path).st_mode & 0o111 else 0o644)
+                os.chmod(path, 0o755 if os.stat(path).st_mode & 0o111 or _is_program(path) else 0o644)
+
+
+def _is_program(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(4) == b"\x7fELF"

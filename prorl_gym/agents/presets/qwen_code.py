@@ -9,7 +9,15 @@ PRESET = Preset(
     name="qwen-code",
     version=_VERSION,
     wire="chat completions",
-    layer=NpmLayer({"node": "node-linux-{arch}@22.23.3", "qwen": f"@qwen-code/qwen-code@{_VERSION}"}),
+    layer=NpmLayer(
+        {
+            "node": "node-linux-{arch}@22.23.3",
+            "qwen": f"@qwen-code/qwen-code@{_VERSION}",
+            # Without a terminal for its commands it loses the output of short ones at times.
+            "qwen/node_modules/@lydell/node-pty": "@lydell/node-pty@1.2.0-beta.10",
+            "qwen/node_modules/@lydell/node-pty-linux-{arch}": "@lydell/node-pty-linux-{arch}@1.2.0-beta.10",
+        }
+    ),
     command=CommandConfig(
         argv=(
             *("$layer/node/bin/node", "$layer/qwen/cli.js", "-p", "$task", "--yolo"),

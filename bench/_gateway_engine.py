@@ -58,7 +58,9 @@ class Engine:
         began = time.perf_counter()
         json.loads(raw)
         words = self._text.split(" ")
-        deltas = [{"index": 0, "delta": {"content": f"{word} "}, "finish_reason": None} for word in words]
+        deltas: list[dict[str, Any]] = [
+            {"index": 0, "delta": {"content": f"{word} "}, "finish_reason": None} for word in words
+        ]
         deltas.append({"index": 0, "delta": {}, "finish_reason": "stop"})
         parts = [{"id": "c", "object": "chat.completion.chunk", "choices": [delta]} for delta in deltas]
         return await self._stream(request, parts, began)

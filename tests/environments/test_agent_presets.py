@@ -64,6 +64,7 @@ async def test_preset_solves_an_example_row(name: str, environment: str, real_sa
     assert gateway.refused == 0
 
 
+@pytest.mark.parametrize("real_sandboxes", ["userns"], indirect=True)
 @pytest.mark.parametrize("name", sorted(PRESETS))
 async def test_prompts_of_two_rollouts_are_the_same(name: str, real_sandboxes: SandboxBackend):
     """Replicas of a group share their first prompt, the time of day apart."""

@@ -78,7 +78,7 @@ class RemoteCalls:
                 self._spawn(message.query, self._wait_for_room(pool, message), (pool.name, message.session))
             case SamplingQuery():
                 self._spawn(message.query, self._answer_query(pool, message))
-            case SessionFreed(type="release"):
+            case SessionFreed(forget=False):
                 pool.release_slot(message.session)
             case _:
                 ids = self._sessions.pop((pool.name, message.session), ())

@@ -104,12 +104,12 @@ class RemotePool:
 
     def release_slot(self, session_id: str) -> None:
         """See ``EnginePool.release_slot``."""
-        self._send(SessionFreed(type="release", pool=self.name, session=session_id))
+        self._send(SessionFreed(pool=self.name, session=session_id, forget=False))
 
     def forget_session(self, session_id: str) -> None:
         """See ``EnginePool.forget_session``."""
         self._homes.pop(session_id, None)
-        self._send(SessionFreed(type="forget", pool=self.name, session=session_id))
+        self._send(SessionFreed(pool=self.name, session=session_id, forget=True))
 
     def find_call(self, request_id: str) -> InFlightCall | None:
         """See ``EnginePool.find_call``."""

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from prorl_gym.client.wire_models import Body
 from prorl_gym.errors import CancelReason, EngineError, FailureKind, LimitReached
 from prorl_gym.inference.engine_errors import CallTimedOut, ContextExceeded, EngineOverloaded, ModelMissing
 from prorl_gym.records import Identifier, Record
@@ -18,7 +17,7 @@ from prorl_gym.rollout.protocol import Job, ParkingChanged, StageEntered, TurnEn
 # --- node to head ---------------------------------------------------------------------------------------------------
 
 
-class AttemptFinished(Body):
+class AttemptFinished(Record):
     """An attempt ended. Repeated in every session until the head has settled it in the ledger."""
 
     type: Literal["finished"] = "finished"
@@ -28,21 +27,22 @@ class AttemptFinished(Body):
     """The ``Rollout`` as JSON text."""
 
 
-class NodeDraining(Body):
+class NodeDraining(Record):
     """The node takes no more attempts, and leaves when those in hand are settled."""
 
     type: Literal["draining"] = "draining"
 
 
-class SessionFreed(Body):
-    """``release``: see ``EnginePool.release_slot``. ``forget``: see ``EnginePool.forget_session``."""
+class SessionFreed(Record):
+    """See ``EnginePool.release_slot``, or ``EnginePool.forget_session``."""
 
-    type: Literal["release", "forget"]
+    type: Literal["freed"] = "freed"
     pool: str
     session: str
+    forget: bool
 
 
-class RoomQuery(Body):
+class RoomQuery(Record):
     """A rollout that has not begun to run waits for room on the engines. See ``EnginePool.wait_for_room``."""
 
     type: Literal["room"] = "room"
@@ -52,7 +52,7 @@ class RoomQuery(Body):
     session: str
 
 
-class SamplingQuery(Body):
+class SamplingQuery(Record):
     """See ``EnginePool.may_have_sampled``."""
 
     type: Literal["sampling"] = "sampling"
@@ -64,7 +64,7 @@ class SamplingQuery(Body):
     seconds: float
 
 
-class CallRequest(Body):
+class CallRequest(Record):
     """A model call to place. The node answers the head's ``CallPlaced`` by ``CallEnded`` or ``CallWithdrawn``."""
 
     type: Literal["call"] = "call"
@@ -79,7 +79,7 @@ class CallRequest(Body):
     cache_salt: str | None = None
 
 
-class CallFailure(Body):
+class CallFailure(Record):
     """A failed model call, with what distinguishes its exception."""
 
     error: Literal["context", "timed_out", "model_missing", "overloaded", "other"]
@@ -130,7 +130,7 @@ _ERRORS: dict[str, type[EngineError]] = {
 }
 
 
-class CallEnded(Body):
+class CallEnded(Record):
     """The outcome of one try of a call: figures for the balancer and admission, or the failure."""
 
     type: Literal["ended"] = "ended"
@@ -145,7 +145,7 @@ class CallEnded(Body):
     failure: CallFailure | None = None
 
 
-class CallWithdrawn(Body):
+class CallWithdrawn(Record):
     """Nothing waits for this call or query any more."""
 
     type: Literal["withdrawn"] = "withdrawn"
@@ -164,7 +164,7 @@ UpMessage = Annotated[
 # --- head to node ---------------------------------------------------------------------------------------------------
 
 
-class JobSent(Body):
+class JobSent(Record):
     """An attempt to make."""
 
     type: Literal["job"] = "job"
@@ -181,7 +181,7 @@ class JobSent(Body):
         return Job.model_validate(json.loads(self.job))
 
 
-class Settled(Body):
+class Settled(Record):
     """The end of this attempt is in the ledger, or of no interest: the node may drop its record."""
 
     type: Literal["settled"] = "settled"
@@ -189,7 +189,7 @@ class Settled(Body):
     attempt: int
 
 
-class CancelSent(Body):
+class CancelSent(Record):
     """See ``Runner.cancel``."""
 
     type: Literal["cancel"] = "cancel"
@@ -197,7 +197,7 @@ class CancelSent(Body):
     reason: CancelReason
 
 
-class ParkSent(Body):
+class ParkSent(Record):
     """See ``Runner.park`` and ``Runner.unpark``."""
 
     type: Literal["park"] = "park"
@@ -205,7 +205,7 @@ class ParkSent(Body):
     park: bool
 
 
-class CallPlaced(Body):
+class CallPlaced(Record):
     """Where to make a call; again after a try that failed."""
 
     type: Literal["placed"] = "placed"
@@ -220,7 +220,7 @@ class CallPlaced(Body):
     """Of the pool, when it is known."""
 
 
-class CallStopped(Body):
+class CallStopped(Record):
     """Stop the call at its engine and keep what it sampled."""
 
     type: Literal["stop"] = "stop"
@@ -229,7 +229,7 @@ class CallStopped(Body):
     """A pause of the policy caused it."""
 
 
-class CallRefused(Body):
+class CallRefused(Record):
     """The call failed for good."""
 
     type: Literal["refused"] = "refused"
@@ -239,7 +239,7 @@ class CallRefused(Body):
     """Its last try is charged to no deadline."""
 
 
-class ClockPaused(Body):
+class ClockPaused(Record):
     """Pause or resume the deadline of a call in flight: engines hold it back while weights change."""
 
     type: Literal["clock"] = "clock"
@@ -247,7 +247,7 @@ class ClockPaused(Body):
     pause: bool
 
 
-class QueryAnswered(Body):
+class QueryAnswered(Record):
     """The answer to a ``RoomQuery``, which is always yes, or to a ``SamplingQuery``."""
 
     type: Literal["answered"] = "answered"
@@ -261,7 +261,7 @@ DownMessage = Annotated[JobSent | Settled | CancelSent | ParkSent | CallReply, F
 # --- the routes' bodies and answers ---------------------------------------------------------------------------------
 
 
-class JoinBody(Body):
+class JoinBody(Record):
     """A node joins, or joins again after the head was restarted."""
 
     incarnation: Identifier
@@ -287,7 +287,7 @@ class JoinResponse(Record):
     """Context in tokens by pool, where it is known."""
 
 
-class ExchangeBody(Body):
+class ExchangeBody(Record):
     """Messages of a node, and which of the head's it has."""
 
     incarnation: Identifier
@@ -311,7 +311,7 @@ class ExchangeAnswer(Record):
     messages: tuple[DownMessage, ...] = ()
 
 
-class LeaveBody(Body):
+class LeaveBody(Record):
     """The node leaves: whatever it has in hand is lost."""
 
     incarnation: Identifier

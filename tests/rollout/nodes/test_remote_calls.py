@@ -23,7 +23,7 @@ async def test_a_call_that_is_withdrawn_in_the_page_that_requests_it_holds_nothi
     calls = RemoteCalls({"policy": pool}, sent.append)
     calls.handle(CallRequest(call="c", pool="policy", session="s", group="g", prompt_tokens=3, max_tokens=4))
     calls.handle(CallWithdrawn(call="c"))
-    calls.handle(SessionFreed(type="forget", pool="policy", session="s"))
+    calls.handle(SessionFreed(pool="policy", session="s", forget=True))
     for _ in range(10):
         await asyncio.sleep(0)
     admission = pool.snapshot().admission

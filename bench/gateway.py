@@ -1,6 +1,6 @@
 """What the gateway of a rollout costs a program that is served by it.
 
-Latency: one program whose history has grown to 64,000 tokens; a call as long as the program sees it, less what the engine
+Latency: one program whose history has grown to 64,000 tokens; a call's time as it sees it, less what the engine
 needed. Calls a second: 16 programs with histories of 4,000 tokens at once, each with a gateway of its own, beside a
 proxy that only captures text (``_gateway_proxy.py``). Programs, gateway and engine are a process each and share the
 cores; answers are streamed, and the engine samples at once. Texts are made of the licence's words.

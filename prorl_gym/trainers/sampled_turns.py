@@ -20,7 +20,16 @@ class Turn:
 
 
 def count_prompt_messages(rollout: Rollout) -> int:
-    """Count the messages of the first prompt; where the record has no count, all before the first assistant's."""
+    """Count the messages of the first prompt; where the record has no count, all before the first assistant's.
+
+    The prompt of a branch has turns of the assistant, too: those that were sampled in it are the last ones.
+    """
+    main = rollout.main_segment
+    if main is not None and rollout.segments[main].parent is not None:
+        turns = sum(len(list(segment_turns(rollout.segments[place]))) for place in told_segments(rollout))
+        spoken = [place for place, message in enumerate(rollout.messages) if message.role == "assistant"]
+        if turns < len(spoken):
+            return spoken[-turns]
     if rollout.prompt_messages:
         return rollout.prompt_messages
     roles = [message.role for message in rollout.messages]

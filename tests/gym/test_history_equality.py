@@ -30,7 +30,8 @@ Messages = list[dict[str, Any]]
 Edit = Callable[[Messages, int], None]
 """Changes messages in place; the number picks the place."""
 
-SCHEMA = {"term": {"type": "string"}, "exact": {"type": "boolean"}, "digits": {"type": "number"}}
+ROUNDED = {"type": "boolean", "default": False}
+SCHEMA = {"term": {"type": "string"}, "exact": {"type": "boolean"}, "digits": {"type": "number"}, "rounded": ROUNDED}
 CALC = {"name": "calc", "description": "Work out a term.", "parameters": {"type": "object", "properties": SCHEMA}}
 TOOLS = [{"type": "function", "function": CALC}]
 TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
@@ -222,6 +223,8 @@ def changed_id(messages: Messages, pick: int) -> None:
 
 
 OTHER: dict[str, Edit] = {
+    "another value than the default": rewritten(lambda value: json.dumps({"rounded": True} | value)),
+    "a value that only equals the default": rewritten(lambda value: json.dumps({"rounded": 0} | value)),
     "text of the user": inserted("x", "user"),
     "text of the system": inserted("x", "system"),
     "result of a tool": inserted("x", "tool"),
@@ -311,6 +314,7 @@ def without_null_fields(messages: Messages, pick: int) -> None:
 
 
 SAME: dict[str, Edit] = {
+    "a default of the schema": rewritten(lambda value: json.dumps({"rounded": False} | value)),
     "as it came": lambda messages, pick: None,
     "order of arguments": rewritten(lambda arguments: json.dumps(dict(reversed(arguments.items())))),
     "blanks in arguments": rewritten(lambda arguments: json.dumps(arguments, indent=3)),

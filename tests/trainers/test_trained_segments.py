@@ -4,7 +4,7 @@ import pytest
 from rollout_samples import MESSAGES, ROW, rollout, segment
 from trainer_samples import PAD
 
-from prorl_gym.records import Rollout, Segment
+from prorl_gym.records import Message, Rollout, Segment
 from prorl_gym.settings import RolloutSettings, resolve_settings
 from prorl_gym.trainers.areal import to_areal
 from prorl_gym.trainers.gym_result import to_gym_result
@@ -70,6 +70,17 @@ def test_nemo_rls_row_tells_the_main_segments_turns():
     calls = [item for item in items if "generation_token_ids" in item]
     assert [item["prompt_token_ids"][:3] for item in calls] == [[1, 2, 3], [1, 2, 3]]
     assert len([item for item in items if item["type"] != "function_call_output"]) == 2, MESSAGES
+
+
+def test_the_prompt_of_a_branch_has_turns_that_were_sampled_elsewhere():
+    segments = [branch(1, [1, 2, 3]), branch(2, [1, 2, 8], cause="edit", parent=0, shared_tokens=2)]
+    context = [*MESSAGES[:2], Message(role="assistant", content="elsewhere"), MESSAGES[1]]
+    settings = resolve_settings(RolloutSettings(trained_segments="main"))
+    record = rollout(segments=segments, settings=settings, messages=[*context, *MESSAGES[2:]])
+    result = to_gym_result(record, ROW)
+    output = result["response"]["output"]
+    assert [item.get("generation_token_ids") for item in output] == [[100, 9], None, [101, 9]]
+    assert result["mask_sample"] is False
 
 
 def test_a_segment_cannot_sample_what_it_shares():

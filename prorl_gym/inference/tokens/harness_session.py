@@ -89,7 +89,7 @@ class HarnessSession:
 
     @property
     def limit(self) -> Limit | None:
-        """The limit of the rollout that the last refused call met; ``None``: no call was refused."""
+        """The limit that the latest call met; ``None``: it was answered. A harness may have gone on with less."""
         return self._limit
 
     async def answer(self, call: HarnessCall, on_tokens: OnTokens | None = None) -> HarnessTurn:
@@ -107,13 +107,15 @@ class HarnessSession:
             EngineError: no engine could answer, or the template refuses the messages.
         """
         try:
-            return await self._answer(call, on_tokens)
+            turn = await self._answer(call, on_tokens)
         except LimitReached as reached:
             self._limit = reached.limit
             raise
+        self._limit = None
+        return turn
 
     def segments(self) -> list[Segment]:
-        """Return the tokens so far. May be called at any time, after failures and cancels too."""
+        """Return the tokens so far, at least the first prompt. May be called at any time, also after failures."""
         return self._tree.export_segments()
 
     def main_conversation(self) -> tuple[list[Message], int]:
@@ -180,7 +182,7 @@ class HarnessSession:
             group_id=self._group_id,
             conversation=turn.prompt.conversation,
             prompt_ids_json=ids_json,
-            on_tokens=turn.on_call_tokens,
+            on_tokens=turn.stream if turn.is_streamed else None,
         )
         return await self._calls.make(turn.number, request, partial(turn.append, request.seed))
 
@@ -238,11 +240,16 @@ class _Turn:
         self.prompt = prompt
         self.placed = placed
         self.sampled = SampledTurn()
-        self.on_call_tokens = None if on_tokens is None else self._report
-        """Of the engine's call in flight."""
+        self.is_streamed = on_tokens is not None
         self._on_tokens = on_tokens
-        self._reported = 0
-        """Tokens of the call in flight that were reported as they came."""
+        self._streamed_count = 0
+        """Ids of the call under way that were reported already."""
+
+    def stream(self, ids: Sequence[int]) -> None:
+        """Report ids of the call under way."""
+        assert self._on_tokens is not None
+        self._streamed_count += len(ids)
+        self._on_tokens(ids)
 
     def append(self, seed: int | None, result: GenerationResult) -> list[int]:
         """Append what one call sampled; return the ids that were kept."""
@@ -250,13 +257,7 @@ class _Turn:
         count = len(kept)
         cut = replace(result, token_ids=kept, logprobs=result.logprobs[:count], versions=result.versions[:count])
         self.sampled.append_result(cut)
-        rest, self._reported = kept[self._reported :], 0
+        rest, self._streamed_count = kept[self._streamed_count :], 0
         if rest and self._on_tokens is not None:
             self._on_tokens(rest)
         return kept
-
-    def _report(self, ids: Sequence[int]) -> None:
-        """Report tokens of a call that are not recorded yet."""
-        self._reported += len(ids)
-        if self._on_tokens is not None:
-            self._on_tokens(ids)

@@ -90,7 +90,7 @@ VOLATILE_TEXT = (
         frozenset({"system", "user"}),
         "comparison",
         pattern=re.compile(
-            r"((?:\b[Tt]oday(?:'s date)?|\b[Cc]urrent (?:date|time|datetime)(?: and time)?|\b[Dd]ate(?:time)?)"
+            r"((?:\b[Tt]oday(?:'s date)?|\b[Cc]urrent[ _](?:date|time|datetime)(?: and time)?)"
             r"(?: is)?[:>]? {0,4})" + _DATE
         ),
     ),

@@ -84,7 +84,7 @@ class _Quote:
     """Of a tool call: a sub-agent's task; otherwise a turn: a summary."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Recent:
     """The history of a recent call, and its digests."""
 
@@ -172,6 +172,7 @@ class SegmentTree:
         self._recent: deque[_Recent] = deque(maxlen=_MAX_RECENT)
         self._quotes: list[_Quote] = []
         self._first: _Segment | None = None
+        self._first_prompt: Sequence[int] = ()
 
     @property
     def tokens(self) -> int:
@@ -183,13 +184,19 @@ class SegmentTree:
 
     def digest_history(self, digests: HistoryDigests, messages: Sequence[Message]) -> tuple[bytes, ...]:
         """Return the digests of a history: those of what a recent call had in the same text are not made again."""
-        known: Sequence[bytes] = ()
+        nearest, count = None, 0
         for recent in self._recent:
-            if recent.of_tools == digests.of_tools and (count := _count_equal(recent.messages, messages)) > len(known):
-                known = recent.digests[:count]
-        found = digests.of_history(messages, known)
-        self._recent.append(_Recent(digests.of_tools, messages, found))
-        return found
+            if recent.of_tools == digests.of_tools and (equal := _count_equal(recent.messages, messages)) > count:
+                nearest, count = recent, equal
+        if nearest is None:
+            recent = _Recent(digests.of_tools, messages, digests.of_history(messages))
+        else:
+            shared = [*nearest.messages[:count], *messages[count:]]  # one copy of each text, however often it comes
+            recent = _Recent(digests.of_tools, shared, digests.of_history(messages, nearest.digests[:count]))
+            if count == len(nearest.messages):
+                self._recent.remove(nearest)
+        self._recent.append(recent)
+        return recent.digests
 
     def find_base(self, digests: Sequence[bytes], messages: Sequence[Message]) -> Base | None:
         """Return the longest beginning of a history that ends in a turn of the tree, if there is one."""
@@ -229,7 +236,7 @@ class SegmentTree:
             segment = _Segment(self._new_stream(), parent, shared, cause, is_side, call.lineage.agent)
             placement = Placement(cause, shared, tuple(sorted(rewrites)))
             if cause == "first":
-                self._first = segment
+                self._first, self._first_prompt = segment, prompt.ids
         segment.is_busy = True
         self._asked.setdefault(prompt.digests[-1], []).append(segment)
         return PlacedTurn(self, segment, prompt, digests, placement)
@@ -262,16 +269,23 @@ class SegmentTree:
         """A call is over. See ``PlacedTurn.release``."""
         segment.is_busy = False
         if not was_recorded:
-            self._asked[prompt.digests[-1]].remove(segment)
+            asked = self._asked[prompt.digests[-1]]
+            asked.remove(segment)
+            if not asked:
+                del self._asked[prompt.digests[-1]]
             if self._first is segment and segment not in self._segments:
                 self._first = None
 
     def export_segments(self) -> list[Segment]:
-        """Return the segments so far. May be called at any time.
+        """Return the segments so far; before anything was sampled, the first prompt. May be called at any time.
 
         Raises:
             RolloutError: ``INTERNAL``, drift. See ``TokenStream.export_segments``.
         """
+        if not self._segments:
+            unanswered = self._new_stream()
+            unanswered.append_unsampled(self._first_prompt)
+            return unanswered.export_segments()
         places = {id(segment): place for place, segment in enumerate(self._segments)}
         return [
             exported.model_copy(
@@ -316,7 +330,10 @@ class SegmentTree:
         if (twin := next(twins, None)) is not None:
             return "retry", base or twin.parent
         if self._begins_sub_agent(call.lineage):
-            return "sub_agent", base or self._latest(call.lineage.parent_agent or self._main_agent)
+            named = self._latest(call.lineage.parent_agent) if call.lineage.parent_agent else None
+            task = self._find_quote(messages, is_argument=True, starts_anew=True)
+            source = self._latest(self._main_agent) if task is None else task.segment
+            return "sub_agent", base or named or source
         if prompt.origin is PromptOrigin.TEMPLATE:
             return "template", base
         shared = next((place for place in reversed(range(len(digests))) if digests[place] in self._histories), -1)

@@ -138,6 +138,15 @@ async def test_parallel_sub_agents_are_siblings_whatever_their_order(order, hint
     assert [len(segment.generations) for segment in play.segments] == [2, 2, 2, 2]
 
 
+async def test_a_sub_agents_sub_agent_has_it_as_its_parent():
+    play = Play([said(text) for text in ("One.", "Two.", "Three.", "Four.")])
+    await play.ask(*START)
+    for agent, parent in (("a", ""), ("b", "a"), ("c", "unknown")):
+        await play.ask(SYSTEM, user(f"Work for {agent}."), agent=agent, parent=parent)
+    assert play.causes == ["first", "sub_agent", "sub_agent", "sub_agent"]
+    assert [segment.parent for segment in play.segments] == [None, 0, 1, 0]
+
+
 async def test_sub_agents_that_are_sampled_at_once_do_not_mix():
     holds = [asyncio.Event() for _ in range(2)]
     play = Play([said("Main."), said("Alpha.", hold=holds[0]), said("Beta.", hold=holds[1]), said("More alpha.")])
@@ -180,7 +189,8 @@ async def test_a_call_that_failed_leaves_nothing_and_its_repetition_goes_on_in_t
     play = Play([broken, said("One."), broken, said("Two.")], max_turns=2)
     with pytest.raises(EngineError):
         await play.ask(*START)
-    assert (play.segments, play.session.turns) == ([], 0)
+    (unanswered,) = play.segments
+    assert (unanswered.token_ids, play.session.turns) == (list(play.engine.requests[0].prompt_ids), 0)
     one = await play.ask(*START)
     with pytest.raises(EngineError):
         await play.ask(*START, shown(one), user("on"))
@@ -206,6 +216,25 @@ async def test_a_disconnect_stops_the_engines_call_and_keeps_its_tokens():
     assert play.engine.in_flight == 0
     again = await play.ask(*START, shown(one), user("on"))
     assert (play.causes, again.placement.cause) == (["first", "retry"], "retry")
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_stream_has_the_tokens_of_the_record_each_once(streams):
+    records = []
+    for on_tokens in (None, True):
+        came = []
+        play = Play([Reply((10, 11), "abort"), said("and the rest"), said("Two.")])
+        play.engine.streams = streams
+        one = await play.ask(*START, on_tokens=on_tokens and came.append)
+        await play.ask(*START, shown(one), user("on"), on_tokens=on_tokens and came.append)
+        (segment,) = play.segments
+        records.append(segment.model_copy(update={"generations": []}))
+        if on_tokens:
+            assert [token for ids in came for token in ids] == [
+                token for token, bit in zip(segment.token_ids, segment.mask, strict=True) if bit
+            ]
+            assert (len(came) > 3) is streams
+    assert records[0] == records[1]
 
 
 async def test_the_part_of_a_cut_turn_that_a_harness_keeps_is_an_abandoned_sibling():
@@ -311,11 +340,13 @@ async def test_a_first_prompt_that_does_not_fit_is_the_tasks_fault_and_a_later_o
     assert caught.value.kind is FailureKind.PROMPT_TOO_LONG
     play = Play([said("One.")])
     one = await play.ask(*START)
-    tight = Play([said("One.")], max_tokens=len(one.prompt.ids) + 4)
+    tight = Play([said("One."), said("Two.")], max_tokens=len(one.prompt.ids) + 4)
     one = await tight.ask(*START)
     with pytest.raises(LimitReached) as reached:
         await tight.ask(*START, shown(one), user("on"))
     assert reached.value.limit is tight.session.limit is Limit.TOKENS
+    await tight.ask(user("Rename."), tools=())
+    assert tight.session.limit is None, "it went on with less"
 
 
 async def test_a_harness_that_edits_for_ever_meets_a_limit():

@@ -2,12 +2,20 @@
 
 import json
 import time
+from typing import get_args
 
 import pytest
 from harness_play import SYSTEM, TASK, Play, assistant, result, said, shown, tool_call, user
+from token_codecs import ROOT
 
-from prorl_gym.inference.tokens.rewrites import CALL_REWRITES, VOLATILE_TEXT, stable_text
-from prorl_gym.records import Message
+from prorl_gym.inference.tokens.rewrites import (
+    CALL_REWRITES,
+    EQUAL_FORMS,
+    VOLATILE_TEXT,
+    CallRestorer,
+    stable_text,
+)
+from prorl_gym.records import BranchCause, Message, ToolCall
 
 START = (SYSTEM, TASK)
 THOUGHT = "<think>\nHm.\n</think>\n\nI look."
@@ -84,9 +92,6 @@ async def test_any_other_change_is_a_branch(sampled, change):
 )
 def test_arguments_that_are_no_json_are_known_by_the_id_of_their_call(arguments, shown_arguments, name):
     """Our own parsers give only JSON; an engine that answers in text may give anything."""
-    from prorl_gym.inference.tokens.rewrites import CallRestorer
-    from prorl_gym.records import ToolCall
-
     restorer = CallRestorer()
     sampled = ToolCall(id="call_0_0", name="edit", arguments=arguments)
     restorer.add_calls([sampled])
@@ -107,6 +112,8 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.330.{};\n"
     [
         ("Today's date: 2026-11-22\nYou edit.", "Today's date: 2026-11-23\nYou edit.", "date"),
         ("Today's date is Sunday, November 22, 2026.", "Today's date is Monday, November 23, 2026.", "date"),
+        ("<current_date>2026-11-22</current_date>", "<current_date>2026-11-23</current_date>", "date"),
+        ("Today's date: Sun Nov 22 2026", "Today's date: Mon Nov 23 2026", "date"),
         ("Current date and time: 2026-11-22T10:00:00.123456", "Current date and time: 2026-11-22T10:01:02.1", "date"),
         ("You edit.\n<system-reminder>3 left</system-reminder>", "You edit.", "system_reminder"),
         ("You edit.", "You edit.\n\n<system-reminder>\n2 left\n</system-reminder>\n", "system_reminder"),
@@ -135,6 +142,7 @@ async def test_a_billing_header_is_not_shown_to_the_policy():
     ("first", "later"),
     [
         ("It was due on 2026-11-22.", "It was due on 2026-11-23."),
+        ("Date: 2026-11-22", "Date: 2026-11-23"),
         ("Today's date: 2026-11-22. Do A.", "Today's date: 2026-11-22. Do B."),
         ("<system-reminder>a</system-reminder>b", "<system-reminder>a</system-reminder>c"),
         ("<system-reminder>a", "<system-reminder>b"),
@@ -162,6 +170,8 @@ def test_hostile_text_takes_time_in_its_length_only(piece):
     assert time.process_time() - began < 2.0
 
 
-def test_every_row_has_a_name_of_its_own():
-    names = [row.name for row in (*VOLATILE_TEXT, *CALL_REWRITES)]
-    assert len(set(names)) == len(names)
+def test_the_page_has_every_row_and_every_cause():
+    page = (ROOT / "docs" / "tokens.md").read_text()
+    rows = [*(row.name for row in (*VOLATILE_TEXT, *CALL_REWRITES)), *EQUAL_FORMS, *get_args(BranchCause)]
+    assert [name for name in rows if f"\n| `{name}` |" not in page] == []
+    assert len(set(rows)) == len(rows)

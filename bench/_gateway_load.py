@@ -1,4 +1,4 @@
-"""The programs of ``bench gateway``, in a process of their own. Each sends its whole history, streamed, many times.
+"""The programs of ``bench gateway``, a process of their own: each sends its whole history, streamed, in every call.
 
 The job comes as one line of JSON on standard input: ``urls`` (one program for each), ``tokens`` (one for each),
 ``prompt``, ``outputs`` (texts that tools give, one after each call) and ``unmeasured`` (calls before the first that

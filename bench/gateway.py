@@ -1,9 +1,9 @@
 """What the gateway of a rollout costs a program that is served by it.
 
-Latency: one program whose history has grown to 64,000 tokens; a call as long as the program sees it, less what the
-engine needed. Calls a second: 16 programs with histories of 4,000 tokens at once, each with a gateway of its own,
-beside a proxy that only captures text (``_gateway_proxy.py``). Programs, gateway and engine are a process each and
-share the cores; answers are streamed, and the engine samples at once. Texts are made of the licence's words.
+Latency: one program whose history has grown to 64,000 tokens; a call's time as it sees it, less what the engine
+needed. Calls a second: 16 programs with histories of 4,000 tokens at once, each with a gateway of its own, beside a
+proxy that only captures text (``_gateway_proxy.py``). Programs, gateway and engine are a process each and share the
+cores; answers are streamed, and the engine samples at once. Texts are made of the licence's words.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ async def _figures() -> list[Figure]:
     async with _engine(codec) as engine:
         added, segments = await _added_latency(codec, engine, words)
         added.sort()
-        gateways, proxies = list[float](), list[float]()
+        gateways, proxies = [], []
         for _ in range(RUNS):  # alternately: the machine may change its pace
             gateways.append(await _gateway_rate(codec, engine, words))
             proxies.append(await _proxy_rate(engine, words, codec))

@@ -21,6 +21,7 @@ from prorl_gym.gateway.history import (
     read_tool_call,
     wrap_thinking,
 )
+from prorl_gym.gateway.history_cache import HistoryCache
 from prorl_gym.gateway.lenient import lenient_call, readable_text, required_list
 from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, SamplingParams, make_call, reject_unsupported
 from prorl_gym.gateway.turn_stream import Piece
@@ -69,21 +70,28 @@ def read_call(params: Mapping[str, Any], options: GatewayOptions, template_optio
     return make_call(params, options, read_messages(params["messages"]), limit)
 
 
-def read_lenient(body: Mapping[str, Any], sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
+def read_lenient(
+    body: Mapping[str, Any], sampling: SamplingParams, omitted: Counter[str], history: HistoryCache
+) -> ModelCall:
     """Read a call of a program in a rollout, whatever else it asks for. See ``lenient``.
 
     Args:
         body: as it was sent.
         sampling: of the rollout.
         omitted: counts what is left out, by name.
+        history: of the program.
 
     Raises:
         ConfigError: the conversation cannot be read.
     """
-    messages = [_simplify_message(each, omitted) for each in required_list(body, "messages")]
+
+    def read(messages: list[Any]) -> list[HistoryEntry]:
+        simple = [_simplify_message(each, omitted) for each in messages]
+        return read_messages(normalize_body({"messages": simple})["messages"])
+
     tools = [tool for each in as_list(body.get("tools")) or () if (tool := as_item(each))]
     return lenient_call(
-        read_messages(normalize_body({"messages": messages})["messages"]),
+        history.read(required_list(body, "messages"), read),
         tools,
         sampling,
         omitted,

@@ -6,12 +6,14 @@ It is read leniently only (``lenient``): the programs that speak it send what th
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn
 from prorl_gym.gateway.events import encode_event, error_body
 from prorl_gym.gateway.history import Item, as_item, as_list, read_role, wrap_thinking
+from prorl_gym.gateway.history_cache import HistoryCache
 from prorl_gym.gateway.lenient import lenient_call, readable_text, required_list
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
 from prorl_gym.gateway.turn_stream import Piece, PieceKind
@@ -29,12 +31,14 @@ _EMPTY_BLOCKS: Mapping[PieceKind, Mapping[str, str]] = {
 _NO_USAGE = {"input_tokens": 0, "output_tokens": 0}
 
 
-def read_lenient(body: Mapping[str, Any], sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
+def read_lenient(
+    body: Mapping[str, Any], sampling: SamplingParams, omitted: Counter[str], history: HistoryCache
+) -> ModelCall:
     """Read a call of a program in a rollout; see ``chat_completions.read_lenient``."""
     messages = required_list(body, "messages")
     choice = as_item(body.get("tool_choice")) or {}
     return lenient_call(
-        [*_read_system(body.get("system"), omitted), *read_messages(messages, omitted)],
+        [*_read_system(body.get("system"), omitted), *history.read(messages, partial(read_messages, omitted=omitted))],
         [_as_function(tool) for each in as_list(body.get("tools")) or () if (tool := as_item(each))],
         sampling,
         omitted,

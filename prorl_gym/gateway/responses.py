@@ -20,6 +20,7 @@ from prorl_gym.gateway.history import (
     read_tool_call,
     wrap_thinking,
 )
+from prorl_gym.gateway.history_cache import HistoryCache
 from prorl_gym.gateway.lenient import lenient_call, readable_text, required_list
 from prorl_gym.gateway.model_call import (
     GatewayOptions,
@@ -68,16 +69,22 @@ def read_call(params: Mapping[str, Any], options: GatewayOptions, template_optio
     return make_call(params, options, read_items(items), params.get("max_output_tokens"))
 
 
-def read_lenient(body: Mapping[str, Any], sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
+def read_lenient(
+    body: Mapping[str, Any], sampling: SamplingParams, omitted: Counter[str], history: HistoryCache
+) -> ModelCall:
     """Read a call of a program in a rollout; see ``chat_completions.read_lenient``."""
+
+    def read(items: list[Any]) -> list[HistoryEntry]:
+        simple = [item for each in items if (item := _simplify_item(each, omitted)) is not None]
+        return read_items(normalize_body({"input": simple})["input"])
+
     given = body.get("input")
     items: list[Any] = [given] if isinstance(given, str) else required_list(body, "input")
     if isinstance(body.get("instructions"), str) and body["instructions"]:
         items = [{"role": "system", "content": body["instructions"]}, *items]
-    simple = [item for each in items if (item := _simplify_item(each, omitted)) is not None]
     tools = [tool for each in as_list(body.get("tools")) or () if (tool := as_item(each))]
     return lenient_call(
-        read_items(normalize_body({"input": simple})["input"]),
+        history.read(items, read),
         tools,
         sampling,
         omitted,

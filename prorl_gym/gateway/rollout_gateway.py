@@ -26,6 +26,7 @@ from prorl_gym.errors import ConfigError, EngineError, FailureKind, LimitReached
 from prorl_gym.gateway import chat_completions, messages, responses
 from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn
 from prorl_gym.gateway.events import EventWriter, error_body
+from prorl_gym.gateway.history_cache import HistoryCache
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
 from prorl_gym.gateway.shared_calls import SharedCall, SharedCalls
 from prorl_gym.gateway.side_calls import kind_of, lineage_of
@@ -52,7 +53,7 @@ _BODY_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
 _IDLE_SECONDS = 600.0
 """A connection without a request is closed after that: programs keep theirs while tools run."""
-_STREAM_FIELDS = re.compile(rb',?\s*"(?:stream"\s*:\s*(?:true|false)|stream_options"\s*:\s*\{[^{}]*\})')
+_STREAM_FIELDS = re.compile(rb'"stream(?:"\s*:\s*(?:true|false)|_options"\s*:\s*\{[^{}]*\})')
 """How an answer is sent is no part of the call: a program may repeat one without streaming. No string in the body can
 hold this: quotes are escaped there."""
 _STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
@@ -74,7 +75,9 @@ class HarnessModel(Protocol):
 class HarnessWire(Protocol):
     """How one API spells calls and answers; its module implements it."""
 
-    def read_lenient(self, body: Mapping[str, Any], sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
+    def read_lenient(
+        self, body: Mapping[str, Any], sampling: SamplingParams, omitted: Counter[str], history: HistoryCache
+    ) -> ModelCall:
         """Read a call. Raises ``ConfigError`` for what is no conversation."""
         ...
 
@@ -124,6 +127,7 @@ class RolloutGateway:
         self._sampling = SamplingParams(
             settings.temperature, settings.top_p, settings.max_turn_tokens, settings.top_k, settings.seed
         )
+        self._history = HistoryCache()
         self._calls = SharedCalls(copy_context())
         self._failure: RolloutError | None = None
         """Of the last call, if it failed by our fault."""
@@ -257,13 +261,14 @@ class RolloutGateway:
             if not isinstance(body, dict):
                 raise ValueError("no object")
             fields = cast("dict[str, Any]", body)
-            call = wire.read_lenient(fields, self._sampling, omitted)
+            call = wire.read_lenient(fields, self._sampling, omitted, self._history)
         except (ValueError, TypeError, RecursionError) as error:
             raise ConfigError(f"the body is no call that can be read ({str(error)[:200]}).", "Send JSON.") from None
         for name in omitted.keys() - self.omitted.keys():
             log.info("left out of calls of an agent program: %s", name)
         self.omitted += omitted
-        key = blake2b(path.encode() + _STREAM_FIELDS.sub(b"", raw), digest_size=16).digest()
+        rest = b"".join(part.rstrip(b", \n") for part in _STREAM_FIELDS.split(raw))
+        key = blake2b(path.encode() + rest, digest_size=16).digest()
         return _ReadCall(fields, call, key)
 
     # --- one call -----------------------------------------------------------------------------------------------

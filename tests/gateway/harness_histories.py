@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn
+from prorl_gym.gateway.history_cache import HistoryCache
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, PromptBuilder
@@ -45,10 +46,11 @@ class Conversation:
     def __init__(self, wire: Any) -> None:
         self.wire = wire
         self.omitted: Counter[str] = Counter()
+        self._history = HistoryCache()
         self._builder = PromptBuilder(codec(), SegmentCache())
 
     def read(self, body: Mapping[str, Any]) -> ModelCall:
-        return self.wire.read_lenient(body, SAMPLING, self.omitted)
+        return self.wire.read_lenient(body, SAMPLING, self.omitted, self._history)
 
     async def prompt(self, body: Mapping[str, Any]) -> BuiltPrompt:
         call = self.read(body)

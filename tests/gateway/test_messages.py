@@ -1,7 +1,6 @@
 """Anthropic's messages API, as Claude Code speaks it."""
 
 import json
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ ASK: dict[str, Any] = {
 
 
 def read(**fields: Any):
-    return wire.read_lenient(ASK | fields, SAMPLING, Counter())
+    return Conversation(wire).read(ASK | fields)
 
 
 def said(call: Any) -> list[tuple[str, str]]:

@@ -59,9 +59,6 @@ _METRICS = (
 _ROUTED_EXPERTS_BYTES = 8 << 10
 """Per token of prompt and answer: some hundred layers times experts as JSON numbers."""
 
-_LAST_FIELDS = ("finish_reason", "weight_versions")
-"""What the last event of a stream says of the whole answer."""
-
 _ECHO_FIX = "Switch off prompt truncation and rewriting before it."
 
 
@@ -259,14 +256,15 @@ class VllmStream(AnswerStream):
 
     def _join(self, event: Mapping[str, object]) -> Sequence[object]:
         checks = self._validator
-        self._answer |= {key: event[key] for key in ("model", "usage") if event.get(key) is not None}
         if event.get("choices") == []:  # the usage, after all choices
+            self._answer |= event
             return []
         choice = checks.only_choice(event)
         if not self.is_prompt_checked and choice.get("prompt_token_ids") is not None:
             checks.check_prompt_echo(choice["prompt_token_ids"], self._request, _ECHO_FIX)
             self.is_prompt_checked = True
-        self._choice |= {key: choice[key] for key in _LAST_FIELDS if choice.get(key) is not None}
+        if choice.get("finish_reason") is not None:
+            self._answer["model"], self._choice = event.get("model"), dict(choice)
         ids = checks.require_array(choice.get("token_ids") or [], "token_ids")
         names, values = get_nested(choice, "logprobs", "tokens"), get_nested(choice, "logprobs", "token_logprobs")
         if ids and values is None:

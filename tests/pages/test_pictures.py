@@ -1,6 +1,5 @@
 """The drawn pictures of the documentation are what their scripts draw, and the chart hides no missed target."""
 
-import json
 import sys
 from copy import deepcopy
 from importlib import import_module
@@ -44,14 +43,6 @@ def test_the_chart_is_what_the_reports_say(chart: ModuleType, reports: dict[str,
 def test_the_path_is_what_its_script_draws() -> None:
     path = script("path_picture")
     assert path.IMAGE.read_text("utf-8") == path.picture(), "run: python scripts/path_picture.py"
-
-
-def test_the_nodes_are_what_their_report_says() -> None:
-    nodes = script("nodes_chart")
-    report = json.loads((ROOT / "bench/results/nodes.json").read_text("utf-8"))
-    assert nodes.IMAGE.read_text("utf-8") == nodes.chart(report), "run: python scripts/nodes_chart.py"
-    measured = nodes.times_one(report)
-    assert [list(points) for points in measured.values()] == [[1, 2, 4, 8], [1, 2, 4, 8, 16, 32, 64, 256]]
 
 
 def test_the_readme_shows_both() -> None:

@@ -87,7 +87,7 @@ async def _cpu_seconds(head: int, url: str, token: str, calls: int) -> float:
         for start in range(0, len(requests), 1000):
             await client.submit(requests[start : start + 1000])
         while (await client.status()).finished - finished < IN_FLIGHT:  # noqa: ASYNC110
-            await asyncio.sleep(0.5)  # the stream of records would cost the head what trainers make it cost
+            await asyncio.sleep(0.5)  # polled: a stream would add the cost of reading records
         cpu = _process_seconds(head) - before
     nodes.cancel()
     await asyncio.gather(nodes, return_exceptions=True)

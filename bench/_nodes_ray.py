@@ -167,7 +167,7 @@ async def wait_for_nodes(client: Client, count: int) -> None:
     """Wait until so many nodes have joined."""
     async with asyncio.timeout(READY_SECONDS):
         while (status := (await client.status()).nodes) is None or len(status.nodes) != count:  # noqa: ASYNC110
-            await asyncio.sleep(0.2)  # another process: there is no event to wait for
+            await asyncio.sleep(0.2)  # polled: the service has no event for it
 
 
 async def _submit(

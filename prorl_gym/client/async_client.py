@@ -170,7 +170,7 @@ class Client:
         Args:
             run_id: only of this run.
             group: only of this group.
-            prefix: only those whose id begins so.
+            prefix: only those whose id has it.
             limit: the most to return.
             before: only those that finished before the one with this cursor: ``before`` of the page read last.
         """

@@ -377,7 +377,7 @@ class Ledger(Protocol):
         Args:
             run_id: only of this run.
             groups: only of these groups.
-            prefix: only those whose id begins so.
+            prefix: only those whose id has it.
             after: only past this cursor; with ``newest_first`` only before it (0: from the newest on).
             limit: the most to return.
             newest_first: in falling order.

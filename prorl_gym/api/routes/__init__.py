@@ -13,7 +13,7 @@ GroupQuery = Annotated[
     str | None, Query(pattern=IDENTIFIER, description="Only records of this group.", examples=["prompt-3"])
 ]
 PrefixQuery = Annotated[
-    str | None, Query(pattern=IDENTIFIER, description="Only rollouts whose id begins so.", examples=["a7"])
+    str | None, Query(pattern=IDENTIFIER, description="Only rollouts whose id has this prefix.", examples=["a7"])
 ]
 RolloutPath = Annotated[str, Path(pattern=IDENTIFIER, description="Id of a rollout.", examples=["a7"])]
 RunPath = Annotated[str, Path(pattern=IDENTIFIER, description="Id of a run.", examples=["step-7"])]

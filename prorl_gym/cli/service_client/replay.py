@@ -28,7 +28,7 @@ EXIT_OBSERVATIONS_DIFFER = 3
 
 
 def replay(
-    rollout_id: Annotated[str, typer.Argument(help="Id of a finished rollout, or its beginning.")],
+    rollout_id: Annotated[str, typer.Argument(help="Id of a finished rollout, or a unique prefix of it.")],
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="Use the sandboxes of this service's configuration.")
     ] = None,

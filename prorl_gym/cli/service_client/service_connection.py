@@ -52,16 +52,16 @@ def connect(url: str, *, survive_restarts: bool = False) -> Generator["SyncClien
 
 
 def find_rollout(client: "SyncClient", rollout_id: str) -> str:
-    """Return the id of the one finished rollout whose id begins so; the id itself if no other begins with it.
+    """Return the id of the only finished rollout with this prefix; an id that is complete or unknown is returned as it is.
 
     Raises:
-        ConfigError: several begin so.
+        ConfigError: several finished rollouts have this prefix.
     """
     found = [one.rollout_id for one in client.rollouts(prefix=rollout_id, limit=6).rollouts]
     if len(found) < 2 or rollout_id in found:
         return found[0] if len(found) == 1 else rollout_id
     ids = f"{', '.join(found[:5])}{', ...' if len(found) > 5 else ''}"
-    raise ConfigError(f"{rollout_id}: several rollouts begin so: {ids}.", "Give more of the id.")
+    raise ConfigError(f"{rollout_id}: is a prefix of several rollouts: {ids}.", "Give a longer prefix.")
 
 
 def printable(text: str) -> str:

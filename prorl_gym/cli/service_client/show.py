@@ -34,7 +34,9 @@ _URL_HELP = "Address of the service. Its token is found as by `prorl-gym submit`
 
 
 def show(
-    rollout_id: Annotated[str, typer.Argument(help="Id of the rollout; its beginning does, if it is finished.")],
+    rollout_id: Annotated[
+        str, typer.Argument(help="Id of the rollout, or a unique prefix of the id of a finished one.")
+    ],
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait until it is finished.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--full", help="The whole record as JSON.")] = False,
     html: Annotated[

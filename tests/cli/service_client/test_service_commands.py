@@ -79,13 +79,13 @@ def test_show_prints_the_outcome(url: str, tmp_path: Path) -> None:
     assert json.loads(call("show", "a", "--full").output)["score"]["reward"] == 1.0
 
 
-def test_the_beginning_of_an_id_is_enough_while_it_is_the_only_one(url: str) -> None:
+def test_a_unique_prefix_of_an_id_is_enough(url: str) -> None:
     made(url, ask("7f3a01"), ask("7f3a02"), ask("7f"))
     assert call("show", "7f3a02").output.startswith("7f3a02 ")
     assert call("show", "7f").output.startswith("7f "), "a whole id is meant itself"
     error = call("show", "7f3a").exception
     assert isinstance(error, ConfigError)
-    assert error.what == "7f3a: several rollouts begin so: 7f3a02, 7f3a01."
+    assert error.what == "7f3a: is a prefix of several rollouts: 7f3a02, 7f3a01."
     made(url, ask("b1"))
     assert call("show", "b").output.startswith("b1 ")
 

@@ -52,7 +52,7 @@ def connect(url: str, *, survive_restarts: bool = False) -> Generator["SyncClien
 
 
 def find_rollout(client: "SyncClient", rollout_id: str) -> str:
-    """Return the id of the only finished rollout with this prefix; an id that is complete or unknown is returned as it is.
+    """Return the id of the only finished rollout with this prefix; a complete or unknown id is returned unchanged.
 
     Raises:
         ConfigError: several finished rollouts have this prefix.

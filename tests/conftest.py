@@ -7,6 +7,7 @@ skipping. Tests marked ``slow`` run with ``--all`` only.
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -57,6 +58,9 @@ def _slurm() -> bool:
     """Whether this machine may submit jobs."""
     return shutil.which("sinfo") is not None and subprocess.run(["sinfo"], capture_output=True).returncode == 0
 
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; tests interrupt programs
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "apptainer": (

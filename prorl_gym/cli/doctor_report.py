@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import sys
@@ -39,7 +40,11 @@ def run_doctor(scratch: Path | None, store: Path | None, uid: int | None, *, as_
     given = {"scratch": scratch, "uid": uid}
     config = load_config(SandboxConfig, {key: value for key, value in given.items() if value is not None}, "options")
     facts = collect_host_facts(config, store or ImagesConfig().store_directory())
-    probes = asyncio.run(probe_backends(config))
+    logging.disable(logging.WARNING)  # the table has what probes warn about
+    try:
+        probes = asyncio.run(probe_backends(config))
+    finally:
+        logging.disable(logging.NOTSET)
     findings = [*run_checks(facts), *program_findings(), ipython_finding(config), *map(backend_finding, probes)]
     if as_json:
         report = {"facts": asdict(facts), "findings": [asdict(finding) for finding in findings]}

@@ -168,10 +168,6 @@ def _check_runtimes(facts: HostFacts) -> Iterator[Finding]:
             continue
         mode = f"setuid ({program.setuid})" if program.setuid else "not setuid"
         yield Finding(name, "info", f"{program.version or 'of unknown version'} at {program.path}, {mode}")
-    if facts.apptainer and not facts.has_account:
-        detail = f"uid {facts.uid} has no account here: 'apptainer-plain' cannot run as it."
-        fix = f"Set sandbox.uid to an account's, or: useradd --no-create-home --uid {facts.uid} prorl-sandbox"
-        yield Finding("Apptainer", "weak", detail, fix)
 
 
 _DOCTOR_CHECKS: tuple[DoctorCheck, ...] = (

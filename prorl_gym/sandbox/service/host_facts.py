@@ -3,7 +3,6 @@
 import errno
 import os
 import platform
-import pwd
 import resource
 import shutil
 import stat
@@ -66,7 +65,6 @@ class HostFacts:
     release: str
     uid: int
     """That sandboxes will have."""
-    has_account: bool
     sysctls: Mapping[str, str]
     """Kernel settings that exist, by their dotted names."""
     user_namespace_errno: int
@@ -105,7 +103,6 @@ def collect_host_facts(config: SandboxConfig, store: Path | None = None) -> Host
         kernel=(int(major), int("".join(filter(str.isdigit, minor)) or 0)),
         release=platform.release(),
         uid=uid,
-        has_account=_has_account(uid),
         sysctls={name: value for name in _SYSCTLS if (value := read_sysctl(name)) is not None},
         user_namespace_errno=_try_user_namespace(uid),
         fuse=os.access("/dev/fuse", os.R_OK | os.W_OK),
@@ -136,14 +133,6 @@ def describe_directory(path: Path) -> DirectoryFacts:
         nosuid=bool(found.f_flag & os.ST_NOSUID),
         read_only=bool(found.f_flag & os.ST_RDONLY),
     )
-
-
-def _has_account(uid: int) -> bool:
-    try:
-        pwd.getpwuid(uid)
-    except KeyError:
-        return False
-    return True
 
 
 def _try_user_namespace(uid: int) -> int:

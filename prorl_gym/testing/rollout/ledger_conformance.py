@@ -299,7 +299,7 @@ async def records_survive_broken_text(ledger: Ledger) -> None:
 
 
 async def defaults_written_out_are_the_same_body(ledger: Ledger) -> None:
-    """A field that is given with its default value makes no other body: releases add fields."""
+    """Spelling out a default does not change a request's identity: releases add fields."""
     await ledger.add_rollouts([_request("r0", task={"a": 1})])
     spelt_out = _request("r0", task={"a": 1}, group_size=1, settings={"seed": None}, metadata={}, evaluation=False)
     assert [a.duplicate for a in await ledger.add_rollouts([spelt_out])] == [True]

@@ -31,7 +31,6 @@ GOOD = HostFacts(
     kernel=(6, 1),
     release="6.1.0",
     uid=1000,
-    has_account=True,
     sysctls={"user.max_user_namespaces": "65536"},
     user_namespace_errno=0,
     fuse=True,
@@ -128,10 +127,6 @@ CAUSES: dict[str, tuple[HostFacts, str, str, str, str]] = {
     "long socket path": (
         replace(GOOD, socket_directory="/" + "d" * 90),
         *("socket path", "no", "the kernel takes 107", "at most 61 bytes"),
-    ),
-    "no account": (
-        replace(GOOD, has_account=False),
-        *("Apptainer", "weak", "uid 1000 has no account", "useradd --no-create-home --uid 1000"),
     ),
 }
 

@@ -12,11 +12,11 @@ the segment so far is closed and a new one begins, whose prompt is what was rend
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from prorl_gym.inference.protocol import Conversation, GenerationResult
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools
-from prorl_gym.inference.tokens.token_stream import TokenStream
+from prorl_gym.inference.tokens.token_stream import TokenStream, common_length
 from prorl_gym.records import Message, Segment, ToolCall
 from prorl_gym.settings import ResolvedSettings
 
@@ -132,7 +132,13 @@ class Transcript:
         Raises:
             RolloutError: ``INTERNAL``, drift. See ``TokenStream.export_segments``.
         """
-        return [segment for stream in self._streams for segment in stream.export_segments()]
+        segments = [segment for stream in self._streams for segment in stream.export_segments()]
+        for index in range(1, len(segments)):
+            before, segment = segments[index - 1], segments[index]
+            origin: dict[str, Any] = {"parent": index - 1, "cause": "template"}
+            shared = common_length(before.token_ids, segment.token_ids[: segment.prompt_length])
+            segments[index] = segment.model_copy(update=origin | {"shared_tokens": shared})
+        return segments
 
     def _needs_rerender(self, messages: Sequence[Message]) -> bool:
         return self._thinking == "template" and any(message.role == "user" for message in messages)

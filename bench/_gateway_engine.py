@@ -13,10 +13,13 @@ from typing import Any
 from aiohttp import web
 
 _MODEL = "policy"
+_PROMPT = b'"prompt": ['
+_ECHO = b"0.0"
+"""Stands for the ids of the prompt."""
 
 
 class Engine:
-    """Answers calls.
+    """Answers calls. What it answers is written beforehand, so that its own work is small beside what is measured.
 
     Args:
         ids: sampled in every call.
@@ -24,8 +27,9 @@ class Engine:
     """
 
     def __init__(self, ids: list[int], text: str) -> None:
-        self._ids = ids
-        self._text = text
+        self._events = _encode_events(_completion_parts(ids))
+        self._chat_events = _encode_events(_chat_parts(text))
+        self._usage = {"completion_tokens": len(ids)}
         self._seconds: list[float] = []
         """Of each call, in the order in which they came."""
 
@@ -41,36 +45,20 @@ class Engine:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         began = time.perf_counter()
-        body = json.loads(raw)
-        prompt, logprob = body["prompt"], {"tokens": ["token_id:0"], "token_logprobs": [-0.5]}
-        events: list[dict[str, Any]] = []
-        for place, token in enumerate(self._ids):
-            logprobs = logprob | {"tokens": [f"token_id:{token}"]}
-            finish = "stop" if place == len(self._ids) - 1 else None
-            events.append({"index": 0, "text": "", "token_ids": [token], "logprobs": logprobs, "finish_reason": finish})
-        events[0]["prompt_token_ids"] = prompt
-        parts = [{"id": "c", "object": "text_completion", "model": _MODEL, "choices": [event]} for event in events]
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(self._ids)}
-        return await self._stream(request, [*parts, {"model": _MODEL, "choices": [], "usage": usage}], began)
+        start = raw.index(_PROMPT) + len(_PROMPT)
+        prompt = raw[start : raw.index(b"]", start)]
+        usage = self._usage | {"prompt_tokens": prompt.count(b",") + 1}
+        last = _encode_events([{"model": _MODEL, "choices": [], "usage": usage}])
+        return await self._stream(request, self._events.replace(_ECHO, prompt, 1) + last, began)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        raw = await request.read()
-        began = time.perf_counter()
-        json.loads(raw)
-        words = self._text.split(" ")
-        deltas: list[dict[str, Any]] = [
-            {"index": 0, "delta": {"content": f"{word} "}, "finish_reason": None} for word in words
-        ]
-        deltas.append({"index": 0, "delta": {}, "finish_reason": "stop"})
-        parts = [{"id": "c", "object": "chat.completion.chunk", "choices": [delta]} for delta in deltas]
-        return await self._stream(request, parts, began)
+        await request.read()
+        return await self._stream(request, self._chat_events, time.perf_counter())
 
-    async def _stream(self, request: web.Request, parts: list[dict[str, Any]], began: float) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, events: bytes, began: float) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        await response.write(
-            b"".join(b"data: %b\n\n" % json.dumps(part, separators=(",", ":")).encode() for part in parts)
-        )
+        await response.write(events)
         await response.write(b"data: [DONE]\n\n")
         self._seconds.append(time.perf_counter() - began)
         return response
@@ -82,6 +70,27 @@ class Engine:
         """Return the time of each call since the last question."""
         seconds, self._seconds = self._seconds, []
         return web.json_response(seconds)
+
+
+def _completion_parts(ids: list[int]) -> list[dict[str, Any]]:
+    """Return the parts of an answer of the completions route, with the mark of the prompt's ids in the first."""
+    choices: list[dict[str, Any]] = []
+    for place, token in enumerate(ids):
+        logprobs = {"tokens": [f"token_id:{token}"], "token_logprobs": [-0.5]}
+        finish = "stop" if place == len(ids) - 1 else None
+        choices.append({"index": 0, "text": "", "token_ids": [token], "logprobs": logprobs, "finish_reason": finish})
+    choices[0] = {"prompt_token_ids": [float(_ECHO)]} | choices[0]
+    return [{"id": "c", "object": "text_completion", "model": _MODEL, "choices": [choice]} for choice in choices]
+
+
+def _chat_parts(text: str) -> list[dict[str, Any]]:
+    words = [{"index": 0, "delta": {"content": f"{word} "}, "finish_reason": None} for word in text.split(" ")]
+    choices = [*words, {"index": 0, "delta": dict[str, Any](), "finish_reason": "stop"}]
+    return [{"id": "c", "object": "chat.completion.chunk", "choices": [choice]} for choice in choices]
+
+
+def _encode_events(parts: list[dict[str, Any]]) -> bytes:
+    return b"".join(b"data: %b\n\n" % json.dumps(part, separators=(",", ":")).encode() for part in parts)
 
 
 async def main() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn, token_fields
+from prorl_gym.gateway.body_reader import ReadBody
 from prorl_gym.gateway.events import KEEP_ALIVE_COMMENT, encode_event, error_body
 from prorl_gym.gateway.history import (
     TEXT_FIX,
@@ -21,12 +22,13 @@ from prorl_gym.gateway.history import (
     read_tool_call,
     wrap_thinking,
 )
-from prorl_gym.gateway.history_cache import HistoryCache
-from prorl_gym.gateway.lenient import lenient_call, readable_text, required_list
+from prorl_gym.gateway.lenient import lenient_call, readable_text
 from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, SamplingParams, make_call, reject_unsupported
 from prorl_gym.gateway.turn_stream import Piece
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
 from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
+
+HISTORY_KEY = "messages"
 
 _FIELDS = {
     "assistant": frozenset({"role", "content", "refusal", "tool_calls", "reasoning_content"}) | TOKEN_FIELDS,
@@ -51,7 +53,7 @@ def normalize_body(body: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a message has a part or a field that must not be ignored.
     """
-    return normalize_list(body, "messages", _normalize_message)
+    return normalize_list(body, HISTORY_KEY, _normalize_message)
 
 
 def read_call(params: Mapping[str, Any], options: GatewayOptions, template_options: Mapping[str, Any]) -> ModelCall:
@@ -70,16 +72,13 @@ def read_call(params: Mapping[str, Any], options: GatewayOptions, template_optio
     return make_call(params, options, read_messages(params["messages"]), limit)
 
 
-def read_lenient(
-    body: Mapping[str, Any], sampling: SamplingParams, omitted: Counter[str], history: HistoryCache
-) -> ModelCall:
+def read_lenient(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
     """Read a call of a program in a rollout, whatever else it asks for. See ``lenient``.
 
     Args:
         body: as it was sent.
         sampling: of the rollout.
         omitted: counts what is left out, by name.
-        history: of the program.
 
     Raises:
         ConfigError: the conversation cannot be read.
@@ -87,17 +86,17 @@ def read_lenient(
 
     def read(messages: list[Any]) -> list[HistoryEntry]:
         simple = [_simplify_message(each, omitted) for each in messages]
-        return read_messages(normalize_body({"messages": simple})["messages"])
+        return read_messages(normalize_body({HISTORY_KEY: simple})[HISTORY_KEY])
 
-    tools = [tool for each in as_list(body.get("tools")) or () if (tool := as_item(each))]
+    fields = body.fields
     return lenient_call(
-        history.read(required_list(body, "messages"), read),
-        tools,
+        body.read_history(fields.get(HISTORY_KEY), read),
+        [tool for each in as_list(fields.get("tools")) or () if (tool := as_item(each))],
         sampling,
         omitted,
-        limit=body.get("max_completion_tokens") or body.get("max_tokens"),
-        may_call_tools=body.get("tool_choice") != "none",
-        single_tool_call=body.get("parallel_tool_calls") is False,
+        limit=fields.get("max_completion_tokens") or fields.get("max_tokens"),
+        may_call_tools=fields.get("tool_choice") != "none",
+        single_tool_call=fields.get("parallel_tool_calls") is False,
     )
 
 

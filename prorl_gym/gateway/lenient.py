@@ -6,11 +6,10 @@ text becomes a note. A program that gets a 4xx for such a thing ends, and its ro
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from prorl_gym.errors import ConfigError
 from prorl_gym.gateway.history import Item, as_item, as_list, read_text
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry, function_schema
@@ -70,14 +69,6 @@ def as_readable_part(part: object, omitted: Counter[str]) -> Item | str | None:
         return item
     omitted[f"part {kind}"] += 1
     return {"type": "text", "text": f"[{kind} left out: this model reads text only]"}
-
-
-def required_list(body: Mapping[str, Any], key: str) -> list[Any]:
-    """Return a list that is not empty. Raises ``ConfigError`` for anything else."""
-    found = as_list(body.get(key))
-    if not found:
-        raise ConfigError(f"{key}: there are none.", "Send at least one.")
-    return found
 
 
 def _function(tool: Item) -> Item | None:

@@ -11,14 +11,16 @@ from typing import Any
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn
+from prorl_gym.gateway.body_reader import ReadBody
 from prorl_gym.gateway.events import encode_event, error_body
 from prorl_gym.gateway.history import Item, as_item, as_list, read_role, wrap_thinking
-from prorl_gym.gateway.history_cache import HistoryCache
-from prorl_gym.gateway.lenient import lenient_call, readable_text, required_list
+from prorl_gym.gateway.lenient import lenient_call, readable_text
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
 from prorl_gym.gateway.turn_stream import Piece, PieceKind
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
 from prorl_gym.records import Message, ToolCall
+
+HISTORY_KEY = "messages"
 
 _PART_OF_TEXT = "\n"
 """Between the parts of a system or user message: programs send notes and tasks as parts of one message."""
@@ -31,18 +33,17 @@ _EMPTY_BLOCKS: Mapping[PieceKind, Mapping[str, str]] = {
 _NO_USAGE = {"input_tokens": 0, "output_tokens": 0}
 
 
-def read_lenient(
-    body: Mapping[str, Any], sampling: SamplingParams, omitted: Counter[str], history: HistoryCache
-) -> ModelCall:
+def read_lenient(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
     """Read a call of a program in a rollout; see ``chat_completions.read_lenient``."""
-    messages = required_list(body, "messages")
-    choice = as_item(body.get("tool_choice")) or {}
+    fields = body.fields
+    history = body.read_history(fields.get(HISTORY_KEY), partial(read_messages, omitted=omitted))
+    choice = as_item(fields.get("tool_choice")) or {}
     return lenient_call(
-        [*_read_system(body.get("system"), omitted), *history.read(messages, partial(read_messages, omitted=omitted))],
-        [_as_function(tool) for each in as_list(body.get("tools")) or () if (tool := as_item(each))],
+        [*_read_system(fields.get("system"), omitted), *history],
+        [_as_function(tool) for each in as_list(fields.get("tools")) or () if (tool := as_item(each))],
         sampling,
         omitted,
-        limit=body.get("max_tokens"),
+        limit=fields.get("max_tokens"),
         may_call_tools=choice.get("type") != "none",
         single_tool_call=choice.get("disable_parallel_tool_use") is True,
     )

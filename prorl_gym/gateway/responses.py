@@ -7,6 +7,7 @@ from typing import Any
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn, token_fields
+from prorl_gym.gateway.body_reader import ReadBody
 from prorl_gym.gateway.events import KEEP_ALIVE_COMMENT, encode_event
 from prorl_gym.gateway.history import (
     TEXT_FIX,
@@ -20,8 +21,7 @@ from prorl_gym.gateway.history import (
     read_tool_call,
     wrap_thinking,
 )
-from prorl_gym.gateway.history_cache import HistoryCache
-from prorl_gym.gateway.lenient import lenient_call, readable_text, required_list
+from prorl_gym.gateway.lenient import lenient_call, readable_text
 from prorl_gym.gateway.model_call import (
     GatewayOptions,
     ModelCall,
@@ -33,6 +33,8 @@ from prorl_gym.gateway.model_call import (
 from prorl_gym.gateway.turn_stream import Piece, PieceKind
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry, TokenFields
 from prorl_gym.records import Message
+
+HISTORY_KEY = "input"
 
 _TEXT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "message": ("content",),
@@ -54,7 +56,7 @@ def normalize_body(body: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: an item has a part that must not be ignored.
     """
-    return normalize_list(body, "input", _normalize_item)
+    return normalize_list(body, HISTORY_KEY, _normalize_item)
 
 
 def read_call(params: Mapping[str, Any], options: GatewayOptions, template_options: Mapping[str, Any]) -> ModelCall:
@@ -69,28 +71,24 @@ def read_call(params: Mapping[str, Any], options: GatewayOptions, template_optio
     return make_call(params, options, read_items(items), params.get("max_output_tokens"))
 
 
-def read_lenient(
-    body: Mapping[str, Any], sampling: SamplingParams, omitted: Counter[str], history: HistoryCache
-) -> ModelCall:
+def read_lenient(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
     """Read a call of a program in a rollout; see ``chat_completions.read_lenient``."""
 
     def read(items: list[Any]) -> list[HistoryEntry]:
         simple = [item for each in items if (item := _simplify_item(each, omitted)) is not None]
-        return read_items(normalize_body({"input": simple})["input"])
+        return read_items(normalize_body({HISTORY_KEY: simple})[HISTORY_KEY])
 
-    given = body.get("input")
-    items: list[Any] = [given] if isinstance(given, str) else required_list(body, "input")
-    if isinstance(body.get("instructions"), str) and body["instructions"]:
-        items = [{"role": "system", "content": body["instructions"]}, *items]
-    tools = [tool for each in as_list(body.get("tools")) or () if (tool := as_item(each))]
+    fields = body.fields
+    given, instructions = fields.get(HISTORY_KEY), fields.get("instructions")
+    opening = [{"role": "system", "content": instructions}] if isinstance(instructions, str) and instructions else []
     return lenient_call(
-        history.read(items, read),
-        tools,
+        [*read_items(opening), *body.read_history([given] if isinstance(given, str) else given, read)],
+        [tool for each in as_list(fields.get("tools")) or () if (tool := as_item(each))],
         sampling,
         omitted,
-        limit=body.get("max_output_tokens"),
-        may_call_tools=body.get("tool_choice") != "none",
-        single_tool_call=body.get("parallel_tool_calls") is False,
+        limit=fields.get("max_output_tokens"),
+        may_call_tools=fields.get("tool_choice") != "none",
+        single_tool_call=fields.get("parallel_tool_calls") is False,
     )
 
 

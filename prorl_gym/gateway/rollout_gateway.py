@@ -6,9 +6,7 @@ HTTP 503, never 400 or 429, on which some programs end; what a program cannot ha
 """
 
 import asyncio
-import json
 import logging
-import re
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -16,7 +14,6 @@ from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from socket import socket
 from typing import Any, Protocol, cast
 
@@ -25,8 +22,8 @@ from aiohttp import web
 from prorl_gym.errors import ConfigError, EngineError, FailureKind, LimitReached, RolloutError, TaskError
 from prorl_gym.gateway import chat_completions, messages, responses
 from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn
+from prorl_gym.gateway.body_reader import BodyReader, ReadBody
 from prorl_gym.gateway.events import EventWriter, error_body
-from prorl_gym.gateway.history_cache import HistoryCache
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
 from prorl_gym.gateway.shared_calls import SharedCall, SharedCalls
 from prorl_gym.gateway.side_calls import kind_of, lineage_of
@@ -47,15 +44,12 @@ MAX_CALLS = 32
 MAX_FAILURES = 3
 """Calls in a row that fail by our fault; then the rollout does."""
 
-_MAX_OBJECTS = 200_000
-"""In one body: each costs time to read."""
+_LONG_BODY = 1 << 20
+"""Bytes beyond which what is new in a body is not read on the event loop (some milliseconds)."""
 _BODY_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
 _IDLE_SECONDS = 600.0
 """A connection without a request is closed after that: programs keep theirs while tools run."""
-_STREAM_FIELDS = re.compile(rb'"stream(?:"\s*:\s*(?:true|false)|_options"\s*:\s*\{[^{}]*\})')
-"""How an answer is sent is no part of the call: a program may repeat one without streaming. No string in the body can
-hold this: quotes are escaped there."""
 _STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _RETRY_HEADERS = {"Retry-After": "1", "x-should-retry": "true"}
 
@@ -75,9 +69,10 @@ class HarnessModel(Protocol):
 class HarnessWire(Protocol):
     """How one API spells calls and answers; its module implements it."""
 
-    def read_lenient(
-        self, body: Mapping[str, Any], sampling: SamplingParams, omitted: Counter[str], history: HistoryCache
-    ) -> ModelCall:
+    HISTORY_KEY: str
+    """Of the conversation in a body."""
+
+    def read_lenient(self, body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
         """Read a call. Raises ``ConfigError`` for what is no conversation."""
         ...
 
@@ -127,7 +122,7 @@ class RolloutGateway:
         self._sampling = SamplingParams(
             settings.temperature, settings.top_p, settings.max_turn_tokens, settings.top_k, settings.seed
         )
-        self._history = HistoryCache()
+        self._bodies = BodyReader()
         self._calls = SharedCalls(copy_context())
         self._failure: RolloutError | None = None
         """Of the last call, if it failed by our fault."""
@@ -249,27 +244,21 @@ class RolloutGateway:
     async def _read(self, wire: HarnessWire, request: web.Request) -> _ReadCall:
         async with asyncio.timeout(_BODY_SECONDS):
             raw = await request.read()
-        return await encode_off_loop(len(raw), partial(self._read_body, wire, request.path, raw))
+        read = partial(self._read_body, wire, request.path, raw)
+        return read() if self._bodies.count_new(request.path, raw) < _LONG_BODY else await asyncio.to_thread(read)
 
     def _read_body(self, wire: HarnessWire, path: str, raw: bytes) -> _ReadCall:
         """Read a body. Raises ``ConfigError`` for what is no call."""
         omitted = Counter[str]()
         try:
-            if raw.count(b"{") > _MAX_OBJECTS:
-                raise ValueError(f"more than {_MAX_OBJECTS} objects")
-            body: object = json.loads(raw)
-            if not isinstance(body, dict):
-                raise ValueError("no object")
-            fields = cast("dict[str, Any]", body)
-            call = wire.read_lenient(fields, self._sampling, omitted, self._history)
+            body = self._bodies.read(path, wire.HISTORY_KEY, raw)
+            call = wire.read_lenient(body, self._sampling, omitted)
         except (ValueError, TypeError, RecursionError) as error:
             raise ConfigError(f"the body is no call that can be read ({str(error)[:200]}).", "Send JSON.") from None
         for name in omitted.keys() - self.omitted.keys():
             log.info("left out of calls of an agent program: %s", name)
         self.omitted += omitted
-        rest = b"".join(part.rstrip(b", \n") for part in _STREAM_FIELDS.split(raw))
-        key = blake2b(path.encode() + rest, digest_size=16).digest()
-        return _ReadCall(fields, call, key)
+        return _ReadCall(body.fields, call, body.digest)
 
     # --- one call -----------------------------------------------------------------------------------------------
 
@@ -331,7 +320,7 @@ class RolloutGateway:
         has_news = await call.wait_for_pieces(sent, KEEP_ALIVE_SECONDS)
         if call.task.done():
             self._finished_turn(call)  # before anything is sent, a failure has a status of its own
-        response = web.StreamResponse(headers=_STREAM_HEADERS)
+        response = _EventResponse(headers=_STREAM_HEADERS)
         await response.prepare(request)
         events = writer.begin()
         while not call.task.done():
@@ -346,10 +335,15 @@ class RolloutGateway:
             response.force_close()
             return response
         events += b"".join(map(writer.write_piece, call.pieces[sent:]))
-        await response.write(events + writer.end(answer))
-        await response.write_eof()
+        await response.write_eof(events + writer.end(answer))
         call.is_delivered = True
         return response
+
+
+class _EventResponse(web.StreamResponse):
+    """Sends its headers with the first events: each packet wakes the program."""
+
+    _send_headers_immediately = False
 
 
 def _bounded_protocol(server: "web.Server") -> asyncio.Protocol:

@@ -1,12 +1,13 @@
 """What unmodified programs send: an answer as each wire writes it, and as the program sends it back."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn
-from prorl_gym.gateway.history_cache import HistoryCache
+from prorl_gym.gateway.body_reader import BodyReader
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, PromptBuilder
@@ -46,11 +47,12 @@ class Conversation:
     def __init__(self, wire: Any) -> None:
         self.wire = wire
         self.omitted: Counter[str] = Counter()
-        self._history = HistoryCache()
+        self._bodies = BodyReader()
         self._builder = PromptBuilder(codec(), SegmentCache())
 
-    def read(self, body: Mapping[str, Any]) -> ModelCall:
-        return self.wire.read_lenient(body, SAMPLING, self.omitted, self._history)
+    def read(self, body: Mapping[str, Any], **form: Any) -> ModelCall:
+        raw = json.dumps(body, **form).encode()
+        return self.wire.read_lenient(self._bodies.read("/", self.wire.HISTORY_KEY, raw), SAMPLING, self.omitted)
 
     async def prompt(self, body: Mapping[str, Any]) -> BuiltPrompt:
         call = self.read(body)

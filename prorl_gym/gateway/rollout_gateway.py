@@ -69,8 +69,10 @@ class HarnessModel(Protocol):
 class HarnessWire(Protocol):
     """How one API spells calls and answers; its module implements it."""
 
-    HISTORY_KEY: str
-    """Of the conversation in a body."""
+    @property
+    def HISTORY_KEY(self) -> str:  # noqa: N802  # a constant of the module
+        """Key of the conversation in a body."""
+        ...
 
     def read_lenient(self, body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
         """Read a call. Raises ``ConfigError`` for what is no conversation."""

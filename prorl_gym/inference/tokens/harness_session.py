@@ -10,9 +10,8 @@ from prorl_gym.inference.engine_errors import ContextExceeded
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.harness_call import HarnessCall, HarnessTurn
-from prorl_gym.inference.tokens.history_equality import HistoryDigests
+from prorl_gym.inference.tokens.history_reader import HistoryReader
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, build_branch
-from prorl_gym.inference.tokens.rewrites import CallRestorer, stable_text
 from prorl_gym.inference.tokens.rollout_calls import RolloutCalls, SamplingPool
 from prorl_gym.inference.tokens.segment_tree import PlacedTurn, SegmentTree
 from prorl_gym.inference.tokens.transcript import ThinkingMode
@@ -77,7 +76,7 @@ class HarnessSession:
         self._stop_token_ids = tuple(dict.fromkeys(ends))
         self._calls = RolloutCalls(pool, rollout_id)
         self._tree = SegmentTree(codec, settings)
-        self._restorer = CallRestorer()
+        self._histories = HistoryReader()
         self._next_number = 0
         self._turn_count = 0
         self._limit: Limit | None = None
@@ -136,18 +135,16 @@ class HarnessSession:
         self._pool.forget_session(self._rollout_id)
 
     async def _answer(self, call: HarnessCall, on_tokens: OnTokens | None) -> HarnessTurn:
-        messages, rewrites = self._restorer.restore([entry.message for entry in call.entries])
-        digests = HistoryDigests(call.tools, stable_text)
-        history = self._tree.digest_history(digests, messages)
-        base = self._tree.find_base(history, messages)
-        prompt = await build_branch(self._codec, messages, call.tools, history, base, self._thinking)
+        history = self._histories.read(call.entries, call.tools)
+        base = self._tree.find_base(history)
+        prompt = await build_branch(self._codec, history.messages, call.tools, history.digests, base, self._thinking)
         if len(prompt.ids) >= self._context_limit():
             raise self._too_long_error(len(prompt.ids))
         if self._turn_count >= self._settings.max_turns:
             raise LimitReached(Limit.TURNS)
         if self._tree.tokens + len(prompt.ids) > _MAX_TREE * self._settings.max_tokens:
             raise LimitReached(Limit.TOKENS)
-        placed = self._tree.place(prompt, digests, call, rewrites)
+        placed = self._tree.place(prompt, history, call)
         number, self._next_number = self._next_number, self._next_number + 1
         self._turn_count += 1
         turn = _Turn(number, call, prompt, placed, on_tokens)
@@ -191,7 +188,7 @@ class HarnessSession:
         parsed = self._parse(turn)
         if turn.sampled.token_ids:
             turn.placed.finish(parsed.as_message())
-            self._restorer.add_calls(parsed.calls)
+            self._histories.add_calls(parsed.calls)
         else:
             self._turn_count -= 1
         turn.placed.release()

@@ -62,7 +62,7 @@ class HistoryDigests:
     def is_same_turn(self, sampled: Message, shown: Message) -> bool:
         """Whether a turn is shown as it was sampled, with or without its thoughts."""
         return self.extend(b"", sampled) == self.extend(b"", shown) and thinking_matches(
-            thinking_chain([sampled]), [shown]
+            thinking_chain([sampled]), thinking_chain([shown])
         )
 
     def _comparable_fields(self, message: Message) -> list[Any]:
@@ -91,14 +91,12 @@ def thinking_chain(messages: Iterable[Message], before: ThinkingChain | None = N
     return before
 
 
-def thinking_matches(thinking: ThinkingChain | None, shown: Sequence[Message]) -> bool:
+def thinking_matches(thinking: ThinkingChain | None, shown: ThinkingChain | None) -> bool:
     """Whether a conversation with the same words shows these thoughts, or leaves some of them out."""
-    for message in reversed(shown):
-        if message.role == "assistant":
-            digest = _thinking_digest(message)
-            if digest and (thinking is None or digest != thinking.digest):
-                return False
-            thinking = thinking and thinking.previous
+    while shown is not None:
+        if shown.digest and (thinking is None or shown.digest != thinking.digest):
+            return False
+        shown, thinking = shown.previous, thinking and thinking.previous
     return True
 
 

@@ -153,7 +153,7 @@ def _assemble_branch(
         return _render_prompt(codec, messages, tools, digests, PromptOrigin.UNKNOWN if has_turn else PromptOrigin.FIRST)
     new, known = messages[base.messages :], base.turn
     try:
-        ids = [*_with_terminator(codec, known.ids), *codec.encode_delta(new, tools)]
+        ids = _extend(codec, known.ids, new, tools)
     except EngineError as error:  # the template takes no such messages after a turn
         log.debug("a history is rendered whole: %s", error)
         return _render_prompt(codec, messages, tools, digests, PromptOrigin.UNKNOWN)
@@ -227,12 +227,12 @@ class PromptBuilder:
             are not remembered, so that they have to be verified.
         """
         candidates = self._cache.find_turns(digest, session_id)
-        tokens, messages = history[-1].tokens, _messages(history)
+        tokens, shown = history[-1].tokens, thinking_chain(_messages(history))
         if tokens is not None:
-            return self._find_turn_with_ids(tokens.ids, candidates, messages, session_id)
+            return self._find_turn_with_ids(tokens.ids, candidates, shown, session_id)
         of_other_session, reason = None, PromptOrigin.UNKNOWN
         for known in candidates:  # those of this session come first
-            if not thinking_matches(known.thinking, messages):
+            if not thinking_matches(known.thinking, shown):
                 reason = PromptOrigin.CHANGED
             elif known.session_id == session_id:
                 return known
@@ -243,11 +243,11 @@ class PromptBuilder:
         return of_other_session or reason
 
     def _find_turn_with_ids(
-        self, ids: list[int], candidates: Iterable[KnownTurn], messages: Sequence[Message], session_id: str
+        self, ids: list[int], candidates: Iterable[KnownTurn], shown: ThinkingChain | None, session_id: str
     ) -> KnownTurn | PromptOrigin | None:
         has_other_ids = False
         for known in candidates:
-            if known.ids == ids and thinking_matches(known.thinking, messages):
+            if known.ids == ids and thinking_matches(known.thinking, shown):
                 return known
             has_other_ids = has_other_ids or known.session_id == session_id
         return PromptOrigin.CHANGED if has_other_ids else None  # the session's own turn with these words has other ids
@@ -270,7 +270,7 @@ class PromptBuilder:
         if isinstance(found, PromptOrigin):
             return _render_prompt(self._codec, _messages(entries), tools, digests, found)
         new_messages = _messages(entries[last + 1 :])
-        ids = [*_with_terminator(self._codec, found.ids), *self._codec.encode_delta(new_messages, tools)]
+        ids = _extend(self._codec, found.ids, new_messages, tools)
         if self._thinking_mode == "template" and any(message.role == "user" for message in new_messages):
             rendered = _render_prompt(self._codec, _messages(entries), tools, digests, PromptOrigin.TEMPLATE)
             if rendered.ids != ids:
@@ -319,8 +319,7 @@ class PromptBuilder:
             earlier = None if before is None else history[before].tokens
             if before is not None and earlier is not None and before < end - 1:
                 between = _messages(history[before + 1 : end])
-                delta = self._codec.encode_delta(between, tools)
-                if [*_with_terminator(self._codec, earlier.ids), *delta] == tokens.prompt:
+                if _extend(self._codec, earlier.ids, between, tools) == tokens.prompt:
                     end = before
                     continue
             opening = _messages(history[:end])
@@ -329,9 +328,10 @@ class PromptBuilder:
             return [*(message for message in opening if message.role == "assistant"), *reversed(read)]
 
 
-def _with_terminator(codec: ChatCodec, ids: Sequence[int]) -> list[int]:
-    """Return ids that end with the turn's terminator: it is added unless the policy sampled one."""
-    return [*ids] if ids[-1] in codec.closing_ids else [*ids, codec.terminator_id]
+def _extend(codec: ChatCodec, ids: Sequence[int], new: Sequence[Message], tools: Tools) -> list[int]:
+    """Return the ids of a turn and a delta; the turn's terminator is added unless the policy sampled one."""
+    closing = () if ids[-1] in codec.closing_ids else (codec.terminator_id,)
+    return [*ids, *closing, *codec.encode_delta(new, tools)]
 
 
 def _render_prompt(

@@ -5,7 +5,6 @@ of a segment, which goes on, or anywhere else, where a branch begins with a caus
 its first tokens, so that a call that failed leaves nothing, and its repetition goes on where it would have.
 """
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -20,6 +19,7 @@ from prorl_gym.inference.tokens.history_equality import (
     thinking_chain,
     thinking_matches,
 )
+from prorl_gym.inference.tokens.history_reader import ReadHistory
 from prorl_gym.inference.tokens.prompt_builder import Base, BuiltPrompt, PromptOrigin
 from prorl_gym.inference.tokens.rewrites import name_differences
 from prorl_gym.inference.tokens.segment_cache import KnownTurn
@@ -30,9 +30,6 @@ from prorl_gym.settings import ResolvedSettings
 
 _MIN_QUOTE = 16
 """Characters of a sampled text from which on finding it in a new conversation shows where that came from."""
-
-_MAX_RECENT = 8
-"""Histories whose digests are kept: those of agents that call in turns."""
 
 _MAX_QUOTED = 64
 """Latest turns whose texts are looked for."""
@@ -55,6 +52,19 @@ class _Segment:
     """Of them, those before the first turn that was sampled in it."""
     is_busy: bool = False
     """A turn is being sampled at its end."""
+    _shown: Sequence[Message] = ()
+    """The beginning of its conversation as a harness showed it last."""
+    _differences: frozenset[str] = frozenset()
+    """Names of how that differs from it."""
+
+    def name_differences(self, shown: Sequence[Message]) -> frozenset[str]:
+        """Return under which names a beginning of its conversation differs from what a harness shows."""
+        known = len(self._shown)
+        if shown[:known] != self._shown:
+            known, self._differences = 0, frozenset()
+        self._differences |= name_differences(self.messages[known : len(shown)], shown[known:])
+        self._shown = shown
+        return self._differences
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +92,6 @@ class _Quote:
     segment: _Segment
     is_argument: bool
     """Of a tool call: a sub-agent's task; otherwise a turn: a summary."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Recent:
-    """The history of a recent call, and its digests."""
-
-    of_tools: bytes
-    messages: Sequence[Message]
-    digests: tuple[bytes, ...]
 
 
 class PlacedTurn:
@@ -169,7 +170,6 @@ class SegmentTree:
         self._spoken: dict[bytes, list[Message]] = {}
         """Turns by the digest of their prompt."""
         self._tool_sets: dict[bytes, HistoryDigests] = {}
-        self._recent: deque[_Recent] = deque(maxlen=_MAX_RECENT)
         self._quotes: list[_Quote] = []
         self._first: _Segment | None = None
         self._first_prompt: Sequence[int] = ()
@@ -182,46 +182,30 @@ class SegmentTree:
     def __len__(self) -> int:
         return len(self._segments)
 
-    def digest_history(self, digests: HistoryDigests, messages: Sequence[Message]) -> tuple[bytes, ...]:
-        """Return the digests of a history: those of what a recent call had in the same text are not made again."""
-        nearest, count = None, 0
-        for recent in self._recent:
-            if recent.of_tools == digests.of_tools and (equal := _count_equal(recent.messages, messages)) > count:
-                nearest, count = recent, equal
-        if nearest is None:
-            recent = _Recent(digests.of_tools, messages, digests.of_history(messages))
-        else:
-            shared = [*nearest.messages[:count], *messages[count:]]  # one copy of each text, however often it comes
-            recent = _Recent(digests.of_tools, shared, digests.of_history(messages, nearest.digests[:count]))
-            if count == len(nearest.messages):
-                self._recent.remove(nearest)
-        self._recent.append(recent)
-        return recent.digests
-
-    def find_base(self, digests: Sequence[bytes], messages: Sequence[Message]) -> Base | None:
+    def find_base(self, history: ReadHistory) -> Base | None:
         """Return the longest beginning of a history that ends in a turn of the tree, if there is one."""
-        for place in reversed(range(len(messages))):
-            if messages[place].role == "assistant" and (turn := self._find_turn(digests[place], messages[: place + 1])):
-                ids = turn.segment.stream.first_ids(turn.end)
-                return Base(place + 1, KnownTurn(None, ids, turn.start, turn.thinking), source=turn)
+        thinking = history.thinking
+        for place in reversed(range(len(history.messages))):
+            if history.messages[place].role == "assistant":
+                assert thinking is not None
+                if (turn := self._find_turn(history.digests[place], thinking)) is not None:
+                    ids = turn.segment.stream.first_ids(turn.end)
+                    return Base(place + 1, KnownTurn(None, ids, turn.start, turn.thinking), source=turn)
+                thinking = thinking.previous
         return None
 
-    def place(
-        self, prompt: BuiltPrompt, digests: HistoryDigests, call: HarnessCall, rewrites: frozenset[str]
-    ) -> PlacedTurn:
+    def place(self, prompt: BuiltPrompt, history: ReadHistory, call: HarnessCall) -> PlacedTurn:
         """Place a call; ``PlacedTurn.release`` has to be called once it is over.
 
         Args:
             prompt: built on what ``find_base`` returned.
-            digests: of conversations with its tools.
+            history: of the call.
             call: the call.
-            rewrites: names of what was applied to its history.
         """
-        messages = prompt.conversation.messages
-        turn = None if prompt.base is None else prompt.base.source
+        turn, rewrites = None if prompt.base is None else prompt.base.source, history.rewrites
         assert turn is None or isinstance(turn, _KnownTurn)
         if turn is not None:
-            rewrites |= name_differences(turn.segment.messages[: turn.messages], messages[: turn.messages])
+            rewrites |= turn.segment.name_differences(history.messages[: turn.messages])
         is_side = call.kind == "side"
         is_free = turn is not None and turn.is_free and turn.segment.is_side == is_side
         if turn is not None and is_free and prompt.origin is PromptOrigin.EXTENDED:
@@ -239,7 +223,7 @@ class SegmentTree:
                 self._first, self._first_prompt = segment, prompt.ids
         segment.is_busy = True
         self._asked.setdefault(prompt.digests[-1], []).append(segment)
-        return PlacedTurn(self, segment, prompt, digests, placement)
+        return PlacedTurn(self, segment, prompt, history.equality, placement)
 
     def commit(self, segment: _Segment, prompt: BuiltPrompt, digests: HistoryDigests, placement: Placement) -> None:
         """Record a prompt, with the first tokens that were sampled on it."""
@@ -311,9 +295,9 @@ class SegmentTree:
         if known.is_side and not segment.is_side:
             self._histories[digest] = segment
 
-    def _find_turn(self, digest: bytes, messages: Sequence[Message]) -> _KnownTurn | None:
+    def _find_turn(self, digest: bytes, thinking: ThinkingChain | None) -> _KnownTurn | None:
         """Return the turn that a history ends in: best one that can be extended, then the newest."""
-        found = [turn for turn in self._turns.get(digest, ()) if thinking_matches(turn.thinking, messages)]
+        found = [turn for turn in self._turns.get(digest, ()) if thinking_matches(turn.thinking, thinking)]
         return max(reversed(found), key=lambda turn: turn.is_free, default=None)
 
     def _find_cause(
@@ -385,7 +369,7 @@ class SegmentTree:
         last = next(place for place in reversed(range(len(messages))) if messages[place].role == "assistant")
         for tool_set in self._tool_sets.values():
             digest = tool_set.of_history(messages[: last + 1])[-1]
-            if (turn := self._find_turn(digest, messages[: last + 1])) is not None:
+            if (turn := self._find_turn(digest, thinking_chain(messages[: last + 1]))) is not None:
                 return turn.segment
         return None
 
@@ -397,14 +381,6 @@ class SegmentTree:
             top_p=self._settings.top_p,
             top_k=self._settings.top_k,
         )
-
-
-def _count_equal(messages: Sequence[Message], other: Sequence[Message]) -> int:
-    """Return how many messages are the same to the letter, from the first on."""
-    for count, (one, two) in enumerate(zip(messages, other, strict=False)):
-        if one.content != two.content or one.tool_calls != two.tool_calls or one.role != two.role:
-            return count
-    return min(len(messages), len(other))
 
 
 def _text(message: Message) -> str:

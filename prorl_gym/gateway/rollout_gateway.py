@@ -70,7 +70,7 @@ class HarnessWire(Protocol):
     """How one API spells calls and answers; its module implements it."""
 
     @property
-    def HISTORY_KEY(self) -> str:  # noqa: N802  # a constant of the module
+    def HISTORY_KEY(self) -> str:  # a constant of the module
         """Key of the conversation in a body."""
         ...
 

@@ -30,7 +30,7 @@ from prorl_gym.gateway.side_calls import kind_of, lineage_of
 from prorl_gym.gateway.turn_stream import TurnStream
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, encode_off_loop
 from prorl_gym.inference.tokens.harness_call import HarnessCall, HarnessTurn
-from prorl_gym.inference.tokens.harness_session import OnTokens
+from prorl_gym.inference.tokens.rollout_session import OnTokens
 from prorl_gym.logs import redact
 from prorl_gym.records import Message
 from prorl_gym.settings import ResolvedSettings

@@ -1,24 +1,22 @@
 """The model, for one rollout whose agent is a harness: whole histories in, parsed turns out, every token recorded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from uuid import uuid4
+from typing import Unpack
 
-from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached, TaskError
+from prorl_gym.errors import Limit, LimitReached
 from prorl_gym.inference.engine_errors import ContextExceeded
-from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
+from prorl_gym.inference.protocol import GenerationResult
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.harness_call import HarnessCall, HarnessTurn
 from prorl_gym.inference.tokens.history_reader import HistoryReader
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, build_branch
-from prorl_gym.inference.tokens.rollout_calls import RolloutCalls, SamplingPool
+from prorl_gym.inference.tokens.rollout_session import OnTokens, RolloutIdentity, RolloutSession, SamplingPool
 from prorl_gym.inference.tokens.segment_tree import PlacedTurn, SegmentTree
-from prorl_gym.inference.tokens.transcript import ThinkingMode
 from prorl_gym.inference.tokens.turn import (
     ParsedTurn,
     SampledTurn,
-    derive_seed,
     from_text_turn,
     parse_sampled,
     parse_without_calls,
@@ -27,64 +25,24 @@ from prorl_gym.inference.tokens.turn import (
 from prorl_gym.records import Message, Segment, main_segment
 from prorl_gym.settings import ResolvedSettings
 
-OnTokens = Callable[[Sequence[int]], None]
-
 _MAX_TREE = 16
 """All segments of a rollout together may have so many times the tokens that one may have."""
 
 
-class HarnessSession:
+class HarnessSession(RolloutSession):
     """The model, for one rollout of a harness. Calls may run concurrently.
 
-    The rollout's own sampling and limits hold, whatever a harness asks for.
-
-    Args:
-        pool: where to sample.
-        codec: tokenizer and chat template.
-        settings: sampling and limits.
-        rollout_id: the session id towards engines; calls of one rollout meet the same one.
-        replica: position in the group, part of the seed.
-        cache_salt: separates prefix caches; ``None`` shares them.
-        priority: higher is served first by engines that can.
-        group_id: rollouts of one group share their first prompt; empty if it is not shared.
-        thinking: what happens to earlier thoughts at a new user turn. See ``transcript``.
+    The rollout's own sampling and limits hold, whatever a harness asks for. For the arguments, see ``RolloutSession``.
     """
 
     def __init__(
-        self,
-        pool: SamplingPool,
-        codec: ChatCodec,
-        settings: ResolvedSettings,
-        *,
-        rollout_id: str,
-        replica: int = 0,
-        cache_salt: str | None = None,
-        priority: int = 0,
-        group_id: str = "",
-        thinking: ThinkingMode = "keep",
+        self, pool: SamplingPool, codec: ChatCodec, settings: ResolvedSettings, **identity: Unpack[RolloutIdentity]
     ) -> None:
-        self._pool = pool
-        self._codec = codec
-        self._settings = settings
-        self._rollout_id = rollout_id
-        self._replica = replica
-        self._cache_salt = cache_salt
-        self._priority = priority
-        self._group_id = group_id
-        self._thinking: ThinkingMode = thinking
-        ends = (codec.terminator_id, *sorted(codec.end_ids), *settings.stop_token_ids)
-        self._stop_token_ids = tuple(dict.fromkeys(ends))
-        self._calls = RolloutCalls(pool, rollout_id)
+        super().__init__(pool, codec, settings, **identity)
         self._tree = SegmentTree(codec, settings)
         self._histories = HistoryReader()
         self._next_number = 0
-        self._turn_count = 0
         self._limit: Limit | None = None
-
-    @property
-    def turns(self) -> int:
-        """Turns so far: those with tokens, and those under way."""
-        return self._turn_count
 
     @property
     def limit(self) -> Limit | None:
@@ -122,18 +80,6 @@ class HarnessSession:
         main = main_segment(self.segments(), self._settings.trained_segments)
         return ([], 0) if main is None else self._tree.conversation(main)
 
-    async def failure_at_deadline(self) -> EngineError | None:
-        """Return the engine's failure that kept the policy from answering before a deadline. See ``RolloutCalls``."""
-        return await self._calls.failure_at_deadline()
-
-    def mark_cancelled(self) -> None:
-        """Wait less for the tokens of calls in flight: the rollout was cancelled."""
-        self._calls.mark_cancelled()
-
-    def close(self) -> None:
-        """Free the rollout's place on an engine. Idempotent."""
-        self._pool.forget_session(self._rollout_id)
-
     async def _answer(self, call: HarnessCall, on_tokens: OnTokens | None) -> HarnessTurn:
         history = self._histories.read(call.entries, call.tools)
         base = self._tree.find_base(history)
@@ -163,25 +109,11 @@ class HarnessSession:
         return HarnessTurn(prompt, turn.sampled, parsed, placed.placement)
 
     async def _make_call(self, turn: "_Turn", max_tokens: int) -> GenerationResult:
-        ids, ids_json = turn.placed.next_prompt()
-        request = GenerationRequest(
-            request_id=uuid4().hex,
-            session_id=self._rollout_id,
-            prompt_ids=ids,
-            max_tokens=max_tokens,
-            temperature=self._settings.temperature,
-            top_p=self._settings.top_p,
-            top_k=self._settings.top_k,
-            stop_token_ids=self._stop_token_ids,
-            seed=derive_seed(self._settings.seed, self._replica, turn.number, len(turn.sampled.token_ids)),
-            cache_salt=self._cache_salt,
-            priority=self._priority,
-            group_id=self._group_id,
-            conversation=turn.prompt.conversation,
-            prompt_ids_json=ids_json,
-            on_tokens=turn.stream if turn.is_streamed else None,
+        on_tokens = turn.stream if turn.is_streamed else None
+        request = self._request(
+            turn.placed.next_prompt(), turn.number, len(turn.sampled.token_ids), max_tokens, on_tokens
         )
-        return await self._calls.make(turn.number, request, partial(turn.append, request.seed))
+        return await self._sample(turn.number, request, partial(turn.append, request.seed))
 
     def _end_turn(self, turn: "_Turn") -> ParsedTurn:
         """Parse a turn, let later calls extend it, and give back its place."""
@@ -212,18 +144,8 @@ class HarnessSession:
         limit = self._settings.max_turn_tokens if asked is None else min(asked, self._settings.max_turn_tokens)
         return min(limit - sampled, self._context_limit() - len(turn.prompt.ids) - sampled)
 
-    def _context_limit(self) -> int:
-        """Longest segment in tokens: the settings' limit, or the engine's context if that is smaller."""
-        return min(self._settings.max_tokens, self._pool.max_model_len or self._settings.max_tokens)
-
     def _too_long_error(self, length: int) -> Exception:
-        if len(self._tree):
-            return LimitReached(Limit.TOKENS)
-        return TaskError(
-            FailureKind.PROMPT_TOO_LONG,
-            f"the first prompt has {length} tokens and leaves no room in {self._context_limit()}.",
-            "Raise 'max_tokens', serve the model with a longer context, or drop the row.",
-        )
+        return LimitReached(Limit.TOKENS) if len(self._tree) else self._prompt_too_long_error(length)
 
 
 class _Turn:

@@ -24,6 +24,7 @@ from prorl_gym.inference.tokens.prompt_builder import Base, BuiltPrompt, PromptO
 from prorl_gym.inference.tokens.rewrites import name_differences
 from prorl_gym.inference.tokens.segment_cache import KnownTurn
 from prorl_gym.inference.tokens.token_stream import TokenStream, common_length
+from prorl_gym.inference.tokens.transcript import TurnPrompt, new_stream
 from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
 from prorl_gym.records import BranchCause, Message, Segment, ToolCall
 from prorl_gym.settings import ResolvedSettings
@@ -113,12 +114,13 @@ class PlacedTurn:
         self._start: int | None = None
         """Where its sampled ids begin, once there are any."""
 
-    def next_prompt(self) -> tuple[Sequence[int], bytes | None]:
-        """Return the ids to send now, and their JSON where it costs only what is new."""
-        stream = self._segment.stream
+    def next_prompt(self) -> TurnPrompt:
+        """Return what to send now; the ids as JSON only where that costs no more than what is new."""
+        stream, conversation = self._segment.stream, self._prompt.conversation
         if self._start is not None:
-            return stream.record_sent(), stream.sent_ids_json
-        return self._prompt.ids, stream.extended_json(self._prompt.ids) if len(stream) else None
+            return TurnPrompt(stream.record_sent(), stream.sent_ids_json, conversation)
+        ids = self._prompt.ids
+        return TurnPrompt(ids, stream.extended_json(ids) if len(stream) else None, conversation)
 
     def append(self, result: GenerationResult, *, turn: int, seed: int | None) -> list[int]:
         """Record what a call sampled; return the ids that were kept."""
@@ -217,7 +219,9 @@ class SegmentTree:
                 shared = turn.end
             else:
                 shared = 0 if parent is None else common_length(prompt.ids, parent.stream.first_ids(len(prompt.ids)))
-            segment = _Segment(self._new_stream(), parent, shared, cause, is_side, call.lineage.agent)
+            segment = _Segment(
+                new_stream(self._codec, self._settings), parent, shared, cause, is_side, call.lineage.agent
+            )
             placement = Placement(cause, shared, tuple(sorted(rewrites)))
             if cause == "first":
                 self._first, self._first_prompt = segment, prompt.ids
@@ -267,7 +271,7 @@ class SegmentTree:
             RolloutError: ``INTERNAL``, drift. See ``TokenStream.export_segments``.
         """
         if not self._segments:
-            unanswered = self._new_stream()
+            unanswered = new_stream(self._codec, self._settings)
             unanswered.append_unsampled(self._first_prompt)
             return unanswered.export_segments()
         places = {id(segment): place for place, segment in enumerate(self._segments)}
@@ -372,15 +376,6 @@ class SegmentTree:
             if (turn := self._find_turn(digest, thinking_chain(messages[: last + 1]))) is not None:
                 return turn.segment
         return None
-
-    def _new_stream(self) -> TokenStream:
-        return TokenStream(
-            terminator_id=self._codec.terminator_id,
-            closing_ids=self._codec.closing_ids,
-            temperature=self._settings.temperature,
-            top_p=self._settings.top_p,
-            top_k=self._settings.top_k,
-        )
 
 
 def _text(message: Message) -> str:

@@ -1,7 +1,7 @@
 """Policies that are real models: a session on a pool of engines for each attempt."""
 
 from collections.abc import Mapping
-from typing import Protocol, TypedDict
+from typing import Protocol
 
 from prorl_gym.agents.model_policy import ModelPolicy
 from prorl_gym.errors import EngineError, FailureKind, TaskError
@@ -10,7 +10,7 @@ from prorl_gym.inference.config import normalize_url
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.harness_session import HarnessSession
 from prorl_gym.inference.tokens.model_session import ModelSession
-from prorl_gym.inference.tokens.rollout_calls import SamplingPool
+from prorl_gym.inference.tokens.rollout_session import RolloutIdentity, SamplingPool
 from prorl_gym.inference.tokens.transcript import ThinkingMode
 from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.records import Segment
@@ -28,16 +28,6 @@ class PolicyPool(SamplingPool, Protocol):
     def release_slot(self, session_id: str) -> None:
         """The rollout makes no call for a while. See ``EnginePool``."""
         ...
-
-
-class _Identity(TypedDict):
-    """What both kinds of sessions are told of a rollout."""
-
-    rollout_id: str
-    replica: int
-    priority: int
-    group_id: str
-    thinking: ThinkingMode
 
 
 class _Session:
@@ -128,7 +118,7 @@ class ModelPolicySource:
         session = HarnessSession(pool, self._codec, settings, **self._identity(job))
         return _HarnessGatewaySession(session, self._codec, settings, pool, job)
 
-    def _identity(self, job: Job) -> _Identity:
+    def _identity(self, job: Job) -> RolloutIdentity:
         request = job.request
         return {
             "rollout_id": request.rollout_id,

@@ -9,6 +9,7 @@ segment is the normal case; a history that has to change begins another segment 
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 from uuid import uuid4
@@ -17,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic_core import PydanticSerializationError
 
 from prorl_gym.errors import CancelReason, Cause, Evidence, FailureKind, Limit, TaskError, cause_of
-from prorl_gym.settings import ResolvedSettings, RolloutSettings
+from prorl_gym.settings import ResolvedSettings, RolloutSettings, TrainedSegments
 
 SCHEMA_VERSION = 1
 """Version of every record here. It rises when a field changes meaning or disappears, or a closed list of words (an
@@ -175,8 +176,27 @@ class Generation(Record):
     """Experts of each token of prompt and answer, in the engine's own JSON (``prorl_gym.routed_experts`` reads it)."""
 
 
+BranchCause = Literal[
+    "first",
+    "edit",
+    "retry",
+    "cut_turn",
+    "tools",
+    "template",
+    "summary",
+    "side_call",
+    "sub_agent",
+    "conversation",
+]
+"""Why a segment began (docs/tokens.md has the rules)."""
+
+
 class Segment(Record):
-    """A flat block of tokens, in the order in which the engine saw them. All four lists have the same length."""
+    """A flat block of tokens, in the order in which the engine saw them. All four lists have the same length.
+
+    The segments of a rollout are a tree: a call that does not continue a segment at its end begins another one. What
+    was sampled in the parent is context there, with mask 0, so every sampled token is trained on once.
+    """
 
     token_ids: list[Annotated[int, Field(ge=0)]]
     mask: list[Literal[0, 1]]
@@ -191,6 +211,21 @@ class Segment(Record):
     top_k: int
     logprob_kind: Literal["raw", "processed"]
     """``raw``: before temperature, top-p and top-k; ``processed``: of the distribution that was sampled from."""
+    parent: Annotated[int, Field(ge=0)] | None = None
+    """Index of the segment that it branches from."""
+    shared_tokens: Annotated[int, Field(ge=0)] = 0
+    """How many tokens, from the first, are those of the parent."""
+    cause: BranchCause = "first"
+    """Why it began."""
+    rewrites: tuple[str, ...] = ()
+    """The declared rewrites and normalisations under which a history counted as the same (docs/tokens.md)."""
+    trained: bool = True
+    """Whether it may carry loss; ``Rollout.trained_segments`` says whether it does."""
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first one that the policy sampled."""
+        return self.mask.index(1) if 1 in self.mask else len(self.mask)
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> "Segment":
@@ -205,7 +240,28 @@ class Segment(Record):
             if not position <= generation.start <= generation.end <= length:
                 raise ValueError("generations must lie inside the segment, in order")
             position = generation.end
+        if self.shared_tokens and (self.parent is None or any(self.mask[: self.shared_tokens])):
+            raise ValueError("the tokens that a segment shares with its parent were sampled there")
         return self
+
+
+def main_segment(segments: Sequence[Segment], policy: TrainedSegments) -> int | None:
+    """Return the index of the segment in which the main agent sampled most, or under ``last`` of its last one.
+
+    ``None`` where it sampled nothing.
+    """
+    own = [index for index, segment in enumerate(segments) if any(segment.mask) and _is_of_main_agent(segments, index)]
+    if policy == "last":
+        return own[-1] if own else None
+    return max(own, key=lambda index: sum(segments[index].mask), default=None)
+
+
+def _is_of_main_agent(segments: Sequence[Segment], index: int) -> bool:
+    """Whether a segment is no side call, and neither it nor what it branches from is a sub-agent's."""
+    at: int | None = index
+    while at is not None and segments[at].cause != "sub_agent":
+        at = segments[at].parent
+    return at is None and segments[index].trained
 
 
 class ToolCall(Record):
@@ -297,6 +353,8 @@ class Rollout(Record):
     """Turns that earlier attempts sampled, after which this one went on (see ``RolloutSettings.resume``)."""
     resume_refused: str = ""
     """Why this attempt started from nothing although turns of an earlier one were logged."""
+    agent_log: str = ""
+    """End of what the agent's program printed, if ``settings.agent`` named one; for people."""
     cancel_seconds: float | None = None
     """From the cancel of a running rollout until its engine call and its sandboxes were closed."""
     accepted_at: float
@@ -313,6 +371,18 @@ class Rollout(Record):
         """Whether to compute no loss on it: it has no reward, or a limit in ``settings.mask_overlong`` truncated it."""
         overlong = self.settings.mask_overlong if self.settings is not None else ()
         return self.score is None or self.outcome.limit in overlong
+
+    @property
+    def main_segment(self) -> int | None:
+        """Index of the segment for shapes that take one. See the function."""
+        return main_segment(self.segments, "all" if self.settings is None else self.settings.trained_segments)
+
+    @property
+    def trained_segments(self) -> tuple[int, ...]:
+        """Indices of the segments that carry loss, unless the rollout is ``masked``. See ``RolloutSettings``."""
+        if self.settings is None or self.settings.trained_segments == "all":
+            return tuple(n for n, segment in enumerate(self.segments) if segment.trained and any(segment.mask))
+        return () if self.main_segment is None else (self.main_segment,)
 
     @property
     def oldest_version(self) -> int | None:
@@ -341,6 +411,9 @@ class Rollout(Record):
             raise ValueError(f"record schema {self.schema_version} is newer than {SCHEMA_VERSION}: upgrade prorl-gym")
         if self.score is not None and not self.outcome.may_have_reward:
             raise ValueError(f"a rollout that ended as {self.outcome.status}/{self.outcome.kind} cannot have a reward")
+        for index, segment in enumerate(self.segments):
+            if segment.parent is not None and segment.parent >= index:
+                raise ValueError(f"segment {index} cannot branch from segment {segment.parent}: parents come first")
         return self
 
 

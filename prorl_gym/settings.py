@@ -1,12 +1,13 @@
 """Sampling and limits: one model, one precedence (request > environment > run > service)."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from prorl_gym.errors import Limit
 
 PositiveInt = Annotated[int, Field(gt=0)]
+TrainedSegments = Literal["all", "main", "last"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # JSON, and so a record, has no infinity
 
 
@@ -42,9 +43,15 @@ class RolloutSettings(BaseModel):
     resume: bool | None = None
     """Log each turn, and let an attempt after a loss resume after the last whole one. Only where the environment says
     that its tools may be run again (``math``, ``code``, ``swe``)."""
+    agent: Annotated[str, Field(max_length=80)] | None = None
+    """Agent that works on the task: a program in its sandbox, a preset or one of the service's ``agents``; empty: the
+    built-in loop."""
     mask_overlong: tuple[Limit, ...] | None = None
     """Limits (``turns``, ``tokens``, ``time``) that mask the rollouts they truncate, so that no loss is computed on
     them (DAPO's overlong filtering, for agents). They are still graded and delivered, with ``Rollout.masked`` set."""
+    trained_segments: TrainedSegments | None = None
+    """Segments that carry loss, each with the rollout's reward: ``all`` but side calls, the ``main`` one (of the main
+    agent's, the one in which most was sampled), or the ``last`` one of the main agent."""
 
 
 class ResolvedSettings(BaseModel):
@@ -68,7 +75,9 @@ class ResolvedSettings(BaseModel):
     eval_seconds: float
     action_seconds: float
     resume: bool = False
+    agent: str = ""
     mask_overlong: tuple[Limit, ...] = ()
+    trained_segments: TrainedSegments = "all"
 
 
 SERVICE_DEFAULTS = RolloutSettings(
@@ -84,7 +93,9 @@ SERVICE_DEFAULTS = RolloutSettings(
     eval_seconds=300.0,
     action_seconds=30.0,
     resume=False,
+    agent="",
     mask_overlong=(),
+    trained_segments="all",
 )
 
 

@@ -54,6 +54,12 @@ def _axe() -> Path:
     return _cache() / "axe-core.js"
 
 
+def _harnesses() -> bool:
+    """Whether ``.ci/harnesses`` has finished here, once; a test that needs a newer preset says so."""
+    names = ("claude-code", "codex", "mini-swe-agent", "opencode", "openhands", "qwen-code")
+    return all(any((_cache() / "agents").glob(f"{name}-*")) for name in names)
+
+
 def _slurm() -> bool:
     """Whether this machine may submit jobs."""
     return shutil.which("sinfo") is not None and subprocess.run(["sinfo"], capture_output=True).returncode == 0
@@ -73,6 +79,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
         "Chromium, playwright or axe-core is not installed (.ci/chromium)",
     ),
     "gym": (_importable("nemo_gym"), "NeMo Gym is not installed in this environment"),
+    "harness": (_harnesses, "the presets of agent programs are not installed (.ci/harnesses)"),
     "vllm": (lambda: bool(_vllm()), "no environment with vLLM is in the cache (.ci/vllm), or CI_NO_VLLM=1"),
     "ray": (_importable("ray"), "Ray is not installed in this environment"),
     "slurm": (_slurm, "there is no Slurm here (.ci/slurm)"),

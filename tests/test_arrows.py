@@ -35,11 +35,14 @@ ARROWS: dict[str, set[str]] = {
     "gateway": {"inference"},
     "agents": {"sandbox.protocol", "sandbox.service.egress.rules", "sandbox.service.operations.shell", "inference"},
     "environments": {"agents", "sandbox", "inference"},
-    "rollout": {"environments", "agents", "sandbox.protocol", "sandbox.syscalls", "inference", "client.wire_models"},
+    "rollout": {
+        *("environments", "agents", "gateway", "sandbox.protocol", "sandbox.syscalls", "inference"),
+        "client.wire_models",
+    },
     "oracle": {"environments", "inference"},
     "pages": set(),
     "api": {
-        *("rollout", "environments", "inference", "client", "trainers", "pages"),
+        *("agents", "rollout", "environments", "inference", "client", "trainers", "pages"),
         *("sandbox.backend_selection", "sandbox.config", "sandbox.protocol"),
     },
     "gym_root": {"*"},

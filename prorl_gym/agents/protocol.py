@@ -1,11 +1,12 @@
-"""What an agent loop needs: a policy that answers messages, and tools."""
+"""What an agent works on and leaves, and what the loop needs: a policy that answers messages, and tools."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from prorl_gym.inference.protocol import AssistantTurn
 from prorl_gym.records import Message
+from prorl_gym.sandbox.protocol import Sandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,5 +81,46 @@ class Artifacts:
     answer: str | None = None
     """The argument of ``finish``, or the last assistant text when the agent simply stopped."""
     messages: list[Message] = field(default_factory=list[Message])
+    prompt_messages: int | None = None
+    """How many of ``messages`` are the first prompt of an agent that brings its own; ``None``: the episode's are."""
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """Files taken out of the agent's sandbox (a patch, a solution)."""
+    log: str = ""
+    """End of what an agent program printed; for people."""
+
+
+class AgentTask(Protocol):
+    """What an agent works on; ``prorl_gym.environments.protocol.Episode`` is one."""
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The first prompt."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """Tools of the built-in loop."""
+        ...
+
+    @property
+    def sandbox(self) -> Callable[[], Awaitable[Sandbox]] | None:
+        """Leases the agent's sandbox; ``None``: the environment has none for an agent program."""
+        ...
+
+    @property
+    def setup(self) -> str:
+        """Bash commands that an agent program's environment comes from; may be empty."""
+        ...
+
+
+class Agent(Protocol):
+    """An agent in place of the built-in loop."""
+
+    async def run(self, task: AgentTask, artifacts: Artifacts) -> None:
+        """Work on a task; fill ``artifacts``, also when it ends by an exception or is cancelled.
+
+        Raises:
+            LimitReached: turns, tokens or time.
+            RolloutError: an engine, the sandbox or the agent itself failed.
+        """
+        ...

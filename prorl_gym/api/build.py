@@ -22,6 +22,7 @@ from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.inference.weights.weight_updater import WeightUpdater
 from prorl_gym.records import Message
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
+from prorl_gym.rollout.protocol import AgentPrograms
 from prorl_gym.rollout.scheduling.attempt import EnvironmentLookup
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource, PolicyPool
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
@@ -192,15 +193,17 @@ def build_runner(
     inference = config.inference
     # Whether admission can follow the engines' own metrics; without them it has only ``live_rollouts``.
     follows_caches = inference.admission == "auto" and inference.balance != "pass_through"
+    source = ModelPolicySource(pool, codec, pools_by_url, thinking=inference.thinking)
     return InProcessRunner(
         environments,
-        ModelPolicySource(pool, codec, pools_by_url, thinking=inference.thinking),
+        source,
         backend,
         config.runner,
         config.settings,
         config.runs,
         judge=judge,
         has_kv_admission=follows_caches and inference.engine in ("vllm", "sglang"),
+        programs=AgentPrograms(config.agent_catalog().find, source),
     )
 
 

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from prorl_gym.agents.catalog import AgentCatalog
+from prorl_gym.agents.command import CommandConfig
 from prorl_gym.api.compat.config import CompatConfig
 from prorl_gym.client import default_state_dir
 from prorl_gym.config import ConfigModel
@@ -79,6 +81,9 @@ class ServiceConfig(ConfigModel):
     retry: RetryConfig = RetryConfig()
     environments: tuple[str, ...] = ()
     """Names of the environments to offer; all installed ones by default."""
+    agents: dict[str, CommandConfig] = Field(default_factory=dict[str, CommandConfig])
+    """Agent programs of your own, by the name that the setting ``agent`` uses, beside the installed presets
+    (docs/harnesses.md)."""
     settings: RolloutSettings = RolloutSettings()
     """Sampling and limits of the service; requests, environments and runs override them."""
     runs: dict[str, RolloutSettings] = Field(default_factory=dict[str, RolloutSettings])
@@ -100,6 +105,10 @@ class ServiceConfig(ConfigModel):
         """The ledger's configuration, the default filled in."""
         return self.ledger or LedgerConfig(path=self.state / "ledger.sqlite")
 
+    def agent_catalog(self) -> AgentCatalog:
+        """Return the agent programs of this machine."""
+        return AgentCatalog(self.agents, self.sandbox.agents_cache_dir())
+
     def to_node_json(self) -> str:
         """Return what concerns nodes, as JSON."""
         return self.model_dump_json(include=_OF_NODES)
@@ -111,7 +120,19 @@ class ServiceConfig(ConfigModel):
 
 
 _OF_NODES = {
-    *("inference", "inference_urls", "judge", "sandbox", "runner", "nodes", "environments", "settings", "runs", "log")
+    *(
+        "inference",
+        "inference_urls",
+        "judge",
+        "sandbox",
+        "runner",
+        "nodes",
+        "environments",
+        "agents",
+        "settings",
+        "runs",
+        "log",
+    )
 }
 
 

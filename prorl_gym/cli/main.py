@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prorl_gym import __version__
+from prorl_gym.cli.agents import agents
 from prorl_gym.cli.bench import bench
 from prorl_gym.cli.demo import demo
 from prorl_gym.cli.images import images
@@ -34,7 +35,7 @@ _COMMANDS = (
     *(serve, node, submit, cancel, watch, show, export, replay, demand, ack, hold, release, dashboard, gc, validate),
     *(prepare, doctor, bench, root, venvs, show_html, predictions, demo, init, import_tasks, evaluate, plan),
 )
-_GROUPS = {"policy": policy, "engines": engines, "engine": engine, "images": images}
+_GROUPS = {"policy": policy, "engines": engines, "engine": engine, "images": images, "agents": agents}
 
 EXAMPLES: Mapping[str, str] = {
     "serve": "--config service.yaml",
@@ -72,6 +73,8 @@ EXAMPLES: Mapping[str, str] = {
     "images sync": "rows.jsonl --dry-run",
     "images list": "--json",
     "images prune": "mine",
+    "agents list": "--json",
+    "agents install": "codex qwen-code",
     "bench": "service --json",
     "root": "",
     "venvs": "venvs",

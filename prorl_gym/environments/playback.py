@@ -14,7 +14,7 @@ from prorl_gym.agents.protocol import Artifacts, AssistantTurn, Policy, ToolSpec
 from prorl_gym.agents.scripted_policy import ScriptedPolicy, fill_observation
 from prorl_gym.environments import registry
 from prorl_gym.environments.protocol import Environment, Episode, Leases, RunContext, ScriptedStep
-from prorl_gym.errors import Limit, LimitReached
+from prorl_gym.errors import FailureKind, Limit, LimitReached, TaskError
 from prorl_gym.records import Message, Rollout, Score
 from prorl_gym.settings import ResolvedSettings, resolve_settings
 
@@ -203,8 +203,11 @@ async def replay(
         leases: fresh ones.
 
     Raises:
-        RolloutError: the row is bad, a sandbox or the grader failed.
+        RolloutError: the row is bad, the record is of an agent program, a sandbox or the grader failed.
     """
+    if rollout.settings is not None and rollout.settings.agent:
+        what = f"Rollout {rollout.rollout_id} was made by the agent program '{rollout.settings.agent}'."
+        raise TaskError(FailureKind.BAD_ROW, what, "Only turns of the built-in loop can be played again.")
     begin = rollout.prompt_messages
 
     def recorded_policy(episode: Episode) -> _RecordedPolicy:

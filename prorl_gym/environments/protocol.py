@@ -10,7 +10,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from prorl_gym.agents.protocol import Artifacts, Policy, Tool
+from prorl_gym.agents.loop import run_agent
+from prorl_gym.agents.protocol import Agent, Artifacts, Policy, Tool
+from prorl_gym.agents.tools.agent_sandbox import SandboxSource
 from prorl_gym.environments.judge import Judge
 from prorl_gym.records import Message, Score
 from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
@@ -52,6 +54,10 @@ class Episode:
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...]
+    sandbox: SandboxSource | None = None
+    """Leases the sandbox that the tools work in: where an agent program runs."""
+    setup: str = ""
+    """Bash commands that an agent program's environment comes from, such as the activation of an interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,20 @@ class RunContext:
     settings: ResolvedSettings
     artifacts: Artifacts
     """Filled while the agent works, so that a kill at any moment loses nothing before it."""
+    agent: Agent | None = None
+    """The agent that the settings name; ``None``: the built-in loop."""
+
+    async def run_agent(self, episode: Episode) -> None:
+        """Let the agent of this rollout work on an episode until it finishes.
+
+        Raises:
+            LimitReached: turns, tokens or time.
+            RolloutError: an engine, the sandbox or the agent failed. See ``prorl_gym.agents.loop.run_agent``.
+        """
+        if self.agent is None:
+            await run_agent(episode.messages, episode.tools, self.policy, self.artifacts)
+        else:
+            await self.agent.run(episode, self.artifacts)
 
 
 class Environment(Protocol[TaskT]):
@@ -91,7 +111,7 @@ class Environment(Protocol[TaskT]):
         ...
 
     async def run(self, task: TaskT, episode: Episode, context: RunContext) -> None:
-        """Let the agent work; fill ``context.artifacts``. ``prorl_gym.agents.loop`` has the usual one."""
+        """Let the agent work; fill ``context.artifacts``. ``context.run_agent`` runs the one that is configured."""
         ...
 
     async def evaluate(self, task: TaskT, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from prorl_gym.agents.loop import run_agent
 from prorl_gym.agents.protocol import Artifacts, Tool
 from prorl_gym.agents.tools import FinishTool, PythonTool
 from prorl_gym.agents.tools.agent_sandbox import SandboxSource
@@ -88,15 +87,15 @@ class SimpleEnvironment(Generic[RowT]):
     def plan_episode(self, task: RowT, leases: Leases, settings: ResolvedSettings) -> Episode:
         """Return the prompt and the tools; no sandbox is started. See ``SupportsEpisodePlan``."""
         source = partial(leases.get_agent_sandbox, self.sandbox)
-        return Episode(self.messages(task), tuple(self.tools(source, settings)))
+        return Episode(self.messages(task), tuple(self.tools(source, settings)), source)
 
     async def init(self, task: RowT, leases: Leases, settings: ResolvedSettings) -> Episode:
         """See ``plan_episode``."""
         return self.plan_episode(task, leases, settings)
 
     async def run(self, task: RowT, episode: Episode, context: RunContext) -> None:
-        """Run the usual agent loop."""
-        await run_agent(episode.messages, episode.tools, context.policy, context.artifacts)
+        """Run the agent: the usual loop, or the program that the settings name."""
+        await context.run_agent(episode)
 
     async def evaluate(self, task: RowT, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
         """See ``grade``."""

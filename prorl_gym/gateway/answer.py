@@ -1,43 +1,25 @@
 """What one model call gave, and what the answers of all wires have in common."""
 
+import time
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
+from uuid import uuid4
 
 from prorl_gym.gateway.model_call import ModelCall
-from prorl_gym.inference.protocol import GenerationResult, TextTurn
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt
-from prorl_gym.inference.tokens.turn import ParsedTurn
+from prorl_gym.inference.tokens.turn import ParsedTurn, SampledTurn
 from prorl_gym.inference.toolcalls.turn_parsing import THINK_OPEN
-from prorl_gym.routed_experts import Call, to_nemo_rl
+from prorl_gym.routed_experts import to_nemo_rl
 
 
-@dataclass(slots=True)
-class SampledTurn:
-    """The tokens of one turn, over all calls that it took."""
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What an answer has before anything is sampled. A stream begins with it."""
 
-    token_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    versions: list[int] = field(default_factory=list[int])
-    """Policy version of each token."""
-    finish_reason: Literal["stop", "length"] = "length"
-    cached_tokens: int = 0
-    """Of the prompt, where the engine reports it."""
-    expert_calls: list[Call] = field(default_factory=list[Call])
-    """What each call reported of the experts, with the length of the turn after it."""
-    text_turn: TextTurn | None = None
-    """Set by an engine that answers in text: the ids are a local encoding of it."""
-
-    def append_result(self, result: GenerationResult) -> None:
-        """Append what one call sampled."""
-        if not self.token_ids:
-            self.cached_tokens = result.cached_tokens or 0
-        self.token_ids += result.token_ids
-        if result.token_ids:
-            self.expert_calls.append((len(self.token_ids), result.routed_experts))
-        self.logprobs += result.logprobs
-        self.versions += result.versions
-        self.text_turn = result.text_turn
+    id: str = field(default_factory=lambda: uuid4().hex)
+    """Of the answer; its items derive theirs from it."""
+    created: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +30,7 @@ class CompletedTurn:
     prompt: BuiltPrompt
     sampled: SampledTurn
     parsed: ParsedTurn
+    head: AnswerHead = field(default_factory=AnswerHead)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """The chat completions API: messages in, one message out."""
 
-import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
 from prorl_gym.errors import ConfigError
-from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn, token_fields
+from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn, token_fields
+from prorl_gym.gateway.body_reader import ReadBody
+from prorl_gym.gateway.events import KEEP_ALIVE_COMMENT, encode_event, error_body
 from prorl_gym.gateway.history import (
     TEXT_FIX,
     TOKEN_FIELDS,
@@ -21,9 +22,13 @@ from prorl_gym.gateway.history import (
     read_tool_call,
     wrap_thinking,
 )
-from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, make_call, reject_unsupported
+from prorl_gym.gateway.lenient import lenient_call, readable_text
+from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, SamplingParams, make_call, reject_unsupported
+from prorl_gym.gateway.turn_stream import Piece
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
 from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
+
+HISTORY_KEY = "messages"
 
 _FIELDS = {
     "assistant": frozenset({"role", "content", "refusal", "tool_calls", "reasoning_content"}) | TOKEN_FIELDS,
@@ -48,7 +53,7 @@ def normalize_body(body: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a message has a part or a field that must not be ignored.
     """
-    return normalize_list(body, "messages", _normalize_message)
+    return normalize_list(body, HISTORY_KEY, _normalize_message)
 
 
 def read_call(params: Mapping[str, Any], options: GatewayOptions, template_options: Mapping[str, Any]) -> ModelCall:
@@ -65,6 +70,34 @@ def read_call(params: Mapping[str, Any], options: GatewayOptions, template_optio
     reject_unsupported(params, options, template_options)
     limit = params.get("max_completion_tokens") or params.get("max_tokens")
     return make_call(params, options, read_messages(params["messages"]), limit)
+
+
+def read_lenient(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
+    """Read a call of a program in a rollout, whatever else it asks for. See ``lenient``.
+
+    Args:
+        body: as it was sent.
+        sampling: of the rollout.
+        omitted: counts what is left out, by name.
+
+    Raises:
+        ConfigError: the conversation cannot be read.
+    """
+
+    def read(messages: list[Any]) -> list[HistoryEntry]:
+        simple = [_simplify_message(each, omitted) for each in messages]
+        return read_messages(normalize_body({HISTORY_KEY: simple})[HISTORY_KEY])
+
+    fields = body.fields
+    return lenient_call(
+        body.read_history(fields.get(HISTORY_KEY), read),
+        [tool for each in as_list(fields.get("tools")) or () if (tool := as_item(each))],
+        sampling,
+        omitted,
+        limit=fields.get("max_completion_tokens") or fields.get("max_tokens"),
+        may_call_tools=fields.get("tool_choice") != "none",
+        single_tool_call=fields.get("parallel_tool_calls") is False,
+    )
 
 
 def read_messages(messages: Sequence[Item]) -> list[HistoryEntry]:
@@ -99,13 +132,68 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
     finish = "length" if cut else "tool_calls" if parsed.calls else "stop"
     logprobs = _logprobs(turn, form) if turn.call.logprobs else None
     return {
-        "id": f"chatcmpl-{uuid4().hex}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": form.model,
+        **_answer_head(turn.head, form),
         "choices": [{"index": 0, "finish_reason": finish, "message": message, "logprobs": logprobs}],
         "usage": form.usage(turn, "prompt", "completion"),
     }
+
+
+class ChatEvents:
+    """Implements ``EventWriter``: chunks, and ``[DONE]``.
+
+    Args:
+        head: of the answer.
+        form: how this server answers.
+        body: of the call: it may ask for the usage in a chunk of its own.
+    """
+
+    keep_alive = KEEP_ALIVE_COMMENT
+
+    def __init__(self, head: AnswerHead, form: AnswerFormat, body: Mapping[str, Any]) -> None:
+        self._head = _answer_head(head, form) | {"object": "chat.completion.chunk"}
+        options = as_item(body.get("stream_options")) or {}
+        self._has_usage_chunk = options.get("include_usage") is True
+
+    def begin(self) -> bytes:
+        """See ``EventWriter.begin``."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def write_piece(self, piece: Piece) -> bytes:
+        """See ``EventWriter.write_piece``."""
+        return self._chunk({"reasoning_content" if piece.kind == "thinking" else "content": piece.text})
+
+    def end(self, answer: Mapping[str, Any]) -> bytes:
+        """See ``EventWriter.end``."""
+        (choice,) = answer["choices"]
+        calls = [{"index": place, **call} for place, call in enumerate(choice["message"].get("tool_calls", ()))]
+        events = self._chunk({"tool_calls": calls}) if calls else b""
+        usage = {"usage": answer["usage"]}
+        events += self._chunk({}, choice["finish_reason"], {} if self._has_usage_chunk else usage)
+        if self._has_usage_chunk:
+            events += encode_event({**self._head, "choices": list[Any](), **usage})
+        return events + b"data: [DONE]\n\n"
+
+    def fail(self, message: str) -> bytes:
+        """See ``EventWriter.fail``."""
+        return encode_event(error_body(message))
+
+    def _chunk(self, delta: Mapping[str, Any], finish: str | None = None, more: Mapping[str, Any] = {}) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+        return encode_event({**self._head, "choices": [choice], **more})
+
+
+def _answer_head(head: AnswerHead, form: AnswerFormat) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{head.id}", "object": "chat.completion", "created": int(head.created), "model": form.model}
+
+
+def _simplify_message(given: object, omitted: Counter[str]) -> Item:
+    """Return a message of text and calls alone."""
+    message = as_item(given)
+    if message is None:
+        raise ConfigError("messages: one is no object.", "Send objects with 'role' and 'content'.")
+    omitted.update(f"field {field}" for field in _REJECTED_FIELDS if message.get(field))
+    kept = {key: value for key, value in message.items() if key not in _REJECTED_FIELDS}
+    return kept | {"content": readable_text(message.get("content"), omitted)}
 
 
 def _normalize_message(given: object, where: str) -> object:
@@ -173,3 +261,6 @@ def _logprobs(turn: CompletedTurn, form: AnswerFormat) -> dict[str, Any]:
 
     pairs = zip(turn.sampled.token_ids, turn.sampled.logprobs, strict=True)
     return {"content": [entry(token, logprob) for token, logprob in pairs]}
+
+
+open_events = ChatEvents

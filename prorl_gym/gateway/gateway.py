@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from prorl_gym.errors import ConfigError, EngineError, LimitReached
-from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn, SampledTurn
+from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn
 from prorl_gym.gateway.http_errors import context_length_error, http_error, timeout_error
 from prorl_gym.gateway.metrics import GatewayMetrics
 from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, SamplingParams
@@ -21,6 +21,7 @@ from prorl_gym.inference.tokens.segment_cache import SegmentCache
 from prorl_gym.inference.tokens.transcript import ThinkingMode
 from prorl_gym.inference.tokens.turn import (
     ParsedTurn,
+    SampledTurn,
     derive_seed,
     from_text_turn,
     parse_sampled,

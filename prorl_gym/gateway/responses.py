@@ -1,17 +1,19 @@
 """The Responses API: items in, items out."""
 
-import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
-from uuid import uuid4
 
 from prorl_gym.errors import ConfigError
-from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn, token_fields
+from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn, token_fields
+from prorl_gym.gateway.body_reader import ReadBody
+from prorl_gym.gateway.events import KEEP_ALIVE_COMMENT, encode_event
 from prorl_gym.gateway.history import (
     TEXT_FIX,
     Item,
     as_item,
+    as_list,
     normalize_list,
     read_message,
     read_text,
@@ -19,9 +21,31 @@ from prorl_gym.gateway.history import (
     read_tool_call,
     wrap_thinking,
 )
-from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, make_call, reject_unsupported, unsupported
+from prorl_gym.gateway.lenient import lenient_call, readable_text
+from prorl_gym.gateway.model_call import (
+    GatewayOptions,
+    ModelCall,
+    SamplingParams,
+    make_call,
+    reject_unsupported,
+    unsupported,
+)
+from prorl_gym.gateway.turn_stream import Piece, PieceKind
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry, TokenFields
 from prorl_gym.records import Message
+
+HISTORY_KEY = "input"
+
+_TEXT_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "message": ("content",),
+    "function_call": (),
+    "function_call_output": ("output",),
+    "reasoning": ("content", "summary"),
+}
+"""Types of items that a text model can read, and their fields of text."""
+
+_TEXT_EVENTS: Mapping[PieceKind, str] = {"thinking": "reasoning_summary_text", "text": "output_text"}
+_PART_EVENTS: Mapping[PieceKind, str] = {"thinking": "reasoning_summary_part", "text": "content_part"}
 
 
 def normalize_body(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,7 +56,7 @@ def normalize_body(body: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: an item has a part that must not be ignored.
     """
-    return normalize_list(body, "input", _normalize_item)
+    return normalize_list(body, HISTORY_KEY, _normalize_item)
 
 
 def read_call(params: Mapping[str, Any], options: GatewayOptions, template_options: Mapping[str, Any]) -> ModelCall:
@@ -45,6 +69,27 @@ def read_call(params: Mapping[str, Any], options: GatewayOptions, template_optio
     if params.get("instructions"):
         items = [{"role": "system", "content": params["instructions"]}, *items]
     return make_call(params, options, read_items(items), params.get("max_output_tokens"))
+
+
+def read_lenient(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
+    """Read a call of a program in a rollout; see ``chat_completions.read_lenient``."""
+
+    def read(items: list[Any]) -> list[HistoryEntry]:
+        simple = [item for each in items if (item := _simplify_item(each, omitted)) is not None]
+        return read_items(normalize_body({HISTORY_KEY: simple})[HISTORY_KEY])
+
+    fields = body.fields
+    given, instructions = fields.get(HISTORY_KEY), fields.get("instructions")
+    opening = [{"role": "system", "content": instructions}] if isinstance(instructions, str) and instructions else []
+    return lenient_call(
+        [*read_items(opening), *body.read_history([given] if isinstance(given, str) else given, read)],
+        [tool for each in as_list(fields.get("tools")) or () if (tool := as_item(each))],
+        sampling,
+        omitted,
+        limit=fields.get("max_output_tokens"),
+        may_call_tools=fields.get("tool_choice") != "none",
+        single_tool_call=fields.get("parallel_tool_calls") is False,
+    )
 
 
 def read_items(items: Sequence[Item]) -> list[HistoryEntry]:
@@ -87,10 +132,7 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
         output[-1] |= token_fields(turn)
     cut = turn.sampled.finish_reason == "length"
     return {
-        "id": f"resp-{uuid4().hex}",
-        "object": "response",
-        "created_at": time.time(),
-        "model": form.model,
+        **_answer_head(turn.head, form),
         "status": "incomplete" if cut else "completed",
         "output": output,
         "parallel_tool_calls": not turn.call.single_tool_call,
@@ -102,6 +144,123 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
         "metadata": _metadata(turn),
         "usage": form.usage(turn, "input", "output"),
     }
+
+
+class ResponseEvents:
+    """Implements ``EventWriter``: a response of items, each added, extended and done.
+
+    Args:
+        head: of the answer.
+        form: how this server answers.
+        body: of the call.
+    """
+
+    keep_alive = KEEP_ALIVE_COMMENT
+
+    def __init__(self, head: AnswerHead, form: AnswerFormat, body: Mapping[str, Any]) -> None:
+        self._head = head
+        self._response = _answer_head(head, form) | {"output": list[Any]()}
+        self._sequence_number = -1
+        self._index = 0
+        """Of the item that is written, in the output."""
+        self._open: PieceKind | None = None
+        self._text = ""
+        """Of the open item."""
+
+    def begin(self) -> bytes:
+        """See ``EventWriter.begin``."""
+        response = self._response | {"status": "in_progress"}
+        return self._event("created", response=response) + self._event("in_progress", response=response)
+
+    def write_piece(self, piece: Piece) -> bytes:
+        """See ``EventWriter.write_piece``."""
+        events = b""
+        if self._open != piece.kind:
+            events = self._finish_item() + self._begin_item(piece.kind)
+        self._text += piece.text
+        return events + self._event(f"{_TEXT_EVENTS[piece.kind]}.delta", **self._place(piece.kind), delta=piece.text)
+
+    def end(self, answer: Mapping[str, Any]) -> bytes:
+        """See ``EventWriter.end``."""
+        events = self._finish_item()
+        for item in answer["output"][self._index :]:
+            if item["type"] != "function_call":
+                events += self._begin_item("text") + self._finish_item()
+                continue
+            place = {"item_id": item["id"], "output_index": self._index}
+            events += self._item_event("added", item | {"arguments": ""})
+            events += self._event("function_call_arguments.delta", **place, delta=item["arguments"])
+            events += self._event("function_call_arguments.done", **place, arguments=item["arguments"])
+            events += self._item_event("done", item)
+            self._index += 1
+        return events + self._event(answer["status"], response=answer)
+
+    def fail(self, message: str) -> bytes:
+        """See ``EventWriter.fail``."""
+        error = {"code": "server_error", "message": message}
+        return self._event("failed", response=self._response | {"status": "failed", "error": error})
+
+    def _begin_item(self, kind: PieceKind) -> bytes:
+        self._open, self._text = kind, ""
+        item, part = _piece_item(self._head, kind, "")
+        item |= {"summary": list[Any]()} if kind == "thinking" else {"content": list[Any](), "status": "in_progress"}
+        return self._item_event("added", item) + self._event(
+            f"{_PART_EVENTS[kind]}.added", **self._place(kind), part=part
+        )
+
+    def _finish_item(self) -> bytes:
+        """Return the events that end the item which pieces extended, if there is one."""
+        kind = self._open
+        if kind is None:
+            return b""
+        place, (item, part) = self._place(kind), _piece_item(self._head, kind, self._text)
+        events = self._event(f"{_TEXT_EVENTS[kind]}.done", **place, text=self._text)
+        events += self._event(f"{_PART_EVENTS[kind]}.done", **place, part=part)
+        events += self._item_event("done", item)
+        self._open = None
+        self._index += 1
+        return events
+
+    def _place(self, kind: PieceKind) -> dict[str, Any]:
+        part = "summary_index" if kind == "thinking" else "content_index"
+        return {"item_id": _item_id(self._head, kind), "output_index": self._index, part: 0}
+
+    def _item_event(self, name: str, item: Mapping[str, Any]) -> bytes:
+        return self._event(f"output_item.{name}", output_index=self._index, item=item)
+
+    def _event(self, name: str, **fields: Any) -> bytes:
+        self._sequence_number += 1
+        kind = f"response.{name}"
+        return encode_event({"type": kind, "sequence_number": self._sequence_number, **fields}, kind)
+
+
+def _answer_head(head: AnswerHead, form: AnswerFormat) -> dict[str, Any]:
+    return {"id": f"resp-{head.id}", "object": "response", "created_at": head.created, "model": form.model}
+
+
+def _item_id(head: AnswerHead, kind: PieceKind) -> str:
+    return f"{'rs' if kind == 'thinking' else 'msg'}-{head.id}"
+
+
+def _piece_item(head: AnswerHead, kind: PieceKind, text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the item of the thoughts or of the text of an answer, and its one part."""
+    if kind == "thinking":
+        part: dict[str, Any] = {"type": "summary_text", "text": text}
+        return {"type": "reasoning", "id": _item_id(head, kind), "summary": [part]}, part
+    part = {"type": "output_text", "text": text, "annotations": list[Any]()}
+    item = {"type": "message", "id": _item_id(head, kind), "role": "assistant", "status": "completed"}
+    return item | {"content": [part]}, part
+
+
+def _simplify_item(given: object, omitted: Counter[str]) -> Item | None:
+    """Return an item of text or calls alone; ``None`` for one of another type, such as a hosted tool's."""
+    item = {"role": "user", "content": given} if isinstance(given, str) else as_item(given)
+    kind = "of no type" if item is None else str(item.get("type") or "message")
+    if item is None or kind not in _TEXT_FIELDS:
+        omitted[f"item {kind[:80]}"] += 1
+        return None
+    kept = {key: value for key, value in item.items() if key != "namespace"}
+    return kept | {key: readable_text(item[key], omitted) for key in _TEXT_FIELDS[kind] if item.get(key) is not None}
 
 
 def _normalize_item(given: object, where: str) -> object:
@@ -151,15 +310,13 @@ def _merge_entries(first: HistoryEntry, second: HistoryEntry) -> HistoryEntry:
 def _output_items(turn: CompletedTurn, form: AnswerFormat) -> list[dict[str, Any]]:
     parsed, items = turn.parsed, list[dict[str, Any]]()
     if form.with_reasoning and parsed.thinking:
-        summary = [{"type": "summary_text", "text": parsed.thinking}]
-        items.append({"type": "reasoning", "id": f"rs-{uuid4().hex}", "summary": summary})
+        items.append(_piece_item(turn.head, "thinking", parsed.thinking)[0])
     text = form.text_of(parsed)
     if text or not (parsed.calls or items):
-        content = [{"type": "output_text", "text": text, "annotations": list[Any]()}]
-        head = {"type": "message", "id": f"msg-{uuid4().hex}", "role": "assistant", "status": "completed"}
-        items.append({**head, "content": content})
+        items.append(_piece_item(turn.head, "text", text)[0])
     for call in parsed.calls:
-        items.append({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments})
+        item = {"type": "function_call", "id": f"fc-{call.id}", "call_id": call.id}
+        items.append(item | {"name": call.name, "arguments": call.arguments})
     return items
 
 
@@ -176,3 +333,6 @@ def _version_runs(versions: Sequence[int]) -> dict[str, str]:
         return {}
     text = str(runs[0][0]) if len(runs) == 1 else " ".join(f"{version}*{count}" for version, count in runs)
     return {"prorl_policy_version": text[:512]}
+
+
+open_events = ResponseEvents

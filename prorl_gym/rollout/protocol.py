@@ -3,10 +3,11 @@
 Runners are used by serialisable requests and events only, so that one may be in this process or on another node.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+from prorl_gym.agents.command import CommandConfig, ModelGateway
 from prorl_gym.agents.protocol import Policy
 from prorl_gym.client.wire_models import AcceptedRollout, Capacity, LedgerStatus, RolloutSummary, Unacknowledged
 from prorl_gym.demand import Demand
@@ -174,13 +175,8 @@ class Runner(Protocol):
         ...
 
 
-class PolicySession(Protocol):
-    """The policy of one attempt, with the tokens behind it."""
-
-    @property
-    def policy(self) -> Policy:
-        """What the agent loop talks to."""
-        ...
+class AttemptSession(Protocol):
+    """The model of one attempt, with the tokens behind it."""
 
     async def failure_at_deadline(self) -> RolloutError | None:
         """Return the error of engines that kept the policy from answering before RUN's deadline, if they did."""
@@ -208,6 +204,45 @@ class PolicySession(Protocol):
     def segments(self) -> list[Segment]:
         """Return every token so far, complete after ``close``. Also after a failure or a cancel."""
         ...
+
+
+class PolicySession(AttemptSession, Protocol):
+    """The model as the policy of the agent loop."""
+
+    @property
+    def policy(self) -> Policy:
+        """What the agent loop talks to."""
+        ...
+
+
+class GatewaySession(AttemptSession, Protocol):
+    """The model behind the gateway of an agent program."""
+
+    @property
+    def gateway(self) -> ModelGateway:
+        """What the program talks to."""
+        ...
+
+
+class GatewaySource(Protocol):
+    """Makes sessions for agent programs."""
+
+    def open_gateway(self, job: Job, settings: ResolvedSettings) -> GatewaySession:
+        """Return a fresh session for this attempt; nothing is served yet.
+
+        Raises:
+            RolloutError: the request names an engine that it may not use.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPrograms:
+    """What a runner needs for rollouts whose agent is a program."""
+
+    find: Callable[[str], CommandConfig]
+    """Returns the program of a name; raises ``TaskError(BAD_ROW)``, naming the fix."""
+    gateways: GatewaySource
 
 
 class PolicySource(Protocol):

@@ -68,7 +68,8 @@ class SandboxConfig(ConfigModel):
     images: ImagesConfig | None = None
     """The image store of this node, for SIF files, ``docker://...`` and names in it. Without it: directories only."""
     cache: Path | None = None
-    """Directory that every sandbox may read, with IPython for the python tool in images that lack it. The sandboxes'
+    """Directory that every sandbox may read, with IPython for the python tool in images that lack it, and installed
+    agent programs. The sandboxes'
     uid must be able to enter it. By default below /var/cache/prorl-gym for root, else below ~/.cache/prorl-gym."""
     python_tool: Literal["session", "kernel"] = "session"
     """What runs python cells unless the environment chooses: ``session``, a worker that needs only the image's
@@ -95,6 +96,10 @@ class SandboxConfig(ConfigModel):
         if shared.exists() and not os.access(shared, os.W_OK):  # another user's, for other interpreters
             return Path.home() / ".cache" / "prorl-gym" / "ipython"
         return shared
+
+    def agents_cache_dir(self) -> Path:
+        """Return the directory of installed agent programs."""
+        return (self.cache or default_cache()) / "agents"
 
     def apply_defaults(self, spec: SandboxSpec) -> SandboxSpec:
         """Return ``spec`` with these defaults for what it leaves open: image, python tool, each bound separately."""

@@ -4,6 +4,7 @@ Cancelling an ``await`` on any method that runs something kills what it started 
 cancellation propagates. Every method raises ``SandboxError(SANDBOX_LOST)`` once the sandbox is gone.
 """
 
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
@@ -251,6 +252,20 @@ class Sandbox(Protocol):
 
     async def list_dir(self, path: str) -> list[FileEntry]:
         """List a directory, sorted by name."""
+        ...
+
+    async def listen(self, port: int) -> socket.socket:
+        """Return a TCP socket that listens on 127.0.0.1 inside the sandbox; the caller accepts, and closes it.
+
+        A sandbox without a network has a loopback of its own: programs inside reach this port, nothing else does.
+        Connections that were accepted outlive the socket, and are cut by the caller or by the end of the sandbox.
+
+        Args:
+            port: where to listen; 0 takes a free port, which ``getsockname`` of the socket names.
+
+        Raises:
+            OSError: ``EADDRINUSE``, the port is taken inside.
+        """
         ...
 
     async def is_alive(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from prorl_gym.errors import CancelReason, gym_failure_kind
 from prorl_gym.records import Message, Rollout, Segment
 from prorl_gym.routed_experts import to_nemo_rl
-from prorl_gym.trainers.sampled_turns import Turn, count_prompt_messages, segment_turns
+from prorl_gym.trainers.sampled_turns import Turn, count_prompt_messages, segment_turns, told_segments
 
 _NOT_ECHOED = ("instance_config", "response", "reward_components")
 _CANCELLED = {CancelReason.SHUTDOWN: "shutdown"}
@@ -66,7 +66,7 @@ def to_gym_result(
     sampled = any(item.get("generation_token_ids") for item in output)
     if not sampled:
         output.append(_placeholder_item(rollout, placeholder or Placeholder()))
-    masked = is_group_stopped or rollout.masked or not sampled or len(rollout.segments) > 1
+    masked = is_group_stopped or rollout.masked or not sampled or len(rollout.trained_segments) > 1
     reward = 0.0 if is_group_stopped else group_mean_reward if rollout.reward is None else rollout.reward
     params = _object_field(row, "responses_create_params") or {"input": []}
     result = {key: value for key, value in row.items() if key not in _NOT_ECHOED}
@@ -109,10 +109,10 @@ def _mask_reason(rollout: Rollout, *, has_sampled: bool, is_group_stopped: bool)
         return "Its group was stopped: the round has enough informative groups without it."
     if rollout.reward is None:
         return outcome.message or f"It has no reward: {outcome.reason.value if outcome.reason else outcome.status}."
-    if len(rollout.segments) > 1:
+    if (count := len(rollout.trained_segments)) > 1:
         return (
-            f"Its history was rewritten: {len(rollout.segments)} segments, and this format has one token sequence per "
-            "row. Set 'thinking: keep' in the inference configuration."
+            f"{count} segments of it carry loss, and this format has one token sequence per row. "
+            "Set 'trained_segments: main', or where it is the template that makes them, 'inference.thinking: keep'."
         )
     if has_sampled and outcome.limit is not None:
         return f"A limit cut it short ({outcome.limit.value}), and the settings mask such rollouts (mask_overlong)."
@@ -141,7 +141,7 @@ def _scalars(rollout: Rollout, *, is_placeholder: bool, is_group_stopped: bool) 
 def _output(rollout: Rollout) -> list[dict[str, Any]]:
     """Return the conversation after the first prompt, with the token triples on it.
 
-    Only the first segment carries tokens: a later one does not extend it, and a trainer aborts on both.
+    Only the main segment carries tokens: another one does not extend it, and a trainer aborts on both.
     """
     items: list[dict[str, Any]] = []
     calls = _calls(rollout)
@@ -159,9 +159,13 @@ def _output(rollout: Rollout) -> list[dict[str, Any]]:
 
 def _calls(rollout: Rollout) -> Iterator[_Call]:
     """Yield the model's turns, each with the segment that is exported, or none."""
-    for position, segment in enumerate(rollout.segments):
+    if not rollout.segments:
+        return
+    main = rollout.main_segment or 0
+    for position in told_segments(rollout):
+        segment = rollout.segments[position]
         for turn in segment_turns(segment):
-            yield _Call(segment if position == 0 else None, turn)
+            yield _Call(segment if position == main else None, turn)
 
 
 def _attach_tokens(items: list[dict[str, Any]], call: _Call | None) -> list[dict[str, Any]]:

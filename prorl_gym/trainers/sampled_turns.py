@@ -20,7 +20,16 @@ class Turn:
 
 
 def count_prompt_messages(rollout: Rollout) -> int:
-    """Count the messages of the first prompt; where the record has no count, all before the first assistant's."""
+    """Count the messages of the first prompt; where the record has no count, all before the first assistant's.
+
+    The prompt of a branch has turns of the assistant, too: those that were sampled in it are the last ones.
+    """
+    main = rollout.main_segment
+    if main is not None and rollout.segments[main].parent is not None:
+        turns = sum(len(list(segment_turns(rollout.segments[place]))) for place in told_segments(rollout))
+        spoken = [place for place, message in enumerate(rollout.messages) if message.role == "assistant"]
+        if turns < len(spoken):
+            return spoken[-turns]
     if rollout.prompt_messages:
         return rollout.prompt_messages
     roles = [message.role for message in rollout.messages]
@@ -32,6 +41,33 @@ def segment_turns(segment: Segment) -> Iterator[Turn]:
     for number, pieces in groupby(segment.generations, key=lambda generation: generation.turn):
         calls = list(pieces)
         yield Turn(number, calls[0].start, calls[-1].end, expert_calls(calls))
+
+
+def told_segments(rollout: Rollout) -> tuple[int, ...]:
+    """Return the segments whose turns ``Rollout.messages`` tell, in order.
+
+    The main one, and those that a template that drops thoughts made before and after it.
+    """
+    main = rollout.main_segment or 0
+    first = main
+    while (parent := _continued(rollout, first)) is not None:
+        first = parent
+    told = [first]
+    for index in range(first + 1, len(rollout.segments)):
+        if _continued(rollout, index) == told[-1]:
+            told.append(index)
+    return tuple(told)
+
+
+def _continued(rollout: Rollout, index: int) -> int | None:
+    """Return the segment whose conversation a segment continues, rendered anew."""
+    segment = rollout.segments[index] if index < len(rollout.segments) else None
+    if segment is None or index == 0:
+        return None
+    if segment.cause == "template":
+        return segment.parent
+    before = rollout.segments[index - 1]
+    return index - 1 if before.cause == segment.cause == "first" else None  # a record of an earlier release
 
 
 def expert_calls(generations: Iterable[Generation]) -> tuple[Call, ...]:

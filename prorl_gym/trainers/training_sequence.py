@@ -4,7 +4,8 @@ What holds in each shape:
 
 - Token ids, log-probs and versions are the record's own; nothing is rendered, encoded or cut.
 - The loss mask is 1 where the policy sampled the token, and 0 throughout in a rollout that is ``masked``: without a
-  reward, or truncated by a limit that its settings mask.
+  reward, or truncated by a limit that its settings mask. Of several segments, those that ``Rollout.trained_segments``
+  leaves out have 0 throughout, too.
 - A rollout without a reward never gets one of 0. It is left out, or, where a trainer needs a row for each rollout, its
   row has no loss and a reward that its trainer ignores or that leaves the baseline where it is.
 """
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from prorl_gym.errors import ProrlError
-from prorl_gym.records import NOT_SAMPLED, Generation, Rollout, Segment
+from prorl_gym.records import NOT_SAMPLED, Generation, Rollout
 from prorl_gym.routed_experts import RoutedExperts, join_routed_experts
 from prorl_gym.trainers.sampled_turns import expert_calls
 
@@ -49,26 +50,34 @@ class TrainingSequence:
 
 def training_sequences(rollout: Rollout) -> list[TrainingSequence]:
     """Return a sequence for each segment in which the policy sampled something."""
-    return [_sequence(segment, rollout) for segment in rollout.segments if any(segment.mask)]
+    return [_sequence(n, rollout) for n, segment in enumerate(rollout.segments) if any(segment.mask)]
+
+
+def loss_mask(rollout: Rollout, index: int) -> list[int]:
+    """Return the mask to train a segment with: its own, or 0 throughout where it carries no loss."""
+    segment = rollout.segments[index]
+    trains = not rollout.masked and index in rollout.trained_segments
+    return [*segment.mask] if trains else [0] * len(segment.mask)
 
 
 def single_sequences(rollouts: Sequence[Rollout], placeholder_id: int) -> list[TrainingSequence]:
     """Return one sequence for each rollout, for trainers that cannot do without.
 
-    Of several segments it is the first, without loss: its reward still measures the policy. A rollout that sampled
-    nothing has the prompt of its group and one token without loss.
+    Of several segments it is the main one. Where others carry loss, too, it goes without: a part of them would stand
+    for all, and its reward still measures the policy. A rollout that sampled nothing has the prompt of its group and
+    one token without loss.
 
     Args:
         rollouts: whole groups, in any order.
         placeholder_id: that token.
     """
-    found = [training_sequences(rollout) for rollout in rollouts]
+    found = [_main_sequence(rollout) for rollout in rollouts]
     pairs = list(zip(rollouts, found, strict=True))
-    prompts = {_group_key(rollout): sequences[0].prompt_ids for rollout, sequences in pairs if sequences}
+    prompts = {_group_key(rollout): sequence.prompt_ids for rollout, sequence in pairs if sequence is not None}
     single: list[TrainingSequence] = []
-    for rollout, sequences in pairs:
-        if sequences:
-            single.append(sequences[0] if len(sequences) == 1 else _without_loss(sequences[0]))
+    for rollout, sequence in pairs:
+        if sequence is not None:
+            single.append(sequence)
         else:
             prompt = prompts.get(_group_key(rollout), [placeholder_id])
             single.append(TrainingSequence(prompt, [placeholder_id], [0], [0.0], [NOT_SAMPLED]))
@@ -106,17 +115,25 @@ def _mean_reward(group: Sequence[Rollout]) -> float:
     return sum(rewards) / len(rewards)
 
 
-def _sequence(segment: Segment, rollout: Rollout) -> TrainingSequence:
-    start = segment.mask.index(1)
-    sequence = TrainingSequence(
+def _main_sequence(rollout: Rollout) -> TrainingSequence | None:
+    main = rollout.main_segment
+    if main is None:
+        return None
+    sequence = _sequence(main, rollout)
+    return sequence if len(rollout.trained_segments) == 1 else _without_loss(sequence)
+
+
+def _sequence(index: int, rollout: Rollout) -> TrainingSequence:
+    segment = rollout.segments[index]
+    start = segment.prompt_length
+    return TrainingSequence(
         prompt_ids=segment.token_ids[:start],
         response_ids=segment.token_ids[start:],
-        loss_mask=list(segment.mask[start:]),
+        loss_mask=loss_mask(rollout, index)[start:],
         logprobs=segment.logprobs[start:],
         versions=segment.policy_versions[start:],
         generations=tuple(segment.generations),
     )
-    return _without_loss(sequence) if rollout.masked else sequence
 
 
 def _without_loss(sequence: TrainingSequence) -> TrainingSequence:

@@ -11,12 +11,12 @@ from nemo_gym.openai_utils import NeMoGymResponse
 from token_codecs import ALL, BOUNDED, TOOLS, codec
 
 from prorl_gym.errors import EngineError, FailureKind
-from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn, SampledTurn
+from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
 from prorl_gym.gateway.responses import read_items, write_answer
 from prorl_gym.inference.tokens.prompt_builder import PromptBuilder, PromptOrigin
 from prorl_gym.inference.tokens.segment_cache import SegmentCache
-from prorl_gym.inference.tokens.turn import parse_sampled
+from prorl_gym.inference.tokens.turn import SampledTurn, parse_sampled
 
 pytestmark = pytest.mark.gym
 

@@ -14,14 +14,14 @@ from nemo_gym.openai_utils import NeMoGymChatCompletion
 from token_codecs import ALL, BOUNDED, codec
 
 from prorl_gym.errors import EngineError
-from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn, SampledTurn
+from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn
 from prorl_gym.gateway.chat_completions import normalize_body, read_messages, write_answer
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
-from prorl_gym.inference.tokens.history_equality import is_same_turn
+from prorl_gym.inference.tokens.history_equality import HistoryDigests
 from prorl_gym.inference.tokens.prompt_builder import PromptBuilder, PromptOrigin
 from prorl_gym.inference.tokens.segment_cache import SegmentCache
-from prorl_gym.inference.tokens.turn import parse_sampled
+from prorl_gym.inference.tokens.turn import SampledTurn, parse_sampled
 from prorl_gym.records import Message, ToolCall
 
 pytestmark = pytest.mark.gym
@@ -30,7 +30,8 @@ Messages = list[dict[str, Any]]
 Edit = Callable[[Messages, int], None]
 """Changes messages in place; the number picks the place."""
 
-SCHEMA = {"term": {"type": "string"}, "exact": {"type": "boolean"}, "digits": {"type": "number"}}
+ROUNDED = {"type": "boolean", "default": False}
+SCHEMA = {"term": {"type": "string"}, "exact": {"type": "boolean"}, "digits": {"type": "number"}, "rounded": ROUNDED}
 CALC = {"name": "calc", "description": "Work out a term.", "parameters": {"type": "object", "properties": SCHEMA}}
 TOOLS = [{"type": "function", "function": CALC}]
 TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
@@ -222,6 +223,8 @@ def changed_id(messages: Messages, pick: int) -> None:
 
 
 OTHER: dict[str, Edit] = {
+    "another value than the default": rewritten(lambda value: json.dumps({"rounded": True} | value)),
+    "a value that only equals the default": rewritten(lambda value: json.dumps({"rounded": 0} | value)),
     "text of the user": inserted("x", "user"),
     "text of the system": inserted("x", "system"),
     "result of a tool": inserted("x", "tool"),
@@ -311,6 +314,7 @@ def without_null_fields(messages: Messages, pick: int) -> None:
 
 
 SAME: dict[str, Edit] = {
+    "a default of the schema": rewritten(lambda value: json.dumps({"rounded": False} | value)),
     "as it came": lambda messages, pick: None,
     "order of arguments": rewritten(lambda arguments: json.dumps(dict(reversed(arguments.items())))),
     "blanks in arguments": rewritten(lambda arguments: json.dumps(arguments, indent=3)),
@@ -353,7 +357,7 @@ def called_with(arguments: str) -> Message:
     ],
 )
 def test_arguments_are_compared_by_value(one: str, other: str, same: bool):
-    assert is_same_turn(called_with(one), called_with(other)) is same
+    assert HistoryDigests(()).is_same_turn(called_with(one), called_with(other)) is same
 
 
 @pytest.mark.parametrize("path", PATHS)

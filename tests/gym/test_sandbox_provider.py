@@ -256,6 +256,7 @@ _CANNOT = {
     "files_have_any_name": "no listing of directories",
     "missing_paths_are_told_apart": "likewise",
     "directories_are_listed": "likewise",
+    "listen_accepts_connections_from_inside": "no sockets of the sandbox",
 }
 
 

@@ -65,3 +65,10 @@ async def test_the_backend_remembers_and_can_fail() -> None:
         await backend.start_sandbox(SandboxSpec(image="/x"))
     await backend.close()
     assert backend.started == [box] and box.closed
+
+
+async def test_fakes_listen_at_a_port_of_their_own() -> None:
+    box, other = FakeSandbox(), FakeSandbox()
+    with await box.listen(8000) as listener, await other.listen(8000) as second:
+        assert listener.getsockname()[1] != second.getsockname()[1]
+    assert box.calls == [SandboxCall("listen", (8000,))]

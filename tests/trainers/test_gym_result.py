@@ -179,8 +179,8 @@ def test_history_that_changed_is_exported_up_to_the_change_and_masked():
     assert result["mask_sample"] is True
     assert (result["failure_kind"], result["failure_reason"]) == (None, None), "it did not fail"
     assert result["mask_reason"] == (
-        "Its history was rewritten: 2 segments, and this format has one token sequence per row. "
-        "Set 'thinking: keep' in the inference configuration."
+        "2 segments of it carry loss, and this format has one token sequence per row. "
+        "Set 'trained_segments: main', or where it is the template that makes them, 'inference.thinking: keep'."
     )
 
 

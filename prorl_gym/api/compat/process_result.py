@@ -51,7 +51,7 @@ def to_process_result(
         "error": _error_text(rollout),
         "finish": outcome.status == "completed",
         "end_properly": _ends_properly(rollout),
-        "filter": rollout.masked or len(rollout.segments) > 1,
+        "filter": rollout.masked or len(rollout.trained_segments) > 1,
         "timing": _timing(rollout),
         # What follows is ours.
         "reward": rollout.reward,
@@ -81,10 +81,10 @@ def _has_timed_out(rollout: Rollout) -> bool:
 def _error_text(rollout: Rollout) -> str | None:
     """Return the error as one text, never a traceback; ``None`` when there was none."""
     outcome = rollout.outcome
-    if len(rollout.segments) > 1:
+    if (count := len(rollout.trained_segments)) > 1:
         return (
-            f"Its history was rewritten {len(rollout.segments) - 1} times, and messages have one token sequence. "
-            "Set 'thinking: keep' in the service's inference configuration."
+            f"{count} segments of it carry loss, and messages have one token sequence. Set 'trained_segments: main', "
+            "or 'thinking: keep' in the service's inference configuration."
         )
     if outcome.status == "completed":
         return None
@@ -129,10 +129,11 @@ def to_messages(
         include_tokens: let them carry token ids, log-probs and policy versions.
         include_input_ids: let assistant messages carry the whole prompt too, which is quadratic in the turns.
     """
-    # A later segment does not extend the first one. Where no id was sampled, the engine reported none.
-    if not include_tokens or not rollout.segments or not any(rollout.segments[0].mask):
+    # No segment extends another one. Where no id was sampled, the engine reported none.
+    main = rollout.main_segment
+    if not include_tokens or main is None:
         return [_message_entry(message) for message in rollout.messages]
-    return _TokenAssignment(rollout.segments[0], include_input_ids).build_messages(rollout)
+    return _TokenAssignment(rollout.segments[main], include_input_ids).build_messages(rollout)
 
 
 class _TokenAssignment:

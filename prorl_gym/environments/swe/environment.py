@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from prorl_gym.agents.loop import run_agent
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.agents.tools import BashTool, EditorTool, FinishTool, ThinkTool
 from prorl_gym.environments.protocol import Episode, Leases, RunContext, ScriptedStep
@@ -99,6 +98,8 @@ class SweEnvironment:
                 ThinkTool(),
                 FinishTool("Hand in the repository as it is now and end. The answer says in short what you changed."),
             ),
+            sandbox=source,
+            setup=_COMMANDS.get(task.source, ""),
         )
 
     async def init(self, task: SweTask, leases: Leases, settings: ResolvedSettings) -> Episode:
@@ -110,12 +111,12 @@ class SweEnvironment:
         return self.plan_episode(task, leases, settings)
 
     async def run(self, task: SweTask, episode: Episode, context: RunContext) -> None:
-        """Run the usual agent loop, then take the patch, also when a limit of turns or tokens ended it.
+        """Run the agent, then take the patch, also when a limit of turns or tokens ended it.
 
         When the time is up, ``evaluate`` takes the patch.
         """
         try:
-            await run_agent(episode.messages, episode.tools, context.policy, context.artifacts)
+            await context.run_agent(episode)
         except LimitReached:
             await self._collect_patch(task, context.artifacts, context.leases)
             raise

@@ -65,8 +65,9 @@ class TaskDirEnvironment(SimpleEnvironment[TaskDirRow]):
 
     def plan_episode(self, task: TaskDirRow, leases: Leases, settings: ResolvedSettings) -> Episode:
         """Return prompt and tools of a sandbox that is ready."""
-        bash = BashTool(partial(leases.get_agent_sandbox, sandbox_spec(task)), settings.action_seconds)
-        return Episode(self.messages(task), (bash, FinishTool("Say what you did, and end.")))
+        source = partial(leases.get_agent_sandbox, sandbox_spec(task))
+        bash = BashTool(source, settings.action_seconds)
+        return Episode(self.messages(task), (bash, FinishTool("Say what you did, and end.")), source)
 
     async def evaluate(
         self, task: TaskDirRow, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings

@@ -21,7 +21,6 @@ from prorl_gym.inference.engines.http_engine import HttpEngine
 from prorl_gym.inference.engines.http_exchange import HttpRequest
 from prorl_gym.inference.engines.logprob_rule import LogprobKind
 from prorl_gym.inference.engines.openai import tool_fields
-from prorl_gym.inference.engines.prompt_json import strip_prompt_echo
 from prorl_gym.inference.engines.response_validator import FinishReason, get_nested, read_cached_tokens
 from prorl_gym.inference.engines.vllm import FINISH_REASONS, REPETITION, max_response_bytes, sampling_fields
 from prorl_gym.inference.protocol import Conversation, EngineHealth, GenerationRequest, GenerationResult
@@ -100,17 +99,22 @@ class ChatPrefixDialect(Dialect):
             max_bytes=2 * max_bytes,
         )
 
-    def read_sample(self, payload: bytes, request: GenerationRequest, answered: AnsweredCall) -> GenerationResult:
-        """Check a 200 answer and return what was sampled."""
+    def read_answer(
+        self,
+        answer: Mapping[str, object],
+        request: GenerationRequest,
+        answered: AnsweredCall,
+        *,
+        is_prompt_checked: bool,
+    ) -> GenerationResult:
+        """See ``Dialect.read_answer``."""
         checks = self.validator
-        payload, echoed = strip_prompt_echo(payload, request)
-        answer = checks.parse_object(payload)
         checks.check_model_name(answer.get("model"))
         choice = checks.only_choice(answer)
         message = checks.require_object(choice.get("message"), "its message")
         finish = checks.translate_finish_reason(choice.get("finish_reason"), _FINISH)
         echo = _first_present(message.get("prompt_token_ids"), answer.get("prompt_token_ids"))
-        if not echoed and not answered.is_trial:  # a trial's prompt is the server's own rendering
+        if not is_prompt_checked and not answered.is_trial:  # a trial's prompt is the server's own rendering
             checks.check_prompt_echo(echo, request, _ECHO_FIX)
         named, values = _tokens_and_logprobs(choice)
         sampled = _first_present(message.get("generation_token_ids"), named)

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -17,8 +17,10 @@ from typing import Any, cast
 
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.engine_errors import ContextExceeded, EngineOverloaded, ModelMissing
+from prorl_gym.inference.engines.answer_stream import AnswerStream
 from prorl_gym.inference.engines.http_exchange import ConnectionOptions, HttpRequest, HttpResponse
 from prorl_gym.inference.engines.logprob_rule import LogprobKind, LogprobRule
+from prorl_gym.inference.engines.prompt_json import strip_prompt_echo
 from prorl_gym.inference.engines.response_validator import CallExpectation, ResponseValidator, get_nested, printable
 from prorl_gym.inference.protocol import Conversation, EngineHealth, GenerationRequest, GenerationResult
 from prorl_gym.records import EngineLoad
@@ -122,12 +124,38 @@ class Dialect(ABC):
             EngineError: ``ENGINE_REFUSED``, when this server cannot make such a call.
         """
 
-    @abstractmethod
+    def open_stream(self, request: GenerationRequest) -> AnswerStream | None:
+        """Return what joins the events of a streamed call; ``None``: this call is not streamed."""
+        return None
+
     def read_sample(self, payload: bytes, request: GenerationRequest, answered: AnsweredCall) -> GenerationResult:
         """Read the answer of a call.
 
         Raises:
             EngineError: ``ENGINE_CONTRACT``, or what an answer of status 200 hides.
+        """
+        payload, echoed = strip_prompt_echo(payload, request)
+        return self.read_answer(self.validator.parse_object(payload), request, answered, is_prompt_checked=echoed)
+
+    @abstractmethod
+    def read_answer(
+        self,
+        answer: Mapping[str, object],
+        request: GenerationRequest,
+        answered: AnsweredCall,
+        *,
+        is_prompt_checked: bool,
+    ) -> GenerationResult:
+        """Check an answer of status 200 and return what was sampled.
+
+        Args:
+            answer: parsed, or joined from a stream.
+            request: the call.
+            answered: what is known of the call beside it.
+            is_prompt_checked: an echo of the prompt was there, and is what was sent.
+
+        Raises:
+            EngineError: as ``read_sample``.
         """
 
     def health_request(self) -> HttpRequest:

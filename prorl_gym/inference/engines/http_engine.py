@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
 from uuid import uuid4
 
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.engine_errors import ContextExceeded, EngineOverloaded, ModelMissing
+from prorl_gym.inference.engines.answer_stream import AnswerStream
 from prorl_gym.inference.engines.dialect import AnsweredCall, Dialect, HttpEngineOptions
 from prorl_gym.inference.engines.http_exchange import EngineTransport, HttpRequest, HttpResponse
 from prorl_gym.inference.engines.logprob_rule import LogprobKind, LogprobRule
@@ -81,8 +82,9 @@ class HttpEngine:
             self._logprob_rule.check(request, self.logprob_kind, self._dialect.address)
         self._last_sampling = (request.temperature, request.top_p, request.top_k, request.stop_token_ids)
         # A task of its own, so that ``cancel`` can close this connection while the caller waits for what is salvaged.
+        stream = self._dialect.open_stream(request)
         call = asyncio.create_task(
-            self._sample(request, self._options.request_seconds), name=f"call {request.request_id}"
+            self._sample(request, self._options.request_seconds, stream), name=f"call {request.request_id}"
         )
         self._calls[request.request_id] = call
         try:
@@ -92,7 +94,12 @@ class HttpEngine:
             if not call.done():
                 call.cancel()
                 await asyncio.wait({call})  # until the connection is closed
-        return self._aborted_result() if call.cancelled() else call.result()
+        if not call.cancelled():
+            return call.result()
+        if stream is None or not stream.has_tokens:
+            return self._aborted_result()
+        stream.cut_short()
+        return self._read_stream(stream, request, AnsweredCall(self._name, self.version, 0.0))
 
     async def cancel(self, request_id: str) -> None:
         """Stop one call. The server then returns what it has sampled; where it cannot, the connection is closed."""
@@ -188,26 +195,52 @@ class HttpEngine:
         """Close connections. Idempotent; calls in flight end as unreachable."""
         await self._transport.close()
 
-    async def _sample(self, request: GenerationRequest, seconds: float, *, trial: bool = False) -> GenerationResult:
+    async def _sample(
+        self, request: GenerationRequest, seconds: float, stream: AnswerStream | None = None, *, trial: bool = False
+    ) -> GenerationResult:
         started, version = monotonic(), self.version
-        answer = await self._exchange_unless_paused(self._dialect.sample_request(request), seconds)
+        answer = await self._exchange_unless_broken(request, seconds, stream)
         if answer.status != 200:
             raise self._dialect.error_from_response(answer)
         call = AnsweredCall(self._name, version, monotonic() - started, self._context_length, trial)
+
+        def read(call: AnsweredCall) -> GenerationResult:
+            if stream is None or not answer.is_stream:
+                return self._dialect.read_sample(answer.payload, request, call)
+            return self._read_stream(stream, request, call)
+
         try:
-            return self._dialect.read_sample(answer.payload, request, call)
+            return read(call)
         except PrematureLengthStop:
             if self._context_length is not None:
                 raise
             await self.health()  # its context may be full: learn its length
-            return self._dialect.read_sample(
-                answer.payload, request, replace(call, context_length=self._context_length)
-            )
+            return read(replace(call, context_length=self._context_length))
 
-    async def _exchange_unless_paused(self, request: HttpRequest, seconds: float) -> HttpResponse:
+    def _read_stream(self, stream: AnswerStream, request: GenerationRequest, call: AnsweredCall) -> GenerationResult:
+        checked = stream.is_prompt_checked
+        return self._dialect.read_answer(stream.joined(), request, call, is_prompt_checked=checked)
+
+    async def _exchange_unless_broken(
+        self, request: GenerationRequest, seconds: float, stream: AnswerStream | None
+    ) -> HttpResponse:
+        """Exchange; a stream that breaks after it had tokens ends as an abort: they may have been shown already."""
+        sent, on_events = self._dialect.sample_request(request), None if stream is None else stream.add_events
+        try:
+            return await self._exchange_unless_paused(sent, seconds, on_events)
+        except EngineError as error:
+            if stream is None or not stream.has_tokens:
+                raise
+            log.warning("engine %s: a stream broke; its tokens so far are kept: %s", self._name, error.what)
+            stream.cut_short()
+            return HttpResponse(200, b"", is_stream=True)
+
+    async def _exchange_unless_paused(
+        self, request: HttpRequest, seconds: float, on_events: Callable[[Sequence[bytes]], None] | None
+    ) -> HttpResponse:
         """Exchange; a time-out of a paused server is an overload: some answer nothing while they are paused."""
         try:
-            return await self._transport.exchange(request, seconds)
+            return await self._transport.exchange(request, seconds, on_events)
         except EngineError as error:
             if error.kind is FailureKind.ENGINE_TIMEOUT and await self._read_paused():
                 raise EngineOverloaded(self._dialect.address, None, None) from None

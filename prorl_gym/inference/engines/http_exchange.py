@@ -9,7 +9,7 @@ import json
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,8 @@ from prorl_gym.http_body import read_body
 from prorl_gym.inference.engine_errors import CallTimedOut
 
 SMALL_RESPONSE_BYTES = 1 << 20
+_EVENT_STREAM = "text/event-stream"
+_DATA = b"data:"
 _IDLE_SECONDS = 3.0
 """An idle connection is closed after that. Servers (uvicorn) close theirs after 5 s: a call sent at that moment
 is lost, and the engine counts as failed."""
@@ -59,6 +61,8 @@ class HttpResponse:
     payload: bytes
     retry_after: float | None = None
     """Seconds, from the header."""
+    is_stream: bool = False
+    """The payload is empty: it came as events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +90,16 @@ class EngineTransport:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
-    async def exchange(self, request: HttpRequest, seconds: float) -> HttpResponse:
+    async def exchange(
+        self, request: HttpRequest, seconds: float, on_events: Callable[[Sequence[bytes]], None] | None = None
+    ) -> HttpResponse:
         """Send one request and read the whole answer, whatever its status.
+
+        Args:
+            request: what to send.
+            seconds: for all of it.
+            on_events: called with the data of each event, in order and as many at once as have come, where the answer
+                is a stream of events.
 
         Raises:
             CallTimedOut: there is no whole answer in time.
@@ -96,7 +108,7 @@ class EngineTransport:
         """
         try:
             async with asyncio.timeout(seconds):
-                return await self._exchange(request)
+                return await self._exchange(request, on_events)
         except TimeoutError:
             raise CallTimedOut(self._address, seconds) from None
 
@@ -107,20 +119,22 @@ class EngineTransport:
         if session is not None:
             await session.close()
 
-    async def _exchange(self, request: HttpRequest) -> HttpResponse:
+    async def _exchange(
+        self, request: HttpRequest, on_events: Callable[[Sequence[bytes]], None] | None
+    ) -> HttpResponse:
         try:
             body = request.encode_body()
             headers = request.headers if body is None else {**request.headers, "Content-Type": "application/json"}
             async with self._http().request(
                 request.method, request.url, data=body, headers=headers, allow_redirects=False
             ) as response:
+                if on_events is not None and response.status == 200 and response.content_type == _EVENT_STREAM:
+                    async for events in self._events(response, request.max_bytes):
+                        on_events(events)
+                    return HttpResponse(response.status, b"", is_stream=True)
                 payload = await read_body(response, request.max_bytes)
                 if payload is None:
-                    raise self._error(
-                        FailureKind.ENGINE_CONTRACT,
-                        f"the answer is larger than {request.max_bytes} bytes",
-                        "Check what listens at that address.",
-                    )
+                    raise self._too_large_error(request.max_bytes)
                 return HttpResponse(response.status, payload, _retry_after_seconds(response.headers.get("Retry-After")))
         except aiohttp.ServerTimeoutError:
             reason = f"no connection within {self._connection.connect_seconds:g} s"
@@ -130,6 +144,21 @@ class EngineTransport:
         except (aiohttp.ClientError, ValueError) as error:
             reason = f"does not speak HTTP properly ({type(error).__name__})"
             raise self._error(FailureKind.ENGINE_CONTRACT, reason, "Check what listens at that address.") from None
+
+    async def _events(self, response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[Sequence[bytes]]:
+        """Yield the data of the events of a stream as they come, each one line in what engines send."""
+        rest, size = b"", 0
+        async for chunk in response.content.iter_any():
+            size += len(chunk)
+            if size > max_bytes:
+                raise self._too_large_error(max_bytes)
+            *lines, rest = (rest + chunk).split(b"\n")
+            if events := [line.removeprefix(_DATA).strip() for line in lines if line.startswith(_DATA)]:
+                yield events
+
+    def _too_large_error(self, max_bytes: int) -> EngineError:
+        what = f"the answer is larger than {max_bytes} bytes"
+        return self._error(FailureKind.ENGINE_CONTRACT, what, "Check what listens at that address.")
 
     def _http(self) -> aiohttp.ClientSession:
         if self._closed:

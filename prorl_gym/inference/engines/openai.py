@@ -86,10 +86,16 @@ class OpenAIDialect(Dialect):
         bound = (1 << 20) + _BYTES_PER_TOKEN * request.max_tokens
         return HttpRequest("POST", f"{self._base}/chat/completions", body, call_headers(request), max_bytes=bound)
 
-    def read_sample(self, payload: bytes, request: GenerationRequest, answered: AnsweredCall) -> GenerationResult:
-        """Check a 200 answer and return its turn, with ids that are a local encoding of it."""
+    def read_answer(
+        self,
+        answer: Mapping[str, object],
+        request: GenerationRequest,
+        answered: AnsweredCall,
+        *,
+        is_prompt_checked: bool,
+    ) -> GenerationResult:
+        """Return the turn of an answer, with ids that are a local encoding of it."""
         checks = self.validator
-        answer = checks.parse_object(payload)
         choice = checks.only_choice(answer)
         finish = checks.translate_finish_reason(choice.get("finish_reason"), _FINISH)
         said = self._parse_message(checks.require_object(choice.get("message"), "its message"))

@@ -73,7 +73,7 @@ class ResponseValidator:
     def parse_object(self, payload: bytes) -> Mapping[str, object]:
         """Parse an answer: strict JSON, an object."""
         try:
-            answer: object = json.loads(payload, parse_constant=_refuse_constant)
+            answer: object = _STRICT_JSON.decode(payload.decode())
         except (ValueError, RecursionError):
             raise self.contract_error(
                 "the answer is not JSON", f"Check that 'engines' names {self.server_kind} and not something before it."
@@ -295,3 +295,7 @@ def _as_float(value: object) -> float | None:
 
 def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+_STRICT_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+"""Made once: an event of a stream is short, and there is one for each token."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from prorl_gym.inference.engines.answer_stream import AnswerStream
 from prorl_gym.inference.engines.dialect import (
     MAX_METRICS_BYTES,
     AnsweredCall,
@@ -22,9 +23,10 @@ from prorl_gym.inference.engines.http_engine import HttpEngine
 from prorl_gym.inference.engines.http_exchange import HttpRequest, HttpResponse
 from prorl_gym.inference.engines.logprob_rule import LogprobKind
 from prorl_gym.inference.engines.prometheus_page import PrometheusPage
-from prorl_gym.inference.engines.prompt_json import encode_prompt_ids, strip_prompt_echo
+from prorl_gym.inference.engines.prompt_json import encode_prompt_ids
 from prorl_gym.inference.engines.response_validator import (
     FinishReason,
+    ResponseValidator,
     check_cached_tokens,
     get_nested,
     names_policy_versions,
@@ -45,6 +47,9 @@ _METRICS = (
     "sglang:cached_tokens_total",
     "sglang:generation_tokens_total",
 )
+
+_STREAM_INTERVAL = 16
+"""Tokens between two events: by default each event repeats everything before it."""
 
 _FIRST_RANK = {"tp_rank": "0", "pp_rank": "0"}
 """All ranks of one replica may report the same figures; replicas (``dp_rank``) are summed."""
@@ -103,18 +108,27 @@ class SglangDialect(Dialect):
             self._body(request),
             {"X-Session-ID": session_header_value(request.session_id)},
             ("input_ids", encode_prompt_ids(request)),
-            max_response_bytes(request, routed_experts=self._options.record_routed_experts),
+            self._max_bytes(request),
         )
 
-    def read_sample(self, payload: bytes, request: GenerationRequest, answered: AnsweredCall) -> GenerationResult:
-        """Check a 200 answer and return what was sampled.
+    def open_stream(self, request: GenerationRequest) -> AnswerStream | None:
+        """Return what joins the events of a streamed call."""
+        return SglangStream(self.validator, request) if self._may_stream(request) else None
+
+    def read_answer(
+        self,
+        answer: Mapping[str, object],
+        request: GenerationRequest,
+        answered: AnsweredCall,
+        *,
+        is_prompt_checked: bool,
+    ) -> GenerationResult:
+        """See ``Dialect.read_answer``.
 
         Raises:
             EngineError: ``ENGINE_CONTRACT``, or the error of an abort with a status.
         """
         checks = self.validator
-        payload, echoed = strip_prompt_echo(payload, request)
-        answer = checks.parse_object(payload)
         checks.check_model_name(answer.get("model"), self._models.aliases)
         meta = checks.require_object(answer.get("meta_info"), "meta_info")
         reason = checks.require_object(meta.get("finish_reason"), "finish_reason")
@@ -128,7 +142,7 @@ class SglangDialect(Dialect):
         if answer.get("output_ids") is None:
             raise checks.contract_error("does not return token ids (output_ids)")
         ids = checks.check_sampled_ids(answer["output_ids"], "output_ids", request, finish, answered.expectation())
-        self._check_prompt(answer, meta, request, echoed=echoed)
+        self._check_prompt(answer, meta, request, is_prompt_checked=is_prompt_checked)
         spans = _version_spans(meta, len(ids))
         return GenerationResult(
             token_ids=ids,
@@ -228,6 +242,8 @@ class SglangDialect(Dialect):
             sampling["top_k"] = request.top_k
         if request.seed is not None:
             sampling["sampling_seed"] = request.seed
+        if self._may_stream(request):
+            sampling["stream_interval"] = _STREAM_INTERVAL
         body: dict[str, Any] = {
             "rid": request.request_id,
             "sampling_params": sampling,
@@ -235,7 +251,7 @@ class SglangDialect(Dialect):
             "logprob_start_len": -1,  # the prompt's log-probs would cost the reuse of its prefix
             "top_logprobs_num": 0,
             "return_prompt_token_ids": True,
-            "stream": False,
+            "stream": self._may_stream(request),
         }
         if request.cache_salt is not None:
             body["extra_key"] = request.cache_salt  # the salt of its prefix cache, under its oldest name
@@ -245,10 +261,23 @@ class SglangDialect(Dialect):
             body["return_routed_experts"] = True
         return body
 
+    def _may_stream(self, request: GenerationRequest) -> bool:
+        """Whether a call is streamed: every event of the server would repeat all routed experts."""
+        return request.on_tokens is not None and not self._options.record_routed_experts
+
+    def _max_bytes(self, request: GenerationRequest) -> int:
+        whole = max_response_bytes(request, routed_experts=self._options.record_routed_experts)
+        return whole * (2 + request.max_tokens // _STREAM_INTERVAL) if self._may_stream(request) else whole
+
     def _check_prompt(
-        self, answer: Mapping[str, object], meta: Mapping[str, object], request: GenerationRequest, *, echoed: bool
+        self,
+        answer: Mapping[str, object],
+        meta: Mapping[str, object],
+        request: GenerationRequest,
+        *,
+        is_prompt_checked: bool,
     ) -> None:
-        if not echoed:
+        if not is_prompt_checked:
             self.validator.check_prompt_echo(
                 answer.get("prompt_token_ids", meta.get("prompt_token_ids")), request, _ECHO_FIX
             )
@@ -273,6 +302,46 @@ class SglangDialect(Dialect):
         if len(parts) < 2:
             raise self.validator.contract_error(f"returned an entry of {where} without its token")
         return parts[0], parts[1]
+
+
+class SglangStream(AnswerStream):
+    """A stream of ``/generate``: each event has all ids so far, or, as the server was started, the new ones only."""
+
+    def __init__(self, validator: ResponseValidator, request: GenerationRequest) -> None:
+        super().__init__(validator, request)
+        self._logprobs: list[object] = []
+        self._last: dict[str, object] = {}
+
+    def joined(self) -> Mapping[str, object]:
+        """See ``AnswerStream.joined``."""
+        meta = self._validator.require_object(self._last.get("meta_info"), "meta_info")
+        finish = meta.get("finish_reason")
+        if self._is_cut_short or (finish is None and self._ids):
+            finish = {"type": "abort"}
+        whole = {**meta, "finish_reason": finish, "output_token_logprobs": self._logprobs[: len(self._ids)]}
+        return self._last | {"output_ids": self._ids, "meta_info": whole}
+
+    def _join(self, event: Mapping[str, object]) -> Sequence[object]:
+        checks = self._validator
+        meta = checks.require_object(event.get("meta_info"), "meta_info")
+        self._last |= event
+        self._check_prompt_once(event, meta)
+        ids = checks.require_array(event.get("output_ids") or [], "output_ids")
+        logprobs = checks.require_array(meta.get("output_token_logprobs") or [], "output_token_logprobs")
+        if len(logprobs) != len(ids):
+            raise checks.contract_error(f"returned {len(logprobs)} log-probs for {len(ids)} tokens")
+        if len(ids) == meta.get("completion_tokens"):  # all so far
+            ids, logprobs = ids[len(self._ids) :], logprobs[len(self._ids) :]
+        values = [(*checks.require_array(entry, "an entry of output_token_logprobs"), None)[0] for entry in logprobs]
+        checks.check_logprobs(values, len(ids))
+        self._logprobs += logprobs
+        return ids
+
+    def _check_prompt_once(self, event: Mapping[str, object], meta: Mapping[str, object]) -> None:
+        echo = event.get("prompt_token_ids", meta.get("prompt_token_ids"))
+        if not self.is_prompt_checked and echo is not None:
+            self._validator.check_prompt_echo(echo, self._request, _ECHO_FIX)
+            self.is_prompt_checked = True
 
 
 def _version_spans(meta: Mapping[str, object], count: int) -> object:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from prorl_gym.errors import EngineError
+from prorl_gym.inference.engines.answer_stream import AnswerStream
 from prorl_gym.inference.engines.dialect import (
     MAX_METRICS_BYTES,
     AnsweredCall,
@@ -23,9 +24,10 @@ from prorl_gym.inference.engines.http_engine import HttpEngine
 from prorl_gym.inference.engines.http_exchange import HttpRequest, HttpResponse
 from prorl_gym.inference.engines.logprob_rule import LogprobKind
 from prorl_gym.inference.engines.prometheus_page import PrometheusPage, parse_count
-from prorl_gym.inference.engines.prompt_json import encode_prompt_ids, strip_prompt_echo
+from prorl_gym.inference.engines.prompt_json import encode_prompt_ids
 from prorl_gym.inference.engines.response_validator import (
     FinishReason,
+    ResponseValidator,
     get_nested,
     names_policy_versions,
     read_cached_tokens,
@@ -94,20 +96,32 @@ class VllmDialect(Dialect):
 
     def sample_request(self, request: GenerationRequest) -> HttpRequest:
         """Write a call of the completions route."""
+        body = request_body(request, self._model, send_priority=self._options.priority_scheduling)
+        if self._may_stream(request):
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
         return HttpRequest(
             "POST",
             f"{self._base}/completions",
-            request_body(request, self._model, send_priority=self._options.priority_scheduling),
+            body,
             call_headers(request),
             ("prompt", encode_prompt_ids(request)),
             max_response_bytes(request, routed_experts=self._options.record_routed_experts),
         )
 
-    def read_sample(self, payload: bytes, request: GenerationRequest, answered: AnsweredCall) -> GenerationResult:
-        """Check a 200 answer and return what was sampled."""
+    def open_stream(self, request: GenerationRequest) -> AnswerStream | None:
+        """Return what joins the events of a streamed call."""
+        return VllmStream(self.validator, request) if self._may_stream(request) else None
+
+    def read_answer(
+        self,
+        answer: Mapping[str, object],
+        request: GenerationRequest,
+        answered: AnsweredCall,
+        *,
+        is_prompt_checked: bool,
+    ) -> GenerationResult:
+        """See ``Dialect.read_answer``."""
         checks = self.validator
-        payload, echoed = strip_prompt_echo(payload, request)
-        answer = checks.parse_object(payload)
         checks.check_model_name(answer.get("model"), self._models.aliases)
         choice = checks.only_choice(answer)
         finish = checks.translate_finish_reason(choice.get("finish_reason"), FINISH_REASONS)
@@ -117,7 +131,7 @@ class VllmDialect(Dialect):
             )
         expected = answered.expectation(stopped_by_guard=choice.get("finish_reason") == REPETITION)
         ids = checks.check_sampled_ids(choice["token_ids"], "token_ids", request, finish, expected)
-        if not echoed:
+        if not is_prompt_checked:
             checks.check_prompt_echo(choice.get("prompt_token_ids"), request, _ECHO_FIX)
         spans = choice.get("weight_versions")
         return GenerationResult(
@@ -195,6 +209,10 @@ class VllmDialect(Dialect):
             raise self.error_from_response(response)
         return _is_flag_set(response.payload, "success")
 
+    def _may_stream(self, request: GenerationRequest) -> bool:
+        """Whether a call is streamed: the server's streams have no routed experts."""
+        return request.on_tokens is not None and not self._options.record_routed_experts
+
     def _logprobs(self, choice: Mapping[str, object], ids: Sequence[int]) -> list[float]:
         values, names = get_nested(choice, "logprobs", "token_logprobs"), get_nested(choice, "logprobs", "tokens")
         if not ids and not values:
@@ -214,6 +232,48 @@ class VllmDialect(Dialect):
             "does not return log-probs of the sampled tokens",
             "Do not start it with --max-logprobs 0; for NeMo-RL's server set 'engine: chat_prefix'.",
         )
+
+
+class VllmStream(AnswerStream):
+    """A stream of the completions route: each event has the new ids, and only the last one why sampling ended."""
+
+    def __init__(self, validator: ResponseValidator, request: GenerationRequest) -> None:
+        super().__init__(validator, request)
+        self._names: list[object] = []
+        self._logprobs: list[object] = []
+        self._choice: dict[str, object] = {}
+        self._answer: dict[str, object] = {}
+
+    def joined(self) -> Mapping[str, object]:
+        """See ``AnswerStream.joined``."""
+        finish = self._choice.get("finish_reason")
+        if self._is_cut_short or (finish is None and self._ids):
+            finish = "abort"
+        count = len(self._ids)  # of an event that was refused, something may be here
+        logprobs = {"tokens": self._names[:count], "token_logprobs": self._logprobs[:count]}
+        choice = self._choice | {"finish_reason": finish, "token_ids": self._ids, "logprobs": logprobs}
+        return self._answer | {"choices": [choice]}
+
+    def _join(self, event: Mapping[str, object]) -> Sequence[object]:
+        checks = self._validator
+        if event.get("choices") == []:  # the usage, after all choices
+            self._answer |= event
+            return []
+        choice = checks.only_choice(event)
+        if not self.is_prompt_checked and choice.get("prompt_token_ids") is not None:
+            checks.check_prompt_echo(choice["prompt_token_ids"], self._request, _ECHO_FIX)
+            self.is_prompt_checked = True
+        if choice.get("finish_reason") is not None:
+            self._answer["model"], self._choice = event.get("model"), dict(choice)
+        ids = checks.require_array(choice.get("token_ids") or [], "token_ids")
+        names, values = get_nested(choice, "logprobs", "tokens"), get_nested(choice, "logprobs", "token_logprobs")
+        if ids and values is None:
+            raise checks.missing_logprobs_error()
+        logprobs = checks.require_array(values or [], "token_logprobs")
+        checks.check_logprobs(logprobs, len(ids))
+        self._names += checks.require_array(names or [], "tokens")
+        self._logprobs += logprobs
+        return ids
 
 
 def request_body(request: GenerationRequest, model: str, *, send_priority: bool = False) -> dict[str, Any]:

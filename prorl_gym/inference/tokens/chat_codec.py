@@ -126,14 +126,13 @@ class ChatCodec:
         All tool results of one step belong into one call: templates merge them into one turn.
 
         Args:
-            new_messages: tool results or user turns; never the assistant's own.
+            new_messages: tool results and user turns; after them also turns of the assistant that are only context.
+                None: the assistant is to speak once more.
             tools: the same as in the first prompt.
 
         Raises:
             EngineError: ``TEMPLATE_UNSAFE``, when the delta cannot be found in what the template renders.
         """
-        if not new_messages or any(message.role == "assistant" for message in new_messages):
-            raise ValueError("a delta is made of one or more messages that the assistant did not write")
         escaper = ControlTokenEscaper(self.tokenizer)
         return escaper.encode(self.render_delta(escaper, new_messages, tools))
 
@@ -175,7 +174,8 @@ class ChatCodec:
 
     def render_delta(self, escaper: ControlTokenEscaper, new_messages: Sequence[Message], tools: Tools) -> str:
         """Return the text of a delta, with control strings of the messages still escaped."""
-        before = [_template_message("user", "q"), _placeholder_turn(calls_a_tool=new_messages[0].role == "tool")]
+        calls_a_tool = bool(new_messages) and new_messages[0].role == "tool"
+        before = [_template_message("user", "q"), _placeholder_turn(calls_a_tool=calls_a_tool)]
         after = [_as_template_message(message, escaper) for message in new_messages]
         rendered = self.render_plain([*before, *after], tools, add_generation_prompt=True)
         start = rendered.find(_PLACEHOLDER)

@@ -1,66 +1,21 @@
 """The model, for one rollout of ours: messages in, parsed turns out, every token recorded."""
 
-import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol
-from uuid import uuid4
+from typing import Literal, Unpack
 
-from prorl_gym.errors import EngineError, Evidence, FailureKind, Limit, LimitReached, TaskError, blame
-from prorl_gym.inference.balance.call_gate import InFlightCall
-from prorl_gym.inference.balance.members import PoolMember
-from prorl_gym.inference.engine_errors import CallTimedOut, ContextExceeded
+from prorl_gym.errors import Limit, LimitReached
+from prorl_gym.inference.engine_errors import ContextExceeded
 from prorl_gym.inference.protocol import AssistantTurn, GenerationRequest, GenerationResult, TextTurn
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools, encode_off_loop
-from prorl_gym.inference.tokens.transcript import ThinkingMode, Transcript
-from prorl_gym.inference.tokens.turn import derive_seed, sample_turn
+from prorl_gym.inference.tokens.rollout_session import RolloutIdentity, RolloutSession, SamplingPool
+from prorl_gym.inference.tokens.transcript import Transcript
+from prorl_gym.inference.tokens.turn import sample_turn
 from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.inference.toolcalls.protocol import ParsedCall, ParsedText
 from prorl_gym.records import Message, Segment, ToolCall
 from prorl_gym.settings import ResolvedSettings
-
-log = logging.getLogger(__name__)
-
-_SALVAGE_SECONDS = 2.0
-"""Longest wait of a stopped rollout for the tokens of its call in flight: those before a deadline are graded."""
-
-_CANCELLED_SALVAGE_SECONDS = 0.1
-"""The same for a cancelled rollout: a healthy engine returns them at its next step."""
-
-_RUN_SECONDS_FIX = (
-    "Raise 'run_seconds', add engines, or start them so that stopped calls keep tokens (docs/engines.md)."
-)
-
-
-class SamplingPool(Protocol):
-    """What a session needs of an ``EnginePool``."""
-
-    @property
-    def max_model_len(self) -> int | None:
-        """Context in tokens, when it is known."""
-        ...
-
-    async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Sample a continuation. See ``EnginePool``."""
-        ...
-
-    async def cancel(self, request_id: str) -> bool:
-        """Stop a call and salvage its tokens. See ``EnginePool``."""
-        ...
-
-    def find_call(self, request_id: str) -> InFlightCall | None:
-        """A call that an engine is working on. See ``EnginePool``."""
-        ...
-
-    async def may_have_sampled(self, member: PoolMember, max_tokens: int, seconds: float) -> bool:
-        """Whether the engine of an unanswered call can have been at work on it. See ``EnginePool``."""
-        ...
-
-    def forget_session(self, session_id: str) -> None:
-        """The session is over. See ``EnginePool``."""
-        ...
 
 
 @dataclass(slots=True)
@@ -73,20 +28,15 @@ class _PartialTurn:
     """Of an engine that answers in text, one for each call."""
 
 
-class ModelSession:
+class ModelSession(RolloutSession):
     """The model, for one rollout. Not to be used by two tasks at once.
 
     Args:
         pool: where to sample.
         codec: tokenizer and chat template.
         settings: sampling and limits.
-        rollout_id: the session id towards engines; calls of one rollout meet the same one.
-        replica: position in the group, part of the seed.
-        cache_salt: separates prefix caches; ``None`` shares them.
-        priority: higher is served first by engines that can.
-        group_id: rollouts of one group share their first prompt; empty if it is not shared.
-        thinking: what happens to earlier thoughts at a new user turn. See ``transcript``.
         turn_log: has turns to replay, and takes the others.
+        identity: of the rollout.
     """
 
     def __init__(
@@ -95,57 +45,13 @@ class ModelSession:
         codec: ChatCodec,
         settings: ResolvedSettings,
         *,
-        rollout_id: str,
-        replica: int = 0,
-        cache_salt: str | None = None,
-        priority: int = 0,
-        group_id: str = "",
-        thinking: ThinkingMode = "keep",
         turn_log: TurnLog | None = None,
+        **identity: Unpack[RolloutIdentity],
     ) -> None:
-        self._pool = pool
-        self._codec = codec
-        self._settings = settings
-        self._rollout_id = rollout_id
-        self._replica = replica
-        self._cache_salt = cache_salt
-        self._priority = priority
-        self._group_id = group_id
-        ends = (codec.terminator_id, *sorted(codec.end_ids), *settings.stop_token_ids)
-        self._stop_token_ids = tuple(dict.fromkeys(ends))
-        self._transcript = Transcript(codec, settings, thinking)
+        super().__init__(pool, codec, settings, **identity)
+        self._transcript = Transcript(codec, settings, self._thinking)
         self._turn_log = turn_log
         self._tools: Tools = ()
-        self._turn_count = 0
-        self._sampled_count = 0
-        self._unanswered_call: tuple[PoolMember, int, float] | None = None
-        """Engine, ``max_tokens`` and seconds of the call that a cancel ended before any of its tokens came."""
-        self._salvage_seconds = _SALVAGE_SECONDS
-
-    @property
-    def turns(self) -> int:
-        """Turns begun so far."""
-        return self._turn_count
-
-    async def failure_at_deadline(self) -> EngineError | None:
-        """Return the engine's failure that kept the policy from answering before a deadline, if there is one.
-
-        A call without an answer is the policy's if its engine can have been sampling for it all the time. A rollout
-        without a single token does not count against the policy.
-        """
-        slow = self._unanswered_call is None or await self._pool.may_have_sampled(*self._unanswered_call)
-        verdict = blame(Evidence.CALL_IN_PROGRESS if slow and self._sampled_count else Evidence.CALL_UNANSWERED)
-        if verdict.kind is None:
-            return None
-        if self._unanswered_call is None:
-            return EngineError(verdict.kind, "no token was sampled in all the time of RUN.", _RUN_SECONDS_FIX)
-        member, _, seconds = self._unanswered_call
-        why = "no token was sampled in all the time of RUN" if slow else "the engine was not at work on it"
-        return EngineError(
-            verdict.kind,
-            f"engine {member.name}: a call had no answer after {seconds:.1f} s, at the end of RUN: {why}.",
-            _RUN_SECONDS_FIX if slow else "Look into the engine's log: it hangs, or has lost the call.",
-        )
 
     async def start_conversation(self, messages: Sequence[Message], tools: Tools) -> AssistantTurn:
         """Render and send the first prompt.
@@ -194,14 +100,6 @@ class ModelSession:
         """Return the tokens so far. May be called at any time, after failures and cancels too."""
         return self._transcript.export_segments()
 
-    def mark_cancelled(self) -> None:
-        """Wait less for the tokens of the call in flight: the rollout was cancelled."""
-        self._salvage_seconds = _CANCELLED_SALVAGE_SECONDS
-
-    def close(self) -> None:
-        """Free the rollout's place on an engine. Idempotent."""
-        self._pool.forget_session(self._rollout_id)
-
     async def _sample_turn(self) -> AssistantTurn:
         """Sample one whole turn."""
         turn = _PartialTurn(self._turn_count)
@@ -222,69 +120,21 @@ class ModelSession:
 
     async def _make_call(self, turn: _PartialTurn, max_tokens: int) -> GenerationResult:
         """Make one model call and append its tokens, those of a cancelled call included."""
-        request = self._request(turn, max_tokens)
+        request = self._request(self._transcript.next_prompt(), turn.number, len(turn.ids), max_tokens)
         if self._turn_log is not None and (logged := self._turn_log.replay_call()) is not None:
-            self._append(turn, request, logged)
+            self._report(logged, partial(self._append, turn, request))
             return logged
-        call = asyncio.create_task(self._pool.generate(request), name=f"turn {turn.number} of {self._rollout_id}")
-        try:
-            result = await asyncio.shield(call)
-        except asyncio.CancelledError:
-            flight, sampled = self._pool.find_call(request.request_id), self._sampled_count
-            seconds = 0.0 if flight is None else flight.charged_seconds
-            await self._salvage(call, request, turn)
-            if flight is not None and self._sampled_count == sampled:
-                self._unanswered_call = flight.member, request.max_tokens, seconds
-            raise
-        except CallTimedOut as error:
-            if error.in_progress and self._sampled_count:
-                raise LimitReached(Limit.TIME) from error  # the policy's own length, not the engine's fault
-            raise
-        self._append(turn, request, result)
+        result = await self._sample(turn.number, request, partial(self._append, turn, request))
         if self._turn_log is not None:
             self._turn_log.add_call(result)
         return result
 
-    async def _salvage(
-        self, call: asyncio.Task[GenerationResult], request: GenerationRequest, turn: _PartialTurn
-    ) -> None:
-        """Keep what the engine sampled before the rollout was cancelled; bounded, and raises nothing."""
-        try:
-            async with asyncio.timeout(self._salvage_seconds):
-                # A call may have been answered just before the cancel: no engine has it then.
-                if call.done() or await self._pool.cancel(request.request_id):
-                    self._append(turn, request, await asyncio.shield(call))
-        except (TimeoutError, EngineError, LimitReached) as error:
-            log.debug("rollout %s: nothing salvaged of turn %d: %r", self._rollout_id, turn.number, error)
-        finally:
-            call.cancel()
-            await asyncio.gather(call, return_exceptions=True)
-
-    def _append(self, turn: _PartialTurn, request: GenerationRequest, result: GenerationResult) -> None:
+    def _append(self, turn: _PartialTurn, request: GenerationRequest, result: GenerationResult) -> list[int]:
         kept = self._transcript.append_sampled(result, turn=turn.number, seed=request.seed)
-        self._sampled_count += len(kept)
         turn.ids += kept
         if result.text_turn is not None:
             turn.text_turns.append(result.text_turn)
-
-    def _request(self, turn: _PartialTurn, max_tokens: int) -> GenerationRequest:
-        settings, prompt = self._settings, self._transcript.next_prompt()
-        return GenerationRequest(
-            request_id=uuid4().hex,
-            session_id=self._rollout_id,
-            prompt_ids=prompt.ids,
-            max_tokens=max_tokens,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            stop_token_ids=self._stop_token_ids,
-            seed=derive_seed(settings.seed, self._replica, turn.number, len(turn.ids)),
-            cache_salt=self._cache_salt,
-            priority=self._priority,
-            group_id=self._group_id,
-            conversation=prompt.conversation,
-            prompt_ids_json=prompt.ids_json,
-        )
+        return kept
 
     def _parse_turn(self, turn: _PartialTurn, finish_reason: Literal["stop", "length"]) -> AssistantTurn:
         written = self._codec.decode_turn(turn.ids)
@@ -305,10 +155,6 @@ class ModelSession:
         sampling = (of.temperature, of.top_p, of.top_k, of.seed, of.stop_token_ids, of.max_turn_tokens)
         return "/".join(map(str, (self._transcript.digest(), *sampling)))
 
-    def _context_limit(self) -> int:
-        """Longest trajectory in tokens: the settings' limit, or the engine's context if that is smaller."""
-        return min(self._settings.max_tokens, self._pool.max_model_len or self._settings.max_tokens)
-
     def _tokens_left(self) -> int:
         return self._context_limit() - len(self._transcript)
 
@@ -316,13 +162,6 @@ class ModelSession:
         if turn.number == 0 and not turn.ids:
             return self._prompt_too_long_error(len(self._transcript))
         return LimitReached(Limit.TOKENS)
-
-    def _prompt_too_long_error(self, length: int) -> TaskError:
-        return TaskError(
-            FailureKind.PROMPT_TOO_LONG,
-            f"the first prompt has {length} tokens and leaves no room in {self._context_limit()}.",
-            "Raise 'max_tokens', serve the model with a longer context, or drop the row.",
-        )
 
 
 def _from_text_turns(turns: Sequence[TextTurn]) -> ParsedText:

@@ -3,13 +3,14 @@
 Rendering a history again would change ids that were sampled. So the history is compared, every time: with the turns in
 ``SegmentCache``, or, where the caller sends token ids back, with what these ids decode to, turn by turn. If it ends in
 a known turn, the prompt is that turn's ids and a delta for the new messages. Any other history (compacted, cut, edited)
-is rendered anew, which begins a segment: trainers that need one growing sequence cannot join it to the one before, so
-it is counted and logged with its reason (``PromptOrigin``).
+begins a segment: trainers that need one growing sequence cannot join it to the one before, so it is counted and logged
+with its reason (``PromptOrigin``). ``PromptBuilder`` renders it anew, since its callers' trainers do; for a rollout of
+ours ``build_branch`` builds it on the longest beginning of it that is known.
 """
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -18,10 +19,8 @@ from prorl_gym.errors import EngineError
 from prorl_gym.inference.protocol import Conversation
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools, encode_off_loop
 from prorl_gym.inference.tokens.history_equality import (
+    HistoryDigests,
     ThinkingChain,
-    extend_digest,
-    history_digests,
-    is_same_turn,
     thinking_chain,
     thinking_matches,
 )
@@ -91,6 +90,8 @@ class BuiltPrompt:
     """Digest of the history up to the turn that it extends."""
     session_id: str | None = None
     """Session of the remembered turn that it extends."""
+    base: "Base | None" = None
+    """The turn whose ids it begins with, where it is a branch."""
 
     @property
     def group_id(self) -> str:
@@ -98,6 +99,73 @@ class BuiltPrompt:
         messages = self.conversation.messages
         opening = next((n for n, message in enumerate(messages) if message.role == "assistant"), len(messages))
         return self.digests[opening - 1].hex() if opening else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The longest beginning of a history that ends in a known turn."""
+
+    messages: int
+    """In that beginning."""
+    turn: KnownTurn
+    source: object = None
+    """What found it; handed back to it with the prompt."""
+
+
+async def build_branch(
+    codec: ChatCodec,
+    messages: Sequence[Message],
+    tools: Tools,
+    digests: tuple[bytes, ...],
+    base: Base | None,
+    thinking: ThinkingMode = "keep",
+) -> BuiltPrompt:
+    """Return a prompt on the ids of the turn that a beginning of its history ends in.
+
+    Args:
+        codec: tokenizer and template.
+        messages: the whole history, not empty.
+        tools: function schemas.
+        digests: of the history.
+        base: that beginning; ``None``: no turn of it is known, so it is rendered whole.
+        thinking: see ``PromptBuilder``.
+
+    Raises:
+        EngineError: ``TEMPLATE_UNSAFE``, when the template cannot render this conversation.
+    """
+    new = messages if base is None else messages[base.messages :]
+    if thinking == "template" and any(message.role == "user" for message in new):
+        new = messages
+    work = partial(_assemble_branch, codec, messages, tools, digests, base, thinking)
+    return await encode_off_loop(sum(len(message.content) for message in new), work)
+
+
+def _assemble_branch(
+    codec: ChatCodec,
+    messages: Sequence[Message],
+    tools: Tools,
+    digests: tuple[bytes, ...],
+    base: Base | None,
+    thinking: ThinkingMode,
+) -> BuiltPrompt:
+    has_turn = any(message.role == "assistant" for message in messages)
+    if base is None:
+        return _render_prompt(codec, messages, tools, digests, PromptOrigin.UNKNOWN if has_turn else PromptOrigin.FIRST)
+    new, known = messages[base.messages :], base.turn
+    try:
+        ids = _extend(codec, known.ids, new, tools)
+    except EngineError as error:  # the template takes no such messages after a turn
+        log.debug("a history is rendered whole: %s", error)
+        return _render_prompt(codec, messages, tools, digests, PromptOrigin.UNKNOWN)
+    if thinking == "template" and any(message.role == "user" for message in new):
+        rendered = _render_prompt(codec, messages, tools, digests, PromptOrigin.TEMPLATE)
+        if rendered.ids != ids:
+            return replace(rendered, base=base)
+    is_extended = not any(message.role == "assistant" for message in new)
+    origin = PromptOrigin.EXTENDED if is_extended else PromptOrigin.CHANGED
+    conversation = Conversation(messages, tools, (known.start, len(known.ids)) if is_extended else None)
+    thoughts = thinking_chain(new, known.thinking)
+    return BuiltPrompt(ids, origin, conversation, digests, thoughts, digests[base.messages - 1], base=base)
 
 
 class PromptBuilder:
@@ -128,7 +196,7 @@ class PromptBuilder:
         Raises:
             EngineError: ``TEMPLATE_UNSAFE``, when the template cannot render this conversation.
         """
-        digests = history_digests(_messages(entries), tools)
+        digests = HistoryDigests(tools).of_history(_messages(entries))
         last = _last_turn_index(entries)
         known = None if last is None else self._find_last_turn(entries[: last + 1], digests[last], session_id)
         characters = sum(len(entry.message.content) for entry in entries)
@@ -145,7 +213,7 @@ class PromptBuilder:
             generation: the ids that were sampled.
         """
         if generation:
-            digest = extend_digest(prompt.digests[-1], turn)
+            digest = HistoryDigests(prompt.conversation.tools).extend(prompt.digests[-1], turn)
             thoughts = thinking_chain([turn], prompt.thinking)
             self._cache.add_turn(digest, session_id, prompt.ids, generation, prompt.parent_digest, thoughts)
 
@@ -159,12 +227,12 @@ class PromptBuilder:
             are not remembered, so that they have to be verified.
         """
         candidates = self._cache.find_turns(digest, session_id)
-        tokens, messages = history[-1].tokens, _messages(history)
+        tokens, shown = history[-1].tokens, thinking_chain(_messages(history))
         if tokens is not None:
-            return self._find_turn_with_ids(tokens.ids, candidates, messages, session_id)
+            return self._find_turn_with_ids(tokens.ids, candidates, shown, session_id)
         of_other_session, reason = None, PromptOrigin.UNKNOWN
         for known in candidates:  # those of this session come first
-            if not thinking_matches(known.thinking, messages):
+            if not thinking_matches(known.thinking, shown):
                 reason = PromptOrigin.CHANGED
             elif known.session_id == session_id:
                 return known
@@ -175,11 +243,11 @@ class PromptBuilder:
         return of_other_session or reason
 
     def _find_turn_with_ids(
-        self, ids: list[int], candidates: Iterable[KnownTurn], messages: Sequence[Message], session_id: str
+        self, ids: list[int], candidates: Iterable[KnownTurn], shown: ThinkingChain | None, session_id: str
     ) -> KnownTurn | PromptOrigin | None:
         has_other_ids = False
         for known in candidates:
-            if known.ids == ids and thinking_matches(known.thinking, messages):
+            if known.ids == ids and thinking_matches(known.thinking, shown):
                 return known
             has_other_ids = has_other_ids or known.session_id == session_id
         return PromptOrigin.CHANGED if has_other_ids else None  # the session's own turn with these words has other ids
@@ -195,16 +263,16 @@ class PromptBuilder:
     ) -> BuiltPrompt:
         """Build the prompt, given the index of the last turn and what ``_find_last_turn`` returned for it."""
         if last is None:
-            return self._render_prompt(entries, tools, digests, PromptOrigin.FIRST)
+            return _render_prompt(self._codec, _messages(entries), tools, digests, PromptOrigin.FIRST)
         if last == len(entries) - 1:
-            return self._render_prompt(entries, tools, digests, PromptOrigin.REOPENED)
+            return _render_prompt(self._codec, _messages(entries), tools, digests, PromptOrigin.REOPENED)
         found = self._verify_token_fields(entries[: last + 1], tools, single_tool_call) if known is None else known
         if isinstance(found, PromptOrigin):
-            return self._render_prompt(entries, tools, digests, found)
+            return _render_prompt(self._codec, _messages(entries), tools, digests, found)
         new_messages = _messages(entries[last + 1 :])
-        ids = [*self._with_terminator(found.ids), *self._codec.encode_delta(new_messages, tools)]
+        ids = _extend(self._codec, found.ids, new_messages, tools)
         if self._thinking_mode == "template" and any(message.role == "user" for message in new_messages):
-            rendered = self._render_prompt(entries, tools, digests, PromptOrigin.TEMPLATE)
+            rendered = _render_prompt(self._codec, _messages(entries), tools, digests, PromptOrigin.TEMPLATE)
             if rendered.ids != ids:
                 return rendered
         conversation = Conversation(_messages(entries), tools, (found.start, len(found.ids)))
@@ -237,6 +305,7 @@ class PromptBuilder:
         Compares ids and messages turn by turn, from the last one back to a prompt that was rendered whole.
         """
         read: list[Message] = []
+        equality = HistoryDigests(tools)
         end = len(history) - 1
         while True:
             tokens = history[end].tokens
@@ -244,13 +313,13 @@ class PromptBuilder:
                 return None
             spoken = parse_sampled(self._codec, tokens.generation, tools)
             read.append((spoken.with_first_call() if single_tool_call else spoken).as_message())
-            if not is_same_turn(read[-1], history[end].message):
+            if not equality.is_same_turn(read[-1], history[end].message):
                 return None
             before = _last_turn_index(history[:end])
             earlier = None if before is None else history[before].tokens
             if before is not None and earlier is not None and before < end - 1:
                 between = _messages(history[before + 1 : end])
-                if [*self._with_terminator(earlier.ids), *self._codec.encode_delta(between, tools)] == tokens.prompt:
+                if _extend(self._codec, earlier.ids, between, tools) == tokens.prompt:
                     end = before
                     continue
             opening = _messages(history[:end])
@@ -258,16 +327,18 @@ class PromptBuilder:
                 return None
             return [*(message for message in opening if message.role == "assistant"), *reversed(read)]
 
-    def _with_terminator(self, ids: Sequence[int]) -> list[int]:
-        """Return ids that end with the turn's terminator: it is added unless the policy sampled one."""
-        return [*ids] if ids[-1] in self._codec.closing_ids else [*ids, self._codec.terminator_id]
 
-    def _render_prompt(
-        self, entries: Sequence[HistoryEntry], tools: Tools, digests: tuple[bytes, ...], origin: PromptOrigin
-    ) -> BuiltPrompt:
-        messages = _messages(entries)
-        ids = self._codec.encode_prompt(messages, tools)
-        return BuiltPrompt(ids, origin, Conversation(messages, tools), digests, thinking_chain(messages))
+def _extend(codec: ChatCodec, ids: Sequence[int], new: Sequence[Message], tools: Tools) -> list[int]:
+    """Return the ids of a turn and a delta; the turn's terminator is added unless the policy sampled one."""
+    closing = () if ids[-1] in codec.closing_ids else (codec.terminator_id,)
+    return [*ids, *closing, *codec.encode_delta(new, tools)]
+
+
+def _render_prompt(
+    codec: ChatCodec, messages: Sequence[Message], tools: Tools, digests: tuple[bytes, ...], origin: PromptOrigin
+) -> BuiltPrompt:
+    ids = codec.encode_prompt(messages, tools)
+    return BuiltPrompt(ids, origin, Conversation(messages, tools), digests, thinking_chain(messages))
 
 
 def _messages(entries: Sequence[HistoryEntry]) -> list[Message]:

@@ -106,6 +106,15 @@ class TokenStream:
         """What ``record_sent`` returned last, as JSON without brackets: only new ids were written out for it."""
         return bytes(self._ids_json)
 
+    def extended_json(self, ids: Sequence[int]) -> bytes:
+        """Return ids that begin with these as ``sent_ids_json`` would be: only what is new is written out."""
+        self._update_digest()
+        return b",".join(part for part in (bytes(self._ids_json), _as_json(ids[len(self._ids) :])) if part)
+
+    def first_ids(self, count: int) -> list[int]:
+        """Return the first ids."""
+        return self._ids[:count]
+
     def digest(self) -> str:
         """Return a digest of the ids so far."""
         return self._update_digest().hex()
@@ -174,7 +183,7 @@ class TokenStream:
     def _update_digest(self) -> bytes:
         new = self._ids[self._digested_count :]
         self._digest.update(_as_bytes(new))
-        self._ids_json += ("," if self._ids_json and new else "").encode() + ",".join(map(str, new)).encode()
+        self._ids_json += (b"," if self._ids_json and new else b"") + _as_json(new)
         self._digested_count = len(self._ids)
         return self._digest.digest()
 
@@ -189,8 +198,18 @@ class TokenStream:
         return len(self._ids) == len(self._mask) == len(self._logprobs) == len(self._versions)
 
 
+def common_length(ids: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many ids two lists have in common, from the first on."""
+    pairs = enumerate(zip(ids, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(ids), len(other)))
+
+
 def _count_to_end(ids: Sequence[int], closing_ids: frozenset[int]) -> int:
     return next((index + 1 for index, token in enumerate(ids) if token in closing_ids), len(ids))
+
+
+def _as_json(ids: Sequence[int]) -> bytes:
+    return ",".join(map(str, ids)).encode()
 
 
 def _as_bytes(ids: Sequence[int]) -> bytes:

@@ -12,11 +12,11 @@ the segment so far is closed and a new one begins, whose prompt is what was rend
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from prorl_gym.inference.protocol import Conversation, GenerationResult
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools
-from prorl_gym.inference.tokens.token_stream import TokenStream
+from prorl_gym.inference.tokens.token_stream import TokenStream, common_length
 from prorl_gym.records import Message, Segment, ToolCall
 from prorl_gym.settings import ResolvedSettings
 
@@ -40,7 +40,8 @@ class TurnPrompt:
     """The prompt of one call, in every form that an engine may need."""
 
     ids: Sequence[int]
-    ids_json: bytes
+    ids_json: bytes | None
+    """See ``GenerationRequest.prompt_ids_json``."""
     conversation: Conversation
 
 
@@ -57,7 +58,7 @@ class Transcript:
         self._codec = codec
         self._settings = settings
         self._thinking = thinking
-        self._streams = [self._new_stream()]
+        self._streams = [new_stream(self._codec, self._settings)]
         self._messages: list[Message] = []
         self._tools: Tools = ()
         self._last_turn: tuple[int, int, int] | None = None
@@ -95,7 +96,7 @@ class Transcript:
     def append_extension(self, extension: Extension) -> None:
         """Append what ``encode_extension`` returned."""
         if extension.starts_segment:
-            self._streams.append(self._new_stream())
+            self._streams.append(new_stream(self._codec, self._settings))
             self._last_turn = None
         self._streams[-1].append_unsampled(extension.ids)
         self._messages.extend(extension.messages)
@@ -132,16 +133,24 @@ class Transcript:
         Raises:
             RolloutError: ``INTERNAL``, drift. See ``TokenStream.export_segments``.
         """
-        return [segment for stream in self._streams for segment in stream.export_segments()]
+        segments = [segment for stream in self._streams for segment in stream.export_segments()]
+        for index in range(1, len(segments)):
+            before, segment = segments[index - 1], segments[index]
+            origin: dict[str, Any] = {"parent": index - 1, "cause": "template"}
+            shared = common_length(before.token_ids, segment.token_ids[: segment.prompt_length])
+            segments[index] = segment.model_copy(update=origin | {"shared_tokens": shared})
+        return segments
 
     def _needs_rerender(self, messages: Sequence[Message]) -> bool:
         return self._thinking == "template" and any(message.role == "user" for message in messages)
 
-    def _new_stream(self) -> TokenStream:
-        return TokenStream(
-            terminator_id=self._codec.terminator_id,
-            closing_ids=self._codec.closing_ids,
-            temperature=self._settings.temperature,
-            top_p=self._settings.top_p,
-            top_k=self._settings.top_k,
-        )
+
+def new_stream(codec: ChatCodec, settings: ResolvedSettings) -> TokenStream:
+    """Return an empty stream for a segment."""
+    return TokenStream(
+        terminator_id=codec.terminator_id,
+        closing_ids=codec.closing_ids,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+    )

@@ -5,7 +5,7 @@ An engine whose context turns out to be smaller gets a call for fewer tokens.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Literal
 from uuid import uuid4
@@ -16,6 +16,7 @@ from prorl_gym.inference.protocol import GenerationResult, TextTurn
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools
 from prorl_gym.inference.toolcalls.turn_parsing import THINK_OPEN, split_thinking
 from prorl_gym.records import Message, ToolCall
+from prorl_gym.routed_experts import Call
 
 MAX_ABORTS = 8
 """Aborts by the engines that one turn survives."""
@@ -67,6 +68,34 @@ async def _call_within_context(
         except ContextExceeded:
             if not 1 <= tokens_left() < max_tokens:  # the pool has learnt no smaller context that leaves room
                 raise
+
+
+@dataclass(slots=True)
+class SampledTurn:
+    """The tokens of one turn, over all calls that it took."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    versions: list[int] = field(default_factory=list[int])
+    """Policy version of each token."""
+    finish_reason: Literal["stop", "length"] = "length"
+    cached_tokens: int = 0
+    """Of the prompt, where the engine reports it."""
+    expert_calls: list[Call] = field(default_factory=list[Call])
+    """What each call reported of the experts, with the length of the turn after it."""
+    text_turn: TextTurn | None = None
+    """Set by an engine that answers in text: the ids are a local encoding of it."""
+
+    def append_result(self, result: GenerationResult) -> None:
+        """Append what one call sampled."""
+        if not self.token_ids:
+            self.cached_tokens = result.cached_tokens or 0
+        self.token_ids += result.token_ids
+        if result.token_ids:
+            self.expert_calls.append((len(self.token_ids), result.routed_experts))
+        self.logprobs += result.logprobs
+        self.versions += result.versions
+        self.text_turn = result.text_turn
 
 
 def derive_seed(seed: int | None, replica: int, turn: int, sampled: int = 0) -> int | None:

@@ -72,6 +72,14 @@ def parse_blocks(
     return found.parsed_text()
 
 
+def length_before_tag(text: str, start: int, tag: str) -> int:
+    """Return where a tag begins, or may begin once more is written; see ``ToolParser.plain_length``."""
+    found = text.find(tag, start)
+    if found >= 0:
+        return found
+    return len(text) - next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)
+
+
 def read_json(text: str, position: int) -> tuple[Any, int]:
     """Decode the JSON value at ``position``; return it and where it ends.
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from prorl_gym.inference.toolcalls.call_collector import (
     CallCollector,
+    length_before_tag,
     next_block,
     parse_blocks,
     parse_call,
@@ -45,6 +46,10 @@ class HermesParser:
         stray = f"{_HERMES_CLOSE} without {_HERMES_OPEN}. {_HERMES_HINT}"
         return parse_blocks(text, _HERMES_OPEN, _read_hermes_block, (_HERMES_CLOSE,), stray)
 
+    def plain_length(self, text: str, start: int) -> int:
+        """See ``ToolParser.plain_length``."""
+        return length_before_tag(text, start, _HERMES_OPEN)
+
 
 def _read_hermes_block(text: str, start: int) -> tuple[ParsedCall | str, int]:
     """Read the block whose content begins at ``start``; return the call or complaint, and where the text continues."""
@@ -77,6 +82,10 @@ class NemotronParser:
         """See ``ToolParser.parse``."""
         stray = f"{_NEMOTRON_CLOSE} without {_NEMOTRON_OPEN}. {_NEMOTRON_HINT}"
         return parse_blocks(text, _NEMOTRON_OPEN, _read_nemotron_block, (_NEMOTRON_CLOSE,), stray)
+
+    def plain_length(self, text: str, start: int) -> int:
+        """See ``ToolParser.plain_length``."""
+        return length_before_tag(text, start, _NEMOTRON_OPEN)
 
 
 def _read_nemotron_block(text: str, start: int) -> tuple[str | Iterable[ParsedCall | str], int]:
@@ -132,6 +141,10 @@ class LlamaParser:
         else:
             found.collect(parse_call(value, _LLAMA_HINT, _arguments_key(value)))
         return found.parsed_text()
+
+    def plain_length(self, text: str, start: int) -> int:
+        """See ``ToolParser.plain_length``."""
+        return start if text.lstrip().startswith("{") else length_before_tag(text, start, _LLAMA_TAG)
 
 
 def _result_with_text(found: CallCollector, text: str) -> ParsedText:

@@ -51,3 +51,12 @@ class ToolParser(Protocol):
             tools: what may be called; forms with untyped values read the types here.
         """
         ...
+
+    def plain_length(self, text: str, start: int) -> int:
+        """Return the length of the beginning of a text that stays text, whatever is still to be written.
+
+        Args:
+            text: as far as it is written.
+            start: what this method returned for a shorter beginning of it; 0 at first.
+        """
+        ...

@@ -17,7 +17,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
-from prorl_gym.inference.toolcalls.call_collector import make_call, next_block, parse_blocks, read_json, skip_blanks
+from prorl_gym.inference.toolcalls.call_collector import (
+    length_before_tag,
+    make_call,
+    next_block,
+    parse_blocks,
+    read_json,
+    skip_blanks,
+)
 from prorl_gym.inference.toolcalls.protocol import ParsedCall, ParsedText, Tools
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -43,6 +50,10 @@ class Qwen3CoderParser:
         """See ``ToolParser.parse``."""
         stray = f"A tool call begins with {OPEN}. {_FORMAT_HINT}"
         return parse_blocks(text, OPEN, partial(_read_block, tools), (CLOSE, _FUNCTION, _END), stray)
+
+    def plain_length(self, text: str, start: int) -> int:
+        """See ``ToolParser.plain_length``."""
+        return length_before_tag(text, start, OPEN)
 
 
 def _read_block(tools: Tools, text: str, start: int) -> tuple[ParsedCall | str, int]:

@@ -50,6 +50,10 @@ class ResponseTemplateParser:
                 break
         return found.parsed_text()
 
+    def plain_length(self, text: str, start: int) -> int:
+        """See ``ToolParser.plain_length``: nothing, since any text may be a call by the declaration."""
+        return start
+
 
 def _message_text(message: Mapping[str, Any]) -> str:
     thoughts = next((message[key] for key in ("thinking", "reasoning_content", "reasoning") if message.get(key)), "")

@@ -7,11 +7,13 @@ The rules are those of ``prorl_gym.errors``. ``Attempt.run_stages`` may raise an
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
-from prorl_gym.agents.protocol import Artifacts, Tool
+from prorl_gym.agents.command import CommandAgent
+from prorl_gym.agents.protocol import Artifacts, AssistantTurn, Tool, ToolSpec
 from prorl_gym.environments.protocol import Environment, Episode, RunContext, SupportsReplay
 from prorl_gym.errors import (
     CancelReason,
@@ -21,11 +23,12 @@ from prorl_gym.errors import (
     Limit,
     LimitReached,
     RolloutError,
+    TaskError,
 )
 from prorl_gym.inference.tokens.turn_log import LoggedTurn, ReplayDivergedError, TurnLog
 from prorl_gym.logs import redact
 from prorl_gym.records import Message, Outcome, Rollout, Score, Segment, StageTime
-from prorl_gym.rollout.protocol import Job, PolicySession, PolicySource, Stage, TurnEnded
+from prorl_gym.rollout.protocol import AgentPrograms, AttemptSession, Job, PolicySource, Stage, TurnEnded
 from prorl_gym.rollout.scheduling.attempt_slots import AttemptSlots, StageTimeout
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.rollout.scheduling.stage_pools import WorkStage
@@ -47,9 +50,17 @@ class Attempt:
         slots: its slots.
         leases: its sandboxes.
         policies: makes its policy.
+        programs: agents that its settings may name in place of the built-in loop.
     """
 
-    def __init__(self, job: Job, slots: AttemptSlots, leases: SandboxLeases, policies: PolicySource) -> None:
+    def __init__(
+        self,
+        job: Job,
+        slots: AttemptSlots,
+        leases: SandboxLeases,
+        policies: PolicySource,
+        programs: AgentPrograms | None = None,
+    ) -> None:
         self.job = job
         self.slots = slots
         self.cancel_reason: CancelReason | None = None
@@ -58,7 +69,8 @@ class Attempt:
         self._cancel_seconds: float | None = None
         self._leases = leases
         self._policies = policies
-        self._session: PolicySession | None = None
+        self._programs = programs
+        self._session: AttemptSession | None = None
         self._settings: ResolvedSettings | None = None
         self._prompt: tuple[Message, ...] = ()
         self._tools: tuple[Tool, ...] = ()
@@ -94,6 +106,8 @@ class Attempt:
         environment = environments(request.environment)
         settings = self._settings = resolve_settings(request.settings, environment.settings, *levels(self.job))
         task = environment.parse_row(request.task)
+        if settings.agent:
+            self._leases.mount_for_agent(self._require_programs(settings).find(settings.agent).sandbox_mounts())
         try:
             return await self._run_once(environment, task, settings, asked)
         except ReplayDivergedError as error:
@@ -108,7 +122,8 @@ class Attempt:
             await prepared_slot.enter_async_context(self.slots.hold_prepared_slot())
             async with self.slots.hold_stage("init", settings.init_seconds, asked):
                 episode = await environment.init(task, self._leases, settings)
-                self._prompt, self._tools = tuple(episode.messages), tuple(episode.tools)
+                if not settings.agent:  # a program brings prompt and tools of its own
+                    self._prompt, self._tools = tuple(episode.messages), tuple(episode.tools)
             prepared = time.monotonic()
             async with self.slots.hold_payload_lock():
                 outcome = await self._run_agent(environment, task, episode, settings, prepared, prepared_slot)
@@ -138,12 +153,12 @@ class Attempt:
     ) -> Outcome:
         """Run the agent; return its outcome. An end that the policy did not cause is raised."""
         log = self._turn_log = self._open_turn_log(environment, settings)
-        session = self._session = self._policies.open_session(self.job, settings, log)
+        session, make_context = self._open_session(environment, settings, log)
+        self._session = session
         try:
             async with self.slots.hold_stage("run", settings.run_seconds, prepared, session.wait_for_room):
                 await prepared_slot.aclose()  # this attempt no longer waits for RUN: the next one may be prepared
-                with self.slots.parkable(session) as policy:
-                    context = RunContext(policy, self._leases, settings, self._artifacts)
+                with make_context() as context:
                     await environment.run(task, episode, context)
                     if log is not None:
                         log.end()
@@ -157,8 +172,36 @@ class Attempt:
             return _policy_failure(await self._leases.diagnose_failure(error, self.job.unexplained_losses), "run")
         return Outcome(status="completed")
 
+    def _open_session(
+        self, environment: Environment[Any], settings: ResolvedSettings, log: TurnLog | None
+    ) -> tuple[AttemptSession, Callable[[], AbstractContextManager[RunContext]]]:
+        """Return the session, and what makes the context in which its agent runs.
+
+        An agent program is not parked: its own calls time out.
+        """
+        make_context = partial(RunContext, leases=self._leases, settings=settings, artifacts=self._artifacts)
+        if settings.agent:
+            programs = self._require_programs(settings)
+            served = programs.gateways.open_gateway(self.job, settings)
+            agent = CommandAgent(programs.find(settings.agent), served.gateway)
+            return served, lambda: nullcontext(make_context(_NoPolicy(environment.name), agent=agent))
+        session = self._policies.open_session(self.job, settings, log)
+
+        @contextmanager
+        def parkable() -> Generator[RunContext]:
+            with self.slots.parkable(session) as policy:
+                yield make_context(policy)
+
+        return session, parkable
+
+    def _require_programs(self, settings: ResolvedSettings) -> AgentPrograms:
+        if self._programs is None:
+            what = f"Agent '{settings.agent}' is a program, and this service runs none."
+            raise TaskError(FailureKind.BAD_ROW, what, "Leave the setting 'agent' empty.")
+        return self._programs
+
     def _open_turn_log(self, environment: Environment[Any], settings: ResolvedSettings) -> TurnLog | None:
-        if not (settings.resume and isinstance(environment, SupportsReplay)):
+        if settings.agent or not (settings.resume and isinstance(environment, SupportsReplay)):
             return None
         return TurnLog(self.job.turns, self._report_turn, environment.normalize_answer)
 
@@ -233,18 +276,23 @@ class Attempt:
         return [] if self._session is None else self._session.segments()
 
     def _record(self, outcome: Outcome, score: Score | None, segments: list[Segment], *, bare: bool = False) -> Rollout:
+        messages = [] if bare else self._artifacts.messages
+        prompt_messages = 0 if bare else self._artifacts.prompt_messages
+        if prompt_messages is None:
+            prompt_messages = _count_prompt_messages(self._prompt, messages)
         return terminal_record(
             self.job,
             outcome,
             score=score,
             segments=segments,
-            messages=[] if bare else self._artifacts.messages,
-            prompt_messages=0 if bare else _count_prompt_messages(self._prompt, self._artifacts.messages),
+            messages=messages,
+            prompt_messages=prompt_messages,
             tools=[tool.spec.as_function() for tool in self._tools],
             settings=self._settings,
             stages=self._stage_times(),
             resumed_turns=0 if self._turn_log is None else self._turn_log.replayed_count,
             resume_refused=self._resume_refused,
+            agent_log=self._artifacts.log,
             cancel_seconds=self._cancel_seconds,
         )
 
@@ -258,6 +306,22 @@ class Attempt:
         times["init"] = StageTime(queued=init.queued, seconds=init.seconds + replay)
         times["run"] = StageTime(queued=run.queued - log.replay_seconds, seconds=worked)
         return times
+
+
+class _NoPolicy:
+    """Implements ``Policy`` for an agent program: an environment that calls it runs a loop of its own."""
+
+    def __init__(self, environment: str) -> None:
+        self._environment = environment
+
+    async def start_conversation(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AssistantTurn:
+        return await self.respond(messages)
+
+    async def respond(self, messages: Sequence[Message]) -> AssistantTurn:
+        what = f"Environment '{self._environment}' runs a loop of its own: it takes no agent program."
+        raise TaskError(
+            FailureKind.BAD_ROW, what, "Call context.run_agent(episode) in its 'run', or leave 'agent' empty."
+        )
 
 
 def terminal_record(job: Job, outcome: Outcome, **work: Any) -> Rollout:

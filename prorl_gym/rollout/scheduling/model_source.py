@@ -5,9 +5,12 @@ from typing import Protocol
 
 from prorl_gym.agents.model_policy import ModelPolicy
 from prorl_gym.errors import EngineError, FailureKind, TaskError
+from prorl_gym.gateway.rollout_gateway import RolloutGateway
 from prorl_gym.inference.config import normalize_url
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
-from prorl_gym.inference.tokens.model_session import ModelSession, SamplingPool
+from prorl_gym.inference.tokens.harness_session import HarnessSession
+from prorl_gym.inference.tokens.model_session import ModelSession
+from prorl_gym.inference.tokens.rollout_session import RolloutIdentity, SamplingPool
 from prorl_gym.inference.tokens.transcript import ThinkingMode
 from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.records import Segment
@@ -27,18 +30,13 @@ class PolicyPool(SamplingPool, Protocol):
         ...
 
 
-class _ModelPolicySession:
-    """Implements ``PolicySession``."""
+class _Session:
+    """Implements ``AttemptSession`` over a session on a pool."""
 
-    def __init__(self, session: ModelSession, pool: PolicyPool, job: Job) -> None:
+    def __init__(self, session: ModelSession | HarnessSession, pool: PolicyPool, job: Job) -> None:
         self._session = session
         self._pool = pool
         self._job = job
-        self._policy = ModelPolicy(session)
-
-    @property
-    def policy(self) -> ModelPolicy:
-        return self._policy
 
     async def failure_at_deadline(self) -> EngineError | None:
         return await self._session.failure_at_deadline()
@@ -60,8 +58,26 @@ class _ModelPolicySession:
         return self._session.segments()
 
 
+class _ModelPolicySession(_Session):
+    """Implements ``PolicySession``."""
+
+    def __init__(self, session: ModelSession, pool: PolicyPool, job: Job) -> None:
+        super().__init__(session, pool, job)
+        self.policy = ModelPolicy(session)
+
+
+class _HarnessGatewaySession(_Session):
+    """Implements ``GatewaySession``."""
+
+    def __init__(
+        self, session: HarnessSession, codec: ChatCodec, settings: ResolvedSettings, pool: PolicyPool, job: Job
+    ) -> None:
+        super().__init__(session, pool, job)
+        self.gateway = RolloutGateway(session, codec, settings)
+
+
 class ModelPolicySource:
-    """Implements ``PolicySource``.
+    """Implements ``PolicySource`` and ``GatewaySource``.
 
     Args:
         pool: engines of the policy.
@@ -92,21 +108,26 @@ class ModelPolicySource:
         Raises:
             TaskError: ``BAD_ROW``, the request names an engine that is not on the allow-list.
         """
-        request = job.request
-        pool = self._pool_for(request.inference_url)
-        session = ModelSession(
-            pool,
-            self._codec,
-            settings,
-            rollout_id=request.rollout_id,
-            replica=request.replica,
-            priority=int(request.evaluation),
-            # Runs may name their groups alike: those share no prompt.
-            group_id=f"{request.run_id}/{request.group_id}" if request.group_id else "",
-            thinking=self._thinking,
-            turn_log=turn_log,
-        )
+        pool = self._pool_for(job.request.inference_url)
+        session = ModelSession(pool, self._codec, settings, **self._identity(job), turn_log=turn_log)
         return _ModelPolicySession(session, pool, job)
+
+    def open_gateway(self, job: Job, settings: ResolvedSettings) -> _HarnessGatewaySession:
+        """See ``GatewaySource.open_gateway``. Raises as ``open_session``."""
+        pool = self._pool_for(job.request.inference_url)
+        session = HarnessSession(pool, self._codec, settings, **self._identity(job))
+        return _HarnessGatewaySession(session, self._codec, settings, pool, job)
+
+    def _identity(self, job: Job) -> RolloutIdentity:
+        request = job.request
+        return {
+            "rollout_id": request.rollout_id,
+            "replica": request.replica,
+            "priority": int(request.evaluation),
+            # Runs may name their groups alike: those share no prompt.
+            "group_id": f"{request.run_id}/{request.group_id}" if request.group_id else "",
+            "thinking": self._thinking,
+        }
 
     def _pool_for(self, url: str | None) -> PolicyPool:
         if url is None:

@@ -17,7 +17,7 @@ from prorl_gym.environments.judge import Judge
 from prorl_gym.errors import CancelReason, ConflictError, ShuttingDownError
 from prorl_gym.logs import log_context
 from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.protocol import Finished, Job, PolicySource, RunnerEvent, StageEntered
+from prorl_gym.rollout.protocol import AgentPrograms, Finished, Job, PolicySource, RunnerEvent, StageEntered
 from prorl_gym.rollout.scheduling.attempt import Attempt, EnvironmentLookup
 from prorl_gym.rollout.scheduling.attempt_slots import AttemptSlots
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
@@ -92,6 +92,7 @@ class InProcessRunner:
         run_settings: sampling and limits of single runs, by run id.
         judge: engines for the graders.
         has_kv_admission: see ``RunnerConfig.effective_run_slots``.
+        programs: agents that settings may name in place of the built-in loop.
     """
 
     def __init__(
@@ -105,7 +106,9 @@ class InProcessRunner:
         *,
         judge: Judge | None = None,
         has_kv_admission: bool = False,
+        programs: AgentPrograms | None = None,
     ) -> None:
+        self._programs = programs
         self._environments = environments
         self._policies = policies
         self._backend = backend
@@ -234,7 +237,7 @@ class InProcessRunner:
         ):
             slots = AttemptSlots(job, self._pools, job_slot, self._on_event)
             leases = SandboxLeases(self._backend, partial(self._prewarmer.record_spec, request), self._judge)
-            attempt = Attempt(job, slots, leases, self._policies)
+            attempt = Attempt(job, slots, leases, self._policies, self._programs)
             attempt.start(self._environments, self._settings_levels)
             self._attempts[request.rollout_id] = attempt
             self._prewarmer.add_waiting(request)

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from prorl_gym.environments.judge import Judge
 from prorl_gym.errors import Evidence, FailureKind, RolloutError, SandboxError, UnfitImageError, UnusableSandboxError
-from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend, SandboxSpec, loss_evidence_of
+from prorl_gym.sandbox.protocol import Mount, Sandbox, SandboxBackend, SandboxSpec, loss_evidence_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class SandboxLeases:
         self._backend = backend
         self._on_agent_sandbox = on_agent_sandbox
         self._judge = judge
+        self._agent_mounts: tuple[Mount, ...] = ()
         self._agent_sandboxes: dict[str, asyncio.Task[Sandbox]] = {}
         self._open_sandboxes: list[Sandbox] = []
         self._contexts: list[AbstractAsyncContextManager[Any]] = []
@@ -72,7 +73,13 @@ class SandboxLeases:
 
     def make_fresh(self) -> "SandboxLeases":
         """Return leases of the same kind that hold nothing."""
-        return SandboxLeases(self._backend, self._on_agent_sandbox, self._judge)
+        fresh = SandboxLeases(self._backend, self._on_agent_sandbox, self._judge)
+        fresh.mount_for_agent(self._agent_mounts)
+        return fresh
+
+    def mount_for_agent(self, mounts: Sequence[Mount]) -> None:
+        """Mount these in the agent's sandboxes, beside what their specs name. Call before the first is started."""
+        self._agent_mounts = tuple(mounts)
 
     async def get_agent_sandbox(self, spec: SandboxSpec) -> Sandbox:
         """Return the agent's sandbox for this spec; concurrent first calls start one.
@@ -80,6 +87,7 @@ class SandboxLeases:
         Raises:
             SandboxError: it could not be started; the next call tries again.
         """
+        spec = replace(spec, mounts=(*spec.mounts, *self._agent_mounts)) if self._agent_mounts else spec
         key = repr(spec)  # a spec holds a mapping: it has no hash
         starting = self._agent_sandboxes.get(key)
         if starting is None or (starting.done() and _failed(starting)):

@@ -134,6 +134,11 @@ class RunningSandbox:
         """See ``Sandbox.list_dir``."""
         return await file_operations.list_dir(self._channel, path)
 
+    async def listen(self, port: int) -> socket.socket:
+        """See ``Sandbox.listen``. A ``local`` sandbox has the host's loopback, which everything here reaches."""
+        reply = await self._channel.request("listen", port=port)
+        return socket.socket(fileno=reply.descriptors[0])
+
     async def is_alive(self) -> bool:
         """Whether the guest still answers."""
         # Not under a timeout: that would cancel the request, and a cancelled request waits for its answer.

@@ -15,7 +15,7 @@ A suite writes one ``EngineCase`` for its adapter, and runs each check of ``CHEC
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
@@ -67,6 +67,8 @@ class Capabilities:
     has_cache_reset: bool = True
     has_metrics: bool = True
     """It has a metrics page."""
+    streams: bool = True
+    """It reports tokens as they come; otherwise a call that asks for that is answered as any other."""
 
 
 class EngineCase(Protocol):
@@ -153,6 +155,50 @@ async def respects_max_tokens(case: EngineCase) -> None:
     _equal(result.token_ids, [10, 11])
     _equal(result.finish_reason, "length")
     _well_formed(result)
+
+
+async def a_stream_gives_the_same_result(case: EngineCase) -> None:
+    """``on_tokens`` gets the ids as they come, and the result is that of a call that is not streamed."""
+    case.set_reply([10, 11, STOP_ID])
+    reported: list[int] = []
+    plain = await case.engine.generate(request(prompt_ids_json=b"5,6,7"))
+    streamed = await case.engine.generate(request(prompt_ids_json=b"5,6,7", on_tokens=reported.extend))
+    _equal(replace(streamed, seconds=plain.seconds), plain)
+    _equal(reported, [10, 11, STOP_ID] if case.capabilities.streams else [])
+
+
+async def a_stream_respects_max_tokens(case: EngineCase) -> None:
+    """A stream that is cut by length reports what the result has."""
+    case.set_reply([10, 11, 12, 13])
+    reported: list[int] = []
+    result = await case.engine.generate(request(max_tokens=2, on_tokens=reported.extend))
+    _equal((result.token_ids, result.finish_reason), ([10, 11], "length"))
+    _equal(reported, [10, 11] if case.capabilities.streams else [])
+
+
+async def a_stream_that_is_stopped_keeps_what_was_reported(case: EngineCase) -> None:
+    """``cancel`` of a streamed call gives an abort that begins with what was reported before."""
+    case.hold_calls()
+    reported: list[int] = []
+    call = request(on_tokens=reported.extend)
+    task = asyncio.create_task(case.engine.generate(call))
+    await case.wait_for_held_calls(1)
+    await case.engine.cancel(call.request_id)
+    result = await task
+    _equal(result.finish_reason, "abort")
+    _equal(result.token_ids[: len(reported)], reported)
+    _well_formed(result)
+
+
+async def a_cancelled_stream_reaches_the_server(case: EngineCase) -> None:
+    """Cancelling a streamed ``generate`` makes the server stop working."""
+    case.hold_calls()
+    call = asyncio.create_task(case.engine.generate(request(on_tokens=_ignore)))
+    await case.wait_for_held_calls(1)
+    call.cancel()
+    await asyncio.wait({call})
+    _equal(call.cancelled(), True)
+    await case.wait_for_held_calls(0)
 
 
 async def serves_many_at_once(case: EngineCase) -> None:
@@ -278,6 +324,10 @@ CHECKS: tuple[Callable[[EngineCase], Awaitable[None]], ...] = (
     returns_what_was_sampled,
     takes_a_prompt_that_is_written_already,
     respects_max_tokens,
+    a_stream_gives_the_same_result,
+    a_stream_respects_max_tokens,
+    a_stream_that_is_stopped_keeps_what_was_reported,
+    a_cancelled_stream_reaches_the_server,
     serves_many_at_once,
     unreachable_is_told,
     health_of_a_well_engine,
@@ -322,8 +372,22 @@ async def check_fault(case: EngineCase, fault: Fault) -> None:
         _equal(len(str(error).splitlines()) <= 2, True)
         if isinstance(error, EngineOverloaded):
             _equal(error.retry_after, 7.0)
+        await _check_streamed_fault(case, error.kind)
     case.set_reply([11, STOP_ID])
     _equal((await case.engine.generate(request())).token_ids, [11, STOP_ID])
+
+
+async def _check_streamed_fault(case: EngineCase, kind: FailureKind) -> None:
+    """A streamed call fails alike, or, where the fault comes late, keeps what was reported before it."""
+    reported: list[int] = []
+    try:
+        result = await case.engine.generate(request(prompt_ids_json=b"5,6,7", on_tokens=reported.extend))
+    except EngineError as error:
+        _equal(error.kind, kind)
+        _equal(reported, [])
+    else:
+        _equal((result.finish_reason, result.token_ids, bool(reported)), ("abort", reported, True))
+        _well_formed(result)
 
 
 async def _expect_context_exceeded(case: EngineCase) -> None:
@@ -342,6 +406,10 @@ async def expect_engine_error(awaitable: Awaitable[object]) -> EngineError:
     except EngineError as error:
         return error
     raise AssertionError(f"no error, but {result!r}")
+
+
+def _ignore(token_ids: Sequence[int]) -> None:
+    """Use no token as it comes."""
 
 
 def _well_formed(result: GenerationResult) -> None:

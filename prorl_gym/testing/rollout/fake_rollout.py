@@ -4,8 +4,10 @@ They count what they hand out, so that a test can check that all of it is return
 """
 
 import asyncio
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from errno import EADDRNOTAVAIL
 from typing import Any
 
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, ToolSpec
@@ -234,6 +236,10 @@ class EmptySandbox:
     async def list_dir(self, path: str) -> list[FileEntry]:
         """Find nothing."""
         return []
+
+    async def listen(self, port: int) -> socket.socket:
+        """Refuse: there is no loopback."""
+        raise OSError(EADDRNOTAVAIL, f"port {port}: cannot assign requested address")
 
     async def is_alive(self) -> bool:
         """See ``Sandbox.is_alive``."""

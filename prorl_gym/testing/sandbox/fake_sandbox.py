@@ -1,6 +1,7 @@
 """Sandboxes that run nothing, for tests of the packages that use them. Files are in memory, answers are scripted."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from errno import EFBIG, EISDIR, ENOENT, ENOTDIR
@@ -147,6 +148,10 @@ class FakeSandbox:
             return sorted(found, key=lambda entry: entry.name)
 
         return await self.record_call(SandboxCall("list_dir", (path,)), entries)
+
+    async def listen(self, port: int) -> socket.socket:
+        """Listen on this host's loopback, always at a free port: fakes share it. ``getsockname`` names it."""
+        return await self.record_call(SandboxCall("listen", (port,)), lambda: socket.create_server(("127.0.0.1", 0)))
 
     async def is_alive(self) -> bool:
         """Whether it was neither lost nor closed."""

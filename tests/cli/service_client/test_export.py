@@ -113,6 +113,11 @@ def test_tokens_are_exported_by_segment(export: Any) -> None:
             "top_p": 1.0,
             "top_k": -1,
             "logprob_kind": "raw",
+            "parent": None,
+            "shared_tokens": 0,
+            "cause": "first",
+            "rewrites": [],
+            "trained": True,
         }
     ]
 

@@ -194,19 +194,26 @@ def bare_vllm():
     return http_case(server, VllmEngine, VllmOptions, Capabilities(has_cache_reset=False), VLLM_SPOILT)
 
 
-def sglang():
-    server = FakeSglang(metrics=SGLANG_PAGE)
+def sglang(incremental=False):
+    server = FakeSglang(metrics=SGLANG_PAGE, incremental=incremental)
     return http_case(server, SglangEngine, SglangOptions, Capabilities(), SGLANG_SPOILT)
 
 
 def chat_prefix():
-    abilities = Capabilities(salvages_aborted=False, has_probe=False, has_cache_reset=False, has_metrics=False)
+    abilities = Capabilities(
+        salvages_aborted=False, has_probe=False, has_cache_reset=False, has_metrics=False, streams=False
+    )
     return http_case(FakeNemoRl(), ChatPrefixEngine, ChatPrefixOptions, abilities, CHAT_SPOILT)
 
 
 def openai():
     abilities = Capabilities(
-        returns_tokens=False, salvages_aborted=False, has_probe=False, has_cache_reset=False, has_metrics=False
+        returns_tokens=False,
+        salvages_aborted=False,
+        has_probe=False,
+        has_cache_reset=False,
+        has_metrics=False,
+        streams=False,
     )
     return http_case(FakeOpenAI(), OpenAIEngine, OpenAIOptions, abilities, TEXT_SPOILT, encode=read_numbers)
 
@@ -218,6 +225,7 @@ CASES = {
     "vllm-without-abort": lambda: vllm(can_abort=False),
     "vllm-without-development-routes": bare_vllm,
     "sglang": sglang,
+    "sglang-incremental": lambda: sglang(incremental=True),
     "chat_prefix": chat_prefix,
     "openai": openai,
 }

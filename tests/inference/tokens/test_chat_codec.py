@@ -153,10 +153,15 @@ def test_arguments_of_earlier_calls_are_untrusted_too(name):
     assert len(attacked) > len(harmless)
 
 
-def test_a_delta_without_news_or_with_the_assistants_own_words_is_a_defect():
-    for messages in ([], [CALL]):
-        with pytest.raises(ValueError, match="assistant did not write"):
-            codec("small").encode_delta(messages, TOOLS)
+@pytest.mark.parametrize("name", ALL)
+def test_turns_that_are_context_are_rendered_in_a_delta(name):
+    """``None`` of the news: the template asks the assistant to speak again."""
+    after = [RESULT, Message(role="assistant", content="It is 4."), TASK]
+    whole = plain(name, [SYSTEM, TASK, CALL, *after])
+    delta = codec(name).encode_delta(after, TOOLS)
+    assert whole[-len(delta) - 1 :] == [codec(name).terminator_id, *delta]
+    turn = codec(name).encode_prompt([SYSTEM, TASK, CALL], TOOLS)
+    assert turn[-len(codec(name).encode_delta([], TOOLS)) :] == codec(name).encode_delta([], TOOLS)
 
 
 @pytest.mark.parametrize("depth", [2000, 50_000])

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from errno import EADDRINUSE
 from hashlib import sha256
 from typing import Any
 
@@ -123,6 +124,30 @@ async def exec_obeys_narrower_limits(box: Sandbox) -> None:
     assert (await box.exec(command, timeout=TIMEOUT_SECONDS)).exit_code == 0
 
 
+async def listen_accepts_connections_from_inside(box: Sandbox) -> None:
+    """Bytes travel both ways; the port is taken until the socket is closed, and only then free again."""
+    loop = asyncio.get_running_loop()
+    with await box.listen(0) as listener:
+        listener.setblocking(False)
+        port = listener.getsockname()[1]
+        try:
+            (await box.listen(port)).close()
+        except OSError as error:
+            assert error.errno == EADDRINUSE, error
+        else:
+            raise AssertionError("two sockets listen at one port")
+        script = f"exec 3<>/dev/tcp/127.0.0.1/{port}; echo question >&3; read -r answer <&3; echo got $answer"
+        program = asyncio.ensure_future(box.exec(["bash", "-c", script], timeout=TIMEOUT_SECONDS))
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            connection, _ = await loop.sock_accept(listener)
+            with connection:
+                assert await loop.sock_recv(connection, 100) == b"question\n"
+                await loop.sock_sendall(connection, b"answer\n")
+                assert (await program).stdout == b"got answer\n", program.result()
+    refused = await box.exec(["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port}"], timeout=TIMEOUT_SECONDS)
+    assert refused.exit_code != 0, refused
+
+
 async def sandbox_says_that_it_lives(box: Sandbox) -> None:
     """``is_alive`` before, not after ``close``; methods then raise ``SANDBOX_LOST``; ``close`` may be repeated."""
     assert await box.is_alive()
@@ -135,6 +160,7 @@ async def sandbox_says_that_it_lives(box: Sandbox) -> None:
         box.python(),
         box.read_file("x"),
         box.list_dir("."),
+        box.listen(0),
     ):
         try:
             await call
@@ -175,6 +201,7 @@ EXECUTION_CHECKS = (
     exec_does_not_wait_for_background_processes,
     exec_runs_concurrently,
     exec_obeys_narrower_limits,
+    listen_accepts_connections_from_inside,
     sandbox_says_that_it_lives,
     close_ends_calls_in_flight,
 )

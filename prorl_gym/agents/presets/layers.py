@@ -1,0 +1,303 @@
+"""Layers of presets: directories on this host that sandboxes mount read-only, installed from public indexes.
+
+A layer is complete or absent: it is made beside its place and moved there. What an index sent is kept in ``downloads``,
+so that the same layer can be made again without a network.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from prorl_gym.agents.command import LAYER, CommandConfig
+from prorl_gym.errors import ConfigError
+
+_SECONDS = 1800.0
+"""Longest time of one download or installation."""
+
+_ARCHITECTURES = {"x86_64": "x64", "aarch64": "arm64"}
+"""npm's words for machines."""
+
+
+class Layer(Protocol):
+    """What a layer is made of."""
+
+    def install(self, directory: Path, downloads: Path, python: str | None) -> None:
+        """Fill an empty directory.
+
+        Args:
+            directory: of the layer.
+            downloads: directory of what was fetched before, and what is fetched now.
+            python: interpreter that a Python layer brings along; by default one that fits.
+
+        Raises:
+            ConfigError: a program or an index is missing, with the fix.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """An agent program with its layer."""
+
+    name: str
+    version: str
+    wire: str
+    """The model API that it calls."""
+    layer: Layer
+    command: CommandConfig
+    """Names files of the layer by ``$layer``."""
+    licence: str = ""
+    """What to know before it is installed, if its licence is not a free one."""
+
+    def directory(self, layers: Path) -> Path:
+        """Return where its layer is, or would be."""
+        return layers / f"{self.name}-{self.version}"
+
+    def is_installed(self, layers: Path) -> bool:
+        """Whether its layer is there."""
+        return self.directory(layers).is_dir()
+
+    def mounted(self, layers: Path) -> CommandConfig:
+        """Return its command with the layer mounted."""
+        return self.command.model_copy(update={"mounts": {LAYER: str(self.directory(layers))}})
+
+
+def install_preset(preset: Preset, layers: Path, python: str | None = None) -> Path:
+    """Install a preset's layer, unless it is there, and return its directory.
+
+    Args:
+        preset: what to install.
+        layers: directory of all layers, on a disk that sandboxes may read.
+        python: see ``Layer.install``.
+
+    Raises:
+        ConfigError: a program or an index is missing, or the layer does not work here.
+    """
+    place = preset.directory(layers)
+    if place.is_dir():
+        return place
+    downloads = layers / "downloads"
+    downloads.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{preset.name}-", dir=layers) as temporary:
+        made = Path(temporary, "layer")
+        made.mkdir()
+        preset.layer.install(made, downloads, python)
+        _make_readable(made)
+        try:
+            made.rename(place)
+        except OSError:  # another process has installed it meanwhile
+            if not place.is_dir():
+                raise
+    return place
+
+
+@dataclass(frozen=True, slots=True)
+class NpmLayer:
+    """Packages of npm, unpacked: they need no other package.
+
+    ``{arch}`` stands for npm's word for this machine (``x64``), ``{machine}`` for its own (``x86_64``).
+    """
+
+    packages: Mapping[str, str]
+    """``name@version`` by the directory of the layer that it is unpacked into."""
+    folders: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Which folder of a package that directory is, by the directory; by default all of it."""
+
+    def install(self, directory: Path, downloads: Path, python: str | None) -> None:
+        """See ``Layer.install``."""
+        for folder, package in self.packages.items():
+            name = _for_this_machine(package)
+            archive = downloads / f"{name.lstrip('@').replace('/', '-').replace('@', '-')}.tgz"
+            if not archive.is_file():
+                with TemporaryDirectory(dir=downloads) as fresh:
+                    _run(["npm", "pack", name, "--silent", "--pack-destination", fresh], "Install npm (nodejs.org).")
+                    next(Path(fresh).glob("*.tgz")).rename(archive)
+            _unpack(archive, directory / _for_this_machine(folder), _for_this_machine(self.folders.get(folder, "")))
+
+
+@dataclass(frozen=True, slots=True)
+class PythonLayer:
+    """Packages of PyPI, with a copy of an interpreter: so the sandbox's image needs none that fits."""
+
+    requirements: tuple[str, ...]
+    lock: str
+    """File beside this module with the version of every package."""
+    pythons: tuple[str, ...]
+    """Versions of Python that it runs on, such as ``3.12``."""
+    check: str
+    """Module that must be importable from the layer."""
+
+    def install(self, directory: Path, downloads: Path, python: str | None) -> None:
+        """See ``Layer.install``."""
+        interpreter = find_interpreter(self.pythons, python)
+        lock = Path(__file__).parent / self.lock
+        pip = [interpreter.program, "-m", "pip", "--disable-pip-version-check"]
+        wheels = downloads / f"{lock.stem}-{interpreter.version}"
+        if not wheels.is_dir():
+            with TemporaryDirectory(dir=downloads) as fresh:
+                made = Path(fresh, "wheels")
+                # Packages without a wheel are built here, so that the installation needs no build tools.
+                fetch = [*pip, "wheel", "-q", "--prefer-binary", "-c", str(lock), "-w", str(made)]
+                _run([*fetch, *self.requirements], "Give --python an interpreter with pip, and reach PyPI.")
+                made.rename(wheels)
+        packages = directory / "packages"
+        install = [*pip, "install", "-q", "--no-index", "--find-links", str(wheels), "-c", str(lock)]
+        _run([*install, "--no-compile", "--target", str(packages), *self.requirements], f"Remove {wheels}, try again.")
+        interpreter.copy_to(directory / "python")
+        (directory / "run.py").write_text(_RUN_MODULE, encoding="utf-8")
+        program = [str(directory / "python" / "bin" / "python3"), "-I", str(directory / "run.py")]
+        # The layer is read-only in sandboxes. Some packages hold files that are templates: those stay as they are.
+        compiling = [program[0], "-I", "-m", "compileall", "-q", "-j", "0", str(directory)]
+        subprocess.run(compiling, capture_output=True, timeout=_SECONDS, check=False)
+        _run(
+            [*program, "--check", self.check], "Give --python an interpreter that can be moved, such as uv's.", cwd="/"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A Python interpreter of this host."""
+
+    program: str
+    version: str
+    """Such as ``3.12``."""
+    binary: str
+    """The real program, links resolved."""
+    stdlib: str
+    library: str
+    """Shared library of the interpreter; empty if it has none."""
+
+    def copy_to(self, directory: Path) -> None:
+        """Copy interpreter and standard library; the copy finds its library by its own place."""
+        name = f"python{self.version}"
+        (directory / "bin").mkdir(parents=True)
+        shutil.copy2(self.binary, directory / "bin" / "python3")
+        shutil.copytree(self.stdlib, directory / "lib" / name, symlinks=False, ignore=_UNUSED)
+        if self.library:
+            shutil.copy2(self.library, directory / "lib" / os.path.basename(self.library))
+            _search_beside(directory / "bin" / "python3", os.path.dirname(self.library))
+
+
+_UNUSED = shutil.ignore_patterns(
+    *("site-packages", "dist-packages", "test", "tests", "idlelib", "ensurepip", "tkinter", "turtledemo"),
+    *("__pycache__", "config-3.*", "_sysconfigdata__*.pyc"),
+)
+
+_ABOUT = """
+import json, os, sys, sysconfig
+library = os.path.join(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or "")
+print(json.dumps({
+    "version": "%d.%d" % sys.version_info[:2],
+    "binary": os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable),
+    "stdlib": sysconfig.get_path("stdlib"),
+    "library": library if sysconfig.get_config_var("Py_ENABLE_SHARED") and os.path.isfile(library) else "",
+}))
+"""
+
+_RUN_MODULE = '''"""Run a module of this layer with its arguments, or check that one can be imported."""
+
+import os
+import runpy
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "packages"))
+sys.dont_write_bytecode = True
+if sys.argv[1] == "--check":
+    __import__(sys.argv[2])
+    with open("/proc/self/maps") as maps:
+        foreign = [line for line in maps if "/libpython" in line and os.path.dirname(sys.prefix) not in line]
+    assert not foreign, f"it loads {foreign[0].split()[-1]}"
+else:
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+'''
+
+
+def find_interpreter(versions: Sequence[str], program: str | None = None) -> Interpreter:
+    """Return an interpreter of one of these versions: the given one, the running one, or one in ``PATH``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    wanted = [program] if program else [sys.executable, *(f"python{version}" for version in reversed(versions))]
+    for candidate in wanted:
+        found = _look_at(candidate)
+        if found is not None and found.version in versions:
+            return found
+    what = f"No Python {' or '.join(versions)} {'is ' + program if program else 'was found'}."
+    raise ConfigError(what, "Name one with --python; it needs pip.")
+
+
+def _look_at(program: str) -> Interpreter | None:
+    try:
+        told = subprocess.run([program, "-c", _ABOUT], capture_output=True, text=True, timeout=60, check=True).stdout
+        about: dict[str, Any] = json.loads(told)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return Interpreter(program, **about)
+
+
+def _search_beside(binary: Path, directory: str) -> None:
+    """Let a program search its libraries in its own ``lib`` instead of a directory that it names: same bytes, in place.
+
+    A program that names none, or one that is too short, stays as it is; the check of the layer finds out.
+    """
+    named, beside = directory.encode(), b"$ORIGIN/../lib"
+    data = binary.read_bytes()
+    if len(named) >= len(beside):
+        binary.write_bytes(data.replace(b"\0" + named + b"\0", b"\0" + beside.ljust(len(named), b"\0") + b"\0"))
+
+
+def _for_this_machine(text: str) -> str:
+    machine = platform.machine()
+    if machine not in _ARCHITECTURES:
+        raise ConfigError(f"There are no builds of agent programs for {machine}.", "Use x86_64 or aarch64.")
+    return text.format(arch=_ARCHITECTURES[machine], machine=machine)
+
+
+def _run(command: Sequence[str], fix: str, cwd: str | None = None) -> None:
+    try:
+        subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True, cwd=cwd)
+    except FileNotFoundError:
+        raise ConfigError(f"{command[0]} is not installed.", fix) from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{' '.join(command[:3])} took longer than {_SECONDS:g} s.", fix) from None
+    except subprocess.CalledProcessError as error:
+        said = [line for line in (error.stderr or error.stdout or "").splitlines() if line.strip()]
+        raise ConfigError(f"{' '.join(command[:4])} failed: {(said or ['no message'])[-1][:300]}", fix) from None
+
+
+def _unpack(archive: Path, directory: Path, folder: str) -> None:
+    """Unpack a folder of a package of npm: everything is below one, ``package``."""
+    with TemporaryDirectory(dir=archive.parent) as temporary:
+        try:
+            with tarfile.open(archive) as packed:
+                packed.extractall(temporary, filter="data")
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            Path(temporary, "package", folder).rename(directory)
+        except (tarfile.TarError, OSError) as error:
+            raise ConfigError(f"{archive}: cannot be unpacked ({error}).", "Remove it, and install again.") from None
+
+
+def _make_readable(directory: Path) -> None:
+    """Let every user read the layer, and run its programs: sandboxes run as another one, and npm packs some as data."""
+    for folder, _, names in os.walk(directory):
+        os.chmod(folder, 0o755)
+        for name in names:
+            path = os.path.join(folder, name)
+            if not os.path.islink(path):
+                os.chmod(path, 0o755 if os.stat(path).st_mode & 0o111 or _is_program(path) else 0o644)
+
+
+def _is_program(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(4) == b"\x7fELF"

@@ -1,0 +1,167 @@
+"""Bodies whose beginning was read before: a program sends its whole history in each call, and most of it is known.
+
+A body is compared with earlier ones byte by byte, up to the end of the last item of their history: what is equal so
+far means the same, so only the rest is parsed, read and digested.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, cast
+
+from prorl_gym.errors import ConfigError
+from prorl_gym.gateway.history import as_list
+from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
+
+MAX_OBJECTS = 200_000
+"""New in one body: each costs time to read."""
+
+_KEPT = 16
+"""Bodies kept: the last ones of some agents at the same time."""
+
+_DECODER = json.JSONDecoder()
+_PLACEHOLDER = "null"
+_BLANKS = " \t\n\r"
+_STREAM_FIELDS = re.compile(rb'"stream(?:"\s*:\s*(?:true|false)|_options"\s*:\s*\{[^{}]*\})')
+"""How an answer is sent is no part of the call: a program may repeat one without streaming. No string in the body can
+hold this: quotes are escaped there."""
+_CACHE_CONTROL = re.compile(rb',"cache_control":\{[^{}]*\}')
+"""Marks that Claude Code moves to the latest messages in each call. They say nothing to the model."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _KnownBody:
+    """The beginning of a body that was read, up to the end of the last item of its history."""
+
+    path: str
+    raw: bytes
+    head: str
+    """What comes before the history."""
+    digest: blake2b
+    entries: Sequence[HistoryEntry]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadBody:
+    """A body; of its history, only what is new was parsed."""
+
+    fields: Mapping[str, Any]
+    """Under ``key``, the new items only."""
+    digest: bytes
+    """Equal calls have the same."""
+    key: str
+    known: Sequence[HistoryEntry]
+    keep: Callable[[Sequence[HistoryEntry]], None]
+
+    def read_history(
+        self, items: object, read_items: Callable[[list[Any]], Sequence[HistoryEntry]]
+    ) -> Sequence[HistoryEntry]:
+        """Return the entries of the whole history, never none.
+
+        Args:
+            items: the new ones.
+            read_items: reads some; an entry is never made of the assistant's items and those of others.
+
+        Raises:
+            ConfigError: there are none, or some cannot be read.
+        """
+        entries = [*self.known, *read_items(as_list(items) or [])]
+        if not entries:
+            raise ConfigError(f"{self.key}: there are none.", "Send at least one.")
+        self.keep(entries)
+        return entries
+
+
+class BodyReader:
+    """Reads the bodies of one program."""
+
+    def __init__(self) -> None:
+        self._known: tuple[_KnownBody, ...] = ()
+
+    def count_new(self, path: str, raw: bytes) -> int:
+        """Return about how many bytes of a body are new."""
+        known = self._find_known(path, raw)
+        return len(raw) if known is None else len(raw) - len(known.raw)
+
+    def read(self, path: str, key: str, raw: bytes) -> ReadBody:
+        """Read a body, as far as all wires do alike. May be called in several threads at once.
+
+        Args:
+            path: of the route.
+            key: of the history in the body.
+            raw: the body.
+
+        Raises:
+            ValueError, RecursionError: it is no JSON object, or has too many objects.
+        """
+        raw = _CACHE_CONTROL.sub(b"", raw)
+        known = self._find_known(path, raw)
+        begin, digest = (0, blake2b(path.encode(), digest_size=16)) if known is None else (len(known.raw), known.digest)
+        if raw.count(b"{", begin) > MAX_OBJECTS:
+            raise ValueError(f"more than {MAX_OBJECTS} objects")
+        text, digest = raw[begin:].decode("utf-8", "surrogatepass"), digest.copy()
+        if known is None:
+            found = _find_history(text, key)
+        else:
+            found = _split(known.head, f"[{_PLACEHOLDER}{text}", 0, key)
+        if found is None:
+            digest.update(_without_stream_fields(raw))
+            return ReadBody(_as_object(json.loads(text)), digest.digest(), key, (), lambda entries: None)
+        fields, head, rest = found
+        if known is not None:
+            fields[key] = fields[key][1:]
+        end = len(raw) - len(rest.encode("utf-8", "surrogatepass"))
+        digest.update(_without_stream_fields(raw[begin:end]))
+        whole = digest.copy()
+        whole.update(_without_stream_fields(raw[end:]))
+
+        def keep(entries: Sequence[HistoryEntry]) -> None:
+            # Where a history ends in a turn, what follows may be part of it.
+            if not entries[-1].is_assistant and raw[end - 1 : end] == b"}":
+                read = _KnownBody(path, raw[:end], head, digest, entries)
+                self._known = (*(one for one in self._known if one is not known), read)[-_KEPT:]
+
+        return ReadBody(fields, whole.digest(), key, () if known is None else known.entries, keep)
+
+    def _find_known(self, path: str, raw: bytes) -> _KnownBody | None:
+        found = (one for one in self._known if one.path == path and raw.startswith(one.raw))
+        return max(found, key=lambda one: len(one.raw), default=None)
+
+
+def _find_history(text: str, key: str) -> tuple[dict[str, Any], str, str] | None:
+    """Return what ``_split`` does for the list of a whole body; ``None``: it has no list there."""
+    places = re.finditer(rf'"{key}"\s*:\s*(?=\[)', text)
+    found = (_split(text[: place.end()], text, place.end(), key) for place in places)
+    return next((one for one in found if one is not None), None)
+
+
+def _split(head: str, text: str, start: int, key: str) -> tuple[dict[str, Any], str, str] | None:
+    """Split a body at its history.
+
+    Args:
+        head: what comes before the history.
+        text: has the history, and what follows it.
+        start: of the history.
+        key: of the history.
+
+    Returns:
+        The fields, ``head``, and what follows the last item; ``None``: this list is not the one of that key.
+    """
+    items, end = cast("tuple[list[Any], int]", _DECODER.raw_decode(text, start))
+    fields = _as_object(json.loads(f"{head}{_PLACEHOLDER}{text[end:]}"))
+    if fields.get(key, items) is not None:
+        return None
+    last = len(text[: end - 1].rstrip(_BLANKS))
+    return {**fields, key: items}, head, text[last:]
+
+
+def _as_object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("no object")
+    return cast("dict[str, Any]", value)
+
+
+def _without_stream_fields(raw: bytes) -> bytes:
+    return b"".join(part.rstrip(b", \n") for part in _STREAM_FIELDS.split(raw))

@@ -1,0 +1,182 @@
+"""The model, for one rollout whose agent is a harness: whole histories in, parsed turns out, every token recorded."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Unpack
+
+from prorl_gym.errors import Limit, LimitReached
+from prorl_gym.inference.engine_errors import ContextExceeded
+from prorl_gym.inference.protocol import GenerationResult
+from prorl_gym.inference.tokens.chat_codec import ChatCodec
+from prorl_gym.inference.tokens.harness_call import HarnessCall, HarnessTurn
+from prorl_gym.inference.tokens.history_reader import HistoryReader
+from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, build_branch
+from prorl_gym.inference.tokens.rollout_session import OnTokens, RolloutIdentity, RolloutSession, SamplingPool
+from prorl_gym.inference.tokens.segment_tree import PlacedTurn, SegmentTree
+from prorl_gym.inference.tokens.turn import (
+    ParsedTurn,
+    SampledTurn,
+    from_text_turn,
+    parse_sampled,
+    parse_without_calls,
+    sample_turn,
+)
+from prorl_gym.records import Message, Segment, main_segment
+from prorl_gym.settings import ResolvedSettings
+
+_MAX_TREE = 16
+"""All segments of a rollout together may have so many times the tokens that one may have."""
+
+
+class HarnessSession(RolloutSession):
+    """The model, for one rollout of a harness. Calls may run concurrently.
+
+    The rollout's own sampling and limits hold, whatever a harness asks for. For the arguments, see ``RolloutSession``.
+    """
+
+    def __init__(
+        self, pool: SamplingPool, codec: ChatCodec, settings: ResolvedSettings, **identity: Unpack[RolloutIdentity]
+    ) -> None:
+        super().__init__(pool, codec, settings, **identity)
+        self._tree = SegmentTree(codec, settings)
+        self._histories = HistoryReader()
+        self._next_number = 0
+        self._limit: Limit | None = None
+
+    @property
+    def limit(self) -> Limit | None:
+        """The limit that the latest call met; ``None``: it was answered. A harness may have gone on with less."""
+        return self._limit
+
+    async def answer(self, call: HarnessCall, on_tokens: OnTokens | None = None) -> HarnessTurn:
+        """Place a call in the tree of segments and sample its turn.
+
+        Cancelling it stops the engine's call and keeps its tokens.
+
+        Args:
+            call: the call.
+            on_tokens: called with the ids of the turn as they come, all of them once.
+
+        Raises:
+            LimitReached: turns or tokens.
+            TaskError: ``PROMPT_TOO_LONG``, the first prompt of the rollout does not fit.
+            EngineError: no engine could answer, or the template refuses the messages.
+        """
+        try:
+            turn = await self._answer(call, on_tokens)
+        except LimitReached as reached:
+            self._limit = reached.limit
+            raise
+        self._limit = None
+        return turn
+
+    def segments(self) -> list[Segment]:
+        """Return the tokens so far, at least the first prompt. May be called at any time, also after failures."""
+        return self._tree.export_segments()
+
+    def main_conversation(self) -> tuple[list[Message], int]:
+        """Return the messages of the main segment, and how many of them came before the first turn sampled in it."""
+        main = main_segment(self.segments(), self._settings.trained_segments)
+        return ([], 0) if main is None else self._tree.conversation(main)
+
+    async def _answer(self, call: HarnessCall, on_tokens: OnTokens | None) -> HarnessTurn:
+        history = self._histories.read(call.entries, call.tools)
+        base = self._tree.find_base(history)
+        prompt = await build_branch(self._codec, history.messages, call.tools, history.digests, base, self._thinking)
+        if len(prompt.ids) >= self._context_limit():
+            raise self._too_long_error(len(prompt.ids))
+        if self._turn_count >= self._settings.max_turns:
+            raise LimitReached(Limit.TURNS)
+        if self._tree.tokens + len(prompt.ids) > _MAX_TREE * self._settings.max_tokens:
+            raise LimitReached(Limit.TOKENS)
+        placed = self._tree.place(prompt, history, call)
+        number, self._next_number = self._next_number, self._next_number + 1
+        self._turn_count += 1
+        turn = _Turn(number, call, prompt, placed, on_tokens)
+        try:
+            turn.sampled.finish_reason = await sample_turn(
+                partial(self._make_call, turn),
+                turn.sampled.token_ids,
+                partial(self._tokens_left, turn),
+                self._stop_token_ids,
+            )
+        except ContextExceeded:
+            if not turn.sampled.token_ids:
+                raise self._too_long_error(len(prompt.ids)) from None
+        finally:
+            parsed = self._end_turn(turn)  # what was sampled stays, whatever ended it
+        return HarnessTurn(prompt, turn.sampled, parsed, placed.placement)
+
+    async def _make_call(self, turn: "_Turn", max_tokens: int) -> GenerationResult:
+        on_tokens = turn.stream if turn.is_streamed else None
+        request = self._request(
+            turn.placed.next_prompt(), turn.number, len(turn.sampled.token_ids), max_tokens, on_tokens
+        )
+        return await self._sample(turn.number, request, partial(turn.append, request.seed))
+
+    def _end_turn(self, turn: "_Turn") -> ParsedTurn:
+        """Parse a turn, let later calls extend it, and give back its place."""
+        parsed = self._parse(turn)
+        if turn.sampled.token_ids:
+            turn.placed.finish(parsed.as_message())
+            self._histories.add_calls(parsed.calls)
+        else:
+            self._turn_count -= 1
+        turn.placed.release()
+        return parsed
+
+    def _parse(self, turn: "_Turn") -> ParsedTurn:
+        call, sampled = turn.call, turn.sampled
+        if sampled.text_turn is not None:
+            parsed = from_text_turn(sampled.text_turn)
+        elif call.may_call_tools:
+            parsed = parse_sampled(self._codec, sampled.token_ids, call.tools)
+        else:
+            parsed = parse_without_calls(self._codec, sampled.token_ids)
+        parsed = parsed.with_first_call() if call.single_tool_call else parsed
+        # Ids of our own: a harness keeps them, so that they name a call that it has changed.
+        calls = (one.model_copy(update={"id": f"call_{turn.number}_{at}"}) for at, one in enumerate(parsed.calls))
+        return replace(parsed, calls=tuple(calls))
+
+    def _tokens_left(self, turn: "_Turn") -> int:
+        asked, sampled = turn.call.max_tokens, len(turn.sampled.token_ids)
+        limit = self._settings.max_turn_tokens if asked is None else min(asked, self._settings.max_turn_tokens)
+        return min(limit - sampled, self._context_limit() - len(turn.prompt.ids) - sampled)
+
+    def _too_long_error(self, length: int) -> Exception:
+        return LimitReached(Limit.TOKENS) if len(self._tree) else self._prompt_too_long_error(length)
+
+
+class _Turn:
+    """A turn that is being sampled."""
+
+    def __init__(
+        self, number: int, call: HarnessCall, prompt: BuiltPrompt, placed: PlacedTurn, on_tokens: OnTokens | None
+    ) -> None:
+        self.number = number
+        self.call = call
+        self.prompt = prompt
+        self.placed = placed
+        self.sampled = SampledTurn()
+        self.is_streamed = on_tokens is not None
+        self._on_tokens = on_tokens
+        self._streamed_count = 0
+        """Ids of the call under way that were reported already."""
+
+    def stream(self, ids: Sequence[int]) -> None:
+        """Report ids of the call under way."""
+        assert self._on_tokens is not None
+        self._streamed_count += len(ids)
+        self._on_tokens(ids)
+
+    def append(self, seed: int | None, result: GenerationResult) -> list[int]:
+        """Append what one call sampled; return the ids that were kept."""
+        kept = self.placed.append(result, turn=self.number, seed=seed)
+        count = len(kept)
+        cut = replace(result, token_ids=kept, logprobs=result.logprobs[:count], versions=result.versions[:count])
+        self.sampled.append_result(cut)
+        rest, self._streamed_count = kept[self._streamed_count :], 0
+        if rest and self._on_tokens is not None:
+            self._on_tokens(rest)
+        return kept

@@ -1,0 +1,232 @@
+"""What harnesses change in their own history, and what of it still counts as the same: declared as tables.
+
+A harness sends back what it was answered, but not always in the same words. A change that a table here names does not
+make another conversation: the ids that were sampled stay, and the segment records the name. Any other change begins a
+segment. docs/tokens.md shows the tables.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from prorl_gym.inference.tokens.history_equality import read_arguments
+from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
+from prorl_gym.records import Message, ToolCall
+
+_DATE = (
+    r"(?:\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)?(?:Z|[+-]\d\d:?\d\d)?"
+    r"|(?:(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day,? )?[A-Z][a-z]{2,8}\.? \d{1,2},? \d{4}"
+    r"|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? [A-Z][a-z]{2} \d{1,2}(?: \d\d:\d\d:\d\d)?(?: [A-Z]{3,4})? \d{4})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VolatileText:
+    """Text of a harness that changes although the conversation does not."""
+
+    name: str
+    what: str
+    roles: frozenset[str]
+    where: Literal["prompt", "comparison"]
+    """``prompt``: the policy never sees it; ``comparison``: it sees it as it was when it was new."""
+    pattern: re.Pattern[str] | None = None
+    """What matches is left out, but for its first group."""
+    block: tuple[str, str] | None = None
+    """Text between these two marks is left out, with the marks and the blanks around it."""
+
+    def strip(self, text: str) -> str:
+        """Return a text without it. Linear in the text."""
+        if self.pattern is not None:
+            return self.pattern.sub(lambda found: found[1] if found.re.groups else "", text)
+        assert self.block is not None
+        return _without_blocks(text, *self.block)
+
+
+@dataclass(frozen=True, slots=True)
+class CallRewrite:
+    """A call that comes back changed, known by the id that we gave it."""
+
+    name: str
+    what: str
+    shown_name: str | None = None
+    """Name that the harness gives it."""
+    kept_name_key: str | None = None
+    """Argument that holds the sampled name then."""
+    raw_key: tuple[str, str] | None = None
+    """Argument, and key in it, that hold the sampled arguments as text."""
+    needs_broken_json: bool = False
+    """Only for sampled arguments that are not JSON."""
+
+    def applies(self, sampled: ToolCall, shown: ToolCall) -> bool:
+        """Whether a call is shown as it was sampled, but for this rewrite."""
+        if shown.name != (self.shown_name or sampled.name):
+            return False
+        if self.needs_broken_json and read_arguments(sampled.arguments)[0] == "value":
+            return False
+        members = _members(shown.arguments)
+        if self.kept_name_key is not None and members.get(self.kept_name_key) != sampled.name:
+            return False
+        if self.raw_key is not None:
+            inner: Any = members.get(self.raw_key[0])
+            return isinstance(inner, Mapping) and cast("Mapping[str, Any]", inner).get(self.raw_key[1]) == (
+                sampled.arguments
+            )
+        return True
+
+
+VOLATILE_TEXT = (
+    VolatileText(
+        "billing_header",
+        "Claude Code's first system text: a version with a suffix of its own for each agent",
+        frozenset({"system"}),
+        "prompt",
+        pattern=re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE),
+    ),
+    VolatileText(
+        "date",
+        "a date or a time after words that announce one (all but mini-swe-agent)",
+        frozenset({"system", "user"}),
+        "comparison",
+        pattern=re.compile(
+            r"((?:\b[Tt]oday(?:'s date)?|\b[Cc]urrent[ _](?:date|time|datetime)(?: and time)?)"
+            r"(?: is)?[:>]? {0,4})" + _DATE
+        ),
+    ),
+    VolatileText(
+        "system_reminder",
+        "Claude Code's and Qwen Code's notes inside of messages, which come and go",
+        frozenset({"system", "user", "tool"}),
+        "comparison",
+        block=("<system-reminder>", "</system-reminder>"),
+    ),
+)
+
+CALL_REWRITES = (
+    CallRewrite(
+        "invalid_call",
+        "OpenCode: a call that it cannot make becomes a call of its tool 'invalid'",
+        shown_name="invalid",
+        kept_name_key="tool",
+    ),
+    CallRewrite(
+        "unparsed_input",
+        "Claude Code: arguments that are not JSON are wrapped",
+        raw_key=("__unparsedToolInput", "raw"),
+    ),
+    CallRewrite(
+        "repaired_arguments",
+        "Qwen Code: arguments that are not JSON are replaced by a repair",
+        needs_broken_json=True,
+    ),
+)
+
+EQUAL_FORMS = {
+    "default_arguments": "arguments that have their schema's default, added or left out",
+    "reserialized_arguments": "order of keys, blanks and escapes in arguments",
+    "trimmed_text": "blanks around the text of a turn",
+    "dropped_thinking": "thoughts left out",
+    "call_ids": "other ids of calls",
+}
+"""What ``history_equality`` takes for the same; recorded where it was needed."""
+
+
+def stable_text(role: str, text: str) -> str:
+    """Return what of a text is compared: it without what is volatile."""
+    for rule in VOLATILE_TEXT:
+        if role in rule.roles:
+            text = rule.strip(text)
+    return text
+
+
+class CallRestorer:
+    """Undoes what harnesses do to a history, for one rollout, as far as the tables say."""
+
+    def __init__(self) -> None:
+        self._sampled: dict[str, ToolCall] = {}
+
+    def add_calls(self, calls: Sequence[ToolCall]) -> None:
+        """Remember the calls of a turn as they were answered."""
+        self._sampled.update((call.id, call) for call in calls)
+
+    def restore(self, messages: Sequence[Message]) -> tuple[list[Message], frozenset[str]]:
+        """Return the messages as the policy is to see them, and the names of what was applied."""
+        restored: list[Message] = []
+        names: set[str] = set()
+        for message in messages:
+            for rule in VOLATILE_TEXT:
+                if rule.where == "prompt" and message.role in rule.roles:
+                    text = rule.strip(message.content)
+                    if text != message.content:
+                        message = message.model_copy(update={"content": text})
+                        names.add(rule.name)
+            if message.tool_calls and self._sampled:
+                calls = tuple(self._restore_call(call, names) for call in message.tool_calls)
+                if calls != message.tool_calls:
+                    message = message.model_copy(update={"tool_calls": calls})
+            restored.append(message)
+        return restored, frozenset(names)
+
+    def _restore_call(self, shown: ToolCall, names: set[str]) -> ToolCall:
+        sampled = self._sampled.get(shown.id)
+        if sampled is None or (sampled.name == shown.name and sampled.arguments == shown.arguments):
+            return shown
+        rule = next((rule for rule in CALL_REWRITES if rule.applies(sampled, shown)), None)
+        if rule is None:
+            return shown
+        names.add(rule.name)
+        return sampled
+
+
+def name_differences(known: Sequence[Message], shown: Sequence[Message]) -> frozenset[str]:
+    """Return under which names two histories that count as the same differ."""
+    return frozenset(
+        name
+        for one, other in zip(known, shown, strict=True)
+        if one is not other and (one.content != other.content or one.tool_calls != other.tool_calls)
+        for name in (_turn_differences if one.role == "assistant" else _text_differences)(one, other)
+    )
+
+
+def _turn_differences(sampled: Message, shown: Message) -> Iterator[str]:
+    (thoughts, text), (shown_thoughts, shown_text) = split_thinking(sampled.content), split_thinking(shown.content)
+    if thoughts and not shown_thoughts:
+        yield "dropped_thinking"
+    if shown_text not in (text, text.strip() if thoughts else text):
+        yield "trimmed_text"
+    for call, shown_call in zip(sampled.tool_calls, shown.tool_calls, strict=True):
+        if call.id != shown_call.id:
+            yield "call_ids"
+        if call.arguments != shown_call.arguments:
+            same = read_arguments(call.arguments) == read_arguments(shown_call.arguments)
+            yield "reserialized_arguments" if same else "default_arguments"
+
+
+def _text_differences(known: Message, shown: Message) -> Iterator[str]:
+    text, shown_text = known.content, shown.content
+    for rule in VOLATILE_TEXT:
+        if known.role in rule.roles and text != shown_text:
+            stripped, shown_stripped = rule.strip(text), rule.strip(shown_text)
+            if (stripped, shown_stripped) != (text, shown_text):
+                yield rule.name
+            text, shown_text = stripped, shown_stripped
+
+
+def _members(arguments: str) -> Mapping[str, Any]:
+    try:
+        value: Any = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _without_blocks(text: str, opening: str, closing: str) -> str:
+    parts: list[str] = []
+    position = 0
+    while (start := text.find(opening, position)) >= 0 and (end := text.find(closing, start)) >= 0:
+        parts.append(text[position:start].rstrip())
+        position = end + len(closing)
+    if not parts:
+        return text
+    return "".join([*parts, text[position:]]).rstrip()

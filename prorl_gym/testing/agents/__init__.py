@@ -1,0 +1,1 @@
+"""A scripted model API for agent programs."""

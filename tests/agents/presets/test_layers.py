@@ -1,0 +1,109 @@
+"""Layers of presets: what is unpacked, what is kept, and what is said when a part is missing. No index is asked."""
+
+import io
+import os
+import stat
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from prorl_gym.agents.command import CommandConfig
+from prorl_gym.agents.presets import PRESETS
+from prorl_gym.agents.presets.layers import NpmLayer, Preset, find_interpreter, install_preset
+from prorl_gym.errors import ConfigError
+
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def preset(layer: NpmLayer) -> Preset:
+    return Preset("mine", "1.2.3", "responses", layer, CommandConfig(argv=("$layer/a/tool",)))
+
+
+def put_package(layers: Path, name: str, files: dict[str, bytes]) -> None:
+    """Put a package where earlier downloads are."""
+    (layers / "downloads").mkdir(exist_ok=True)
+    with tarfile.open(layers / "downloads" / name, "w:gz") as packed:
+        for path, data in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(data), 0o600
+            packed.addfile(entry, io.BytesIO(data))
+
+
+@pytest.fixture
+def no_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+
+
+@pytest.mark.usefixtures("no_programs")
+def test_a_layer_is_made_of_what_was_fetched_before(tmp_path: Path):
+    put_package(tmp_path, "scope-tool-1.2.3.tgz", {"package/bin/tool": b"\x7fELF...", "package/note": b"text"})
+    made = install_preset(preset(NpmLayer({"a": "@scope/tool@1.2.3"})), tmp_path)
+    assert made == tmp_path / "mine-1.2.3"
+    assert (made / "a" / "note").read_bytes() == b"text"
+    assert stat.S_IMODE(os.stat(made / "a" / "bin" / "tool").st_mode) == 0o755
+    assert stat.S_IMODE(os.stat(made / "a" / "note").st_mode) == 0o644
+    assert stat.S_IMODE(os.stat(made).st_mode) == 0o755
+
+
+@pytest.mark.usefixtures("no_programs")
+def test_a_folder_of_a_package_and_packages_below_others(tmp_path: Path):
+    machine, arch = os.uname().machine, {"x86_64": "x64", "aarch64": "arm64"}[os.uname().machine]
+    put_package(tmp_path, f"tool-1-{arch}.tgz", {f"package/vendor/{machine}/tool": b"1", "package/other": b"2"})
+    put_package(tmp_path, "part-2.tgz", {"package/part": b"3"})
+    layer = NpmLayer({"a": "tool@1-{arch}", "a/parts/part": "part@2"}, {"a": "vendor/{machine}"})
+    made = install_preset(preset(layer), tmp_path)
+    assert sorted(str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()) == [
+        "a/parts/part/part",
+        "a/tool",
+    ]
+
+
+@pytest.mark.usefixtures("no_programs")
+def test_an_installed_layer_is_left_alone(tmp_path: Path):
+    (tmp_path / "mine-1.2.3").mkdir()
+    assert install_preset(preset(NpmLayer({"a": "tool@1"})), tmp_path) == tmp_path / "mine-1.2.3"
+
+
+@pytest.mark.usefixtures("no_programs")
+def test_without_npm_nothing_is_left_and_the_fix_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"npm is not installed\.\nInstall npm"):
+        install_preset(preset(NpmLayer({"a": "tool@1"})), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["downloads"]
+    assert list((tmp_path / "downloads").iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_programs")
+@pytest.mark.parametrize("path", ["../outside", "package/../../outside"])
+def test_a_package_writes_nowhere_else(tmp_path: Path, path: str):
+    put_package(tmp_path, "tool-1.tgz", {path: b"x"})
+    with pytest.raises(ConfigError, match="cannot be unpacked"):
+        install_preset(preset(NpmLayer({"a": "tool@1"})), tmp_path)
+    assert not list(tmp_path.parent.glob("outside"))
+
+
+def test_a_copied_interpreter_works_without_the_original(tmp_path: Path):
+    found = find_interpreter([VERSION])
+    found.copy_to(tmp_path / "python")
+    program = str(tmp_path / "python" / "bin" / "python3")
+    script = "import json, sys; print(sys.prefix, json.__file__)"
+    said = subprocess.run([program, "-I", "-c", script], capture_output=True, text=True, check=True, env={}, cwd="/")
+    assert all(path.startswith(str(tmp_path)) for path in said.stdout.split())
+
+
+def test_an_interpreter_of_another_version_is_refused():
+    with pytest.raises(ConfigError, match=r"No Python 2\.0 .*\nName one with --python"):
+        find_interpreter(["2.0"], sys.executable)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_preset_is_pinned_and_mounts_its_layer(name: str, tmp_path: Path):
+    found = PRESETS[name]
+    assert found.name == name
+    assert found.version.count(".") == 2
+    assert not found.is_installed(tmp_path)
+    assert found.mounted(tmp_path).mounts == {"/.prorl/agent": str(tmp_path / f"{name}-{found.version}")}
+    assert any("$layer" in argument for argument in found.command.argv)
+    assert any("$task" in argument for argument in found.command.argv)

@@ -31,7 +31,7 @@ def to_verifiers(rollout: Rollout, task_data: dict[str, Any]) -> dict[str, Any]:
         "nodes": _nodes(rollout),
         "rewards": {rollout.environment: None if rollout.reward is None else {"score": rollout.reward}},
         "metrics": {"turns": float(rollout.turns), "retries": float(len(rollout.retries))},
-        "info": {"policy_versions": sorted(versions)},
+        "info": {"policy_versions": sorted(versions), "loss_weight": rollout.segment_weight},
         "is_completed": outcome.status in ("completed", "truncated"),
         "ok": ok,
         "stop_condition": outcome.limit,

@@ -29,7 +29,7 @@ def tree(policy: str) -> Rollout:
         branch(1, [4, 4, 5], cause="edit", parent=2, shared_tokens=2),
         branch(1, [1, 2, 8], cause="summary", parent=1, shared_tokens=2),
     ]
-    settings = resolve_settings(RolloutSettings.model_validate({"trained_segments": policy}))
+    settings = resolve_settings(RolloutSettings.model_validate({"trained_segments": policy, "agent": "claude-code"}))
     return rollout(segments=segments, settings=settings)
 
 

@@ -17,6 +17,7 @@ from prorl_gym.inference.tokens.rollout_calls import RolloutCalls, SamplingPool
 from prorl_gym.inference.tokens.segment_tree import PlacedTurn, SegmentTree
 from prorl_gym.inference.tokens.transcript import ThinkingMode
 from prorl_gym.inference.tokens.turn import (
+    MAX_SEGMENTS_TOKENS,
     ParsedTurn,
     SampledTurn,
     derive_seed,
@@ -29,9 +30,6 @@ from prorl_gym.records import Message, Segment, main_segment
 from prorl_gym.settings import ResolvedSettings
 
 OnTokens = Callable[[Sequence[int]], None]
-
-_MAX_TREE = 16
-"""All segments of a rollout together may have so many times the tokens that one may have."""
 
 
 class HarnessSession:
@@ -145,7 +143,7 @@ class HarnessSession:
             raise self._too_long_error(len(prompt.ids))
         if self._turn_count >= self._settings.max_turns:
             raise LimitReached(Limit.TURNS)
-        if self._tree.tokens + len(prompt.ids) > _MAX_TREE * self._settings.max_tokens:
+        if self._tree.tokens + len(prompt.ids) > MAX_SEGMENTS_TOKENS * self._settings.max_tokens:
             raise LimitReached(Limit.TOKENS)
         placed = self._tree.place(prompt, digests, call, rewrites)
         number, self._next_number = self._next_number, self._next_number + 1

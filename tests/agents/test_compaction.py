@@ -18,6 +18,7 @@ from prorl_gym.agents.protocol import Artifacts, Observation, ToolSpec
 from prorl_gym.agents.tools import FinishTool
 from prorl_gym.errors import EngineError, Limit, LimitReached, TaskError
 from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.inference.protocol import GenerationRequest
 from prorl_gym.inference.tokens.model_session import ModelSession
 from prorl_gym.inference.tokens.token_stream import DRIFT
 from prorl_gym.inference.tokens.transcript import ThinkingMode
@@ -65,7 +66,12 @@ async def play(
     script: Callable[[int], Reply], name: str = "small", thinking: ThinkingMode = "keep", **limits: Any
 ) -> Played:
     """Run the loop on an engine that answers each call by its number."""
-    engine = FakeEngine("e", lambda _: script(len(engine.requests) - 1))
+
+    def reply(_: GenerationRequest) -> Reply:
+        engine.version = len(engine.requests)  # of the next call: the weights change between any two
+        return script(len(engine.requests) - 1)
+
+    engine = FakeEngine("e", reply)
     async with EnginePool("policy") as pool:
         pool.add_engine(engine)
         resolved = resolve_settings(RolloutSettings(**limits))
@@ -199,11 +205,12 @@ def check_record(played: Played, name: str, kept: list[tuple[int, ...]]) -> None
     prompts = [list(request.prompt_ids) for request in played.engine.requests]
     places = [(n, call) for n, segment in enumerate(played.segments) for call in segment.generations]
     assert len(places) == len(prompts) == len(kept)
-    for (n, call), prompt, sampled in zip(places, prompts, kept, strict=True):
+    for version, ((n, call), prompt, sampled) in enumerate(zip(places, prompts, kept, strict=True)):
         segment = played.segments[n]
         assert segment.token_ids[: call.start] == prompt
         assert tuple(segment.token_ids[call.start : call.end]) == sampled
         assert all(segment.mask[call.start : call.end])
+        assert set(segment.policy_versions[call.start : call.end]) <= {version}
     assert sum(sum(segment.mask) for segment in played.segments) == sum(map(len, kept))
     assert [call.turn for _, call in places] == sorted(call.turn for _, call in places)
     for (before, parent), segment in zip(enumerate(played.segments), played.segments[1:], strict=False):

@@ -180,9 +180,7 @@ async def test_a_summary_that_is_cut_ends_the_rollout():
 async def test_a_summary_that_fills_the_context_ends_the_rollout():
     """The summary fits behind the first segment's prompt, and not twice: the next prompt has no room for a token."""
     room = len((await play(listed(spoken("x")))).engine.requests[0].prompt_ids)
-    played = await play(
-        listed(called("echo", text=""), spoken("So " * 150)), compact_tokens=50, max_tokens=room + 290
-    )
+    played = await play(listed(called("echo", text=""), spoken("So " * 150)), compact_tokens=50, max_tokens=room + 290)
     assert isinstance(played.error, LimitReached)
     assert played.error.limit is Limit.TOKENS
 

@@ -188,6 +188,7 @@ def _attach_tokens(items: list[dict[str, Any]], call: _Call | None) -> list[dict
 
 
 def assistant_items(message: Message, item_id: str) -> list[dict[str, Any]]:
+    """Return a turn of the model as Responses items."""
     items: list[dict[str, Any]] = []
     if message.content or not message.tool_calls:
         items.append(_message_item(message.content, item_id))
@@ -216,6 +217,7 @@ def _message_item(text: str, item_id: str) -> dict[str, Any]:
 
 
 def observation_item(message: Message) -> dict[str, Any]:
+    """Return a message that is not the model's as a Responses item."""
     if message.role == "tool" and message.tool_call_id:
         return {"type": "function_call_output", "call_id": message.tool_call_id, "output": message.content}
     role = message.role if message.role in ("user", "system") else "user"

@@ -152,7 +152,7 @@ def _turns(rollout: Rollout, task_id: str, rollout_id: str) -> Iterator[dict[str
             "reasoning_content": thoughts.removeprefix("<think>").strip() or None,
             "resolved": rollout.reward >= 1 if place == last and rollout.reward is not None else None,
             "step_count": steps,
-            "model_calls": next(sampled, []),
+            "model_calls": next(sampled, list[dict[str, Any]]()),
         }
         question, steps = [], steps + len(message.tool_calls)
 

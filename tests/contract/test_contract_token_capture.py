@@ -16,6 +16,7 @@ consumer = pytest.importorskip("nemo_gym.token_id_capture.consumer")
 pytestmark = pytest.mark.gym
 
 ROUTE = "/ng-rollout/3-0/training-token-capture/v1"
+Calls = list[tuple[list[int], list[int], list[float]]]
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 
@@ -27,14 +28,14 @@ def capturing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def engine_calls(engine: FakeEngine, *replies: Any) -> list[tuple[list[int], list[int], list[float]]]:
+def engine_calls(engine: FakeEngine, *replies: Any) -> Calls:
     pairs = zip(engine.requests, replies, strict=True)
     return [(list(asked.prompt_ids), list(one.token_ids), [-0.5] * len(one.token_ids)) for asked, one in pairs]
 
 
-def captured(folder: Path) -> list[tuple[list[int], list[int], list[float]]]:
+def captured(folder: Path) -> Calls:
     entries = store.TokenCaptureStore(folder).freeze_now("3-0").entries
-    return [(list(one.prompt_token_ids), list(one.generation_token_ids), list(one.generation_log_probs)) for one in entries]
+    return [(one.prompt_token_ids, one.generation_token_ids, one.generation_log_probs) for one in entries]
 
 
 def rebuilt(folder: Path) -> dict[str, Any]:

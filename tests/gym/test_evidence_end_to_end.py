@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from foreign_run import agent_server, check_ids, read_lines, run_foreign
 
+from prorl_gym._bootstrap import has_environment_servers
 from prorl_gym.cli.installation import gym_root
 
-pytest.importorskip("nemo_gym.token_id_capture", reason="needs NeMo Gym 0.7 or newer")
-
-pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    *(pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(400)),
+    pytest.mark.skipif(not has_environment_servers(), reason="needs NeMo Gym 0.7 or newer"),
+]
 
 
 def test_health_is_observed_and_captured_ids_are_the_engines(tmp_path: Path, short_directory: Path):

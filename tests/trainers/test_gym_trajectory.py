@@ -113,6 +113,8 @@ def test_names_are_those_of_the_collector():
 def test_gyms_health_check_finds_it_healthy(record: Rollout, verdict: str, tmp_path: Path):
     """A harness's side calls have tokens and no text, so that no turn can own them: one check sees too little."""
     health = pytest.importorskip("nemo_gym.rollout_health")
+    if verdict == "unobserved" and "turn_model_call_scope_incomplete" not in Path(health.__file__).read_text():
+        pytest.skip("needs NeMo Gym 0.7 or newer")
     result = to_gym_result(record, ROW | {"_ng_rollout_index": 0})
     result["ng_trajectory"] = to_gym_trajectory(record, "3", "3-0")
     (tmp_path / "rollouts.jsonl").write_text(json.dumps(result) + "\n")

@@ -34,7 +34,9 @@ __all__ = [
     "SandboxPtySpec",
     "SandboxResources",
     "SandboxStatus",
+    "capture_rollout_id",
     "current_rollout_id",
+    "has_trajectories",
     "headline_pass_metrics",
     "pass_metrics",
     "server_url",
@@ -55,6 +57,23 @@ def current_rollout_id() -> str | None:
     from nemo_gym import rollout_correlation
 
     return rollout_correlation.current_rollout_id()
+
+
+def capture_rollout_id(row: Mapping[str, Any]) -> str | None:
+    """Return the id under which Gym files what it captures of a row; ``None`` without a usable one."""
+    from nemo_gym.rollout_correlation import maybe_rollout_id_from_run_body
+
+    try:
+        return maybe_rollout_id_from_run_body(row)
+    except ValueError:
+        return None
+
+
+def has_trajectories() -> bool:
+    """Whether this Gym reads ``ng_trajectory``: 0.5.1 does not."""
+    from nemo_gym import rollout_observability
+
+    return hasattr(rollout_observability, "TrajectoryRecord")
 
 
 def pass_metrics(tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:

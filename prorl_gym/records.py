@@ -298,6 +298,20 @@ class Message(Record):
         return form
 
 
+SUMMARY_REQUEST = Message(
+    role="user",
+    content=(
+        "Your context is nearly full. Write a summary of your work so far, without calling a tool. You will go on "
+        "with the task and this summary alone, so note all that you need: what you found and did, what is left to do, "
+        "and exact names, paths and values."
+    ),
+)
+"""Asks the policy to summarise its work (``RolloutSettings.compact_tokens``)."""
+
+SUMMARY_CONTINUATION = Message(role="user", content="The work so far is in your summary above. Go on with the task.")
+"""Follows the summary in the prompt of the segment that begins with it."""
+
+
 class StageTime(Record):
     """Seconds of one stage, and, separately, of the wait before it."""
 
@@ -380,9 +394,15 @@ class Rollout(Record):
     @property
     def trained_segments(self) -> tuple[int, ...]:
         """Indices of the segments that carry loss, unless the rollout is ``masked``. See ``RolloutSettings``."""
-        if self.settings is None or self.settings.trained_segments == "all":
+        if self.settings is None or self.settings.trained_segments in ("all", "normalized"):
             return tuple(n for n, segment in enumerate(self.segments) if segment.trained and any(segment.mask))
         return () if self.main_segment is None else (self.main_segment,)
+
+    @property
+    def segment_weight(self) -> float:
+        """What the loss of each trained segment is to be multiplied by: below 1 under ``normalized``."""
+        is_normalized = self.settings is not None and self.settings.trained_segments == "normalized"
+        return 1 / max(1, len(self.trained_segments)) if is_normalized else 1.0
 
     @property
     def oldest_version(self) -> int | None:

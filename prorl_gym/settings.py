@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from prorl_gym.errors import Limit
 
 PositiveInt = Annotated[int, Field(gt=0)]
-TrainedSegments = Literal["all", "main", "last"]
+TrainedSegments = Literal["all", "main", "last", "normalized"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # JSON, and so a record, has no infinity
 
 
@@ -29,9 +29,14 @@ class RolloutSettings(BaseModel):
     max_turns: PositiveInt | None = None
     """Model calls in one rollout."""
     max_tokens: PositiveInt | None = None
-    """Length of the whole trajectory in tokens, first prompt and observations included."""
+    """Length of a segment in tokens, first prompt and observations included: of the whole trajectory, unless it is
+    compacted (``compact_tokens``) or a harness changes its history."""
     max_turn_tokens: PositiveInt | None = None
     """Tokens sampled in one model call."""
+    compact_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Length of the context in tokens at which the built-in loop has the policy summarise its work, and goes on from
+    the first prompt and the summary; 0: never. Leave room below ``max_tokens`` for a turn, its tools' answers and the
+    summary."""
     init_seconds: Seconds | None = None
     """Deadline of INIT; time in the queue is not counted."""
     run_seconds: Seconds | None = None
@@ -51,7 +56,8 @@ class RolloutSettings(BaseModel):
     them (DAPO's overlong filtering, for agents). They are still graded and delivered, with ``Rollout.masked`` set."""
     trained_segments: TrainedSegments | None = None
     """Segments that carry loss, each with the rollout's reward: ``all`` but side calls, the ``main`` one (of the main
-    agent's, the one in which most was sampled), or the ``last`` one of the main agent."""
+    agent's, the one in which most was sampled), or the ``last`` one of the main agent. ``normalized``: as ``all``, with
+    the loss of each divided by their number."""
 
 
 class ResolvedSettings(BaseModel):
@@ -70,6 +76,7 @@ class ResolvedSettings(BaseModel):
     max_turns: int
     max_tokens: int
     max_turn_tokens: int
+    compact_tokens: int = 0
     init_seconds: float
     run_seconds: float
     eval_seconds: float
@@ -88,6 +95,7 @@ SERVICE_DEFAULTS = RolloutSettings(
     max_turns=16,
     max_tokens=32768,
     max_turn_tokens=4096,
+    compact_tokens=0,
     init_seconds=120.0,
     run_seconds=1800.0,
     eval_seconds=300.0,

@@ -1,5 +1,8 @@
 """The agent loop: sample a turn, run the tools it calls, append their results, until the policy finishes.
 
+A context that has grown beyond a threshold is compacted: the policy is asked for a summary, and goes on from the first
+prompt and that.
+
 Everything the model can get wrong is an observation; nothing the model writes raises. Limits (turns, tokens, time)
 come from the policy or from outside and pass through; ``artifacts`` is filled while the agent works, so that a kill at
 any moment leaves what there is.
@@ -10,10 +13,16 @@ from collections.abc import Mapping, Sequence
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, Observation, Policy, Tool
 from prorl_gym.agents.tool_arguments import BadArguments, parse_arguments, tool_signature
 from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached
-from prorl_gym.records import Message, ToolCall
+from prorl_gym.records import SUMMARY_CONTINUATION, SUMMARY_REQUEST, Message, ToolCall
 
 
-async def run_agent(messages: Sequence[Message], tools: Sequence[Tool], policy: Policy, artifacts: Artifacts) -> None:
+async def run_agent(
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    policy: Policy,
+    artifacts: Artifacts,
+    compact_tokens: int = 0,
+) -> None:
     """Let the policy work on a task until it finishes.
 
     It finishes by calling ``finish``, or by a turn without tool calls, whose text then is the answer. At any earlier
@@ -22,24 +31,35 @@ async def run_agent(messages: Sequence[Message], tools: Sequence[Tool], policy: 
     A turn that was cut by its length limit ends the rollout as truncated: half a call cannot be run, and a model
     that may continue after a cut learns to rely on it.
 
+    A policy that calls a tool when it is asked for a summary gets the tool's result, and is asked again with it.
+
     Args:
         messages: the first prompt.
         tools: what the agent may call.
         policy: the model.
         artifacts: filled with the conversation and the answer.
+        compact_tokens: length of the context from which on a summary is asked for, in tokens; 0: never.
 
     Raises:
         LimitReached: turns or tokens.
         EngineError: no engine could answer.
         SandboxError: a tool's sandbox is lost or could not be started.
     """
-    by_name = {tool.spec.name: tool for tool in tools}
+    by_name, specs = {tool.spec.name: tool for tool in tools}, [tool.spec for tool in tools]
     artifacts.messages.extend(messages)
-    turn = await policy.start_conversation(messages, [tool.spec for tool in tools])
+    turn = await policy.start_conversation(messages, specs)
+    is_asked = False  # for a summary
     while True:
         _record_turn(turn, artifacts)
         if not turn.tool_calls and not turn.parse_errors:
-            return
+            if not is_asked:
+                return
+            if summary := strip_thinking(turn.text).strip():
+                is_asked = False
+                artifacts.messages.append(SUMMARY_CONTINUATION)
+                said = Message(role="assistant", content=summary)
+                turn = await policy.start_conversation([*messages, said, SUMMARY_CONTINUATION], specs)
+                continue
         observations: list[Message] = []
         for call in turn.tool_calls:
             observation = await _run_call(call, by_name)
@@ -50,8 +70,10 @@ async def run_agent(messages: Sequence[Message], tools: Sequence[Tool], policy: 
             artifacts.messages.append(observations[-1])
         # A complaint answers no call, so it has the user's role.
         complaints = [Message(role="user", content=complaint) for complaint in turn.parse_errors]
-        artifacts.messages.extend(complaints)
-        turn = await policy.respond([*observations, *complaints])
+        is_asked = 0 < compact_tokens <= turn.context_tokens
+        remarks = [*complaints, *([SUMMARY_REQUEST] if is_asked else [])]
+        artifacts.messages.extend(remarks)
+        turn = await policy.respond([*observations, *remarks])
 
 
 def strip_thinking(text: str) -> str:

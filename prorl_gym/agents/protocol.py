@@ -61,7 +61,7 @@ class Policy(Protocol):
     """The model behind the agent loop: messages in, parsed turns out; an implementation records every token."""
 
     async def start_conversation(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AssistantTurn:
-        """Render and send the first prompt.
+        """Render and send the first prompt, or later one that takes the place of the whole conversation.
 
         Raises:
             LimitReached: turns or tokens.

@@ -80,7 +80,8 @@ class RunContext:
             RolloutError: an engine, the sandbox or the agent failed. See ``prorl_gym.agents.loop.run_agent``.
         """
         if self.agent is None:
-            await run_agent(episode.messages, episode.tools, self.policy, self.artifacts)
+            compact = self.settings.compact_tokens
+            await run_agent(episode.messages, episode.tools, self.policy, self.artifacts, compact)
         else:
             await self.agent.run(episode, self.artifacts)
 

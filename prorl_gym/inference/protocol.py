@@ -70,6 +70,8 @@ class AssistantTurn:
     finish_reason: Literal["stop", "length", "abort"] = "stop"
     raw_text: str = ""
     """The text as sampled, where a call in it could not be parsed; ``text`` lacks that call."""
+    context_tokens: int = 0
+    """Length of the context up to its end; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

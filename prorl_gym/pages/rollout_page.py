@@ -94,13 +94,14 @@ def _facts(rollout: Rollout) -> Iterator[tuple[str, str]]:
 
 
 def _tokens(segment: Segment) -> SegmentView:
+    origin = "" if segment.parent is None else f", from segment {segment.parent + 1} ({segment.cause})"
     return SegmentView(
         ids=segment.token_ids,
         mask=segment.mask,
         logprobs=segment.logprobs,
         versions=segment.policy_versions,
         calls=[ModelCall(call.start, call.end, call.turn, _call_facts(call)) for call in segment.generations],
-        note=f"{segment.logprob_kind} log-probs",
+        note=f"{segment.logprob_kind} log-probs{origin}",
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from prorl_gym.records import Message, Rollout
+from prorl_gym.records import SUMMARY_CONTINUATION, SUMMARY_REQUEST, Message, Rollout
 from prorl_gym.trainers.sampled_turns import count_prompt_messages
 
 
@@ -45,5 +45,9 @@ def trained_message_indices(rollout: Rollout) -> set[int]:
 
 def _is_malformed_call(messages: Sequence[Message], turn: int) -> bool:
     """Return whether a turn is answered by a message in the user's role: an error about a malformed call."""
-    following = (message.role for message in messages[turn + 1 :])
-    return next((role for role in following if role != "tool"), None) == "user"
+    following = next((message for message in messages[turn + 1 :] if message.role != "tool"), None)
+    return (
+        following is not None
+        and following.role == "user"
+        and following not in (SUMMARY_REQUEST, SUMMARY_CONTINUATION)  # a complaint comes before the request
+    )

@@ -149,9 +149,9 @@ def _output(rollout: Rollout) -> list[dict[str, Any]]:
     for index, message in enumerate(rollout.messages[first:], first):
         if message.role == "assistant":
             call = next(calls, None)
-            items += _attach_tokens(_assistant_items(message, f"{rollout.rollout_id}-{index}"), call)
+            items += _attach_tokens(assistant_items(message, f"{rollout.rollout_id}-{index}"), call)
         else:
-            items.append(_observation_item(message))
+            items.append(observation_item(message))
     for call in calls:  # sampled, then killed before the turn was complete
         items += _attach_tokens([_message_item("", f"{rollout.rollout_id}-cut-{call.turn.number}")], call)
     return items
@@ -187,7 +187,8 @@ def _attach_tokens(items: list[dict[str, Any]], call: _Call | None) -> list[dict
     return items
 
 
-def _assistant_items(message: Message, item_id: str) -> list[dict[str, Any]]:
+def assistant_items(message: Message, item_id: str) -> list[dict[str, Any]]:
+    """Return a turn of the model as Responses items."""
     items: list[dict[str, Any]] = []
     if message.content or not message.tool_calls:
         items.append(_message_item(message.content, item_id))
@@ -215,7 +216,8 @@ def _message_item(text: str, item_id: str) -> dict[str, Any]:
     }
 
 
-def _observation_item(message: Message) -> dict[str, Any]:
+def observation_item(message: Message) -> dict[str, Any]:
+    """Return a message that is not the model's as a Responses item."""
     if message.role == "tool" and message.tool_call_id:
         return {"type": "function_call_output", "call_id": message.tool_call_id, "output": message.content}
     role = message.role if message.role in ("user", "system") else "user"
@@ -236,8 +238,8 @@ def _first_prompt(segment: Segment) -> list[int]:
 
 
 def _response(rollout: Rollout, output: list[dict[str, Any]], params: Mapping[str, Any]) -> dict[str, Any]:
-    prompts = sum(generation.start for segment in rollout.segments for generation in segment.generations)
-    cached = sum(g.cached_tokens or 0 for segment in rollout.segments for g in segment.generations)
+    calls = [call for segment in rollout.segments for call in segment.generations if call.end > call.start]
+    prompts, sampled = sum(call.start for call in calls), sum(call.end - call.start for call in calls)
     return {
         "id": f"resp-{rollout.rollout_id}",
         "object": "response",
@@ -250,9 +252,9 @@ def _response(rollout: Rollout, output: list[dict[str, Any]], params: Mapping[st
         "metadata": dict(rollout.metadata),
         "usage": {
             "input_tokens": prompts,
-            "output_tokens": rollout.sampled_tokens,
-            "total_tokens": prompts + rollout.sampled_tokens,
-            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": sampled,
+            "total_tokens": prompts + sampled,
+            "input_tokens_details": {"cached_tokens": sum(call.cached_tokens or 0 for call in calls)},
             "output_tokens_details": {"reasoning_tokens": 0},
         },
     }

@@ -46,7 +46,7 @@ def segment_turns(segment: Segment) -> Iterator[Turn]:
 def told_segments(rollout: Rollout) -> tuple[int, ...]:
     """Return the segments whose turns ``Rollout.messages`` tell, in order.
 
-    The main one, and those that a template that drops thoughts made before and after it.
+    The main one, and those before and after it that a template that drops thoughts made, or a summary of the loop's.
     """
     main = rollout.main_segment or 0
     first = main
@@ -60,11 +60,15 @@ def told_segments(rollout: Rollout) -> tuple[int, ...]:
 
 
 def _continued(rollout: Rollout, index: int) -> int | None:
-    """Return the segment whose conversation a segment continues, rendered anew."""
+    """Return the segment whose conversation a segment continues, rendered anew or from a summary on.
+
+    The messages of a harness's rollout are those of its main segment: what was before its summary is not among them.
+    """
     segment = rollout.segments[index] if index < len(rollout.segments) else None
     if segment is None or index == 0:
         return None
-    if segment.cause == "template":
+    has_whole_conversation = rollout.settings is not None and not rollout.settings.agent
+    if segment.cause == "template" or (segment.cause == "summary" and has_whole_conversation):
         return segment.parent
     before = rollout.segments[index - 1]
     return index - 1 if before.cause == segment.cause == "first" else None  # a record of an earlier release

@@ -36,6 +36,8 @@ class TrainingSequence:
     versions: list[int]
     """Of the response: policy versions, ``NOT_SAMPLED`` where nothing was sampled."""
     generations: tuple[Generation, ...] = ()
+    weight: float = 1.0
+    """What to multiply the loss by (``Rollout.segment_weight``)."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -133,6 +135,7 @@ def _sequence(index: int, rollout: Rollout) -> TrainingSequence:
         logprobs=segment.logprobs[start:],
         versions=segment.policy_versions[start:],
         generations=tuple(segment.generations),
+        weight=rollout.segment_weight,
     )
 
 

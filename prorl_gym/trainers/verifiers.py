@@ -21,7 +21,7 @@ def to_verifiers(rollout: Rollout, task_data: dict[str, Any]) -> dict[str, Any]:
         rollout: the record.
         task_data: the task as verifiers passed it.
     """
-    ok, outcome = not rollout.masked, rollout.outcome
+    ok, outcome, weight = not rollout.masked, rollout.outcome, rollout.segment_weight
     error = {"type": outcome.kind or outcome.reason or outcome.status, "message": outcome.message}
     versions = set[int]().union(*(segment.policy_versions for segment in rollout.segments)) - {NOT_SAMPLED}
     return {
@@ -31,7 +31,7 @@ def to_verifiers(rollout: Rollout, task_data: dict[str, Any]) -> dict[str, Any]:
         "nodes": _nodes(rollout),
         "rewards": {rollout.environment: None if rollout.reward is None else {"score": rollout.reward}},
         "metrics": {"turns": float(rollout.turns), "retries": float(len(rollout.retries))},
-        "info": {"policy_versions": sorted(versions)},
+        "info": {"policy_versions": sorted(versions)} | ({"loss_weight": weight} if weight < 1 else {}),
         "is_completed": outcome.status in ("completed", "truncated"),
         "ok": ok,
         "stop_condition": outcome.limit,

@@ -14,7 +14,8 @@ from prorl_gym.trainers.training_sequence import TrainingSequence, training_sequ
 def to_verl(rollout: Rollout) -> list[dict[str, Any]]:
     """Return the arguments of an ``AgentLoopOutput`` for each segment; none for a rollout without a reward.
 
-    ``reward_extra_info`` is ``{"score": reward}`` in each, for ``algorithm.filter_groups.metric: score``.
+    ``reward_extra_info`` is ``{"score": reward}`` in each, for ``algorithm.filter_groups.metric: score``. verl itself
+    does not read ``loss_weight``: a loss of your own finds it in the batch.
     """
     if rollout.reward is None:
         return []
@@ -36,6 +37,7 @@ def _output(sequence: TrainingSequence, rollout: Rollout, reward: float) -> dict
             "min_global_steps": min(versions),
             "max_global_steps": max(versions),
             "reward_extra_info": {"score": reward},
+            "loss_weight": sequence.weight,
             "rollout_id": rollout.rollout_id,
         },
         **({} if experts is None else {"routed_experts": experts.to_numpy()}),

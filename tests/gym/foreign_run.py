@@ -120,7 +120,7 @@ class ForeignStack(DemoStack):
     def write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
         head, *ports = free_ports(1 + len(self._plan["servers"]))
         self._head_url = f"http://{HOST}:{head}"
-        base = {**self._base_config(engines, head), "disable_health_check": True}
+        base = {**self._base_config(engines, head), "disable_health_check": True, **self._plan["shared"]}
         config: dict[str, Any] = {"config_paths": self._plan["configs"], **base}
         for (kind, implementation, instance), port in zip(self._plan["servers"], ports, strict=True):
             keys = self._plan["keys"].get(instance, {})
@@ -175,6 +175,7 @@ def run_foreign(
     configs: Sequence[str],
     keys: Mapping[str, Mapping[str, Any]] | None = None,
     repeats: int = 2,
+    **shared: Any,
 ) -> ForeignRun:
     """Start servers over two oracles that know the rows' solutions, and let Gym collect every row.
 
@@ -187,6 +188,7 @@ def run_foreign(
         configs: Gym's configurations to include, beside that of the model server.
         keys: of servers that no configuration brings.
         repeats: rollouts of each row.
+        shared: keys of Gym's configuration that all servers read.
     """
     (output / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     plan = {
@@ -197,6 +199,7 @@ def run_foreign(
         "configs": [*CONFIGS, *configs],
         "keys": keys or {},
         "repeats": repeats,
+        "shared": shared,
     }
     command = [sys.executable, __file__, json.dumps(plan)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)

@@ -29,12 +29,13 @@ def tree(policy: str) -> Rollout:
         branch(1, [4, 4, 5], cause="edit", parent=2, shared_tokens=2),
         branch(1, [1, 2, 8], cause="summary", parent=1, shared_tokens=2),
     ]
-    settings = resolve_settings(RolloutSettings.model_validate({"trained_segments": policy}))
+    settings = resolve_settings(RolloutSettings.model_validate({"trained_segments": policy, "agent": "claude-code"}))
     return rollout(segments=segments, settings=settings)
 
 
 @pytest.mark.parametrize(
-    ("policy", "main", "trained"), [("all", 1, (1, 2, 3, 4)), ("main", 1, (1,)), ("last", 4, (4,))]
+    ("policy", "main", "trained"),
+    [("all", 1, (1, 2, 3, 4)), ("normalized", 1, (1, 2, 3, 4)), ("main", 1, (1,)), ("last", 4, (4,))],
 )
 def test_the_setting_says_which_segments_carry_loss(policy, main, trained):
     record = tree(policy)
@@ -47,6 +48,30 @@ def test_the_setting_says_which_segments_carry_loss(policy, main, trained):
     assert shown == [sum(mask) for mask in to_skyrl([record], ["t"], placeholder_id=PAD, step_wise=True)["loss_masks"]]
     nodes = to_verifiers(record, {})["nodes"]
     assert sum(shown) == sum(sum(node.get("mask", ())) for node in nodes)
+
+
+@pytest.mark.parametrize(("policy", "weight"), [("all", 1.0), ("normalized", 0.25), ("main", 1.0), ("last", 1.0)])
+def test_segments_share_the_weight_of_one_where_the_setting_says_so(policy, weight):
+    record = tree(policy)
+    assert record.segment_weight == weight
+    assert {one.weight for one in training_sequences(record)} == {weight}
+    assert {fields["extra_fields"]["loss_weight"] for fields in to_verl(record)} == {weight}
+    assert {fields["reward_score"] for fields in to_verl(record)} == {record.reward}
+    assert to_verifiers(record, {})["info"].get("loss_weight", 1.0) == weight
+
+
+@pytest.mark.parametrize("policy", ["normalized", "main"])
+def test_one_segment_and_none_weigh_one(policy):
+    settings = resolve_settings(RolloutSettings(trained_segments=policy))
+    assert rollout(settings=settings).segment_weight == rollout(settings=settings, segments=[]).segment_weight == 1.0
+
+
+def test_the_messages_of_a_compacted_rollout_tell_all_its_segments():
+    """The loop's messages are the whole conversation, and not only that of the main segment."""
+    settings = resolve_settings(RolloutSettings(trained_segments="last"))
+    segments = [branch(1, [1, 2, 3]), branch(1, [1, 2, 8], cause="summary", parent=0, shared_tokens=2)]
+    output = to_gym_result(rollout(segments=segments, settings=settings), ROW)["response"]["output"]
+    assert [item.get("prompt_token_ids") for item in output] == [None, None, [1, 2, 8]]
 
 
 @pytest.mark.parametrize(

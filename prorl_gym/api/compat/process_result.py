@@ -14,7 +14,7 @@ from typing import Any
 from prorl_gym.api.compat.requests import CallerId
 from prorl_gym.errors import FailureKind, Limit
 from prorl_gym.records import NOT_SAMPLED, Message, Rollout, Segment
-from prorl_gym.trainers.sampled_turns import Turn, count_prompt_messages, segment_turns
+from prorl_gym.trainers.sampled_turns import Turn, count_prompt_messages, segment_turns, told_segments
 
 RESOLVED_ABOVE = 0.99
 """A reward above it counts as solved, as in the published server."""
@@ -149,17 +149,24 @@ class _TokenAssignment:
         """First message since the last model call that is not the assistant's."""
 
     def build_messages(self, rollout: Rollout) -> list[dict[str, Any]]:
-        spoken = _sampled_turns(self._segment)
+        spoken = self._turns(rollout)
         first = count_prompt_messages(rollout)
         for index, message in enumerate(rollout.messages):
             if message.role == "assistant" and index >= first:
                 self._add_sampled(_message_entry(message), next(spoken, None))
             else:
                 self._add_unsampled(_message_entry(message))
-        for turn in spoken:  # sampled, then killed before the turn was complete
+        for turn in filter(None, spoken):  # sampled, then killed before the turn was complete
             self._add_sampled(_message_entry(Message(role="assistant", content="")), turn)
         self._assign_until(len(self._segment.token_ids))
         return self._entries
+
+    def _turns(self, rollout: Rollout) -> Iterator[Turn | None]:
+        """Yield the turns that the messages tell; ``None`` for one of another segment."""
+        for place in told_segments(rollout):
+            segment = rollout.segments[place]
+            is_own = segment is self._segment
+            yield from _sampled_turns(segment) if is_own else (None for _ in segment_turns(segment))
 
     def _add_unsampled(self, entry: dict[str, Any]) -> None:
         entry["token_ids"] = []
@@ -168,7 +175,8 @@ class _TokenAssignment:
             self._carrier = entry
 
     def _add_sampled(self, entry: dict[str, Any], turn: Turn | None) -> None:
-        start, end = (self._assigned, self._assigned) if turn is None else (turn.start, turn.end)
+        whole = len(self._segment.token_ids) if self._assigned else 0  # what follows its last turn is not this one's
+        start, end = (whole, whole) if turn is None else (turn.start, turn.end)
         self._assign_until(start)
         piece = slice(start, end)
         entry |= {

@@ -15,6 +15,7 @@ from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, build_branch
 from prorl_gym.inference.tokens.rollout_session import OnTokens, RolloutIdentity, RolloutSession, SamplingPool
 from prorl_gym.inference.tokens.segment_tree import PlacedTurn, SegmentTree
 from prorl_gym.inference.tokens.turn import (
+    MAX_SEGMENTS_TOKENS,
     ParsedTurn,
     SampledTurn,
     from_text_turn,
@@ -24,9 +25,6 @@ from prorl_gym.inference.tokens.turn import (
 )
 from prorl_gym.records import Message, Segment, main_segment
 from prorl_gym.settings import ResolvedSettings
-
-_MAX_TREE = 16
-"""All segments of a rollout together may have so many times the tokens that one may have."""
 
 
 class HarnessSession(RolloutSession):
@@ -88,7 +86,7 @@ class HarnessSession(RolloutSession):
             raise self._too_long_error(len(prompt.ids))
         if self._turn_count >= self._settings.max_turns:
             raise LimitReached(Limit.TURNS)
-        if self._tree.tokens + len(prompt.ids) > _MAX_TREE * self._settings.max_tokens:
+        if self._tree.tokens + len(prompt.ids) > MAX_SEGMENTS_TOKENS * self._settings.max_tokens:
             raise LimitReached(Limit.TOKENS)
         placed = self._tree.place(prompt, history, call)
         number, self._next_number = self._next_number, self._next_number + 1

@@ -11,7 +11,7 @@ from prorl_gym.inference.protocol import AssistantTurn, GenerationRequest, Gener
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools, encode_off_loop
 from prorl_gym.inference.tokens.rollout_session import RolloutIdentity, RolloutSession, SamplingPool
 from prorl_gym.inference.tokens.transcript import Transcript
-from prorl_gym.inference.tokens.turn import sample_turn
+from prorl_gym.inference.tokens.turn import MAX_SEGMENTS_TOKENS, sample_turn
 from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.inference.toolcalls.protocol import ParsedCall, ParsedText
 from prorl_gym.records import Message, Segment, ToolCall
@@ -54,26 +54,33 @@ class ModelSession(RolloutSession):
         self._tools: Tools = ()
 
     async def start_conversation(self, messages: Sequence[Message], tools: Tools) -> AssistantTurn:
-        """Render and send the first prompt.
+        """Render and send the first prompt, or later that of a new segment, which holds a summary of the last one.
 
         Args:
             messages: the conversation so far.
             tools: function schemas (``ToolSpec.as_function``); they hold for the whole rollout.
 
         Raises:
-            TaskError: ``PROMPT_TOO_LONG``.
+            TaskError: ``PROMPT_TOO_LONG``, the first one.
             LimitReached: turns or tokens.
             EngineError: no engine could answer, or the template refuses the messages.
+            ReplayDivergedError: the turn that is replayed had answers.
         """
-        if len(self._transcript):
+        self._require_turn()
+        is_first = not len(self._transcript)
+        if not is_first and not self._settings.compact_tokens:
             raise RuntimeError("the session has been started already")
+        if not is_first and self._turn_log is not None:
+            self._turn_log.settle_answers(())
         self._tools = tools
         prompt = await encode_off_loop(
             sum(len(message.content) for message in messages), partial(self._codec.encode_prompt, messages, tools)
         )
         if len(prompt) >= self._context_limit():
-            raise self._prompt_too_long_error(len(prompt))
-        self._transcript.append_first_prompt(prompt, messages, tools)
+            raise self._prompt_too_long_error(len(prompt)) if is_first else LimitReached(Limit.TOKENS)
+        if self._transcript.total_tokens + len(prompt) > MAX_SEGMENTS_TOKENS * self._settings.max_tokens:
+            raise LimitReached(Limit.TOKENS)
+        self._transcript.begin_conversation(prompt, messages, tools)
         return await self._sample_turn()
 
     async def respond(self, messages: Sequence[Message]) -> AssistantTurn:
@@ -84,8 +91,7 @@ class ModelSession(RolloutSession):
             EngineError: no engine could answer.
             ReplayDivergedError: they are not those of the turn that is replayed.
         """
-        if self._turn_count >= self._settings.max_turns:
-            raise LimitReached(Limit.TURNS)
+        self._require_turn()
         if self._turn_log is not None:
             messages = self._turn_log.settle_answers(messages)
         extension = await encode_off_loop(
@@ -147,7 +153,12 @@ class ModelSession(RolloutSession):
         self._transcript.append_assistant(
             written if said.parse_errors else said.text, () if said.parse_errors else calls
         )
-        return AssistantTurn(said.text, calls, said.parse_errors, finish_reason, written if said.parse_errors else "")
+        raw_text = written if said.parse_errors else ""
+        return AssistantTurn(said.text, calls, said.parse_errors, finish_reason, raw_text, len(self._transcript))
+
+    def _require_turn(self) -> None:
+        if self._turn_count >= self._settings.max_turns:
+            raise LimitReached(Limit.TURNS)
 
     def _prompt_digest(self) -> str:
         """Return what identifies the distribution of the next turn, but for the weights."""

@@ -8,6 +8,8 @@ on, in one sequence. The prompt has old thoughts that it would not have in deplo
 
 ``template``: at a new user turn the whole history is rendered again, as in deployment. Where that gives other tokens,
 the segment so far is closed and a new one begins, whose prompt is what was rendered, with mask 0.
+
+A conversation that begins anew, from the first prompt and a summary, is a new segment in either case.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from typing import Any, Literal
 from prorl_gym.inference.protocol import Conversation, GenerationResult
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools
 from prorl_gym.inference.tokens.token_stream import TokenStream, common_length
-from prorl_gym.records import Message, Segment, ToolCall
+from prorl_gym.records import BranchCause, Message, Segment, ToolCall
 from prorl_gym.settings import ResolvedSettings
 
 ThinkingMode = Literal["keep", "template"]
@@ -59,6 +61,8 @@ class Transcript:
         self._settings = settings
         self._thinking = thinking
         self._streams = [new_stream(self._codec, self._settings)]
+        self._causes: list[BranchCause] = ["first"]
+        """Why each stream began."""
         self._messages: list[Message] = []
         self._tools: Tools = ()
         self._last_turn: tuple[int, int, int] | None = None
@@ -68,10 +72,17 @@ class Transcript:
         """Length of the current segment in tokens."""
         return len(self._streams[-1])
 
-    def append_first_prompt(self, prompt: Sequence[int], messages: Sequence[Message], tools: Tools) -> None:
-        """Append the first prompt."""
+    @property
+    def total_tokens(self) -> int:
+        """Length of all segments."""
+        return sum(map(len, self._streams))
+
+    def begin_conversation(self, prompt: Sequence[int], messages: Sequence[Message], tools: Tools) -> None:
+        """Begin a conversation: the first, or one with a summary of what was before, in a segment of its own."""
+        if len(self):
+            self._begin_segment("summary")
         self._streams[-1].append_unsampled(prompt)
-        self._messages.extend(messages)
+        self._messages = list(messages)
         self._tools = tools
 
     def encode_extension(self, messages: Sequence[Message]) -> Extension:
@@ -96,8 +107,7 @@ class Transcript:
     def append_extension(self, extension: Extension) -> None:
         """Append what ``encode_extension`` returned."""
         if extension.starts_segment:
-            self._streams.append(new_stream(self._codec, self._settings))
-            self._last_turn = None
+            self._begin_segment("template")
         self._streams[-1].append_unsampled(extension.ids)
         self._messages.extend(extension.messages)
 
@@ -136,13 +146,18 @@ class Transcript:
         segments = [segment for stream in self._streams for segment in stream.export_segments()]
         for index in range(1, len(segments)):
             before, segment = segments[index - 1], segments[index]
-            origin: dict[str, Any] = {"parent": index - 1, "cause": "template"}
+            origin: dict[str, Any] = {"parent": index - 1, "cause": self._causes[index]}
             shared = common_length(before.token_ids, segment.token_ids[: segment.prompt_length])
             segments[index] = segment.model_copy(update=origin | {"shared_tokens": shared})
         return segments
 
     def _needs_rerender(self, messages: Sequence[Message]) -> bool:
         return self._thinking == "template" and any(message.role == "user" for message in messages)
+
+    def _begin_segment(self, cause: BranchCause) -> None:
+        self._streams.append(new_stream(self._codec, self._settings))
+        self._causes.append(cause)
+        self._last_turn = None
 
 
 def new_stream(codec: ChatCodec, settings: ResolvedSettings) -> TokenStream:

@@ -21,6 +21,9 @@ from prorl_gym.routed_experts import Call
 MAX_ABORTS = 8
 """Aborts by the engines that one turn survives."""
 
+MAX_SEGMENTS_TOKENS = 16
+"""All segments of a rollout together may have so many times the tokens that one may have."""
+
 
 async def sample_turn(
     call: Callable[[int], Awaitable[GenerationResult]],

@@ -22,7 +22,7 @@ class LoggedTurn(Record):
     calls: tuple[GenerationResult, ...]
     """What each of its model calls sampled; more than one where an engine aborted it."""
     answers: tuple[Message, ...] | None = None
-    """What its tools answered; ``None``: the agent ended with it."""
+    """What its tools answered, nothing where it was a summary; ``None``: the agent ended with it."""
     seconds: float = 0.0
     """Charged to the stage's deadline until it was whole."""
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import sample_records
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,6 +120,25 @@ def test_put_together_they_are_the_sampled_sequence(made: tuple[Tape, int]) -> N
     kept = iter(messages)
     spoken = [(message.role, message.content) for message in tape.messages]
     assert all(any((one["role"], one["content"]) == wanted for one in kept) for wanted in spoken)  # in their order
+
+
+@pytest.mark.parametrize("cause", ["template", "summary"])
+@pytest.mark.parametrize(("policy", "lengths"), [("main", [3, 2, 4, 2, 1, 0]), ("last", [0, 0, 0, 0, 5, 1])])
+def test_tokens_of_the_main_segment_are_on_its_own_messages(cause: Any, policy: Any, lengths: list[int]) -> None:
+    first, second = Tape(), Tape()
+    for role in ("user", "assistant", "user", "assistant", "user", "assistant"):
+        first.say(role)
+    first.observe(3)
+    first.sample(2, 0)
+    first.observe(4)
+    first.sample(2, 1)
+    first.observe(1)
+    second.observe(5)
+    second.sample(1, 2)
+    after = second.segment().model_copy(update={"parent": 0, "cause": cause})
+    settings = resolve_settings(RolloutSettings(trained_segments=policy))
+    made = record(first, 1, segments=[first.segment(), after], settings=settings)
+    assert [len(message["token_ids"]) for message in to_messages(made)] == lengths
 
 
 def test_a_few_shot_answer_is_not_taken_for_sampled() -> None:

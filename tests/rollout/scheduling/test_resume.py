@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.balance.health_monitor import FailoverOptions
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.inference.tokens.template_check import load_codec
-from prorl_gym.records import Rollout, RolloutRequest, Score
+from prorl_gym.records import SUMMARY_REQUEST, Rollout, RolloutRequest, Score
 from prorl_gym.rollout.protocol import AttemptMoved, StageEntered, TurnEnded
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
@@ -221,6 +223,50 @@ async def test_a_resumed_rollout_has_the_tokens_of_an_undisturbed_one(turns: int
         assert (rollout.resumed_turns, len(rollout.retries), place.ledger.logged) == (cut, int(not by_restart), turns)
         assert place.engine.asked.pop((cut, 0)) == 2
         assert set(place.engine.asked.values()) <= {1}, "the engine saw a turn again that was whole"
+
+
+class SummarisingEngine(CountingEngine):
+    """Counts turns over summaries, and writes one where it is asked to."""
+
+    def _place(self, request: GenerationRequest) -> tuple[int, int]:
+        number, begun = super()._place(request)
+        text = CODEC.decode(list(request.prompt_ids))
+        before = re.search(r"Summary of (\d+) turns", text)
+        return number - 1 + int(before[1]) if before else number, begun
+
+    def _reply(self, request: GenerationRequest) -> Reply | EngineError:
+        text = CODEC.decode(list(request.prompt_ids))
+        reply = super()._reply(request)
+        if isinstance(reply, EngineError) or SUMMARY_REQUEST.content not in text.rpartition("<|im_start|>user")[2]:
+            return reply
+        number, begun = self._place(request)
+        ids = (*CODEC.tokenizer.encode_trusted(f"Summary of {number + 1} turns."), CODEC.terminator_id)[begun:]
+        return replace(reply, token_ids=ids if reply.finish_reason is None else ids[:3])
+
+
+@pytest.mark.parametrize("by_restart", [True, False])
+async def test_a_compacted_rollout_resumes_in_the_middle_of_a_segment_and_of_a_summary(by_restart: bool) -> None:
+    level = RESUME.model_copy(update={"compact_tokens": 260})
+
+    def made() -> Place:
+        place = Place(8, ReplayableAdder(), level)
+        place.engine = SummarisingEngine(8)
+        return place
+
+    wanted = await made().serve()
+    assert wanted is not None
+    assert [segment.cause for segment in wanted.segments][:3] == ["first", "summary", "summary"]
+    assert wanted.outcome.status == "completed"
+    count = len({call.turn for segment in wanted.segments for call in segment.generations})
+    for cut in range(count):
+        place = made()
+        place.engine.trouble[cut] = [asyncio.Event() if by_restart else REFUSED]
+        if by_restart:
+            await place.serve(until_held=True)
+        rollout = await place.serve()
+        assert rollout is not None
+        assert_same_work(rollout, wanted)
+        assert (rollout.resumed_turns, rollout.resume_refused) == (cut, "")
 
 
 async def test_a_rollout_that_was_over_is_graded_without_the_engine() -> None:

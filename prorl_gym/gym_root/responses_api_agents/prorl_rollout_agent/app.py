@@ -26,7 +26,7 @@ from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint
 from pydantic import PrivateAttr, model_validator
 from starlette.types import Receive, Scope, Send
 
-from prorl_gym._gym_compat import headline_pass_metrics, pass_metrics, server_url
+from prorl_gym._gym_compat import has_trajectories, headline_pass_metrics, pass_metrics, server_url
 from prorl_gym.client import read_token
 from prorl_gym.errors import ConfigError, Limit
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_handler import AgentProfile, RowAnswer, RowHandler
@@ -82,8 +82,8 @@ class ProrlRolloutAgentConfig(BaseResponsesAPIAgentConfig):
             )
         return self
 
-    def profile(self) -> AgentProfile:
-        """Return the configuration of the rows' handler."""
+    def profile(self, *, is_observed: bool = False) -> AgentProfile:
+        """Return the configuration of the rows' handler; ``is_observed``: see ``AgentProfile``."""
         settings = self.settings
         if self.mask_truncated and settings.mask_overlong is None:
             settings = settings.model_copy(update={"mask_overlong": tuple(Limit)})
@@ -98,6 +98,7 @@ class ProrlRolloutAgentConfig(BaseResponsesAPIAgentConfig):
             on_failure=self.on_failure,
             repost_seconds=self.repost_seconds,
             early_stop=self.early_stop,
+            is_observed=is_observed,
         )
 
 
@@ -168,12 +169,12 @@ class ProrlRolloutAgent(SimpleResponsesAPIAgent):
         Raises:
             ConfigError: there is no token for ``service_url``.
         """
-        config = self.config
+        config, shared = self.config, self.server_client.global_config_dict
+        profile = config.profile(is_observed=bool(shared.get("observability_enabled")) and has_trajectories())
         if config.service_url is not None:
-            return RowHandler(config.profile(), config.service_url, read_token(config.token_file))
+            return RowHandler(profile, config.service_url, read_token(config.token_file))
         assert config.resources_server is not None
-        url = server_url(self.server_client.global_config_dict, config.resources_server.name) + SERVICE_PATH
-        return RowHandler(config.profile(), url)
+        return RowHandler(profile, server_url(shared, config.resources_server.name) + SERVICE_PATH)
 
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:
         """Refuse: a rollout needs a task, and only a row posted to ``/run`` has one.

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 import orjson
 
+from prorl_gym._gym_compat import capture_rollout_id
 from prorl_gym.client import UnacknowledgedRollout
 from prorl_gym.errors import CancelReason, NotFoundError, ProrlError, TaskError
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_dedup import RowClaim, RowDeduplicator
@@ -34,6 +35,7 @@ from prorl_gym.records import Outcome, Rollout
 from prorl_gym.settings import RolloutSettings
 from prorl_gym.trainers.gym_request import GroupResolver, RowDefaults, row_digest, to_rollout_request
 from prorl_gym.trainers.gym_result import Placeholder, to_gym_result
+from prorl_gym.trainers.gym_trajectory import compaction_observations, to_gym_trajectory, trajectory_identity
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,6 +62,8 @@ class AgentProfile:
     on_failure: Literal["mask", "raise"] = "mask"
     repost_seconds: float = 30.0
     early_stop: EarlyStopConfig | None = None
+    is_observed: bool = False
+    """Gym collects evidence of what agents do: answers hold their trajectory in Gym's form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +273,11 @@ class RowHandler:
         measures_policy = rollout.reward is not None and not result["prorl_placeholder"]
         if self._profile.on_failure == "raise" and outcome == "own" and not measures_policy:
             return 503, orjson.dumps({"detail": result["mask_reason"], "failure_kind": result["failure_kind"]})
+        if self._profile.is_observed:
+            names = trajectory_identity(row, capture_rollout_id(row), rollout)
+            result["ng_trajectory"] = to_gym_trajectory(rollout, *names, model=result["response"]["model"])
+            if (compactions := compaction_observations(rollout)) is not None:
+                result["ng_agent_observations"] = compactions
         return 200, orjson.dumps(result)
 
     async def _placeholder(self, row: Mapping[str, Any]) -> Placeholder:

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -146,12 +149,17 @@ async def test_another_token_opens_nothing(leases: Leases):
     assert "401" in artifacts.log
 
 
-async def test_a_mount_is_read_only_and_of_the_agents_sandbox_alone(backend: SandboxBackend, tmp_path_factory: Any):
+@pytest.fixture
+def layer() -> Iterator[Path]:
+    """A directory that the sandboxes' user can read, which it cannot below pytest's own."""
+    with TemporaryDirectory() as made:
+        os.chmod(made, 0o755)
+        yield Path(made)
+
+
+async def test_a_mount_is_read_only_and_of_the_agents_sandbox_alone(backend: SandboxBackend, layer: Path):
     if backend.name == "local":
         pytest.skip("needs mounts: no user namespaces here")
-    layer = tmp_path_factory.mktemp("layer")
-    for place in (layer, *layer.parents[:3]):  # a worker's directories lie one deeper
-        place.chmod(0o755)
     (layer / "tool").write_text("echo mounted")
     leases = SandboxLeases(backend)
     try:

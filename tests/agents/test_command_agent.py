@@ -3,8 +3,7 @@
 import asyncio
 import errno
 import json
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from socket import socket
 from typing import Any
 
@@ -17,36 +16,11 @@ from prorl_gym.environments.protocol import Episode
 from prorl_gym.errors import EngineError, Evidence, FailureKind, Limit, LimitReached, RolloutError
 from prorl_gym.records import Message
 from prorl_gym.sandbox.protocol import ExecResult, Sandbox
+from prorl_gym.testing.agents.fake_gateway import FakeGateway
 from prorl_gym.testing.sandbox.fake_sandbox import FakeSandbox, SandboxScript
 
 PROMPT = (Message(role="system", content="Be brief."), Message(role="user", content="Add 1 and 1 for $5."))
 SAID = (Message(role="user", content="prompt"), Message(role="assistant", content="<think>?</think>2"))
-
-
-class QuietGateway:
-    """Implements ``ModelGateway`` without a server: the conversation is what it is told."""
-
-    token = "secret"
-
-    def __init__(self, messages: Sequence[Message] = SAID) -> None:
-        self.messages = messages
-        self.stopped: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        self.port = 0
-        self.served = 0
-
-    @asynccontextmanager
-    async def serving(self, listener: socket) -> AsyncGenerator[None]:
-        with listener:
-            self.port = listener.getsockname()[1]
-            self.served += 1
-            yield
-        self.served -= 1
-
-    async def wait_stopped(self) -> Exception:
-        return await self.stopped
-
-    def conversation(self) -> tuple[Sequence[Message], int]:
-        return self.messages, min(1, len(self.messages))
 
 
 class Bench:
@@ -55,7 +29,7 @@ class Bench:
     def __init__(self, result: ExecResult | None = None, messages: Sequence[Message] = SAID) -> None:
         self.result = result or ExecResult(0, b"", b"")
         self.box = FakeSandbox(script=SandboxScript(on_exec=self._exec))
-        self.gateway = QuietGateway(messages)
+        self.gateway = FakeGateway(messages)
         self.artifacts = Artifacts()
 
     def _exec(self, argv: Sequence[str], stdin: bytes) -> ExecResult:
@@ -115,7 +89,7 @@ async def test_conversation_answer_and_log_are_kept_whatever_the_exit_code():
     assert bench.artifacts.messages == list(SAID)
     assert (bench.artifacts.answer, bench.artifacts.prompt_messages) == ("2", 1)
     assert bench.artifacts.log == "printed\n[The program ended with exit code 3.]"
-    assert bench.gateway.served == 0
+    assert bench.gateway.serving_count == 0
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-"""Unmodified agent programs solve example rows in sandboxes without a network, in front of a scripted model API."""
+"""Unmodified agent programs solve example rows in sandboxes without a network, behind the gateway of a rollout."""
 
 import os
 import re
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -12,18 +11,19 @@ from example_turns import let_work, solving_turns
 from prorl_gym.agents.catalog import AgentCatalog
 from prorl_gym.agents.presets import PRESETS
 from prorl_gym.agents.protocol import Artifacts
+from prorl_gym.gateway import chat_completions, messages, responses
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.backend_selection import open_backend
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxBackend
 from prorl_gym.testing.agents.scripted_gateway import ScriptedGateway, ScriptedTurn
 
-pytestmark = [pytest.mark.harness, pytest.mark.slow]
+pytestmark = [pytest.mark.harness, pytest.mark.slow, pytest.mark.timeout(400)]
 
-WIRES = {"messages": "/v1/messages", "responses": "/v1/responses", "chat completions": "/v1/chat/completions"}
-SUBMITS_BY_COMMAND = "mini-swe-agent"
+WIRES = {"messages": messages, "responses": responses, "chat completions": chat_completions}
 BASE_IMAGE = SandboxConfig().agents_cache_dir().parent / "images" / f"bookworm-{os.geteuid() or 61099}"
 """Made by ``.ci/base-image``."""
+TIMES = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?")
 
 
 @pytest_asyncio.fixture(
@@ -38,51 +38,73 @@ async def real_sandboxes(request: pytest.FixtureRequest) -> AsyncIterator[Sandbo
     await backend.close()
 
 
+@pytest.fixture
+def called_wires(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The wires on which calls came."""
+    found = set[str]()
+    for name, wire in WIRES.items():
+
+        def read(*arguments, _name=name, _read=wire.read_lenient):
+            found.add(_name)
+            return _read(*arguments)
+
+        monkeypatch.setattr(wire, "read_lenient", read)
+    return found
+
+
 def script_for(preset: str, environment: str) -> list[ScriptedTurn]:
-    """The turns that solve a row; mini-swe-agent hands in by a last command, the others by a last text."""
+    """The turns that solve a row; some programs hand in by a last command, the others by a last text."""
     turns = solving_turns(environment)
-    if preset == SUBMITS_BY_COMMAND:
+    if PRESETS[preset].command.answer_key:
         submit = f"cat <<'SUBMIT'\nCOMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n{turns[-1].text}\nSUBMIT"
         turns[-1] = ScriptedTurn("I submit.", submit)
     return turns
 
 
-@pytest.mark.parametrize("environment", ["swe", "code", "math"])
-@pytest.mark.parametrize("name", sorted(PRESETS))
-async def test_preset_solves_an_example_row(name: str, environment: str, real_sandboxes: SandboxBackend):
-    command = AgentCatalog({}, SandboxConfig().agents_cache_dir()).find(name)
-    leases, artifacts = SandboxLeases(real_sandboxes), Artifacts()
+async def roll_out(preset: str, environment: str, sandboxes: SandboxBackend) -> ScriptedGateway:
+    """Let a preset solve a row, and check what is recorded."""
+    command = AgentCatalog({}, SandboxConfig().agents_cache_dir()).find(preset)
+    leases, artifacts = SandboxLeases(sandboxes), Artifacts()
     leases.mount_for_agent(command.sandbox_mounts())
-    gateway = ScriptedGateway(script_for(name, environment))
+    gateway = ScriptedGateway(script_for(preset, environment))
     try:
         score = await let_work(environment, leases, command, gateway, artifacts)
     finally:
         await leases.close()
     assert score.reward == 1.0, artifacts.log
-    paths = [call.path for call in gateway.calls if call.body.get("tools")]
-    assert paths == [WIRES[PRESETS[name].wire]] * len(gateway.turns)
-    assert gateway.refused == 0
+    sampled, captured = gateway.count_captured()
+    assert captured == sampled > 0
+    segments = gateway.session.segments()
+    assert [segment.cause for segment in segments if segment.trained] == ["first"]
+    assert len(segments[0].generations) == len(gateway.turns) or len(segments) > 1
+    return gateway
+
+
+# The other backend once: what differs there is the sandbox alone. The third kind of row is in the next test.
+@pytest.mark.parametrize(
+    ("real_sandboxes", "environment"),
+    [
+        *(("userns", environment) for environment in ("swe", "code")),
+        pytest.param("apptainer", "swe", marks=pytest.mark.apptainer),
+    ],
+    indirect=["real_sandboxes"],
+)
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+async def test_preset_solves_an_example_row_and_every_token_is_captured(
+    preset: str, environment: str, real_sandboxes: SandboxBackend, called_wires: set[str]
+):
+    await roll_out(preset, environment, real_sandboxes)
+    assert called_wires == {PRESETS[preset].wire}
 
 
 @pytest.mark.parametrize("real_sandboxes", ["userns"], indirect=True)
-@pytest.mark.parametrize("name", sorted(PRESETS))
-async def test_prompts_of_two_rollouts_are_the_same(name: str, real_sandboxes: SandboxBackend):
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+async def test_prompts_of_two_rollouts_are_the_same(preset: str, real_sandboxes: SandboxBackend):
     """Replicas of a group share their first prompt, the time of day apart."""
-    command = AgentCatalog({}, SandboxConfig().agents_cache_dir()).find(name)
-    first: list[str] = []
-    for token in ("token-one", "token-two"):
-        leases = SandboxLeases(real_sandboxes)
-        leases.mount_for_agent(command.sandbox_mounts())
-        gateway = ScriptedGateway(script_for(name, "math")[-1:], token=token)
-        try:
-            await let_work("math", leases, command, gateway, Artifacts())
-        finally:
-            await leases.close()
-        body: dict[str, Any] = dict(next(call.body for call in gateway.calls if call.body.get("tools")))
-        first.append(without_times(str([body.get(part) for part in ("system", "instructions", "messages", "input")])))
-    assert first[0] == first[1]
+    first, second = [first_prompt(await roll_out(preset, "math", real_sandboxes)) for _ in range(2)]
+    assert first == second
 
 
-def without_times(text: str) -> str:
-    text = re.sub(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?", "<time>", text)
-    return re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "<id>", text)
+def first_prompt(gateway: ScriptedGateway) -> str:
+    shown = (gateway.codec.decode(call.prompt) for call in gateway.pool.calls)
+    return TIMES.sub("", next(text for text in shown if "<tools>" in text))

@@ -2,10 +2,18 @@
 
 from collections.abc import Mapping
 
-from prorl_gym.agents.presets import claude_code, codex, mini_swe_agent, opencode, openhands, qwen_code
+from prorl_gym.agents.presets import (
+    claude_code,
+    codex,
+    mini_swe_agent,
+    miniswe_sandboxed,
+    opencode,
+    openhands,
+    qwen_code,
+)
 from prorl_gym.agents.presets.layers import Preset
 
-PRESETS: Mapping[str, Preset] = {
-    module.PRESET.name: module.PRESET for module in (claude_code, codex, mini_swe_agent, opencode, openhands, qwen_code)
-}
+_MODULES = (claude_code, codex, mini_swe_agent, miniswe_sandboxed, opencode, openhands, qwen_code)
+
+PRESETS: Mapping[str, Preset] = {module.PRESET.name: module.PRESET for module in _MODULES}
 """By name."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 from prorl_gym.agents.command import LAYER, CommandConfig
 from prorl_gym.errors import ConfigError
@@ -27,23 +27,6 @@ _ARCHITECTURES = {"x86_64": "x64", "aarch64": "arm64"}
 """npm's words for machines."""
 
 
-class Layer(Protocol):
-    """What a layer is made of."""
-
-    def install(self, directory: Path, downloads: Path, python: str | None) -> None:
-        """Fill an empty directory.
-
-        Args:
-            directory: of the layer.
-            downloads: directory of what was fetched before, and what is fetched now.
-            python: interpreter that a Python layer brings along; by default one that fits.
-
-        Raises:
-            ConfigError: a program or an index is missing, with the fix.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Preset:
     """An agent program with its layer."""
@@ -52,15 +35,17 @@ class Preset:
     version: str
     wire: str
     """The model API that it calls."""
-    layer: Layer
+    layer: "NpmLayer | PythonLayer"
     command: CommandConfig
     """Names files of the layer by ``$layer``."""
+    layer_of: str = ""
+    """Name of the preset whose layer it shares, of the same version; empty: it has its own."""
     licence: str = ""
     """What to know before it is installed, if its licence is not a free one."""
 
     def directory(self, layers: Path) -> Path:
         """Return where its layer is, or would be."""
-        return layers / f"{self.name}-{self.version}"
+        return layers / f"{self.layer_of or self.name}-{self.version}"
 
     def is_installed(self, layers: Path) -> bool:
         """Whether its layer is there."""
@@ -77,7 +62,7 @@ def install_preset(preset: Preset, layers: Path, python: str | None = None) -> P
     Args:
         preset: what to install.
         layers: directory of all layers, on a disk that sandboxes may read.
-        python: see ``Layer.install``.
+        python: interpreter that a Python layer brings along; by default one that fits.
 
     Raises:
         ConfigError: a program or an index is missing, or the layer does not work here.
@@ -113,7 +98,7 @@ class NpmLayer:
     """Which folder of a package that directory is, by the directory; by default all of it."""
 
     def install(self, directory: Path, downloads: Path, python: str | None) -> None:
-        """See ``Layer.install``."""
+        """Fill an empty directory, from ``downloads`` where it can. Raises as ``install_preset``."""
         for folder, package in self.packages.items():
             name = _for_this_machine(package)
             archive = downloads / f"{name.lstrip('@').replace('/', '-').replace('@', '-')}.tgz"
@@ -137,7 +122,7 @@ class PythonLayer:
     """Module that must be importable from the layer."""
 
     def install(self, directory: Path, downloads: Path, python: str | None) -> None:
-        """See ``Layer.install``."""
+        """Fill an empty directory, from ``downloads`` where it can. Raises as ``install_preset``."""
         interpreter = find_interpreter(self.pythons, python)
         lock = Path(__file__).parent / self.lock
         pip = [interpreter.program, "-m", "pip", "--disable-pip-version-check"]

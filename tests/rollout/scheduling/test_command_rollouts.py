@@ -13,25 +13,12 @@ from prorl_gym.rollout.protocol import AgentPrograms, Finished, Job
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.sandbox.protocol import ExecResult, SandboxSpec
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
-from prorl_gym.testing.agents.scripted_gateway import ScriptedGateway
+from prorl_gym.testing.agents.fake_gateway import FakeGateway
 from prorl_gym.testing.rollout.fake_rollout import FakePolicySource, FakeSession
 from prorl_gym.testing.sandbox.fake_sandbox import FakeBackend, SandboxScript
 
 COMMAND = CommandConfig(argv=("agent", "$task"), mounts={"/.prorl/agent": "/srv/agent"})
 SAID = [Message(role="user", content="prompt"), Message(role="assistant", content="2")]
-
-
-class SaidGateway(ScriptedGateway):
-    """A gateway whose conversation is over."""
-
-    def __init__(self, said: list[Message], why: Exception | None) -> None:
-        super().__init__([])
-        self._said = said
-        if why is not None:
-            self.stop(why)
-
-    def conversation(self) -> tuple[list[Message], int]:
-        return self._said, min(1, len(self._said))
 
 
 class FakeGatewaySession(FakeSession):
@@ -50,7 +37,7 @@ class Gateways:
 
     def open_gateway(self, job: Job, settings: ResolvedSettings) -> FakeGatewaySession:
         session = FakeGatewaySession(self.source)
-        session.gateway = SaidGateway(self.said, self.why)
+        session.gateway = FakeGateway(self.said, self.why)
         return session
 
 

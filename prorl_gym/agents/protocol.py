@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from prorl_gym.inference.protocol import AssistantTurn
-from prorl_gym.records import Message
+from prorl_gym.records import Message, Submission
 from prorl_gym.sandbox.protocol import Sandbox
 
 
@@ -87,6 +87,8 @@ class Artifacts:
     """Files taken out of the agent's sandbox (a patch, a solution)."""
     log: str = ""
     """End of what an agent program printed; for people."""
+    submission: Submission | None = None
+    """What is graded, for the record. Set by ``evaluate`` before it grades; ``None``: the answer."""
 
 
 class AgentTask(Protocol):

@@ -158,6 +158,12 @@ class RolloutSummary:
     finished_at: float
     released: bool
     """Whether its record was acknowledged or has expired, and is deleted."""
+    begun_at: float | None = None
+    """When its last attempt began; null: it never did, or an earlier release wrote the record."""
+    row_id: str = ""
+    """The row's own id, or a short hash of the task; empty where an earlier release wrote the record."""
+    why: str = ""
+    """Why the reward is not 1, or why there is none, in one line."""
 
 
 class RolloutListResponse(Record):

@@ -297,7 +297,7 @@ _SUMMARY_FIELDS = [field.name for field in fields(RolloutSummary)]
 _SELECT_SUMMARY = """
 SELECT o.cursor, r.rollout_id, r.run_id, r.group_id, r.group_size, r.replica, r.environment, r.evaluation,
     r.stands_in_for, o.status, o.detail, o.cause, o.reward, o.masked, o.oldest_version, o.turns, o.sampled_tokens,
-    r.accepted_at, o.finished_at, o.released_at IS NOT NULL
+    r.accepted_at, o.finished_at, o.released_at IS NOT NULL, o.begun_at, o.row_id, o.why
 FROM outcomes o JOIN rollouts r USING (seq)
 """
 

@@ -35,8 +35,10 @@ class RequestBody:
 
     @property
     def digest(self) -> str:
-        """The hash by which it is recognised."""
-        return body_hash(self.text)
+        """The hash by which it is recognised: the same row may be sent from another file."""
+        if not self.request.row_source:
+            return body_hash(self.text)
+        return body_hash(self.request.model_copy(update={"row_source": ""}).to_json(canonical=True))
 
     def first_job(self, accepted_at: float) -> Job:
         """Return its first attempt, as it would be read from the file."""

@@ -27,7 +27,7 @@ from prorl_gym.errors import (
 )
 from prorl_gym.inference.tokens.turn_log import LoggedTurn, ReplayDivergedError, TurnLog
 from prorl_gym.logs import redact
-from prorl_gym.records import Message, Outcome, Rollout, Score, Segment, StageTime
+from prorl_gym.records import Message, Outcome, Rollout, Score, Segment, StageTime, Submission, row_id_of
 from prorl_gym.rollout.protocol import AgentPrograms, AttemptSession, Job, PolicySource, Stage, TurnEnded
 from prorl_gym.rollout.scheduling.attempt_slots import AttemptSlots, StageTimeout
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
@@ -78,9 +78,12 @@ class Attempt:
         self._turn_log: TurnLog | None = None
         """``None``: it is not to be resumed."""
         self._resume_refused = ""
+        self._begun_at: float | None = None
+        self._has_reached_grading = False
 
     def start(self, environments: EnvironmentLookup, levels: SettingsLevels) -> None:
         """Start the stages in a task of their own."""
+        self._begun_at = max(time.time(), self.job.accepted_at)
         name = f"rollout-{self.job.request.rollout_id}"
         self._stages = asyncio.create_task(self.run_stages(environments, levels), name=name)
 
@@ -214,6 +217,7 @@ class Attempt:
     ) -> tuple[Outcome, Score]:
         """Grade the artifacts. An answer that breaks its own grading gets reward 0."""
         async with self.slots.hold_stage("eval", settings.eval_seconds, time.monotonic()):
+            self._has_reached_grading = True
             try:
                 score: Any = await environment.evaluate(task, self._artifacts, self._leases, settings)
             except RolloutError as error:
@@ -294,7 +298,16 @@ class Attempt:
             resume_refused=self._resume_refused,
             agent_log=self._artifacts.log,
             cancel_seconds=self._cancel_seconds,
+            submission=None if bare else self._submission(),
+            begun_at=self._begun_at,
         )
+
+    def _submission(self) -> Submission | None:
+        """Return what was graded: as the environment put it, otherwise the answer."""
+        answer = self._artifacts.answer
+        if not self._has_reached_grading:
+            return None
+        return self._artifacts.submission or (None if answer is None else Submission(text=answer))
 
     def _stage_times(self) -> dict[WorkStage, StageTime]:
         """Return the stages' times; a replay is set-up, and counts as INIT's."""
@@ -338,6 +351,8 @@ def terminal_record(job: Job, outcome: Outcome, **work: Any) -> Rollout:
         environment=request.environment,
         evaluation=request.evaluation,
         metadata=request.metadata,
+        row_id=row_id_of(request.task),
+        row_source=request.row_source,
         outcome=outcome,
         retries=list(job.retries),
         accepted_at=job.accepted_at,

@@ -331,6 +331,13 @@ class Rollout(Record):
         return sum(stage.seconds for stage in self.stages.values())
 
     @property
+    def waited_seconds(self) -> float:
+        """Seconds from acceptance to record in no stage and no stage's queue of the last attempt: before it began."""
+        queued = sum(stage.queued for stage in self.stages.values())
+        attempts = sum(retry.seconds for retry in self.retries)
+        return max(self.finished_at - self.accepted_at - attempts - queued - self.worked_seconds, 0.0)
+
+    @property
     def turns(self) -> int:
         """How many model calls were made."""
         return sum(len(segment.generations) for segment in self.segments)

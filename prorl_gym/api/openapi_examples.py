@@ -78,6 +78,9 @@ ROLLOUT_LIST: Any = {
             "accepted_at": 1760000000.0,
             "finished_at": 1760000000.6,
             "released": False,
+            "problem": "aime-12",
+            "why": "",
+            "waited": 0.05,
         }
     ],
     "before": None,
@@ -104,13 +107,13 @@ ANALYSIS: Any = {
             "status": "completed",
             "detail": "",
             "cause": None,
-            "why": "",
+            "why": "the answer differs",
             "zero": True,
             "count": 6,
             "rollout_id": "a9",
         }
     ],
-    "spreads": {"took": {"p50": 0.6, "p90": 1.4, "max": 3.1}},
+    "spreads": {"waited": {"p50": 0.1, "p90": 0.5, "max": 2.2}, "took": {"p50": 0.6, "p90": 1.4, "max": 3.1}},
     "runs": ["step-7"],
     "environments": ["math"],
 }
@@ -119,7 +122,7 @@ PROBLEMS: Any = {
         {
             "run_id": "step-7",
             "environment": "math",
-            "problem": "prompt-3",
+            "problem": "aime-12",
             "count": 8,
             "rewarded": 8,
             "solved": 1,

@@ -158,6 +158,13 @@ class RolloutSummary:
     finished_at: float
     released: bool
     """Whether its record was acknowledged or has expired, and is deleted."""
+    problem: str = ""
+    """What it is grouped by in ``/v1/problems``."""
+    why: str = ""
+    """Why there is no reward above zero; empty where the environment did not say."""
+    waited: float | None = None
+    """Seconds before its last attempt began, without those in stages of earlier ones; null in records of earlier
+    releases."""
 
 
 PendingState = Literal["running", "waiting"]
@@ -285,11 +292,12 @@ class ProblemMember(Record):
 
 
 class Problem(Record):
-    """The finished rollouts of one row of a data set, or of one group where rows have no name."""
+    """The finished rollouts of one row of a data set."""
 
     run_id: str
     environment: str
     problem: str
+    """The row's ``task.id``, or a hash of the task."""
     count: int
     """Finished rollouts."""
     rewarded: int

@@ -1,9 +1,10 @@
 """The page of one rollout's record, turn by turn and token by token."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prorl_gym.pages.html_page import load_assets, render_page
 from prorl_gym.pages.page_data import (
+    GradedPart,
     MessageView,
     ModelCall,
     Rating,
@@ -16,7 +17,19 @@ from prorl_gym.records import Generation, Rollout, Segment
 
 ROLLOUT_ASSETS = load_assets(
     ("base.css", "trajectory.css"),
-    ("dom.js", "segment.js", "tokens.js", "conversation.js", "stages.js", "search.js", "trajectory.js"),
+    (
+        *(
+            "dom.js",
+            "segment.js",
+            "tokens.js",
+            "conversation.js",
+            "graded.js",
+            "comparison.js",
+            "stages.js",
+            "search.js",
+        ),
+        *("overview.js", "trajectory.js"),
+    ),
     "trajectory.html",
 )
 
@@ -32,6 +45,14 @@ def render_rollout(rollout: Rollout, decode: TokenDecoder | None) -> str:
     return render_page(ROLLOUT_ASSETS, f"{rollout.rollout_id} - prorl-gym", pack_trajectories([trajectory], decode))
 
 
+def render_comparison(rollouts: Sequence[Rollout], decode: TokenDecoder | None) -> str:
+    """Return the page of several rollouts, which opens on the first two side by side. Blocks as ``render_rollout``."""
+    views = [rollout_view(rollout) for rollout in rollouts]
+    title = " and ".join(rollout.rollout_id for rollout in rollouts)
+    data = {**pack_trajectories(views, decode), "compare": True}
+    return render_page(ROLLOUT_ASSETS, f"{title} - prorl-gym", data)
+
+
 def rollout_view(rollout: Rollout) -> TrajectoryView:
     """Return what the page shows of a record."""
     verdict, rating = _verdict(rollout)
@@ -42,14 +63,32 @@ def rollout_view(rollout: Rollout) -> TrajectoryView:
         outcome=_outcome(rollout),
         facts=[(name, value) for name, value in _facts(rollout) if value],
         message=rollout.outcome.message,
-        stages=[
-            (name, rollout.stages[name].queued, rollout.stages[name].seconds)
-            for name in ("init", "run", "eval")
-            if name in rollout.stages
-        ],
+        environment=rollout.environment,
+        problem=rollout.group_id or "",
+        replica=rollout.replica,
+        reward=rollout.reward,
+        graded=list(_graded(rollout)),
+        stages=list(_stages(rollout)),
         segments=[_tokens(segment) for segment in rollout.segments],
         messages=list(_messages(rollout)),
     )
+
+
+def _stages(rollout: Rollout) -> Iterator[tuple[str, float, float]]:
+    """Yield everything from the acceptance to the record: what is in no stage and no attempt is the wait before."""
+    yield "accepted", rollout.waited_seconds, 0.0
+    if earlier := sum(retry.seconds for retry in rollout.retries):
+        yield "attempts", 0.0, earlier
+    stages = [(name, rollout.stages[name]) for name in ("init", "run", "eval") if name in rollout.stages]
+    for name, stage in stages:
+        yield name, stage.queued, stage.seconds
+
+
+def _graded(rollout: Rollout) -> Iterator[GradedPart]:
+    detail = {} if rollout.score is None else rollout.score.detail
+    patch = detail.get("git_patch")
+    if isinstance(patch, str):
+        yield GradedPart("Graded patch", patch, "diff")
 
 
 def _verdict(rollout: Rollout) -> tuple[str, Rating]:
@@ -83,7 +122,7 @@ def _facts(rollout: Rollout) -> Iterator[tuple[str, str]]:
         for name, value in score.components.items():
             yield f"Reward: {name}", f"{value:g}"
         for name, value in score.detail.items():
-            if name != "git_patch":  # a text of many lines; the conversation shows the edits
+            if name != "git_patch":  # a text of many lines, which is shown as a diff
                 yield f"Verdict: {name}", f"{value}"
     for retry in rollout.retries:
         yield f"Attempt {retry.attempt} failed", f"{retry.kind.value} in {retry.stage}: {retry.message}"

@@ -276,9 +276,20 @@ RewardClass = Literal["above", "zero", "none"]
 """``above`` zero, ``zero`` or less, or no reward."""
 
 SortColumn = Literal[
-    "finished", "took", "reward", "turns", "tokens", "version", "rollout", "run", "environment", "problem", "outcome",
+    "finished",
+    "took",
+    "waited",
+    "reward",
+    "turns",
+    "tokens",
+    "version",
+    "rollout",
+    "run",
+    "environment",
+    "problem",
+    "outcome",
     "why",
-]  # fmt: skip
+]
 """Column by which finished rollouts are sorted. Pending ones have no other than ``rollout``, ``run``, ``environment``,
 ``problem`` and ``took`` (their age)."""
 

@@ -143,7 +143,14 @@ async def test_a_problem_that_is_never_solved_comes_first(served: Served) -> Non
 
 
 @pytest.mark.parametrize(
-    "query", ["rollouts?sort=body", "rollouts?state=gone", "rollouts?before=3&sort=took", "problems?order=x", "analysis?reward=2"]
+    "query",
+    [
+        "rollouts?sort=body",
+        "rollouts?state=gone",
+        "rollouts?before=3&sort=took",
+        "problems?order=x",
+        "analysis?reward=2",
+    ],
 )
 async def test_what_is_not_known_is_refused(served: Served, query: str) -> None:
     status, _ = await served.ask("GET", f"/v1/{query}")

@@ -15,7 +15,7 @@ from prorl_gym.api.http.json_bodies import json_response, parse_json, read_json
 from prorl_gym.api.http.middleware import HTML_HEADERS
 from prorl_gym.api.http.openapi import JsonBody, describe
 from prorl_gym.api.policy_control import PolicyControllers
-from prorl_gym.api.routes import OffsetQuery, RolloutPath, RunQuery, WantedRollouts
+from prorl_gym.api.routes import IDENTIFIER, OffsetQuery, RolloutPath, RunQuery, WantedRollouts
 from prorl_gym.client.wire_models import (
     MAX_BATCH,
     MAX_CURSOR,
@@ -35,7 +35,8 @@ from prorl_gym.client.wire_models import (
     Unacknowledged,
 )
 from prorl_gym.errors import NotFoundError
-from prorl_gym.pages.rollout_page import render_rollout
+from prorl_gym.pages.rollout_page import render_comparison, render_rollout
+from prorl_gym.records import Rollout
 from prorl_gym.rollout.ledger.encoding import encode_rollout
 from prorl_gym.rollout.protocol import Delivery, ListPage, RolloutState, SortColumn
 from prorl_gym.rollout.service import RolloutService
@@ -170,12 +171,18 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
             media_type="text/html",
         ),
     )
-    async def page(rollout_id: RolloutPath) -> Response:  # pyright: ignore[reportUnusedFunction]
+    async def page(  # pyright: ignore[reportUnusedFunction]
+        rollout_id: RolloutPath,
+        beside: Annotated[
+            str | None, Query(pattern=IDENTIFIER, description="Another rollout, to compare with.", examples=["a8"])
+        ] = None,
+    ) -> Response:
         """Turns, tool calls, observations and tokens, for people. The page is self-contained."""
-        rollout = await service.result(rollout_id)
-        if rollout is None:
-            raise NotFoundError(f"rollout {rollout_id} has no record yet.", "Look again when it is finished.")
-        html = await asyncio.to_thread(render_rollout, rollout, context.decode)
+        rollouts = [await _finished(service, name) for name in (rollout_id, beside) if name is not None]
+        if beside is None:
+            html = await asyncio.to_thread(render_rollout, rollouts[0], context.decode)
+        else:
+            html = await asyncio.to_thread(render_comparison, rollouts, context.decode)
         return HTMLResponse(html, headers=HTML_HEADERS)
 
     @routes.post(
@@ -286,6 +293,13 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         if context.render_prompt is None:
             raise ApiError(503, "The service has not loaded its tokenizer yet.", "Send it again.", retry_after=1)
         return json_response(context.render_prompt(body))
+
+
+async def _finished(service: RolloutService, rollout_id: str) -> Rollout:
+    rollout = await service.result(rollout_id)
+    if rollout is None:
+        raise NotFoundError(f"rollout {rollout_id} has no record yet.", "Look again when it is finished.")
+    return rollout
 
 
 async def _stream_lines(

@@ -26,7 +26,7 @@ from prorl_gym.client.wire_models import (
     StateCounts,
 )
 from prorl_gym.rollout.ledger.encoding import clamp_int64
-from prorl_gym.rollout.ledger.queries import IN_JSON_LIST, SUMMARY_COLUMNS, summary_of
+from prorl_gym.rollout.ledger.queries import IN_JSON_LIST, PROBLEM_COLUMN, SUMMARY_COLUMNS, summary_of
 from prorl_gym.rollout.protocol import ListPage, ProblemOrder, RolloutFilter, RolloutState
 
 MAX_ANALYZED = 100_000
@@ -40,20 +40,17 @@ _MAX_NAMES = 200
 
 _MAX_MEMBERS = 64
 
-_PROBLEM = "coalesce(r.group_id, r.rollout_id)"
-
-_WHY = "''"
-
-_FINISHED = f"{SUMMARY_COLUMNS}, {_PROBLEM} AS problem, {_WHY} AS why FROM outcomes o JOIN rollouts r USING (seq)"
+_FINISHED = f"{SUMMARY_COLUMNS} FROM outcomes o JOIN rollouts r USING (seq)"
 
 _PENDING = f"""
-SELECT rollout_id, run_id, group_id, group_size, replica, environment, evaluation, {_PROBLEM} AS problem,
+SELECT rollout_id, run_id, group_id, group_size, replica, environment, evaluation, {PROBLEM_COLUMN} AS problem,
     coalesce(begun, attempt) AS attempt, accepted_at
 FROM rollouts r WHERE cursor IS NULL"""
 
 _SORTS = {
     "finished": "cursor",
     "took": "finished_at - accepted_at",
+    "waited": "waited",
     "reward": "reward",
     "turns": "turns",
     "tokens": "sampled_tokens",
@@ -75,7 +72,7 @@ _PROBLEM_ORDERS = {
     "problem": "run_id, environment, problem",
 }
 
-_SPREADS = {"took": "finished_at - accepted_at", "turns": "turns", "tokens": "sampled_tokens"}
+_SPREADS = {"waited": "waited", "took": "finished_at - accepted_at", "turns": "turns", "tokens": "sampled_tokens"}
 
 _REWARD_CLASSES = {"above": "reward > 0", "zero": "reward <= 0", "none": "reward IS NULL"}
 
@@ -175,9 +172,7 @@ class LedgerAnalysis:
                 finished=finished,
                 rewards=tuple(self._reward_points()),
                 ends=tuple(self._end_counts()),
-                spreads={name: self._spread(expression, finished) for name, expression in _SPREADS.items()}
-                if finished
-                else {},
+                spreads=self._spreads(),
                 runs=self._names("run_id"),
                 environments=self._names("environment"),
             )
@@ -227,9 +222,17 @@ class LedgerAnalysis:
             for environment, status, detail, cause, why, zero, count, rollout_id, _ in rows
         ]
 
-    def _spread(self, expression: str, count: int) -> Spread:
+    def _spreads(self) -> dict[str, Spread]:
+        spreads = {name: self._spread(expression) for name, expression in _SPREADS.items()}
+        return {name: spread for name, spread in spreads.items() if spread is not None}
+
+    def _spread(self, expression: str) -> Spread | None:
+        known = f"FROM selected WHERE {expression} IS NOT NULL"
+        (count,) = self._db.execute(f"SELECT count(*) {known}").fetchone()
+        if not count:
+            return None
         places = [max(math.ceil(share * count), 1) for share in (0.5, 0.9, 1.0)]
-        ranked = f"SELECT {expression} AS value, row_number() OVER (ORDER BY {expression}) AS place FROM selected"
+        ranked = f"SELECT {expression} AS value, row_number() OVER (ORDER BY {expression}) AS place {known}"
         found = dict(
             self._db.execute(f"SELECT place, value FROM ({ranked}) WHERE place {IN_JSON_LIST}", [json.dumps(places)])
         )

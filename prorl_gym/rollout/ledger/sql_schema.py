@@ -17,9 +17,10 @@ from prorl_gym.rollout.ledger.encoding import (
     decode_request,
     decode_rollout,
     outcome_detail,
+    why_of,
 )
 
-LEDGER_SCHEMA = 5
+LEDGER_SCHEMA = 6
 """Version of the tables. A newer one is refused: its meaning is not known here."""
 
 _TURNS = """CREATE TABLE turns (
@@ -46,7 +47,8 @@ _TABLES = (
         attempt INTEGER NOT NULL DEFAULT 0, -- the next one's number
         begun INTEGER,                      -- the number of the one that runs
         cancel TEXT,
-        cursor INTEGER                      -- of its outcome; NULL: pending
+        cursor INTEGER,                     -- of its outcome; NULL: pending
+        problem TEXT                        -- see encoding.problem_of; NULL: of an earlier release
     ) STRICT""",
     "CREATE INDEX pending ON rollouts (seq) WHERE cursor IS NULL",
     "CREATE TABLE bodies (seq INTEGER PRIMARY KEY, body TEXT NOT NULL) STRICT",
@@ -65,7 +67,9 @@ _TABLES = (
         sampled_tokens INTEGER NOT NULL,
         finished_at REAL NOT NULL,
         released_at REAL,                   -- by the ledger's clock; NULL: the record is kept
-        written_at REAL NOT NULL DEFAULT 0  -- by the ledger's clock
+        written_at REAL NOT NULL DEFAULT 0, -- by the ledger's clock
+        why TEXT NOT NULL DEFAULT '',       -- see encoding.why_of
+        waited REAL                         -- seconds; NULL: of an earlier release
     ) STRICT""",
     # crc: of the record as UTF-8; NULL: written by a release that did not count it
     "CREATE TABLE records (cursor INTEGER PRIMARY KEY, record TEXT NOT NULL, crc INTEGER) STRICT",
@@ -122,7 +126,11 @@ def migrate_tables(db: sqlite3.Connection, version: int) -> None:
             _migrate_from_2(db)
         if version < 4:
             db.execute("ALTER TABLE attempts ADD COLUMN evidence TEXT")  # version 3 kept none
-        db.execute(_TURNS)
+        if version < 5:
+            db.execute(_TURNS)
+        db.execute("ALTER TABLE rollouts ADD COLUMN problem TEXT")
+        db.execute("ALTER TABLE outcomes ADD COLUMN why TEXT NOT NULL DEFAULT ''")
+        db.execute("ALTER TABLE outcomes ADD COLUMN waited REAL")
     db.execute("UPDATE schema_version SET version = ?", (LEDGER_SCHEMA,))
 
 
@@ -148,6 +156,8 @@ def outcome_row(
         rollout.finished_at,
         None,
         written_at,
+        why_of(rollout),
+        rollout.waited_seconds,
     ]
 
 
@@ -239,5 +249,19 @@ def _version_1_outcome(place: tuple[int, int, str, str | None], row: sqlite3.Row
         rollout = decode_rollout(row["record"])
         return outcome_row(*place, rollout, rollout.finished_at)
     except ValueError:  # nothing can be learnt from it; its text is handed on, and kept for its time from now on
-        unknown = ["failed", "internal", "infrastructure", None, 1, None, 0, 0, time.time(), None, time.time()]
+        unknown = [
+            "failed",
+            "internal",
+            "infrastructure",
+            None,
+            1,
+            None,
+            0,
+            0,
+            time.time(),
+            None,
+            time.time(),
+            "",
+            None,
+        ]
         return [*place, *unknown]

@@ -134,7 +134,7 @@ async def test_newer_schema(tmp_path: Path) -> None:
         file.execute("UPDATE schema_version SET version = 99")
     file.close()
     assert await complaint(tmp_path / "l.db") == (
-        "DIR/l.db: ledger schema 99 is newer than 5.\nUpgrade prorl-gym, or use another file."
+        "DIR/l.db: ledger schema 99 is newer than 6.\nUpgrade prorl-gym, or use another file."
     )
 
 

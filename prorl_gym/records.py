@@ -7,13 +7,26 @@ A trajectory is a list of ``Segment``; each is a flat block of equal-length list
 segment is the normal case; a history that has to change begins another segment and never edits an old one.
 """
 
+import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, get_args
 from uuid import uuid4
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticSerializationError
 
 from prorl_gym.errors import CancelReason, Cause, Evidence, FailureKind, Limit, TaskError, cause_of
@@ -69,6 +82,8 @@ class RolloutRequest(Record):
     """Engine to use for this rollout only, for trainers that own the gateway; must be on the service's allow-list."""
     metadata: dict[str, str] = {}
     """Returned unchanged."""
+    row_source: Annotated[str, Field(max_length=1024)] = ""
+    """Where the row is from, such as its file and line; returned in the record. Not part of the request's identity."""
     stands_in_for: Identifier | None = None
     """Rollout of the same group and replica that this one replaces; set by the service (see ``prorl_gym.demand``)."""
 
@@ -97,6 +112,18 @@ class RolloutRequest(Record):
         if self.replica >= self.group_size:
             raise ValueError(f"replica {self.replica} does not fit group_size {self.group_size}")
         return self
+
+
+def row_id_of(task: Mapping[str, Any]) -> str:
+    """Return a name of a row: its own ``id`` or ``instance_id``, or a short hash of its content."""
+    for name in ("id", "instance_id"):
+        if isinstance(own := task.get(name), str | int) and str(own).strip():
+            return bounded_text(str(own), 256)
+    try:
+        text = json.dumps(task, sort_keys=True, separators=(",", ":"))
+    except (ValueError, TypeError, RecursionError):  # a task of a request that was never accepted
+        return ""
+    return f"sha256:{hashlib.sha256(text.encode('ascii')).hexdigest()[:16]}"
 
 
 OutcomeStatus = Literal["completed", "truncated", "failed", "cancelled"]
@@ -141,15 +168,64 @@ class Outcome(Record):
         return self.status in ("completed", "truncated")
 
 
+def bounded_text(text: str, limit: int) -> str:
+    """Return a text of at most ``limit`` bytes of UTF-8: head and tail, with a mark that counts what was cut.
+
+    Half surrogate pairs, which UTF-8 cannot carry, are replaced; control characters stay.
+    """
+    if len(text) <= limit and len(data := text.encode("utf-8", "replace")) <= limit:
+        return data.decode()
+    kept = limit - 64  # room for the mark
+    head_bytes, tail_bytes = kept - kept // 4, kept // 4
+    head = text[:head_bytes].encode("utf-8", "replace")[:head_bytes].decode(errors="ignore")
+    tail = text[-tail_bytes:].encode("utf-8", "replace")[-tail_bytes:].decode(errors="ignore")
+    return f"{head}\n[... {len(text) - len(head) - len(tail)} characters cut ...]\n{tail}"
+
+
+SubmissionKind = Literal["answer", "program", "patch", "files"]
+_SUBMISSION_BYTES: dict[str, int] = {"program": 256 << 10, "patch": 1 << 20}
+"""Longest text of a submission. Whatever ``code`` and ``swe`` grade is kept whole."""
+_TEXT_BYTES = 64 << 10
+"""Longest text of any other submission."""
+
+GraderText = Annotated[str, AfterValidator(partial(bounded_text, limit=16 << 10))]
+"""A text of a grader for people, cut to 16 KiB."""
+DetailText = Annotated[str, AfterValidator(partial(bounded_text, limit=1 << 20))]
+"""A text among the facts of a score. Earlier releases kept patches there, of up to 1 MiB."""
+
+
+class Submission(Record):
+    """What the agent handed in and the environment graded. Untrusted: any character may stand in it.
+
+    Bounded, with a mark in place of what was cut: 1 MiB for a patch, 256 KiB for a program, 64 KiB for anything else.
+    """
+
+    kind: Annotated[str, Field(json_schema_extra={"enum": [*get_args(SubmissionKind)]})] = "answer"
+    """``files``: the state of the sandbox was graded, which is not kept; the text is the agent's last word on it."""
+    text: str
+    """The answer as it was compared, without the text around its box; the source of the program; the patch without
+    what is not graded."""
+
+    @field_validator("text")
+    @classmethod
+    def _bound_text(cls, text: str, info: ValidationInfo) -> str:
+        return bounded_text(text, _SUBMISSION_BYTES.get(info.data.get("kind", ""), _TEXT_BYTES))
+
+
 class Score(Record):
-    """The verdict of an environment."""
+    """The verdict of an environment. None of it reaches an agent."""
 
     reward: Annotated[float, Field(allow_inf_nan=False)]
     components: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     """Named parts; when there are any they add up to the reward."""
-    detail: dict[str, str | int | float | bool | None] = {}
-    """Small facts for people (expected form, failed test, ...). Never gold answers or hidden tests. ``git_patch``: the
-    graded patch of a ``swe`` rollout."""
+    detail: dict[str, DetailText | int | float | bool | None] = {}
+    """Small facts for people (expected form, failed test, ...). Never gold answers or hidden tests. ``why``: why the
+    reward is not 1."""
+    expected: GraderText | None = None
+    """The gold answer, one on each line where several are accepted; ``None`` where people may not see it."""
+    report: GraderText = ""
+    """What the tests said. Of ``code`` and ``swe`` a line for each test, failures first: its outcome and its name,
+    never what it checks. Of ``taskdir`` the verifier's output."""
 
     @model_validator(mode="after")
     def _components_add_up(self) -> "Score":
@@ -278,10 +354,16 @@ class Rollout(Record):
     environment: str
     evaluation: bool = False
     metadata: dict[str, str] = {}
+    row_id: str = ""
+    """The row's own id, or ``sha256:`` and 16 digits of the hash of its task; empty in records of earlier releases."""
+    row_source: str = ""
+    """``RolloutRequest.row_source``."""
     stands_in_for: Identifier | None = None
     """The rollout that this one replaces, if the service made it as a replacement."""
     outcome: Outcome
     score: Score | None = None
+    submission: Submission | None = None
+    """What was graded, also where grading failed; ``None``: the rollout ended before."""
     segments: list[Segment] = []
     messages: list[Message] = []
     prompt_messages: Annotated[int, Field(ge=0)] = 0
@@ -301,12 +383,32 @@ class Rollout(Record):
     """From the cancel of a running rollout until its engine call and its sandboxes were closed."""
     accepted_at: float
     """Unix seconds."""
+    begun_at: float | None = None
+    """When this attempt began, in Unix seconds: from here on ``stages`` counts the waits. Before it lie the dispatch
+    queue and, after a retry, the earlier attempts. ``None``: it never began, or a record of an earlier release."""
     finished_at: float
 
     @property
     def reward(self) -> float | None:
         """The reward; ``None`` without a score."""
         return None if self.score is None else self.score.reward
+
+    @property
+    def why(self) -> str:
+        """Why the reward is not 1, or why there is none, in one line; empty where nothing tells."""
+        reason = "" if self.score is None else str(self.score.detail.get("why") or "")
+        if not reason and self.reward != 1.0:
+            cut = f"cut short by the limit on {self.outcome.limit.value}" if self.outcome.limit is not None else ""
+            reason = self.outcome.message or cut
+        return " ".join(bounded_text(reason, 300).split())
+
+    @property
+    def git_patch(self) -> str | None:
+        """The graded patch of a ``swe`` rollout; ``None`` where none could be taken."""
+        if self.submission is not None and self.submission.kind == "patch":
+            return self.submission.text
+        found = None if self.score is None else self.score.detail.get("git_patch")  # as earlier releases kept it
+        return found if isinstance(found, str) else None
 
     @property
     def masked(self) -> bool:
@@ -329,13 +431,6 @@ class Rollout(Record):
     def worked_seconds(self) -> float:
         """Seconds that its stages took, waits not counted."""
         return sum(stage.seconds for stage in self.stages.values())
-
-    @property
-    def waited_seconds(self) -> float:
-        """Seconds from acceptance to record in no stage and no stage's queue of the last attempt: before it began."""
-        queued = sum(stage.queued for stage in self.stages.values())
-        attempts = sum(retry.seconds for retry in self.retries)
-        return max(self.finished_at - self.accepted_at - attempts - queued - self.worked_seconds, 0.0)
 
     @property
     def turns(self) -> int:

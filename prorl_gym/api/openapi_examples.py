@@ -78,9 +78,9 @@ ROLLOUT_LIST: Any = {
             "accepted_at": 1760000000.0,
             "finished_at": 1760000000.6,
             "released": False,
-            "problem": "aime-12",
+            "begun_at": 1760000000.05,
+            "row_id": "aime-12",
             "why": "",
-            "waited": 0.05,
         }
     ],
     "before": None,

@@ -158,13 +158,12 @@ class RolloutSummary:
     finished_at: float
     released: bool
     """Whether its record was acknowledged or has expired, and is deleted."""
-    problem: str = ""
-    """What it is grouped by in ``/v1/problems``."""
+    begun_at: float | None = None
+    """When its last attempt began; null: it never did, or an earlier release wrote the record."""
+    row_id: str = ""
+    """The row's own id, or a short hash of the task; empty where an earlier release wrote the record."""
     why: str = ""
-    """Why there is no reward above zero; empty where the environment did not say."""
-    waited: float | None = None
-    """Seconds before its last attempt began, without those in stages of earlier ones; null in records of earlier
-    releases."""
+    """Why the reward is not 1, or why there is none, in one line."""
 
 
 PendingState = Literal["running", "waiting"]
@@ -243,7 +242,7 @@ class EndCount(Record):
     detail: Detail
     cause: Cause | None
     why: str
-    """Why there is no reward above zero; empty where the environment did not say."""
+    """Why; where there is no reward, of the newest of them."""
     zero: bool
     """Whether they have a reward, and it is not above zero."""
     count: int
@@ -297,7 +296,7 @@ class Problem(Record):
     run_id: str
     environment: str
     problem: str
-    """The row's ``task.id``, or a hash of the task."""
+    """The row's name (``row_id``), or its group's in records of earlier releases."""
     count: int
     """Finished rollouts."""
     rewarded: int

@@ -71,8 +71,8 @@ class GradedPart:
 
     name: str
     text: str
-    kind: Literal["text", "diff"] = "text"
-    """``diff``: a unified diff."""
+    kind: Literal["text", "diff", "report"] = "text"
+    """``diff``: a unified diff; ``report``: a line for each test that begins with its outcome, or any other output."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,13 @@ ROLLOUT_ASSETS = load_assets(
 )
 
 
+_SUBMISSION_NAMES = {
+    "answer": "Got",
+    "program": "Graded program",
+    "files": "The agent's last word; its files were graded",
+}
+
+
 def render_rollout(rollout: Rollout, decode: TokenDecoder | None) -> str:
     """Return the page as one HTML file. Blocks for up to a second for a long rollout: do not call it on an event loop.
 
@@ -64,7 +71,8 @@ def rollout_view(rollout: Rollout) -> TrajectoryView:
         facts=[(name, value) for name, value in _facts(rollout) if value],
         message=rollout.outcome.message,
         environment=rollout.environment,
-        problem=rollout.group_id or "",
+        why="" if rollout.reward == 1.0 or rollout.why == rollout.outcome.message else rollout.why,
+        problem=rollout.row_id or rollout.group_id or "",
         replica=rollout.replica,
         reward=rollout.reward,
         graded=list(_graded(rollout)),
@@ -76,8 +84,11 @@ def rollout_view(rollout: Rollout) -> TrajectoryView:
 
 def _stages(rollout: Rollout) -> Iterator[tuple[str, float, float]]:
     """Yield everything from the acceptance to the record: what is in no stage and no attempt is the wait before."""
-    yield "accepted", rollout.waited_seconds, 0.0
-    if earlier := sum(retry.seconds for retry in rollout.retries):
+    earlier = sum(retry.seconds for retry in rollout.retries)
+    in_stages = sum(stage.queued + stage.seconds for stage in rollout.stages.values())
+    begun_at = rollout.finished_at - in_stages if rollout.begun_at is None else rollout.begun_at
+    yield "accepted", max(begun_at - rollout.accepted_at - earlier, 0.0), 0.0
+    if earlier:
         yield "attempts", 0.0, earlier
     stages = [(name, rollout.stages[name]) for name in ("init", "run", "eval") if name in rollout.stages]
     for name, stage in stages:
@@ -85,10 +96,16 @@ def _stages(rollout: Rollout) -> Iterator[tuple[str, float, float]]:
 
 
 def _graded(rollout: Rollout) -> Iterator[GradedPart]:
-    detail = {} if rollout.score is None else rollout.score.detail
-    patch = detail.get("git_patch")
-    if isinstance(patch, str):
+    score, submission = rollout.score, rollout.submission
+    patch = rollout.git_patch
+    if score is not None and score.expected is not None:
+        yield GradedPart("Expected", score.expected)
+    if patch is not None:
         yield GradedPart("Graded patch", patch, "diff")
+    elif submission is not None:
+        yield GradedPart(_SUBMISSION_NAMES.get(submission.kind, submission.kind), submission.text)
+    if score is not None and score.report:
+        yield GradedPart("Test report", score.report, "report")
 
 
 def _verdict(rollout: Rollout) -> tuple[str, Rating]:
@@ -111,6 +128,7 @@ def _facts(rollout: Rollout) -> Iterator[tuple[str, str]]:
     yield "Run", rollout.run_id + (" (evaluation)" if rollout.evaluation else "")
     yield "Group", "" if rollout.group_id is None else rollout.group_id
     yield "Replica", f"{rollout.replica + 1} of {rollout.group_size}" if rollout.group_id is not None else ""
+    yield "Row", rollout.row_id + (f", {rollout.row_source}" if rollout.row_source else "")
     yield "Stands in for", rollout.stands_in_for or ""
     yield "Attempt", f"{rollout.attempt}"
     yield "Turns", f"{rollout.turns}"
@@ -122,7 +140,7 @@ def _facts(rollout: Rollout) -> Iterator[tuple[str, str]]:
         for name, value in score.components.items():
             yield f"Reward: {name}", f"{value:g}"
         for name, value in score.detail.items():
-            if name != "git_patch":  # a text of many lines, which is shown as a diff
+            if name not in ("git_patch", "why"):  # shown as a diff, and above the facts
                 yield f"Verdict: {name}", f"{value}"
     for retry in rollout.retries:
         yield f"Attempt {retry.attempt} failed", f"{retry.kind.value} in {retry.stage}: {retry.message}"

@@ -55,8 +55,8 @@ def member(cursor: int, rng: random.Random, run: str | None = None) -> dict[str,
             "turns": rng.randrange(1, 40),
             "sampled_tokens": rng.randrange(9000),
         },
-        **{"accepted_at": finished_at - took, "finished_at": finished_at, "waited": took / 3},
-        **{"problem": f"{environment}-row-{problem}", "why": "the answer differs" if reward == 0 else ""},
+        **{"accepted_at": finished_at - took, "finished_at": finished_at, "begun_at": finished_at - took / 1.5},
+        **{"row_id": f"{environment}-row-{problem}", "why": "the answer differs" if reward == 0 else ""},
     }
 
 
@@ -65,7 +65,7 @@ def pending(number: int, rng: random.Random) -> dict[str, Any]:
     return {
         **{"rollout_id": f"open-{number:03d}", "run_id": "grpo-7b", "group_id": f"math-{number // 8}"},
         **{"group_size": 8, "replica": number % 8, "environment": "math", "evaluation": False},
-        **{"problem": f"math-row-{number // 8}", "attempt": 0, "accepted_at": time.time() - 600 * rng.random()},
+        **{"attempt": 0, "accepted_at": time.time() - 600 * rng.random()},
         **{"place": "run" if number % 3 == 0 else "queue", "since": time.time() - 5 if number % 3 == 0 else None},
     }
 
@@ -153,11 +153,10 @@ class World:
 
 _ROLLOUT_COLUMNS = (
     *("rollout_id", "run_id", "group_id", "group_size", "replica", "environment", "evaluation", "accepted_at"),
-    "problem",
 )
 _OUTCOME_COLUMNS = (
     *("cursor", "run_id", "group_id", "status", "detail", "cause", "reward", "masked", "oldest_version", "turns"),
-    *("sampled_tokens", "finished_at", "why", "waited"),
+    *("sampled_tokens", "finished_at", "begun_at", "row_id", "why"),
 )
 
 

@@ -4,7 +4,7 @@ function outcomeWords(one) { return [one.status, one.detail].filter(Boolean).joi
 
 // The filter that a cause stands for.
 function causeFilter(one) {
-  return { environment: one.environment || null, status: one.status, detail: one.detail || null, why: one.why || null, reward: one.zero ? "zero" : "none" };
+  return { environment: one.environment || null, status: one.status, detail: one.detail || null, why: one.zero ? one.why || null : null, reward: one.zero ? "zero" : "none" };
 }
 
 class CausePanel {
@@ -26,10 +26,10 @@ class CausePanel {
   row(one, finished) {
     const wanted = causeFilter(one);
     const chosen = Object.entries(wanted).every(([name, value]) => (this.view.values[name] ?? null) === value);
-    const words = one.why || (one.zero ? "no reason given" : outcomeWords(one));
-    const choose = make("button", { type: "button", class: "link", "aria-pressed": chosen ? "true" : "false", title: words,
+    const words = one.zero ? one.why || "no reason given" : outcomeWords(one);
+    const choose = make("button", { type: "button", class: "link", "aria-pressed": chosen ? "true" : "false", title: one.why || words,
       onclick: () => this.view.set(chosen ? Object.fromEntries(Object.keys(wanted).map((name) => [name, null])) : { ...wanted, state: null }) }, words);
     const newest = make("button", { type: "button", class: "link", onclick: () => this.open(one.rollout_id) }, "open");
-    return [choose, count(one.count), meter(one.count / finished, percent(one.count / finished)), one.environment || "\u2013", make("span", {}, one.zero ? make("b", { class: "badge bad" }, "0") : make("b", { class: "badge none" }, "none"), ` ${outcomeWords(one)}`), one.cause || "\u2013", newest];
+    return [choose, count(one.count), meter(one.count / finished, percent(one.count / finished)), one.environment || "\u2013", make("span", {}, one.zero ? make("b", { class: "badge bad" }, "0") : make("b", { class: "badge none" }, "none"), ` ${one.zero ? outcomeWords(one) : one.why}`), one.cause || "\u2013", newest];
   }
 }

@@ -33,12 +33,12 @@ class ComparisonView {
 
   head(rollout) {
     return make("div", { class: "side message" }, make("h2", {}, rollout.title), make("p", { class: "verdict" }, make("b", { class: `badge ${rollout.mood}` }, rollout.verdict), " ", rollout.outcome),
-      rollout.why ? make("p", {}, rollout.why) : null, rollout.message ? make("p", { class: "trouble" }, rollout.message) : null);
+      rollout.why ? make("p", { class: "reason" }, rollout.why) : null, answers(rollout.graded), rollout.message ? make("p", { class: "trouble" }, rollout.message) : null);
   }
 
   graded(left, right) {
     if (!left.graded.length && !right.graded.length) return [];
     return [make("section", { class: "turn", "aria-label": "What was graded" }, make("h2", { class: "section-title" }, "What was graded"),
-      make("div", { class: "pair" }, ...[left, right].map((one) => make("div", { class: "side" }, ...gradedParts(one.graded)))))];
+      make("div", { class: "pair" }, ...[left, right].map((one) => make("div", { class: "side" }, ...one.graded.map(gradedPart)))))];
   }
 }

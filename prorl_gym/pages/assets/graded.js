@@ -17,6 +17,32 @@ function diffView(text) {
   return [body, more];
 }
 
+const OUTCOMES = { passed: "added", failed: "removed", error: "removed", missing: "removed" };
+
+// A line for each test, which begins with its outcome; other output is shown as it is.
+function reportView(text) {
+  const lines = text.split("\n");
+  const shown = make("pre", { class: "diff", tabindex: 0 }, ...lines.slice(0, SHORT_DIFF).map((line) => make("span", { class: `diff-line ${OUTCOMES[line.split(" ")[0]] ?? ""}` }, `${line}\n`)));
+  return lines.length > SHORT_DIFF ? [shown, make("p", { class: "dim" }, `and ${count(lines.length - SHORT_DIFF)} more lines`)] : [shown];
+}
+
+const PART_VIEWS = { diff: diffView, report: reportView, text: longText };
+
+function gradedPart([name, kind, text]) {
+  return make("section", { class: "message graded", "aria-label": name }, make("h2", {}, name), ...(text ? PART_VIEWS[kind](text) : [make("p", { class: "dim" }, "nothing")]));
+}
+
+// What was expected and what came stand side by side.
 function gradedParts(parts) {
-  return parts.map(([name, kind, text]) => make("section", { class: "message graded", "aria-label": name }, make("h2", {}, name), ...(kind === "diff" ? diffView(text) : longText(text))));
+  const [first, second] = parts;
+  if (first?.[0] !== "Expected" || !second) return parts.map(gradedPart);
+  return [make("div", { class: "pair" }, gradedPart(first), gradedPart(second)), ...parts.slice(2).map(gradedPart)];
+}
+
+const SHORT_ANSWER = 300;
+
+// Short answers stand above the conversation, too.
+function answers(parts) {
+  const pair = parts.filter(([name, , text]) => ["Expected", "Got"].includes(name) && text.length <= SHORT_ANSWER);
+  return pair.length ? make("dl", { class: "answers" }, ...pair.map(([name, , text]) => make("div", {}, make("dt", {}, name), make("dd", {}, text || "nothing")))) : null;
 }

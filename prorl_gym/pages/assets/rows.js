@@ -17,11 +17,11 @@ const PLACES = {
 
 // Heading, look, cell, and the column that the service sorts by.
 const FINISHED_COLUMNS = [
-  ["Rollout", "id", (one) => one.rollout_id, "rollout"], ["Problem", "problem", (one) => one.problem, "problem"], ["Run", "run", (one) => one.run_id, "run"],
+  ["Rollout", "id", (one) => one.rollout_id, "rollout"], ["Problem", "problem", (one) => one.row_id || one.group_id || one.rollout_id, "problem"], ["Run", "run", (one) => one.run_id, "run"],
   ["Environment", "environment", (one) => one.environment, "environment"], ["Outcome", "outcome", outcomeWords, "outcome"], ["Reward", "reward", rewardBadge, "reward"],
   ["Why", "why", (one) => one.why, "why"], ["Turns", "turns", (one) => count(one.turns), "turns"], ["Tokens", "tokens", (one) => count(one.sampled_tokens), "tokens"],
   ["Version", "version", (one) => one.oldest_version ?? "\u2013", "version"],
-  ["Waited", "waited", (one) => one.waited === null ? "\u2013" : seconds(one.waited), "waited"], ["Took", "took", (one) => seconds(Math.max(one.finished_at - one.accepted_at, 0)), "took"],
+  ["Waited", "waited", (one) => one.begun_at === null ? "\u2013" : seconds(Math.max(one.begun_at - one.accepted_at, 0)), "waited"], ["Took", "took", (one) => seconds(Math.max(one.finished_at - one.accepted_at, 0)), "took"],
   ["Finished", "finished", (one) => clock(one.finished_at), "finished"],
 ];
 const PENDING_COLUMNS = [

@@ -55,6 +55,7 @@ function showSummary(rollout) {
     make("h1", {}, rollout.title),
     make("p", { class: "verdict" }, make("b", { class: `badge ${rollout.mood}` }, rollout.verdict), " ", rollout.outcome),
     rollout.why ? make("p", { class: "reason" }, rollout.why) : null,
+    answers(rollout.graded),
     rollout.message ? make("p", { class: "trouble" }, rollout.message) : null,
     stageTimeline(rollout.stages),
     make("details", { class: "facts", open: matchMedia("(min-width: 60rem)").matches },

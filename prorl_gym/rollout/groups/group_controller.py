@@ -418,6 +418,9 @@ def _summary_of(rollout: Rollout, cursor: int) -> RolloutSummary:
         accepted_at=rollout.accepted_at,
         finished_at=rollout.finished_at,
         released=False,
+        begun_at=rollout.begun_at,
+        row_id=rollout.row_id,
+        why=rollout.why,
     )
 
 

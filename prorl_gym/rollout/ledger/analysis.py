@@ -26,7 +26,7 @@ from prorl_gym.client.wire_models import (
     StateCounts,
 )
 from prorl_gym.rollout.ledger.encoding import clamp_int64
-from prorl_gym.rollout.ledger.queries import IN_JSON_LIST, PROBLEM_COLUMN, SUMMARY_COLUMNS, summary_of
+from prorl_gym.rollout.ledger.queries import IN_JSON_LIST, SUMMARY_COLUMNS, summary_of
 from prorl_gym.rollout.protocol import ListPage, ProblemOrder, RolloutFilter, RolloutState
 
 MAX_ANALYZED = 100_000
@@ -40,17 +40,22 @@ _MAX_NAMES = 200
 
 _MAX_MEMBERS = 64
 
-_FINISHED = f"{SUMMARY_COLUMNS} FROM outcomes o JOIN rollouts r USING (seq)"
+_FINISHED = f"""{SUMMARY_COLUMNS}, coalesce(nullif(o.row_id, ''), o.group_id, r.rollout_id) AS problem
+FROM outcomes o JOIN rollouts r USING (seq)"""
 
-_PENDING = f"""
-SELECT rollout_id, run_id, group_id, group_size, replica, environment, evaluation, {PROBLEM_COLUMN} AS problem,
+_PENDING = """
+SELECT r.seq, rollout_id, run_id, group_id, group_size, replica, environment, evaluation,
+    coalesce(CASE WHEN json_valid(b.body) THEN
+        coalesce(json_extract(b.body, '$.task.id'), json_extract(b.body, '$.task.instance_id')) END,
+        group_id, rollout_id) AS problem,
     coalesce(begun, attempt) AS attempt, accepted_at
-FROM rollouts r WHERE cursor IS NULL"""
+FROM rollouts r LEFT JOIN bodies b USING (seq) WHERE cursor IS NULL"""
+"""A row without an id of its own has its group's name: only its record has the hash of its task."""
 
 _SORTS = {
     "finished": "cursor",
     "took": "finished_at - accepted_at",
-    "waited": "waited",
+    "waited": "begun_at - accepted_at",
     "reward": "reward",
     "turns": "turns",
     "tokens": "sampled_tokens",
@@ -72,7 +77,12 @@ _PROBLEM_ORDERS = {
     "problem": "run_id, environment, problem",
 }
 
-_SPREADS = {"waited": "waited", "took": "finished_at - accepted_at", "turns": "turns", "tokens": "sampled_tokens"}
+_SPREADS = {
+    "waited": "begun_at - accepted_at",
+    "took": "finished_at - accepted_at",
+    "turns": "turns",
+    "tokens": "sampled_tokens",
+}
 
 _REWARD_CLASSES = {"above": "reward > 0", "zero": "reward <= 0", "none": "reward IS NULL"}
 
@@ -115,11 +125,12 @@ class LedgerAnalysis:
     ) -> list[PendingSummary]:
         where, values = _conditions(wanted, finished=False)
         where.append(f"rollout_id {'' if state == 'running' else 'NOT '}{IN_JSON_LIST}")
-        order = _PENDING_SORTS.get(page.sort, "accepted_at")
+        order = _PENDING_SORTS.get(page.sort, "seq")
         # Without a column of their own, the oldest come first: they have taken longest.
         direction = "DESC" if page.descending == (page.sort in _PENDING_SORTS) else "ASC"
         rows = self._db.execute(
-            f"SELECT * FROM ({_PENDING}) {_where(where)} ORDER BY {order} {direction} LIMIT ? OFFSET ?",
+            "SELECT rollout_id, run_id, group_id, group_size, replica, environment, evaluation, problem, attempt,"
+            f" accepted_at FROM ({_PENDING}) {_where(where)} ORDER BY {order} {direction} LIMIT ? OFFSET ?",
             (*values, json.dumps(running), clamp_int64(page.limit), clamp_int64(page.offset)),
         )
         return [
@@ -201,10 +212,12 @@ class LedgerAnalysis:
         ]
 
     def _end_counts(self) -> list[EndCount]:
-        # Of the columns that are not grouped, SQLite takes the row that max(cursor) is from.
+        # Messages of failures differ too much to be counted apart. Of columns that are not grouped, SQLite takes the
+        # values in the row that max(cursor) is from.
         rows = self._db.execute(
             "SELECT environment, status, detail, cause, why, reward IS NOT NULL, count(*), rollout_id, max(cursor)"
-            " FROM selected WHERE reward IS NULL OR reward <= 0 GROUP BY 1, 2, 3, 4, 5, 6"
+            " FROM selected WHERE reward IS NULL OR reward <= 0"
+            " GROUP BY 1, 2, 3, 4, 6, CASE WHEN reward IS NOT NULL THEN why END"
             " ORDER BY count(*) DESC, max(cursor) DESC LIMIT ?",
             (_MAX_ENDS,),
         )

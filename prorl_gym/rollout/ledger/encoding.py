@@ -17,9 +17,6 @@ from prorl_gym.records import Outcome, Rollout, RolloutRequest
 _INT64_MAX = 2**63 - 1
 """SQLite's integers end there."""
 
-_MAX_LINE = 200
-"""Characters of a name or reason that lists show."""
-
 
 def decode_request(body: str) -> RolloutRequest:
     """Read a canonical body back."""
@@ -60,31 +57,6 @@ def decode_rollout(record: str) -> Rollout:
 def outcome_detail(outcome: Outcome) -> str:
     """Return the word that goes with the status: which limit, failure or reason; empty for a completed one."""
     return str(outcome.limit or outcome.kind or outcome.reason or "")
-
-
-def problem_of(request: RolloutRequest) -> str:
-    """Return the name of a request's row, by which people find its rollouts: its id, or a hash of the task."""
-    name = request.task.get("id")
-    if isinstance(name, str) and name.strip():
-        return first_line(name)
-    text = json.dumps(request.task, sort_keys=True, separators=(",", ":"))
-    return f"row-{hashlib.sha256(text.encode('ascii')).hexdigest()[:12]}"
-
-
-def why_of(rollout: Rollout) -> str:
-    """Return why a rollout has no reward above zero, in one line; empty if it has one or its environment does not say.
-
-    What the infrastructure failed by is in the outcome's detail: messages differ too much to be counted.
-    """
-    if rollout.score is None or rollout.score.reward > 0:
-        return ""
-    return first_line(str(rollout.score.detail.get("why") or ""))
-
-
-def first_line(text: str) -> str:
-    """Return the first line, cut to ``_MAX_LINE`` characters."""
-    line = replace_surrogates(text).strip().partition("\n")[0].strip()
-    return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def replace_surrogates(text: str) -> str:

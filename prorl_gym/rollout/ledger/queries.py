@@ -296,14 +296,10 @@ _IDENTIFIER = TypeAdapter[str](Identifier)
 
 _SUMMARY_FIELDS = [field.name for field in fields(RolloutSummary)]
 
-PROBLEM_COLUMN = "coalesce(r.problem, r.group_id, r.rollout_id)"
-"""Of a row of ``rollouts r``: what its rollouts are grouped by for people."""
-
-SUMMARY_COLUMNS = f"""
+SUMMARY_COLUMNS = """
 SELECT o.cursor, r.rollout_id, o.run_id, o.group_id, r.group_size, r.replica, r.environment, r.evaluation,
     r.stands_in_for, o.status, o.detail, o.cause, o.reward, o.masked, o.oldest_version, o.turns, o.sampled_tokens,
-    r.accepted_at, o.finished_at, o.released_at IS NOT NULL AS released,
-    {PROBLEM_COLUMN} AS problem, o.why, o.waited
+    r.accepted_at, o.finished_at, o.released_at IS NOT NULL AS released, o.begun_at, o.row_id, o.why
 """
 """Columns of a ``RolloutSummary``, in the order of its fields."""
 
@@ -311,8 +307,8 @@ _SELECT_SUMMARY = f"{SUMMARY_COLUMNS} FROM outcomes o JOIN rollouts r USING (seq
 
 
 def summary_of(row: Sequence[Any]) -> RolloutSummary:
-    """Return the summary in a row of ``SUMMARY_COLUMNS``."""
-    values: dict[str, Any] = dict(zip(_SUMMARY_FIELDS, row, strict=True))
+    """Return the summary in a row that begins with ``SUMMARY_COLUMNS``."""
+    values: dict[str, Any] = dict(zip(_SUMMARY_FIELDS, row[: len(_SUMMARY_FIELDS)], strict=True))
     for name in ("evaluation", "masked", "released"):
         values[name] = bool(values[name])
     values["cause"] = Cause(values["cause"]) if values["cause"] in set(Cause) else None

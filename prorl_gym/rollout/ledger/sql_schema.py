@@ -17,7 +17,7 @@ from prorl_gym.rollout.ledger.encoding import (
     decode_request,
     decode_rollout,
     outcome_detail,
-    why_of,
+    replace_surrogates,
 )
 
 LEDGER_SCHEMA = 6
@@ -47,8 +47,7 @@ _TABLES = (
         attempt INTEGER NOT NULL DEFAULT 0, -- the next one's number
         begun INTEGER,                      -- the number of the one that runs
         cancel TEXT,
-        cursor INTEGER,                     -- of its outcome; NULL: pending
-        problem TEXT                        -- see encoding.problem_of; NULL: of an earlier release
+        cursor INTEGER                      -- of its outcome; NULL: pending
     ) STRICT""",
     "CREATE INDEX pending ON rollouts (seq) WHERE cursor IS NULL",
     "CREATE TABLE bodies (seq INTEGER PRIMARY KEY, body TEXT NOT NULL) STRICT",
@@ -68,8 +67,9 @@ _TABLES = (
         finished_at REAL NOT NULL,
         released_at REAL,                   -- by the ledger's clock; NULL: the record is kept
         written_at REAL NOT NULL DEFAULT 0, -- by the ledger's clock
-        why TEXT NOT NULL DEFAULT '',       -- see encoding.why_of
-        waited REAL                         -- seconds; NULL: of an earlier release
+        begun_at REAL,
+        row_id TEXT NOT NULL DEFAULT '',
+        why TEXT NOT NULL DEFAULT ''
     ) STRICT""",
     # crc: of the record as UTF-8; NULL: written by a release that did not count it
     "CREATE TABLE records (cursor INTEGER PRIMARY KEY, record TEXT NOT NULL, crc INTEGER) STRICT",
@@ -128,9 +128,9 @@ def migrate_tables(db: sqlite3.Connection, version: int) -> None:
             db.execute("ALTER TABLE attempts ADD COLUMN evidence TEXT")  # version 3 kept none
         if version < 5:
             db.execute(_TURNS)
-        db.execute("ALTER TABLE rollouts ADD COLUMN problem TEXT")
+        db.execute("ALTER TABLE outcomes ADD COLUMN begun_at REAL")  # version 5 named no row and no reason
+        db.execute("ALTER TABLE outcomes ADD COLUMN row_id TEXT NOT NULL DEFAULT ''")
         db.execute("ALTER TABLE outcomes ADD COLUMN why TEXT NOT NULL DEFAULT ''")
-        db.execute("ALTER TABLE outcomes ADD COLUMN waited REAL")
     db.execute("UPDATE schema_version SET version = ?", (LEDGER_SCHEMA,))
 
 
@@ -156,8 +156,9 @@ def outcome_row(
         rollout.finished_at,
         None,
         written_at,
-        why_of(rollout),
-        rollout.waited_seconds,
+        rollout.begun_at,
+        replace_surrogates(rollout.row_id),
+        replace_surrogates(rollout.why),
     ]
 
 
@@ -261,7 +262,8 @@ def _version_1_outcome(place: tuple[int, int, str, str | None], row: sqlite3.Row
             time.time(),
             None,
             time.time(),
-            "",
             None,
+            "",
+            "",
         ]
         return [*place, *unknown]

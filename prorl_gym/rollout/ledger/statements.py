@@ -16,7 +16,7 @@ from prorl_gym.client.wire_models import AcceptedRollout
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, NotFoundError, ProrlError
 from prorl_gym.records import Retry, Rollout, RolloutRequest
 from prorl_gym.rollout.ledger.analysis import LedgerAnalysis
-from prorl_gym.rollout.ledger.encoding import body_hash, checksum, clamp_int64, problem_of, replace_surrogates
+from prorl_gym.rollout.ledger.encoding import body_hash, checksum, clamp_int64, replace_surrogates
 from prorl_gym.rollout.ledger.ledger_config import CancelledRolloutError, LedgerFullError
 from prorl_gym.rollout.ledger.queries import IN_JSON_LIST, LedgerQueries, job_of, not_found_error
 from prorl_gym.rollout.ledger.sql_schema import outcome_row
@@ -36,8 +36,10 @@ class RequestBody:
 
     @property
     def digest(self) -> str:
-        """The hash by which it is recognised."""
-        return body_hash(self.text)
+        """The hash by which it is recognised: the same row may be sent from another file."""
+        if not self.request.row_source:
+            return body_hash(self.text)
+        return body_hash(self.request.model_copy(update={"row_source": ""}).to_json(canonical=True))
 
     def first_job(self, accepted_at: float) -> Job:
         """Return its first attempt, as it would be read from the file."""
@@ -157,12 +159,11 @@ class LedgerStore:
                     new.digest,
                     int(new.begin_now),
                     0 if new.begin_now else None,
-                    problem_of(one),
                 ]
             )
             bodies.append([seq, new.body.text])
         columns = "seq, rollout_id, run_id, group_id, group_size, replica, environment, evaluation, stands_in_for"
-        self._insert_rows(f"INSERT INTO rollouts ({columns}, accepted_at, body_hash, attempt, begun, problem)", rows)
+        self._insert_rows(f"INSERT INTO rollouts ({columns}, accepted_at, body_hash, attempt, begun)", rows)
         self._insert_rows("INSERT INTO bodies", bodies)
 
     def _insert_rows(self, insert: str, rows: Sequence[Sequence[object]]) -> None:

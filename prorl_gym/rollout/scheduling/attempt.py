@@ -24,7 +24,7 @@ from prorl_gym.errors import (
 )
 from prorl_gym.inference.tokens.turn_log import LoggedTurn, ReplayDivergedError, TurnLog
 from prorl_gym.logs import redact
-from prorl_gym.records import Message, Outcome, Rollout, Score, Segment, StageTime
+from prorl_gym.records import Message, Outcome, Rollout, Score, Segment, StageTime, Submission, row_id_of
 from prorl_gym.rollout.protocol import Job, PolicySession, PolicySource, Stage, TurnEnded
 from prorl_gym.rollout.scheduling.attempt_slots import AttemptSlots, StageTimeout
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
@@ -66,9 +66,12 @@ class Attempt:
         self._turn_log: TurnLog | None = None
         """``None``: it is not to be resumed."""
         self._resume_refused = ""
+        self._begun_at: float | None = None
+        self._has_reached_grading = False
 
     def start(self, environments: EnvironmentLookup, levels: SettingsLevels) -> None:
         """Start the stages in a task of their own."""
+        self._begun_at = max(time.time(), self.job.accepted_at)
         name = f"rollout-{self.job.request.rollout_id}"
         self._stages = asyncio.create_task(self.run_stages(environments, levels), name=name)
 
@@ -171,6 +174,7 @@ class Attempt:
     ) -> tuple[Outcome, Score]:
         """Grade the artifacts. An answer that breaks its own grading gets reward 0."""
         async with self.slots.hold_stage("eval", settings.eval_seconds, time.monotonic()):
+            self._has_reached_grading = True
             try:
                 score: Any = await environment.evaluate(task, self._artifacts, self._leases, settings)
             except RolloutError as error:
@@ -246,7 +250,16 @@ class Attempt:
             resumed_turns=0 if self._turn_log is None else self._turn_log.replayed_count,
             resume_refused=self._resume_refused,
             cancel_seconds=self._cancel_seconds,
+            submission=None if bare else self._submission(),
+            begun_at=self._begun_at,
         )
+
+    def _submission(self) -> Submission | None:
+        """Return what was graded: as the environment put it, otherwise the answer."""
+        answer = self._artifacts.answer
+        if not self._has_reached_grading:
+            return None
+        return self._artifacts.submission or (None if answer is None else Submission(text=answer))
 
     def _stage_times(self) -> dict[WorkStage, StageTime]:
         """Return the stages' times; a replay is set-up, and counts as INIT's."""
@@ -274,6 +287,8 @@ def terminal_record(job: Job, outcome: Outcome, **work: Any) -> Rollout:
         environment=request.environment,
         evaluation=request.evaluation,
         metadata=request.metadata,
+        row_id=row_id_of(request.task),
+        row_source=request.row_source,
         outcome=outcome,
         retries=list(job.retries),
         accepted_at=job.accepted_at,

@@ -332,14 +332,15 @@ async def test_rollouts_of_the_fifth_schema_are_listed_without_problem_and_reaso
     await ledger.finish(terminal_record((await ledger.pending_jobs())[0], Outcome(status="completed")))
     await ledger.close()
     with sqlite3.connect(path) as connection:
-        for table, column in (("rollouts", "problem"), ("outcomes", "why"), ("outcomes", "waited")):
+        for table, column in (("outcomes", "row_id"), ("outcomes", "why"), ("outcomes", "begun_at")):
             connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         connection.execute("UPDATE schema_version SET version = 5")
     connection.close()
     ledger = await SqliteLedger.open(LedgerConfig(path=path))
     try:
         (found,) = (await ledger.list_rollouts(RolloutFilter(), "finished", ListPage())).rollouts
-        assert (found.rollout_id, found.problem, found.why, found.waited) == ("r0", "g", "", None)
+        assert (found.rollout_id, found.row_id, found.why, found.begun_at) == ("r0", "", "", None)
+        assert [one.problem for one in (await ledger.list_problems(RolloutFilter(), "newest", 0, 9)).problems] == ["g"]
         assert (await ledger.analyze(RolloutFilter())).spreads.keys() == {"took", "turns", "tokens"}
         pending = (await ledger.list_rollouts(RolloutFilter(), "waiting", ListPage())).pending
         assert [(one.rollout_id, one.problem) for one in pending] == [("r1", "g")]

@@ -168,7 +168,7 @@ class Outcome(Record):
         return self.status in ("completed", "truncated")
 
 
-def bounded_text(text: str, limit: int) -> str:
+def bounded_text(text: str, limit: int = 16 << 10) -> str:
     """Return a text of at most ``limit`` bytes of UTF-8: head and tail, with a mark that counts what was cut.
 
     Half surrogate pairs, which UTF-8 cannot carry, are replaced; control characters stay.
@@ -188,7 +188,7 @@ _SUBMISSION_BYTES: dict[str, int] = {"program": 256 << 10, "patch": 1 << 20}
 _TEXT_BYTES = 64 << 10
 """Longest text of any other submission."""
 
-GraderText = Annotated[str, AfterValidator(partial(bounded_text, limit=16 << 10))]
+GraderText = Annotated[str, AfterValidator(partial(bounded_text))]
 """A text of a grader for people, cut to 16 KiB."""
 DetailText = Annotated[str, AfterValidator(partial(bounded_text, limit=1 << 20))]
 """A text among the facts of a score. Earlier releases kept patches there, of up to 1 MiB."""

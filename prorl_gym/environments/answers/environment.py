@@ -9,7 +9,7 @@ from prorl_gym.environments.answers.tex import NoAnswerError, last_boxed
 from prorl_gym.environments.protocol import Leases, ScriptedStep
 from prorl_gym.environments.simple import SimpleEnvironment
 from prorl_gym.environments.task_row import Row, to_scripted_steps
-from prorl_gym.records import Score
+from prorl_gym.records import Score, Submission, bounded_text
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
 from prorl_gym.settings import ResolvedSettings
 
@@ -24,13 +24,19 @@ class BoxedAnswerEnvironment(SimpleEnvironment[Row]):
     guess = "I believe that the answer is"
     """Words of a scripted agent before its wrong answer."""
 
+    def accepted_answers(self, task: Row) -> Sequence[str]:
+        """Return the gold answers, for people; each is accepted."""
+        return [self.gold_answer(task)]
+
     async def evaluate(self, task: Row, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
         """Return the grade of the last boxed answer, 0.0 without one; raises as ``grade``."""
         try:
             answer = last_boxed(artifacts.answer or "")
+            artifacts.submission = Submission(text=answer)
+            score = await self.grade(task, answer, leases)
         except NoAnswerError as error:
-            return wrong_score(str(error), **self.score_detail)
-        return await self.grade(task, answer, leases)
+            score = wrong_score(str(error), **self.score_detail)
+        return score.model_copy(update={"expected": bounded_text("\n".join(self.accepted_answers(task)))})
 
     def gold_steps(self, row: Mapping[str, Any]) -> Sequence[ScriptedStep]:
         """Return the row's own trajectory, or the bare answer."""

@@ -98,17 +98,28 @@ async def _launch(task: CodeRow, program: str, leases: Leases) -> Launch:
 def _score(task: CodeRow, verdicts: list[str | None]) -> Score:
     total = len(task.tests.cases)
     why = next((verdict for verdict in verdicts if verdict), None)
+    report = _report(verdicts, total)
     if why is None:
-        return Score(reward=1.0, detail={"passed": total, "tests": total})
+        return Score(reward=1.0, detail={"passed": total, "tests": total}, report=report)
     if not task.partial:
-        return failed_score(why, verdicts.index(why), total)
+        return failed_score(why, verdicts.index(why), total, report)
     passed = verdicts.count(None)
-    return Score(reward=passed / total, detail={"why": why, "passed": passed, "tests": total})
+    return Score(reward=passed / total, detail={"why": why, "passed": passed, "tests": total}, report=report)
 
 
-def failed_score(why: str, passed: int, total: int) -> Score:
+def _report(verdicts: Sequence[str | None], total: int) -> str:
+    """Return a line for each test that ran, failures first, without quoting any."""
+    numbered = list(enumerate(verdicts, 1))
+    lines = [f"failed test {number}: {verdict}" for number, verdict in numbered if verdict]
+    lines += [f"passed test {number}" for number, verdict in numbered if not verdict]
+    if unrun := total - len(verdicts):
+        lines.append(f"not run: {unrun} test{'s' if unrun > 1 else ''}")
+    return "\n".join(lines)
+
+
+def failed_score(why: str, passed: int, total: int, report: str = "") -> Score:
     """Return the score of a program that fails; ``passed`` counts the tests before the first failure."""
-    return Score(reward=0.0, detail={"why": why, "passed": passed, "tests": total})
+    return Score(reward=0.0, detail={"why": why, "passed": passed, "tests": total}, report=report)
 
 
 class _Checker:

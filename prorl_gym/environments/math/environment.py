@@ -115,6 +115,10 @@ class MathEnvironment(BoxedAnswerEnvironment[MathRow]):
         """Return the first gold answer."""
         return task.answer[0]
 
+    def accepted_answers(self, task: MathRow) -> Sequence[str]:
+        """Return all gold answers."""
+        return task.answer
+
     def wrong_answer(self, task: MathRow, seed: int) -> str:
         """Return one plus the square root of a prime: no gold answer in a data set is that."""
         return f"{1 + crc32(f'{seed}:{task.question}'.encode()) % 97}+\\sqrt{{9973}}"

@@ -252,6 +252,10 @@ class StemEnvironment(BoxedAnswerEnvironment[StemRow]):
         """Return the gold answer, of a choice the letter of the right option as it is shown."""
         return task.right_letter() if task.kind == "choice" else task.answer
 
+    def accepted_answers(self, task: StemRow) -> Sequence[str]:
+        """Return the gold answer, and others that a text may be; of a choice the letter as it is shown."""
+        return (self.gold_answer(task), *task.accept)
+
     def wrong_answer(self, task: StemRow, seed: int) -> str:
         """Return an answer of the row's kind that no gold answer equals."""
         draw = crc32(f"{seed}:{task.question}".encode(errors="replace"))

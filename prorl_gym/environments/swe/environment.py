@@ -23,7 +23,7 @@ from prorl_gym.environments.swe.repository import (
 from prorl_gym.environments.swe.swe_row import SweTask, parse_swe_row
 from prorl_gym.environments.task_row import to_scripted_steps
 from prorl_gym.errors import Cause, FailureKind, GraderError, LimitReached, SandboxError, TaskError
-from prorl_gym.records import Message, Score
+from prorl_gym.records import Message, Score, Submission
 from prorl_gym.sandbox.protocol import Sandbox
 from prorl_gym.settings import ResolvedSettings, RolloutSettings, resolve_settings
 
@@ -128,6 +128,7 @@ class SweEnvironment:
             SandboxError, GraderError: grading itself could not be done.
             TaskError: the row's own tests cannot be run.
         """
+        artifacts.submission = Submission(kind="patch", text="")
         await self._collect_patch(task, artifacts, leases)
         if NO_PATCH in artifacts.files:
             return Score(reward=0.0, detail={"why": artifacts.files[NO_PATCH].decode(errors="replace")})
@@ -135,6 +136,7 @@ class SweEnvironment:
         dirty = placed.base.dirty if placed else ()
         # In a thread: one of millions of lines takes seconds to read.
         patch = await asyncio.to_thread(filter_patch, artifacts.files[PATCH], task, dirty)
+        artifacts.submission = Submission(kind="patch", text=patch.patch.decode(errors="replace"))
         if not patch.patch:
             return Score(reward=0.0, detail={"why": patch.empty_reason, **_patch_facts(patch)})
         score = await grade(task, patch.patch, leases, settings)
@@ -200,10 +202,10 @@ class SweEnvironment:
             artifacts.files[NO_PATCH] = f"the agent broke its sandbox: {error.what}".encode()
 
 
-def _patch_facts(patch: FilteredPatch) -> dict[str, int | str]:
-    """Return the counts of a patch and its text for ``Score.detail``."""
+def _patch_facts(patch: FilteredPatch) -> dict[str, int]:
+    """Return the counts of a patch for ``Score.detail``."""
     dropped = {f"dropped: {why}": count for why, count in sorted(patch.dropped.items())}
-    return {"files": len(patch.files), **dropped, "git_patch": patch.patch.decode(errors="replace")}
+    return {"files": len(patch.files), **dropped}
 
 
 def first_messages(task: SweTask) -> tuple[Message, ...]:

@@ -36,6 +36,7 @@ _RUN = 'exec >>"$1" 2>&1 </dev/null; if [ -n "$3" ]; then ' + _PLUGIN_EXPORTS + 
 KILLED = "killed"
 """Key of ``Score.detail``; see ``with_kill_detail``."""
 _MAX_NAMED = 3
+_MAX_REPORTED_NAME = 300
 _NAME_LENGTH = 120
 
 
@@ -218,12 +219,13 @@ def _score_without_kill(task: SweTask, results: TestResults) -> Score:
         "fail_to_pass": f"{_passing(fail_to_pass)}/{len(fail_to_pass)}",
         "pass_to_pass": f"{_passing(pass_to_pass)}/{len(pass_to_pass)}",
     }
+    report = report_lines([(status, name) for name, status in both])
     if fail_to_pass and _passing(both) == len(both):
-        return Score(reward=1.0, detail=detail)
+        return Score(reward=1.0, detail=detail, report=report)
     missing = [name for name, status in both if status == "missing"]
     failed = [name for name, status in both if status not in PASSING and status != "missing"]
     detail |= {"failed": summarize_names(failed), "missing": summarize_names(missing)}
-    return Score(reward=0.0, detail={"why": _failure_reason(fail_to_pass, pass_to_pass), **detail})
+    return Score(reward=0.0, detail={"why": _failure_reason(fail_to_pass, pass_to_pass), **detail}, report=report)
 
 
 def broke_only_others(task: SweTask, results: TestResults) -> bool:
@@ -254,6 +256,12 @@ def summarize_names(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
     shown = ", ".join(name[:_NAME_LENGTH] for name in names[:_MAX_NAMED])
     return f"{shown} and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else shown
+
+
+def report_lines(tests: Iterable[tuple[Status, str]]) -> str:
+    """Return outcome and name of each test on a line, failures first."""
+    ordered = sorted(tests, key=lambda test: test[0] in PASSING)
+    return "\n".join(f"{status} {' '.join(name.split())[:_MAX_REPORTED_NAME]}" for status, name in ordered)
 
 
 class StatusLookup:

@@ -15,10 +15,12 @@ from prorl_gym.environments.killed_program import was_killed
 from prorl_gym.environments.swe.run_tests import (
     MAX_LOG,
     CommandSequence,
+    report_lines,
     summarize_names,
     unsolved_score,
     with_kill_detail,
 )
+from prorl_gym.environments.swe.runner_reports import Status
 from prorl_gym.environments.swe.swe_row import SweTask
 from prorl_gym.environments.worker_pool import (
     WorkerDiedError,
@@ -150,11 +152,14 @@ def _score(task: SweTask, answer: Mapping[str, Any]) -> Score:
     }
     if answer["contradiction"]:
         return Score(reward=0.0, detail={"why": "nothing is reported as failed, but the tests' exit code says so"})
+    passed: list[tuple[Status, str]] = [("passed", name) for name in (*fail_to_pass[0], *pass_to_pass[0])]
+    unpassed: list[tuple[Status, str]] = [("failed", name) for name in (*fail_to_pass[1], *pass_to_pass[1])]
+    report = report_lines([*unpassed, *passed])
     if answer["resolved"]:
-        return Score(reward=1.0, detail=detail)
-    failed = summarize_names([*fail_to_pass[1], *pass_to_pass[1]])
+        return Score(reward=1.0, detail=detail, report=report)
+    failed = summarize_names([name for _, name in unpassed])
     why = "the fault is not repaired" if len(fail_to_pass[0]) < wanted else "tests that passed before do not any more"
-    return Score(reward=0.0, detail={"why": why, **detail, "failed": failed})
+    return Score(reward=0.0, detail={"why": why, **detail, "failed": failed}, report=report)
 
 
 def _lists(answer: Mapping[str, Any], name: str) -> tuple[Sequence[str], Sequence[str]]:

@@ -24,12 +24,13 @@ from prorl_gym.environments.taskdir.task_sandbox import (
     copy_kept_paths,
     kill_agent_processes,
     prepare_starting_state,
+    read_verifier_output,
     remove_verifier_paths,
     run_verifier,
     sandbox_spec,
 )
 from prorl_gym.errors import Cause, GraderError, SandboxError
-from prorl_gym.records import Score
+from prorl_gym.records import Score, Submission
 from prorl_gym.sandbox.protocol import Sandbox
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
 
@@ -80,9 +81,10 @@ class TaskDirEnvironment(SimpleEnvironment[TaskDirRow]):
             GraderError: the verifier gives no reward on the starting state either.
             SandboxError: a sandbox is lost or cannot be started.
         """
+        artifacts.submission = Submission(kind="files", text=artifacts.answer or "")
         seconds = settings.eval_seconds * EVAL_SHARE
         try:
-            reward = await self._verify_end_state(task, leases, seconds)
+            reward, output = await self._verify_end_state(task, leases, seconds)
         except SpoiledStateError as spoiled:
             return Score(reward=0.0, detail={"why": str(spoiled)})
         except SandboxError as error:
@@ -90,7 +92,8 @@ class TaskDirEnvironment(SimpleEnvironment[TaskDirRow]):
                 raise
             return Score(reward=0.0, detail={"why": error.kind.value})
         if reward is not None:
-            return Score(reward=reward)
+            detail = {} if reward == 1.0 else {"why": f"the verifier's reward is {reward:g}"}
+            return Score(reward=reward, detail=detail, report=output)
         fresh = await leases.start_clean_sandbox(sandbox_spec(task))
         await prepare_starting_state(fresh, task)
         if await run_verifier(fresh, task, seconds) is None:
@@ -98,9 +101,10 @@ class TaskDirEnvironment(SimpleEnvironment[TaskDirRow]):
                 f"taskdir row {task.id or 'without id'}: the verifier gives no reward, not even on the starting state.",
                 "Run it by hand there: it may need the network, or a program that the image lacks.",
             )
-        return Score(reward=0.0, detail={"why": "the verifier gives no reward on what the agent left"})
+        return Score(reward=0.0, detail={"why": "the verifier gives no reward on what the agent left"}, report=output)
 
-    async def _verify_end_state(self, task: TaskDirRow, leases: Leases, seconds: float) -> float | None:
+    async def _verify_end_state(self, task: TaskDirRow, leases: Leases, seconds: float) -> tuple[float | None, str]:
+        """Return the verifier's reward and its output."""
         agents = await leases.get_agent_sandbox(sandbox_spec(task))
         await kill_agent_processes(agents)
         place = agents
@@ -109,7 +113,7 @@ class TaskDirEnvironment(SimpleEnvironment[TaskDirRow]):
         else:
             await remove_verifier_paths(agents)
         try:
-            return await run_verifier(place, task, seconds)
+            return await run_verifier(place, task, seconds), await read_verifier_output(place)
         except OSError as error:
             raise SpoiledStateError(f"the verifier's files cannot be placed ({error.strerror})") from None
 

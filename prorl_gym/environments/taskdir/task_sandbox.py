@@ -184,6 +184,14 @@ async def run_verifier(sandbox: Sandbox, task: TaskDirRow, seconds: float) -> fl
     return await (_reward_from_summary(sandbox) if verifier.reward == "pytest" else _reward_from_file(sandbox))
 
 
+async def read_verifier_output(sandbox: Sandbox) -> str:
+    """Return what the verifier printed; empty where it cannot be read any more: the verdict stands without it."""
+    try:
+        return await _read(sandbox, _OUTPUT) or ""
+    except SandboxError:
+        return ""
+
+
 async def _reward_from_file(sandbox: Sandbox) -> float | None:
     """Read the files that exist; both must agree, rounding aside."""
     texts = [await _read(sandbox, f"{LOGS}/{name}") for name in ("reward.json", "reward.txt")]

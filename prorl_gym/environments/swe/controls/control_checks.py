@@ -85,7 +85,7 @@ async def check_repair(
 def with_control_detail(score: Score, found: Mapping[str, str]) -> Score:
     """Return the score after the checks, with their entries in its detail."""
     detail = {**found, **score.detail} if "why" in found else {**score.detail, **found}
-    return Score(reward=0.0 if "why" in found else score.reward, detail=detail)
+    return score.model_copy(update={"reward": 0.0 if "why" in found else score.reward, "detail": detail})
 
 
 def draw_variants(functions: Sequence[TestFunction], rng: random.Random) -> list[tuple[TestFunction, Edit | None]]:

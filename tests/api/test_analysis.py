@@ -21,7 +21,7 @@ async def served(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 def member(name: str, group: str, replica: int, run_id: str = "r", **task: Any) -> dict[str, Any]:
-    return ask(name, **task) | {"run_id": run_id, "group_id": group, "group_size": 2, "replica": replica}
+    return ask(name, id=group, **task) | {"run_id": run_id, "group_id": group, "group_size": 2, "replica": replica}
 
 
 async def finish(served: Served, *rows: dict[str, Any]) -> None:

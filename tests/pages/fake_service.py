@@ -60,12 +60,12 @@ def member(cursor: int, rng: random.Random, run: str | None = None) -> dict[str,
     }
 
 
-def pending(number: int, rng: random.Random) -> dict[str, Any]:
+def pending(number: int) -> dict[str, Any]:
     """An accepted rollout without a record; every third one runs."""
     return {
         **{"rollout_id": f"open-{number:03d}", "run_id": "grpo-7b", "group_id": f"math-{number // 8}"},
         **{"group_size": 8, "replica": number % 8, "environment": "math", "evaluation": False},
-        **{"attempt": 0, "accepted_at": time.time() - 600 * rng.random()},
+        **{"attempt": 0, "accepted_at": time.time() - 600 + number},
         **{"place": "run" if number % 3 == 0 else "queue", "since": time.time() - 5 if number % 3 == 0 else None},
     }
 
@@ -201,7 +201,7 @@ def busy(rollouts: int = 10_000) -> World:
     ]
     return World(
         members=members,
-        pending=[pending(number, rng) for number in range(24 if rollouts else 0)],
+        pending=[pending(number) for number in range(24 if rollouts else 0)],
         history={"interval_seconds": 5.0, "times": [NOW + 5 * i for i in range(samples)], "columns": columns},
         groups={run: groups(run) for run in ("grpo-7b", "eval-17")},
         status={

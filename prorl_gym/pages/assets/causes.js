@@ -20,7 +20,7 @@ class CausePanel {
     const heads = ["Why", "Rollouts", "Share", "Environment", "Ended as", "Caused by", "Newest"];
     refillBox(this.element, make("div", {},
       make("p", { class: "dim sum" }, `${count(all)} of ${plural(analysis.finished, "finished rollout")}${analysis.finished ? `, ${percent(all / analysis.finished)}` : ""}`),
-      table("Why rewards are zero or missing", heads, rows, analysis.finished ? "Every reward is above zero." : "Nothing has finished yet.")));
+      table("Causes", heads, rows, analysis.finished ? "Every reward is above zero." : "Nothing has finished yet.")));
   }
 
   row(one, finished) {

@@ -34,7 +34,7 @@ class Overview {
       found.set(environment, one);
     }
     return make("table", { class: "means" }, make("caption", { class: "hidden" }, "Mean reward by environment"),
-      make("thead", {}, make("tr", {}, ...["Environment", "Mean reward", "", "Solved", "No reward"].map((name) => make("th", { scope: "col" }, name)))),
+      make("thead", {}, make("tr", {}, ...["Environment", "Mean reward", "Of 1", "Solved", "No reward"].map((name) => make("th", { scope: "col" }, name)))),
       make("tbody", {}, ...[...found].map(([name, { rewards, missing }]) => {
         const mean = meanOf(rewards);
         return make("tr", {}, make("th", { scope: "row" }, name || "\u2013"), make("td", {}, mean === null ? "\u2013" : mean.toFixed(3)), make("td", {}, mean === null ? null : share(mean)),

@@ -81,7 +81,7 @@ class RewardPanel {
     const { from, to } = this.view.values;
     if (names.length) [this.from.value, this.to.value] = [names.includes(from) ? from : names[0], names.includes(to) ? to : names.at(-1)];
     const rows = series.map((one, i) => this.row(one, i, names.length > 1));
-    const heads = names.length > 1 ? ["Rewards of", "From", "To", "Change", ""] : ["Rewards of", "Mean", "", "Rewards"];
+    const heads = names.length > 1 ? ["Rewards of", "From", "To", "Change", "Verdict"] : ["Rewards of", "Mean", "Of 1", "Rewards"];
     refillBox(this.table, table("Mean rewards by version", heads, rows, "Nothing with a reward has finished."));
   }
 

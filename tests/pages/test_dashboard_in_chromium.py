@@ -205,7 +205,7 @@ def test_what_waits_and_what_runs(browser: "Browser") -> None:
         ages = sorted((one for one in world.pending if one["place"] != "run"), key=lambda one: one["accepted_at"])
         assert page.locator(".rows .row").count() == 16
         assert (page.locator(".rows .row .cell.id").first.text_content() or "") == ages[0]["rollout_id"]
-        page.get_by_text("Accepted for").first.wait_for()
+        page.locator("#spreads dt", has_text="Accepted for").wait_for()
         assert "p90" in page.locator("#spreads").inner_text()
         page.get_by_role("button", name="8 running", exact=True).click()
         page.locator(".rows .row", has_text="RUN").first.wait_for()
@@ -327,7 +327,7 @@ def test_hostile_names_are_shown_and_do_not_run(browser: "Browser") -> None:
     }
     with shown(browser, world) as page:
         page.locator("#groups table").wait_for()
-        page.locator("#causes th button", has_text=ATTACK).click()
+        page.locator("#causes th button", has_text=ATTACK).first.click()
         page.get_by_role("button", name="Take away: why").wait_for()
         page.locator(".rows .row").first.click()
         frame = page.frame_locator("#trajectory")

@@ -12,7 +12,8 @@ class Overview {
       make("p", { class: "narrow" }, this.wanted, make("label", {}, this.only, " only those without a reward above 0"), this.found),
       make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Rewards by problem" }, make("table", {},
         make("thead", {}, make("tr", {}, ...["Problem", "Environment", "Mean", "Solved", "Rewards"].map((name) => make("th", { scope: "col" }, name)))), make("tbody", {}, ...this.rows.map((row) => row.element)))));
-    host.replaceChildren(this.box);
+    this.title = make("h1", {}, "Rollouts");
+    host.replaceChildren(this.title, this.box);
     host.hidden = false;
   }
 
@@ -55,7 +56,7 @@ class Overview {
 
   // Everything that was said in a rollout, in small letters.
   text(number) {
-    this.texts ??= this.rollouts.map((one) => [one.title, one.outcome, one.message, one.why, ...one.messages.flatMap((message) => [message.text, ...message.calls.flat()])].join("\n").toLowerCase());
+    this.texts ??= this.rollouts.map((one) => [one.title, one.verdict, one.outcome, one.message, one.why, ...one.messages.flatMap((message) => [message.text, ...message.calls.flat()])].join("\n").toLowerCase());
     return this.texts[number];
   }
 
@@ -74,6 +75,7 @@ class Overview {
   }
 
   mark(chosen) {
+    this.title.hidden = chosen in this.rollouts; // which has a title of its own
     for (const { chips, numbers } of this.rows) {
       chips.forEach((chip, i) => { if (numbers[i] === chosen) chip.setAttribute("aria-current", "true"); else chip.removeAttribute("aria-current"); });
     }

@@ -69,9 +69,10 @@ function showAll() {
   const choose = () => {
     const chosen = Number(/^#r(\d+)$/.exec(location.hash)?.[1] ?? -1);
     overview.mark(chosen);
-    for (const id of ["summary", "tools", "content"]) byId(id).hidden = !data.rollouts[chosen];
-    if (!data.rollouts[chosen]) return;
+    byId("summary").hidden = byId("tools").hidden = !(chosen in data.rollouts);
+    if (!(chosen in data.rollouts)) return VIEWS.forEach((name) => { byId(name).hidden = true; });
     showRollout(data.rollouts[chosen]);
+    if (VIEWS.every((name) => byId(name).hidden)) showView("conversation");
     byId("summary").scrollIntoView({ block: "start" });
   };
   addEventListener("hashchange", choose);

@@ -13,6 +13,8 @@ from prorl_gym.environments.row_format import DiskRow, read_json_lines, read_row
 from prorl_gym.errors import ConfigError, TaskError
 from prorl_gym.records import RolloutRequest, new_rollout_id
 
+MAX_SOURCE = 1024
+"""Longest ``row_source``, in characters."""
 _GYM_KEYS = ("responses_create_params", "agent_ref", "prorl")
 """Keys of a NeMo Gym row beside ``environment`` and ``task``; what its collector stamps on begins with ``_``."""
 
@@ -75,7 +77,11 @@ def _line_requests(line: Mapping[str, Any], where: str, run: str, group_size: in
     block: Any = line.get("prorl") or {}
     if not isinstance(block, dict):
         raise ConfigError(f"{where}: 'prorl' is not an object.", "Give keys and values there, or leave it out.")
-    fields: dict[str, Any] = {**block, **{name: value for name, value in line.items() if _is_request_key(name, where)}}
+    fields: dict[str, Any] = {
+        "row_source": where[-MAX_SOURCE:],
+        **block,
+        **{name: value for name, value in line.items() if _is_request_key(name, where)},
+    }
     if group_size > 1:
         fields |= {"group_id": fields.get("group_id") or new_rollout_id(), "group_size": group_size}
         fields.pop("rollout_id", None)

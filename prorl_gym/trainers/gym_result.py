@@ -81,7 +81,7 @@ def to_gym_result(
         "mask_reason": _mask_reason(rollout, has_sampled=sampled, is_group_stopped=is_group_stopped)
         if masked
         else None,
-        "prorl_git_patch": None if rollout.score is None else rollout.score.detail.get("git_patch"),
+        **_graded(rollout),
         **_scalars(rollout, is_placeholder=not sampled, is_group_stopped=is_group_stopped),
     }
 
@@ -117,6 +117,19 @@ def _mask_reason(rollout: Rollout, *, has_sampled: bool, is_group_stopped: bool)
     if has_sampled and outcome.limit is not None:
         return f"A limit cut it short ({outcome.limit.value}), and the settings mask such rollouts (mask_overlong)."
     return "Nothing was sampled."
+
+
+def _graded(rollout: Rollout) -> dict[str, Any]:
+    """Return the row and what was graded, for people and for ``prorl-gym predictions``."""
+    score, submission = rollout.score, rollout.submission
+    return {
+        "prorl_row_id": rollout.row_id,
+        "prorl_why": rollout.why or None,
+        "prorl_git_patch": None if score is None else rollout.git_patch,
+        "prorl_submission": None if submission is None or submission.kind == "patch" else submission.text,
+        "prorl_expected": None if score is None else score.expected,
+        "prorl_report": None if score is None else score.report or None,
+    }
 
 
 def _scalars(rollout: Rollout, *, is_placeholder: bool, is_group_stopped: bool) -> dict[str, Any]:

@@ -56,13 +56,18 @@ async def played(row: dict[str, Any], commands: Sequence[str], leases: Leases) -
 
 
 async def test_gold_solves_it_and_nothing_does_not(harbor: dict[str, Any], leases: Leases) -> None:
-    gold = await play_script(ENVIRONMENT, harbor, gold_steps(ENVIRONMENT, harbor), leases)
+    row = {**harbor, "verifier": {**harbor["verifier"], "command": f"echo sum; {harbor['verifier']['command']}"}}
+    gold = await play_script(ENVIRONMENT, row, gold_steps(ENVIRONMENT, row), leases)
+    assert gold.score.report == "sum\n"
     assert (gold.score.reward, gold.turns) == (1.0, 2), gold.artifacts.messages
 
 
 async def test_nothing_scores_zero(harbor: dict[str, Any], leases: Leases) -> None:
-    score = (await played(harbor, [], leases)).score
-    assert (score.reward, score.detail) == (0.0, {})
+    result = await played(harbor, [], leases)
+    assert (result.score.reward, result.score.detail) == (0.0, {"why": "the verifier's reward is 0"})
+    assert result.artifacts.submission is not None
+    assert result.artifacts.submission.kind == "files"
+    assert result.score.report == ""
 
 
 async def test_what_is_taken_along_is_bounded(tmp_path: Path, leases: Leases) -> None:

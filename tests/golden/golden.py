@@ -170,7 +170,7 @@ def ledger_file() -> str:
 
 
 ENVIRONMENTS = ("code", "math", "stem", "swe", "taskdir")
-VARYING = {"accepted_at", "finished_at", "stages", "cancel_seconds", "seconds"}
+VARYING = {"accepted_at", "begun_at", "finished_at", "stages", "cancel_seconds", "seconds"}
 BY_CHANCE = {"swe": {"content", "token_ids", "mask", "logprobs", "policy_versions", "begin", "end", "run_c"}}
 """Its tests print how long they took, and each grading tosses its own coins."""
 

@@ -38,7 +38,7 @@ def to_process_result(
         include_input_ids: see ``to_messages``.
     """
     outcome = rollout.outcome
-    patch = rollout.score.detail.get("git_patch") if rollout.score is not None else None
+    patch = rollout.git_patch if rollout.score is not None else None
     return {
         "instance_id": instance_id,
         "trajectory_id": trajectory_id,

@@ -116,7 +116,7 @@ def _requests(
     name: str, file: Path, run: str, samples: int, settings: "RolloutSettings"
 ) -> "dict[str, list[RolloutRequest]]":
     """Return the rollouts of each row. Their ids derive from the run's name: sent again, they are the same."""
-    from prorl_gym.cli.request_file import read_rows_of
+    from prorl_gym.cli.request_file import MAX_SOURCE, read_rows_of
     from prorl_gym.config import load_config
     from prorl_gym.environments import registry
     from prorl_gym.errors import TaskError
@@ -135,6 +135,7 @@ def _requests(
             "group_size": samples,
             "environment": name,
             "task": dict(row.task),
+            "row_source": row.where[-MAX_SOURCE:],
             "settings": settings,
             "evaluation": True,
         }

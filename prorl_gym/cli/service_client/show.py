@@ -20,6 +20,7 @@ from prorl_gym.cli.service_client.service_connection import (
     atomic_file,
     connect,
     find_rollout,
+    printable,
     rollout_summary,
 )
 from prorl_gym.errors import ConfigError
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 Format = Literal["jsonl", "sft", "tokens"]
 MaskKey = Literal["train", "weight"]
+_MAX_SHOWN = 4000
+"""Characters of one text that ``show`` prints."""
 _URL_HELP = "Address of the service. Its token is found as by `prorl-gym submit`."
 
 
@@ -58,7 +61,28 @@ def show(
     if html is not None:
         typer.echo(str(html))
     else:
-        typer.echo(rollout.model_dump_json(indent=2) if as_json else rollout_summary(rollout))
+        typer.echo(rollout.model_dump_json(indent=2) if as_json else rollout_report(rollout))
+
+
+def rollout_report(rollout: "Rollout") -> str:
+    """Return the summary, followed by the row, the reason and what was graded."""
+    score, submission = rollout.score, rollout.submission
+    message = " ".join(rollout.outcome.message.split())
+    texts = {
+        "row": f"{rollout.row_id} ({rollout.row_source})" if rollout.row_source else rollout.row_id,
+        "why": "" if rollout.why == message else rollout.why,
+        "expected": "" if score is None else score.expected or "",
+        submission.kind if submission is not None else "": "" if submission is None else submission.text,
+        "report": "" if score is None else score.report,
+    }
+    lines = [f"    {printable(name)}: {_indented(text)}" for name, text in texts.items() if text]
+    return "\n".join([rollout_summary(rollout), *lines])
+
+
+def _indented(text: str) -> str:
+    """Return a text for the terminal: one of several lines begins on a line of its own; a long one is cut."""
+    shown = printable(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}\n[... --full shows all]")
+    return "".join(f"\n        {line}" for line in shown.splitlines()) if "\n" in shown.strip() else shown.strip()
 
 
 def _fetch_rollout(client: "SyncClient", rollout_id: str, wait: float) -> "Rollout | None":

@@ -92,8 +92,9 @@ class TaskDirEnvironment(SimpleEnvironment[TaskDirRow]):
                 raise
             return Score(reward=0.0, detail={"why": error.kind.value})
         if reward is not None:
-            detail = {} if reward == 1.0 else {"why": f"the verifier's reward is {reward:g}"}
-            return Score(reward=reward, detail=detail, report=output)
+            if reward == 1.0:
+                return Score(reward=reward, report=output)
+            return Score(reward=reward, detail={"why": f"the verifier's reward is {reward:g}"}, report=output)
         fresh = await leases.start_clean_sandbox(sandbox_spec(task))
         await prepare_starting_state(fresh, task)
         if await run_verifier(fresh, task, seconds) is None:

@@ -21,6 +21,7 @@ from prorl_gym.environments.swe.patch_filter import filter_patch
 from prorl_gym.environments.swe.repository import sandbox_spec
 from prorl_gym.environments.swe.swe_row import Repository
 from prorl_gym.errors import LimitReached, TaskError
+from prorl_gym.records import Submission
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend, SandboxSpec
 from prorl_gym.settings import resolve_settings
@@ -200,6 +201,12 @@ async def test_gold_is_one_and_time_up_is_graded_too(lent: CountingLeases):
         played = await play_script(environment, ROW, environment.gold_steps(ROW), lent)
         assert played.score.reward == 1.0, played.score.detail
         assert played.score.detail["files"] == 1
+        assert played.artifacts.submission is not None
+        assert "+    return 42" in played.artifacts.submission.text
+        assert set(played.score.report.splitlines()) == {
+            "passed tests.test_hidden.TestAnswer.test_answer",
+            "passed tests.test_hidden.TestAnswer.test_type",
+        }
         # A rollout whose time is up is killed before the patch was taken: evaluate takes it.
         artifacts = Artifacts()
         score = await environment.evaluate(environment.parse_row(ROW), artifacts, lent, settings)
@@ -221,8 +228,8 @@ async def test_empty_patch_is_zero_without_a_clean_sandbox(lent: CountingLeases)
         "files": 0,
         "dropped: symbolic link": 1,
         "dropped: test": 2,
-        "git_patch": "",
     }
+    assert played.artifacts.submission == Submission(kind="patch", text="")
     assert lent.cleans == 0
 
 

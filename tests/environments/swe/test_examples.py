@@ -92,7 +92,8 @@ async def test_gold_patch_does_what_the_gold_trajectory_does(row: DiskRow, lease
     patch = parse_swe_row(row.task).gold_patch
     changed = {line for line in patch.splitlines() if line.startswith(("+", "-")) and line[1:].strip()}
     assert played.score.detail["files"] == sum(line.startswith("+++ ") for line in changed)
-    assert changed <= set(str(played.score.detail["git_patch"]).splitlines())
+    assert played.artifacts.submission is not None
+    assert changed <= set(played.artifacts.submission.text.splitlines())
 
 
 @pytest.mark.slow

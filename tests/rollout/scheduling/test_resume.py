@@ -22,7 +22,7 @@ from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.balance.health_monitor import FailoverOptions
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.inference.tokens.template_check import load_codec
-from prorl_gym.records import Rollout, RolloutRequest, Score
+from prorl_gym.records import Rollout, RolloutRequest, Score, Submission
 from prorl_gym.rollout.protocol import AttemptMoved, StageEntered, TurnEnded
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
@@ -34,6 +34,7 @@ from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
 from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 CODEC = load_codec("small")
+GOLD = "gold-needle"
 RESUME = RolloutSettings(resume=True, seed=3)
 
 
@@ -71,6 +72,7 @@ class Adder(SimpleEnvironment[Row]):
 
     def __init__(self, drift: Iterator[int] | None = None, seconds: float = 0.0) -> None:
         self.failing_grades = 0
+        self.graded_failures = 0
         self._drift = drift
         self._seconds = seconds
 
@@ -81,7 +83,11 @@ class Adder(SimpleEnvironment[Row]):
         if self.failing_grades:
             self.failing_grades -= 1
             raise GraderError("the grader broke.")
-        return Score(reward=7.0 if artifacts.answer == "7" else 0.0)
+        artifacts.submission = Submission(text=artifacts.answer or "")
+        if self.graded_failures:
+            self.graded_failures -= 1
+            raise GraderError(f"the grader broke at {GOLD}.")
+        return Score(reward=7.0 if artifacts.answer == "7" else 0.0, expected=GOLD, report=f"passed {GOLD}")
 
 
 class ReplayableAdder(Adder):
@@ -98,6 +104,7 @@ class CountingEngine(FakeEngine):
     def __init__(self, turns: int) -> None:
         super().__init__("e", self._reply)
         self.trouble: dict[int, list[EngineError | asyncio.Event]] = {}
+        self.prompts: list[str] = []
         self.asked: Counter[tuple[int, int]] = Counter()
         """How often it was asked for a turn, by number of the turn and how much of it was there already."""
         self._turns = turns
@@ -113,6 +120,7 @@ class CountingEngine(FakeEngine):
 
     def _reply(self, request: GenerationRequest) -> Reply | EngineError:
         number, begun = self._place(request)
+        self.prompts.append(CODEC.decode(list(request.prompt_ids)))
         self.asked[number, begun] += 1
         last = number == self._turns - 1
         call = {"name": "finish", "arguments": {"answer": "7"}} if last else {"name": "add", "arguments": {"n": number}}
@@ -132,8 +140,13 @@ class CountingLedger(MemoryLedger):
 
     logged = 0
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns: list[TurnEnded] = []
+
     async def log_turn(self, ended: TurnEnded) -> None:
         self.logged += 1
+        self.turns.append(ended)
         await super().log_turn(ended)
 
 
@@ -232,6 +245,22 @@ async def test_a_rollout_that_was_over_is_graded_without_the_engine() -> None:
     assert_same_work(rollout, wanted)
     assert (rollout.resumed_turns, len(rollout.retries)) == (3, 1)
     assert set(place.engine.asked.values()) == {1}
+
+
+@pytest.mark.parametrize("answers", [[0, 0, 0, 0], [0, 0, 100, 0, 0]], ids=["resumed", "started over"])
+async def test_what_grading_knows_reaches_no_later_attempt(answers: list[int]) -> None:
+    place = Place(3, ReplayableAdder(iter(answers)), RESUME)
+    place.environment.graded_failures = 1
+    rollout = await place.serve()
+    assert rollout is not None
+    assert rollout.score is not None
+    assert (rollout.score.expected, len(rollout.retries)) == (GOLD, 1)
+    assert rollout.submission == Submission(text="7")
+    seen = [*place.engine.prompts, *(one.model_dump_json() for one in place.ledger.turns)]
+    seen += [message.content for message in rollout.messages] + [json.dumps(rollout.tools)]
+    assert rollout.resumed_turns == (3 if len(answers) == 4 else 0)
+    assert place.engine.prompts
+    assert not any(GOLD in text for text in seen)
 
 
 async def test_an_attempt_after_one_that_came_no_further_starts_from_nothing() -> None:

@@ -7,6 +7,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from prorl_gym.pages.html_page import render_page
 from prorl_gym.pages.page_data import (
+    GradedKind,
+    GradedPart,
     MessageView,
     ModelCall,
     Rating,
@@ -60,6 +62,8 @@ def gym_result_view(result: Mapping[str, Any]) -> TrajectoryView:
         environment=str(result.get("environment", "")),
         problem=_problem(result),
         replica=replica if isinstance(replica, int) else 0,
+        why="" if reward == 1.0 else str(result.get("prorl_why") or ""),
+        graded=list(_graded(result)),
         reward=None if result.get("mask_sample") or not isinstance(reward, int | float) else float(reward),
         stages=list(_stages(result)),
         segments=_segments(_items(result)),
@@ -85,7 +89,22 @@ def _verdict(result: Mapping[str, Any]) -> tuple[str, Rating]:
 
 
 def _problem(result: Mapping[str, Any]) -> str:
-    return str(_mapping(result.get("task")).get("id") or result.get("_ng_task_index", "?"))
+    name = _mapping(result.get("task")).get("id") or result.get("prorl_row_id")
+    return str(name or result.get("_ng_task_index", "?"))
+
+
+def _graded(result: Mapping[str, Any]) -> Iterator[GradedPart]:
+    """Yield what was graded, in the order of ``rollout_page``."""
+    names: dict[str, tuple[str, GradedKind]] = {
+        "expected": ("Expected", "text"),
+        "submission": ("Got", "text"),
+        "git_patch": ("Graded patch", "diff"),
+        "report": ("Test report", "report"),
+    }
+    for key, (name, kind) in names.items():
+        text = result.get(f"prorl_{key}")
+        if isinstance(text, str):
+            yield GradedPart(name, text, kind)
 
 
 def _title(result: Mapping[str, Any]) -> str:

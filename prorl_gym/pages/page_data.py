@@ -65,14 +65,17 @@ class MessageView:
     """Tools that were called, with their arguments."""
 
 
+GradedKind = Literal["text", "diff", "report"]
+"""``diff``: a unified diff; ``report``: a line for each test that begins with its outcome, or any other output."""
+
+
 @dataclass(frozen=True, slots=True)
 class GradedPart:
     """Something of what was graded, as people read it."""
 
     name: str
     text: str
-    kind: Literal["text", "diff", "report"] = "text"
-    """``diff``: a unified diff; ``report``: a line for each test that begins with its outcome, or any other output."""
+    kind: GradedKind = "text"
 
 
 @dataclass(frozen=True, slots=True)

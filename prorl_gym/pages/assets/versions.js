@@ -81,7 +81,7 @@ class RewardPanel {
     const { from, to } = this.view.values;
     if (names.length) [this.from.value, this.to.value] = [names.includes(from) ? from : names[0], names.includes(to) ? to : names.at(-1)];
     const rows = series.map((one, i) => this.row(one, i, names.length > 1));
-    const heads = names.length > 1 ? ["Rewards of", "From", "To", "Change", "Verdict"] : ["Rewards of", "Mean", "Of 1", "Rewards"];
+    const heads = names.length > 1 ? ["Rewards of", "Verdict", "Change", "From", "To"] : ["Rewards of", "Mean", "Of 1", "Rewards"];
     refillBox(this.table, table("Mean rewards by version", heads, rows, "Nothing with a reward has finished."));
   }
 
@@ -93,15 +93,15 @@ class RewardPanel {
     }
     const [from, to] = [this.from.value, this.to.value].map((version) => series.points.find((one) => `${one.version}` === version));
     const mean = (one) => one ? make("span", {}, one.mean.toFixed(3), " ", make("span", { class: "dim beside" }, `of ${count(one.count)}`)) : "\u2013";
-    return [name, mean(from), mean(to), ...change(from, to)];
+    return [name, ...change(from, to), mean(from), mean(to)];
   }
 }
 
 // The difference of two means, and whether it is larger than chance makes it: 1.96 standard errors.
 function change(from, to) {
-  if (!from || !to || from === to) return ["\u2013", ""];
+  if (!from || !to || from === to) return ["\u2013", "\u2013"];
   const difference = to.mean - from.mean;
   const error = 1.96 * Math.sqrt(from.deviation ** 2 / from.count + to.deviation ** 2 / to.count);
   const [mood, word] = Math.abs(difference) <= error ? ["none", "not clear"] : difference > 0 ? ["good", "rose"] : ["bad", "fell"];
-  return [`${difference < 0 ? "\u2212" : "+"}${Math.abs(difference).toFixed(3)} \u00b1 ${error.toFixed(3)}`, make("b", { class: `badge ${mood}` }, word)];
+  return [make("b", { class: `badge ${mood}` }, word), `${difference < 0 ? "\u2212" : "+"}${Math.abs(difference).toFixed(3)} \u00b1 ${error.toFixed(3)}`];
 }

@@ -11,7 +11,7 @@ from prorl_gym.api.http import openapi
 from prorl_gym.api.http.error_responses import install_error_handlers
 from prorl_gym.api.http.middleware import BearerAuth, BodyLimit, CrossSiteGuard
 from prorl_gym.api.policy_control import EngineRegistry
-from prorl_gym.api.routes import nodes, pages, policy, rollouts, runs
+from prorl_gym.api.routes import analysis, nodes, pages, policy, rollouts, runs
 from prorl_gym.api.routes import service as service_routes
 from prorl_gym.client.wire_models import Body, DeliveredRecord, PauseNotice, RolloutSubmission
 from prorl_gym.demand import Demand
@@ -80,7 +80,7 @@ def app_from_context(context: AppContext, token: str, max_body_bytes: int = 64 <
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(BearerAuth, token=token)
     app.add_middleware(CrossSiteGuard)
-    for subject in (nodes, rollouts, runs, policy, service_routes, pages):
+    for subject in (nodes, rollouts, analysis, runs, policy, service_routes, pages):
         subject.add_routes(app.router, context)
     openapi.install_openapi(app, (RolloutSubmission, Demand, DeliveredRecord, PauseNotice, *Body.__subclasses__()))
     return app

@@ -88,6 +88,68 @@ ROLLOUT_LIST: Any = {
         }
     ],
     "before": None,
+    "pending": [],
+    "counts": {"waiting": 12, "running": 4, "finished": 1},
+}
+ANALYSIS: Any = {
+    "finished": 16,
+    "rewards": [
+        {
+            "run_id": "step-7",
+            "environment": "math",
+            "evaluation": False,
+            "version": 7,
+            "count": 15,
+            "mean": 0.6,
+            "deviation": 0.49,
+            "solved": 9,
+        }
+    ],
+    "ends": [
+        {
+            "environment": "math",
+            "status": "completed",
+            "detail": "",
+            "cause": None,
+            "why": "the answer differs",
+            "zero": True,
+            "count": 6,
+            "rollout_id": "a9",
+        }
+    ],
+    "spreads": {"waited": {"p50": 0.1, "p90": 0.5, "max": 2.2}, "took": {"p50": 0.6, "p90": 1.4, "max": 3.1}},
+    "runs": ["step-7"],
+    "environments": ["math"],
+}
+PROBLEMS: Any = {
+    "problems": [
+        {
+            "run_id": "step-7",
+            "environment": "math",
+            "problem": "aime-12",
+            "count": 8,
+            "rewarded": 8,
+            "solved": 1,
+            "mean": 0.125,
+            "members": [
+                {
+                    "rollout_id": "a7",
+                    "group_id": "prompt-3",
+                    "group_size": 8,
+                    "replica": 0,
+                    "version": 7,
+                    "status": "completed",
+                    "detail": "",
+                    "why": "",
+                    "reward": 1.0,
+                    "masked": False,
+                }
+            ],
+        }
+    ],
+    "total": 2,
+    "never_solved": 1,
+    "always_solved": 0,
 }
 STREAM = (
     '{"cursor": 41, "stale": false, "rollout": {"rollout_id": "a7", "...": "..."}}\n'

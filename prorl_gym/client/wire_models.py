@@ -166,12 +166,157 @@ class RolloutSummary:
     """Why the reward is not 1, or why there is none, in one line."""
 
 
+PendingState = Literal["running", "waiting"]
+"""``running``: in INIT, RUN or EVAL with a slot; ``waiting``: everything else without a record."""
+
+PendingPlace = Literal["loading", "held", "queue", "retry", "slot", "parked", "init", "run", "eval", "record"]
+"""Where a rollout without a record is: not read from the ledger yet, held back by its run's demand or a hold, in the
+dispatch queue, in the pause before another attempt, in the runner before a stage, parked, in a stage, or ended with its
+record being written."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSummary:
+    """An accepted rollout without a record."""
+
+    rollout_id: str
+    run_id: str
+    group_id: str | None
+    group_size: int
+    replica: int
+    environment: str
+    evaluation: bool
+    problem: str
+    """What it is grouped by in ``/v1/problems``."""
+    attempt: int
+    """Number of the attempt that runs, or of the next one."""
+    place: PendingPlace
+    since: float | None
+    """Unix seconds at which it came there; null where that is not known."""
+    accepted_at: float
+
+
+class StateCounts(Record):
+    """Rollouts that match a filter, by state."""
+
+    waiting: int
+    running: int
+    finished: int
+
+
 class RolloutListResponse(Record):
-    """Finished rollouts without their tokens, newest first."""
+    """Rollouts without their tokens; of the two lists, the one of the state that was asked for."""
 
     rollouts: tuple[RolloutSummary, ...]
+    """Finished ones."""
     before: Cursor | None
-    """Value of ``before`` for the next page; null on the last one."""
+    """Value of ``before`` for the next page; null on the last one, and when sorted by anything but the cursor."""
+    pending: tuple[PendingSummary, ...] = ()
+    """Running or waiting ones."""
+    counts: StateCounts | None = None
+    """Of all that match, not of this page alone; finished ones among the newest 100,000."""
+
+
+class RewardPoint(Record):
+    """Rewards of one policy version in one environment of one run."""
+
+    run_id: str
+    environment: str
+    evaluation: bool
+    version: int | None
+    """Oldest policy version that sampled a token; null where none was sampled."""
+    count: int
+    """Rollouts with a reward."""
+    mean: float
+    deviation: float
+    """Standard deviation of the rewards."""
+    solved: int
+    """Rewards above zero."""
+
+
+class EndCount(Record):
+    """Rollouts that ended in the same way for the same reason."""
+
+    environment: str
+    status: Status
+    detail: Detail
+    cause: Cause | None
+    why: str
+    """Why; where there is no reward, of the newest of them."""
+    zero: bool
+    """Whether they have a reward, and it is not above zero."""
+    count: int
+    rollout_id: str
+    """The newest of them."""
+
+
+class Spread(Record):
+    """Median, 90th percentile and largest of a figure."""
+
+    p50: float
+    p90: float
+    max: float
+
+
+class AnalysisResponse(Record):
+    """Aggregates over the newest 100,000 finished rollouts that match a filter."""
+
+    finished: int
+    """Rollouts they are made of."""
+    rewards: tuple[RewardPoint, ...]
+    """By run, environment and version; the newest 5,000 if there are more."""
+    ends: tuple[EndCount, ...]
+    """The most frequent 200 ways in which rollouts ended without a reward above zero."""
+    spreads: dict[str, Spread]
+    """By figure: ``took`` and ``waited`` in seconds, ``turns``, ``tokens``."""
+    runs: tuple[str, ...]
+    """Runs with rollouts, the newest first, without regard to the filter; at most 200."""
+    environments: tuple[str, ...]
+    """The same of environments."""
+
+
+class ProblemMember(Record):
+    """One finished rollout of a problem."""
+
+    rollout_id: str
+    group_id: str | None
+    group_size: int
+    replica: int
+    version: int | None
+    status: Status
+    detail: Detail
+    why: str
+    reward: float | None
+    masked: bool
+
+
+class Problem(Record):
+    """The finished rollouts of one row of a data set."""
+
+    run_id: str
+    environment: str
+    problem: str
+    """The row's name (``row_id``), or its group's in records of earlier releases."""
+    count: int
+    """Finished rollouts."""
+    rewarded: int
+    """Those with a reward."""
+    solved: int
+    """Rewards above zero."""
+    mean: float | None
+    members: tuple[ProblemMember, ...]
+    """The newest 64, oldest policy version first, then by group and replica."""
+
+
+class ProblemsResponse(Record):
+    """A page of problems."""
+
+    problems: tuple[Problem, ...]
+    total: int
+    never_solved: int
+    """Problems with a reward of which none is above zero."""
+    always_solved: int
+    """Problems of which every reward is above zero."""
 
 
 class CancelBody(Body):

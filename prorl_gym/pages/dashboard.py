@@ -1,8 +1,8 @@
 """The dashboard: one page without data, which it fetches from the service that served it.
 
-It reads ``/v1/status``, ``/v1/history``, ``/v1/rollouts``, ``/v1/runs/{run}/groups`` and, for a selected rollout,
-``/v1/rollouts/{id}/page``, in the forms of ``prorl_gym.client.wire_models``; fields that are missing are left out
-of the page.
+It reads ``/v1/status``, ``/v1/history``, ``/v1/analysis``, ``/v1/problems``, ``/v1/rollouts``,
+``/v1/runs/{run}/groups`` and, for a selected rollout, ``/v1/rollouts/{id}/page``, in the forms of
+``prorl_gym.client.wire_models``; fields that are missing are left out of the page.
 """
 
 from functools import cache
@@ -13,8 +13,8 @@ from prorl_gym.pages.html_page import load_assets, render_page
 DASHBOARD_ASSETS = load_assets(
     ("base.css", "dashboard.css"),
     (
-        *("dom.js", "stages.js", "api.js", "charts.js", "panels.js", "groups.js", "rows.js", "newest.js"),
-        *("viewer.js", "dashboard.js"),
+        *("dom.js", "stages.js", "api.js", "view.js", "charts.js", "panels.js", "versions.js", "causes.js"),
+        *("problems.js", "groups.js", "rows.js", "list.js", "viewer.js", "dashboard.js"),
     ),
     "dashboard.html",
 )

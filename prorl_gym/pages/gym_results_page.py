@@ -7,6 +7,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from prorl_gym.pages.html_page import render_page
 from prorl_gym.pages.page_data import (
+    GradedKind,
+    GradedPart,
     MessageView,
     ModelCall,
     Rating,
@@ -49,6 +51,7 @@ def render_gym_results(results: Sequence[Mapping[str, Any]], decode: TokenDecode
 def gym_result_view(result: Mapping[str, Any]) -> TrajectoryView:
     """Return what the page shows of one ``/run`` answer."""
     verdict, rating = _verdict(result)
+    reward, replica = result.get("reward"), result.get("_ng_rollout_index")
     return TrajectoryView(
         title=_title(result),
         verdict=verdict,
@@ -56,6 +59,12 @@ def gym_result_view(result: Mapping[str, Any]) -> TrajectoryView:
         outcome=str(result.get("prorl_outcome", "")),
         facts=[(name, value) for name, value in _facts(result) if value],
         message=str(result.get("mask_reason") or result.get("failure_reason") or ""),
+        environment=str(result.get("environment", "")),
+        problem=_problem(result),
+        replica=replica if isinstance(replica, int) else 0,
+        why="" if reward == 1.0 else str(result.get("prorl_why") or ""),
+        graded=list(_graded(result)),
+        reward=None if result.get("mask_sample") or not isinstance(reward, int | float) else float(reward),
         stages=list(_stages(result)),
         segments=_segments(_items(result)),
         messages=[*_prompt(result), *_messages(_items(result))],
@@ -79,10 +88,28 @@ def _verdict(result: Mapping[str, Any]) -> tuple[str, Rating]:
     return f"reward {reward}", "good" if isinstance(reward, int | float) and reward > 0 else "bad"
 
 
+def _problem(result: Mapping[str, Any]) -> str:
+    name = _mapping(result.get("task")).get("id") or result.get("prorl_row_id")
+    return str(name or result.get("_ng_task_index", "?"))
+
+
+def _graded(result: Mapping[str, Any]) -> Iterator[GradedPart]:
+    """Yield what was graded, in the order of ``rollout_page``."""
+    names: dict[str, tuple[str, GradedKind]] = {
+        "expected": ("Expected", "text"),
+        "submission": ("Got", "text"),
+        "git_patch": ("Graded patch", "diff"),
+        "report": ("Test report", "report"),
+    }
+    for key, (name, kind) in names.items():
+        text = result.get(f"prorl_{key}")
+        if isinstance(text, str):
+            yield GradedPart(name, text, kind)
+
+
 def _title(result: Mapping[str, Any]) -> str:
-    name = _mapping(result.get("task")).get("id")
     repeat = result.get("_ng_rollout_index")
-    title = f"{result.get('environment', '?')} / {name or result.get('_ng_task_index', '?')}"
+    title = f"{result.get('environment', '?')} / {_problem(result)}"
     return title if repeat is None else f"{title} #{repeat}"
 
 

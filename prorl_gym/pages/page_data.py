@@ -65,6 +65,19 @@ class MessageView:
     """Tools that were called, with their arguments."""
 
 
+GradedKind = Literal["text", "diff", "report"]
+"""``diff``: a unified diff; ``report``: a line for each test that begins with its outcome, or any other output."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradedPart:
+    """Something of what was graded, as people read it."""
+
+    name: str
+    text: str
+    kind: GradedKind = "text"
+
+
 @dataclass(frozen=True, slots=True)
 class TrajectoryView:
     """A rollout as people read it."""
@@ -76,8 +89,17 @@ class TrajectoryView:
     facts: Sequence[tuple[str, str]] = ()
     message: str = ""
     """What went wrong, if anything did."""
+    why: str = ""
+    """Why there is no reward above zero."""
+    environment: str = ""
+    problem: str = ""
+    """What rollouts of one row have in common."""
+    replica: int = 0
+    reward: float | None = None
+    graded: Sequence[GradedPart] = ()
     stages: Sequence[tuple[str, float, float]] = ()
-    """Name, seconds queued, seconds active."""
+    """Name, seconds queued, seconds active. Beside the stages: ``accepted``, the wait before the first of them, and
+    ``attempts``, earlier ones."""
     segments: Sequence[SegmentView] = ()
     messages: Sequence[MessageView] = ()
 
@@ -146,6 +168,12 @@ def _trajectory(trajectory: TrajectoryView, vocabulary: _Vocabulary) -> Mapping[
         "mood": trajectory.rating,
         "outcome": trajectory.outcome,
         "message": trajectory.message,
+        "why": trajectory.why,
+        "environment": trajectory.environment,
+        "problem": trajectory.problem,
+        "replica": trajectory.replica,
+        "reward": trajectory.reward,
+        "graded": [[part.name, part.kind, part.text] for part in trajectory.graded],
         "facts": [list(fact) for fact in trajectory.facts],
         "stages": [list(stage) for stage in trajectory.stages],
         "messages": [_message(message) for message in trajectory.messages],

@@ -1,9 +1,10 @@
 """The page of one rollout's record, turn by turn and token by token."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prorl_gym.pages.html_page import load_assets, render_page
 from prorl_gym.pages.page_data import (
+    GradedPart,
     MessageView,
     ModelCall,
     Rating,
@@ -16,9 +17,28 @@ from prorl_gym.records import Generation, Rollout, Segment
 
 ROLLOUT_ASSETS = load_assets(
     ("base.css", "trajectory.css"),
-    ("dom.js", "segment.js", "tokens.js", "conversation.js", "stages.js", "search.js", "trajectory.js"),
+    (
+        *(
+            "dom.js",
+            "segment.js",
+            "tokens.js",
+            "conversation.js",
+            "graded.js",
+            "comparison.js",
+            "stages.js",
+            "search.js",
+        ),
+        *("overview.js", "trajectory.js"),
+    ),
     "trajectory.html",
 )
+
+
+_SUBMISSION_NAMES = {
+    "answer": "Got",
+    "program": "Graded program",
+    "files": "The agent's last word; its files were graded",
+}
 
 
 def render_rollout(rollout: Rollout, decode: TokenDecoder | None) -> str:
@@ -32,6 +52,14 @@ def render_rollout(rollout: Rollout, decode: TokenDecoder | None) -> str:
     return render_page(ROLLOUT_ASSETS, f"{rollout.rollout_id} - prorl-gym", pack_trajectories([trajectory], decode))
 
 
+def render_comparison(rollouts: Sequence[Rollout], decode: TokenDecoder | None) -> str:
+    """Return the page of several rollouts, which opens on the first two side by side. Blocks as ``render_rollout``."""
+    views = [rollout_view(rollout) for rollout in rollouts]
+    title = " and ".join(rollout.rollout_id for rollout in rollouts)
+    data = {**pack_trajectories(views, decode), "compare": True}
+    return render_page(ROLLOUT_ASSETS, f"{title} - prorl-gym", data)
+
+
 def rollout_view(rollout: Rollout) -> TrajectoryView:
     """Return what the page shows of a record."""
     verdict, rating = _verdict(rollout)
@@ -42,14 +70,42 @@ def rollout_view(rollout: Rollout) -> TrajectoryView:
         outcome=_outcome(rollout),
         facts=[(name, value) for name, value in _facts(rollout) if value],
         message=rollout.outcome.message,
-        stages=[
-            (name, rollout.stages[name].queued, rollout.stages[name].seconds)
-            for name in ("init", "run", "eval")
-            if name in rollout.stages
-        ],
+        environment=rollout.environment,
+        why="" if rollout.reward == 1.0 or rollout.why == rollout.outcome.message else rollout.why,
+        problem=rollout.row_id or rollout.group_id or "",
+        replica=rollout.replica,
+        reward=rollout.reward,
+        graded=list(_graded(rollout)),
+        stages=list(_stages(rollout)),
         segments=[_tokens(segment) for segment in rollout.segments],
         messages=list(_messages(rollout)),
     )
+
+
+def _stages(rollout: Rollout) -> Iterator[tuple[str, float, float]]:
+    """Yield everything from the acceptance to the record: what is in no stage and no attempt is the wait before."""
+    earlier = sum(retry.seconds for retry in rollout.retries)
+    in_stages = sum(stage.queued + stage.seconds for stage in rollout.stages.values())
+    begun_at = rollout.finished_at - in_stages if rollout.begun_at is None else rollout.begun_at
+    yield "accepted", max(begun_at - rollout.accepted_at - earlier, 0.0), 0.0
+    if earlier:
+        yield "attempts", 0.0, earlier
+    stages = [(name, rollout.stages[name]) for name in ("init", "run", "eval") if name in rollout.stages]
+    for name, stage in stages:
+        yield name, stage.queued, stage.seconds
+
+
+def _graded(rollout: Rollout) -> Iterator[GradedPart]:
+    score, submission = rollout.score, rollout.submission
+    patch = rollout.git_patch
+    if score is not None and score.expected is not None:
+        yield GradedPart("Expected", score.expected)
+    if patch is not None:
+        yield GradedPart("Graded patch", patch, "diff")
+    elif submission is not None:
+        yield GradedPart(_SUBMISSION_NAMES.get(submission.kind, submission.kind), submission.text)
+    if score is not None and score.report:
+        yield GradedPart("Test report", score.report, "report")
 
 
 def _verdict(rollout: Rollout) -> tuple[str, Rating]:
@@ -72,6 +128,7 @@ def _facts(rollout: Rollout) -> Iterator[tuple[str, str]]:
     yield "Run", rollout.run_id + (" (evaluation)" if rollout.evaluation else "")
     yield "Group", "" if rollout.group_id is None else rollout.group_id
     yield "Replica", f"{rollout.replica + 1} of {rollout.group_size}" if rollout.group_id is not None else ""
+    yield "Row", rollout.row_id + (f", {rollout.row_source}" if rollout.row_source else "")
     yield "Stands in for", rollout.stands_in_for or ""
     yield "Attempt", f"{rollout.attempt}"
     yield "Turns", f"{rollout.turns}"
@@ -83,7 +140,7 @@ def _facts(rollout: Rollout) -> Iterator[tuple[str, str]]:
         for name, value in score.components.items():
             yield f"Reward: {name}", f"{value:g}"
         for name, value in score.detail.items():
-            if name != "git_patch":  # a text of many lines; the conversation shows the edits
+            if name not in ("git_patch", "why"):  # shown as a diff, and above the facts
                 yield f"Verdict: {name}", f"{value}"
     for retry in rollout.retries:
         yield f"Attempt {retry.attempt} failed", f"{retry.kind.value} in {retry.stage}: {retry.message}"

@@ -9,7 +9,17 @@ from typing import Literal, NamedTuple, Protocol
 
 from prorl_gym.agents.command import CommandConfig, ModelGateway
 from prorl_gym.agents.protocol import Policy
-from prorl_gym.client.wire_models import AcceptedRollout, Capacity, LedgerStatus, RolloutSummary, Unacknowledged
+from prorl_gym.client.wire_models import (
+    AcceptedRollout,
+    AnalysisResponse,
+    Capacity,
+    LedgerStatus,
+    PendingState,
+    ProblemsResponse,
+    RolloutListResponse,
+    RolloutSummary,
+    Unacknowledged,
+)
 from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, Evidence, RolloutError, blame
 from prorl_gym.inference.tokens.turn_log import LoggedTurn, TurnLog
@@ -297,6 +307,64 @@ class Delivery:
     identity of the rollout, and ``failed(internal)``."""
 
 
+RewardClass = Literal["above", "zero", "none"]
+"""``above`` zero, ``zero`` or less, or no reward."""
+
+SortColumn = Literal[
+    "finished",
+    "took",
+    "waited",
+    "reward",
+    "turns",
+    "tokens",
+    "version",
+    "rollout",
+    "run",
+    "environment",
+    "problem",
+    "outcome",
+    "why",
+]
+"""Column by which finished rollouts are sorted. Pending ones have no other than ``rollout``, ``run``, ``environment``,
+``problem`` and ``took`` (their age)."""
+
+RolloutState = Literal["finished"] | PendingState
+
+ProblemOrder = Literal["newest", "worst", "best", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFilter:
+    """Which rollouts are listed or analysed: those that match every field that is set."""
+
+    run_id: str | None = None
+    group_id: str | None = None
+    prefix: str | None = None
+    """Of the rollout's id."""
+    environment: str | None = None
+    problem: str | None = None
+    evaluation: bool | None = None
+    status: str | None = None
+    detail: str | None = None
+    why: str | None = None
+    version: int | None = None
+    reward: RewardClass | None = None
+    text: str | None = None
+    """Part of the id, the problem, the group, the detail or the reason, in any case of letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListPage:
+    """Which part of a sorted list is wanted."""
+
+    sort: SortColumn = "finished"
+    descending: bool = True
+    before: int = 0
+    """Only records before this cursor; 0: from the newest. Needs the order by ``finished``, descending."""
+    offset: int = 0
+    limit: int = 100
+
+
 class Ledger(Protocol):
     """Durable memory. When ``add_rollouts`` returns, a SIGKILL cannot lose the rollout."""
 
@@ -417,6 +485,32 @@ class Ledger(Protocol):
             limit: the most to return.
             newest_first: in falling order.
         """
+        ...
+
+    async def list_rollouts(
+        self, wanted: RolloutFilter, state: RolloutState, page: ListPage, running: Sequence[str] = ()
+    ) -> RolloutListResponse:
+        """Return rollouts that match, sorted, and how many match in each state.
+
+        The ``place`` of pending ones is not known here. Finished ones are sorted and counted among the newest 100,000
+        of the run; in the order by ``finished`` all are listed.
+
+        Args:
+            wanted: which; what is known at the end of a rollout matches no pending one.
+            state: which of the states to list.
+            page: which part.
+            running: ids of pending rollouts that run; the others wait.
+        """
+        ...
+
+    async def analyze(self, wanted: RolloutFilter) -> AnalysisResponse:
+        """Aggregate the newest 100,000 finished rollouts of the run, of those that match."""
+        ...
+
+    async def list_problems(
+        self, wanted: RolloutFilter, order: ProblemOrder, offset: int, limit: int
+    ) -> ProblemsResponse:
+        """Return the finished rollouts that match by problem, of the newest 100,000 of the run."""
         ...
 
     async def acknowledge(self, run_id: str | None, cursor: int) -> int:

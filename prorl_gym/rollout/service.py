@@ -6,12 +6,17 @@ path of a rollout.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 
 from prorl_gym.client.wire_models import (
     AcceptedRollout,
+    AnalysisResponse,
     DispatchStatus,
     GroupsStatus,
     LedgerStatus,
+    PendingSummary,
+    ProblemsResponse,
+    RolloutListResponse,
     RolloutSummary,
     Unacknowledged,
 )
@@ -20,7 +25,16 @@ from prorl_gym.errors import CancelReason, NotFoundError, ProrlError, ShuttingDo
 from prorl_gym.records import Rollout, RolloutRequest
 from prorl_gym.rollout.groups.group import GroupVerdict
 from prorl_gym.rollout.intake import Intake
-from prorl_gym.rollout.protocol import AttemptMoved, Delivery, Ledger, Runner
+from prorl_gym.rollout.protocol import (
+    AttemptMoved,
+    Delivery,
+    Ledger,
+    ListPage,
+    ProblemOrder,
+    RolloutFilter,
+    RolloutState,
+    Runner,
+)
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.dispatcher import RESTART_ADVICE, Dispatcher
 
@@ -305,6 +319,29 @@ class RolloutService:
         return await self._ledger.summaries(
             run_id, groups=groups, prefix=prefix, after=after, limit=limit, newest_first=newest_first
         )
+
+    async def list_rollouts(self, wanted: RolloutFilter, state: RolloutState, page: ListPage) -> RolloutListResponse:
+        """Return rollouts that match, sorted, with the places of pending ones. See ``Ledger.list_rollouts``."""
+        found = await self._ledger.list_rollouts(wanted, state, page, self._pending.running_ids())
+        placed = [self._add_place(summary) for summary in found.pending]
+        return found.model_copy(update={"pending": tuple(placed)})
+
+    def _add_place(self, summary: PendingSummary) -> PendingSummary:
+        entry = self._pending.get(summary.rollout_id)
+        if entry is None:
+            return summary
+        begun = entry.position.state in ("running", "waiting", "ending")
+        return replace(summary, place=entry.place, since=entry.position.since if begun else None)
+
+    async def analyze(self, wanted: RolloutFilter) -> AnalysisResponse:
+        """See ``Ledger.analyze``."""
+        return await self._ledger.analyze(wanted)
+
+    async def list_problems(
+        self, wanted: RolloutFilter, order: ProblemOrder, offset: int, limit: int
+    ) -> ProblemsResponse:
+        """See ``Ledger.list_problems``."""
+        return await self._ledger.list_problems(wanted, order, offset, limit)
 
     async def acknowledge(self, run_id: str | None, cursor: int) -> int:
         """See ``Ledger.acknowledge``."""

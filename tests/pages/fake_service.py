@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlparse
 
+from pydantic import TypeAdapter
+
 from prorl_gym.pages.dashboard import render_dashboard
+from prorl_gym.rollout.ledger.analysis import LedgerAnalysis
+from prorl_gym.rollout.ledger.sql_schema import create_tables
+from prorl_gym.rollout.protocol import ListPage, RolloutFilter
 
 TOKEN = "t0ken"
 ENVIRONMENTS = ("math", "code", "swe")
@@ -36,18 +42,31 @@ def member(cursor: int, rng: random.Random, run: str | None = None) -> dict[str,
         ],
         [85, 9, 2, 4],
     )[0]
-    reward = float(rng.random() < 0.5) if status in ("completed", "truncated") else None
+    problem = cursor // 8 % 40
+    reward = float(rng.random() < problem / 40 + cursor / 50_000) if status in ("completed", "truncated") else None
+    finished_at, took = NOW + cursor, 60 * rng.random()
     return {
         **{"cursor": cursor, "rollout_id": f"{environment}-{cursor // 8:04d}-{cursor % 8}", "run_id": run or "grpo-7b"},
         **{"group_id": f"{environment}-{cursor // 8:04d}", "group_size": 8, "replica": cursor % 8},
         **{"environment": environment, "evaluation": False, "stands_in_for": None, "status": status},
         **{"detail": detail, "cause": cause, "reward": reward, "masked": reward is None, "released": False},
         **{
-            "oldest_version": 100 + cursor // 4000,
+            "oldest_version": 100 + cursor // 1000,
             "turns": rng.randrange(1, 40),
             "sampled_tokens": rng.randrange(9000),
         },
-        **{"accepted_at": NOW + cursor - 60 * rng.random(), "finished_at": NOW + cursor},
+        **{"accepted_at": finished_at - took, "finished_at": finished_at, "begun_at": finished_at - took / 1.5},
+        **{"row_id": f"{environment}-row-{problem}", "why": "the answer differs" if reward == 0 else ""},
+    }
+
+
+def pending(number: int) -> dict[str, Any]:
+    """An accepted rollout without a record; every third one runs."""
+    return {
+        **{"rollout_id": f"open-{number:03d}", "run_id": "grpo-7b", "group_id": f"math-{number // 8}"},
+        **{"group_size": 8, "replica": number % 8, "environment": "math", "evaluation": False},
+        **{"attempt": 0, "accepted_at": time.time() - 600 + number},
+        **{"place": "run" if number % 3 == 0 else "queue", "since": time.time() - 5 if number % 3 == 0 else None},
     }
 
 
@@ -56,12 +75,15 @@ class World:
     """What the service would answer, and what it was asked."""
 
     members: list[dict[str, Any]] = field(default_factory=list)
+    pending: list[dict[str, Any]] = field(default_factory=list)
     pages: dict[str, str] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     history: dict[str, Any] = field(default_factory=dict)
     groups: dict[str, Any] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     down: bool = False
+    _built: tuple[object, sqlite3.Connection] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, path: str, query: dict[str, str]) -> tuple[int, Any]:
         if self.down:
@@ -72,8 +94,8 @@ class World:
                 return 200, self.status
             case ["history"]:
                 return 200, self.history
-            case ["rollouts"]:
-                return 200, self._list(int(query.get("limit", "100")), int(query.get("before", "0")))
+            case ["rollouts"] | ["analysis"] | ["problems"]:
+                return 200, self._of_ledger(parts[0], query)
             case ["rollouts", name, "page"] if name in self.pages:
                 return 200, self.pages[name]
             case ["runs", run, "groups"] if run in self.groups:
@@ -81,9 +103,67 @@ class World:
             case _:
                 return 404, {"error": {"what": f"{path}: there is none.", "fix": ""}}
 
-    def _list(self, limit: int, before: int) -> dict[str, Any]:
-        found = [one for one in reversed(self.members) if not before or one["cursor"] < before][:limit]
-        return {"rollouts": found, "before": found[-1]["cursor"] if len(found) == limit else None}
+    def _of_ledger(self, subject: str, query: dict[str, str]) -> dict[str, Any]:
+        """Answer as a ledger with these rollouts."""
+        query = {"run_id" if name == "run" else name: value for name, value in query.items()}
+        names = RolloutFilter.__dataclass_fields__
+        texts: dict[str, Any] = {name: value for name, value in query.items() if name in names}
+        chosen = TypeAdapter(RolloutFilter).validate_python(texts)
+        numbers = {name: int(query[name]) for name in ("limit", "offset", "before") if name in query}
+        with self._lock:
+            ledger = LedgerAnalysis(self._database())
+            if subject == "analysis":
+                answer: Any = ledger.analyze(chosen)
+            elif subject == "problems":
+                order: Any = query.get("order", "newest")
+                answer = ledger.list_problems(chosen, order, numbers.get("offset", 0), numbers.get("limit", 50))
+            else:
+                sort: Any = query.get("sort", "finished")
+                state: Any = query.get("state", "finished")
+                page = ListPage(sort=sort, descending=query.get("descending", "true") == "true", **numbers)
+                running = [one["rollout_id"] for one in self.pending if one["place"] == "run"]
+                answer = ledger.list_rollouts(chosen, state, page, running)
+        listed = answer.model_dump(mode="json")
+        places = {one["rollout_id"]: {name: one[name] for name in ("place", "since")} for one in self.pending}
+        for one in listed.get("pending", ()):
+            one |= places[one["rollout_id"]]
+        return listed
+
+    def _database(self) -> sqlite3.Connection:
+        content = (id(self.members), len(self.members), len(self.pending))
+        if self._built is None or self._built[0] != content:
+            connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            create_tables(connection)
+            every = list(enumerate([*self.members, *self.pending], 1))
+            _insert(
+                connection,
+                "rollouts",
+                [
+                    {**{name: one[name] for name in _ROLLOUT_COLUMNS}, "cursor": one.get("cursor")}
+                    | {"seq": seq, "body_hash": "", "attempt": one.get("attempt", 1)}
+                    for seq, one in every
+                ],
+            )
+            ended = [(seq, one) for seq, one in every if "cursor" in one]
+            rows = [{**{name: one[name] for name in _OUTCOME_COLUMNS}, "seq": seq} for seq, one in ended]
+            _insert(connection, "outcomes", rows)
+            self._built = content, connection
+        return self._built[1]
+
+
+_ROLLOUT_COLUMNS = (
+    *("rollout_id", "run_id", "group_id", "group_size", "replica", "environment", "evaluation", "accepted_at"),
+)
+_OUTCOME_COLUMNS = (
+    *("cursor", "run_id", "group_id", "status", "detail", "cause", "reward", "masked", "oldest_version", "turns"),
+    *("sampled_tokens", "finished_at", "begun_at", "row_id", "why"),
+)
+
+
+def _insert(connection: sqlite3.Connection, table: str, rows: list[dict[str, Any]]) -> None:
+    if rows:
+        statement = f"INSERT INTO {table} ({', '.join(rows[0])}) VALUES ({', '.join('?' * len(rows[0]))})"
+        connection.executemany(statement, [list(row.values()) for row in rows])
 
 
 def busy(rollouts: int = 10_000) -> World:
@@ -121,6 +201,7 @@ def busy(rollouts: int = 10_000) -> World:
     ]
     return World(
         members=members,
+        pending=[pending(number) for number in range(24 if rollouts else 0)],
         history={"interval_seconds": 5.0, "times": [NOW + 5 * i for i in range(samples)], "columns": columns},
         groups={run: groups(run) for run in ("grpo-7b", "eval-17")},
         status={

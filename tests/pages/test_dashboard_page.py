@@ -5,7 +5,14 @@ from fake_service import busy
 from page_reader import Page
 from pydantic import TypeAdapter
 
-from prorl_gym.client.wire_models import GroupsStatus, HistoryResponse, RolloutListResponse, ServiceStatus
+from prorl_gym.client.wire_models import (
+    AnalysisResponse,
+    GroupsStatus,
+    HistoryResponse,
+    ProblemsResponse,
+    RolloutListResponse,
+    ServiceStatus,
+)
 from prorl_gym.pages import dashboard, rollout_page
 
 PAGE = Page(dashboard.render_dashboard())
@@ -35,6 +42,8 @@ def test_the_service_it_is_tried_against_speaks_as_the_real_one(run: str) -> Non
     ServiceStatus.model_validate(world.status)
     GroupsStatus.model_validate(world.groups[run])
     HistoryResponse.model_validate(world.history)
+    assert AnalysisResponse.model_validate(world.answer("/v1/analysis", {"run": run})[1]).finished > 0
+    assert ProblemsResponse.model_validate(world.answer("/v1/problems", {"run": run})[1]).total > 0
     assert len(RolloutListResponse.model_validate(world.answer("/v1/rollouts", {"limit": "20"})[1]).rollouts) == 20
     known = {
         name

@@ -31,11 +31,12 @@ def test_rollouts_are_listed_and_their_trajectories_shown(monkeypatch: pytest.Mo
             )
             client.result(f"r{number}", 20)
         with opened(browser, f"{url}/#token={TOKEN}") as page:
-            page.locator("#shown", has_text="the newest 8").wait_for()
+            page.get_by_role("button", name="8 finished", exact=True).wait_for()
             page.get_by_text("ready", exact=True).wait_for()
             text = " ".join(page.locator("#board").all_inner_texts())
             assert "decided: ready" in text
             assert "policy-1" in text
+            assert page.locator("#problems tbody tr").count() == 2
             page.locator("#rows").focus()
             page.keyboard.press("Enter")
             frame = page.frame_locator("#trajectory")

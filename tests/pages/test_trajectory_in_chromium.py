@@ -10,7 +10,8 @@ from long_rollouts import ATTACK, decode, hostile_decode, long_rollout
 from rollout_samples import ROW, failed, rollout
 
 from prorl_gym.pages.gym_results_page import render_gym_results
-from prorl_gym.pages.rollout_page import render_rollout
+from prorl_gym.pages.rollout_page import render_comparison, render_rollout
+from prorl_gym.records import Message, Score, Submission
 from prorl_gym.trainers.gym_result import to_gym_result
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def test_hostile_results_do_not_run_either(browser: "Browser", written: Written)
     result = to_gym_result(rollout(), ROW | {"environment": ATTACK, "task": {"id": ATTACK}})
     result |= {"failure_reason": ATTACK, "prorl_outcome": ATTACK, "reward_components": {ATTACK: 1}}
     with opened(browser, written(render_gym_results([result, result], hostile_decode))) as page:
-        assert ATTACK in (page.locator("#index a").first.text_content() or "")
+        assert ATTACK in (page.locator("#index tbody th").nth(1).text_content() or "")
         assert page.evaluate("() => window.ran") is None
         expect(page.locator("img")).to_have_count(0)
 
@@ -177,21 +178,91 @@ def test_a_hundred_turns_of_64k_tokens_are_usable_at_once(browser: "Browser", wr
     assert max(loaded, tokens, jumped) < 5, "one second is meant; a busy machine has five"
 
 
-def test_results_have_an_index(browser: "Browser", written: Written) -> None:
+def test_results_open_on_means_and_a_row_for_each_problem(browser: "Browser", written: Written) -> None:
     from chromium_pages import opened
     from playwright.sync_api import expect
 
     results = [
         to_gym_result(rollout(), ROW | {"_ng_rollout_index": 0}),
-        to_gym_result(failed(), ROW | {"_ng_rollout_index": 1}),
+        to_gym_result(rollout(score=Score(reward=0.0)), ROW | {"_ng_rollout_index": 1}),
+        to_gym_result(failed(), ROW | {"_ng_rollout_index": 2}),
     ]
     with opened(browser, written(render_gym_results(results, decode))) as page:
-        expect(page.locator("h1")).to_have_text("math / 3 #0")
+        expect(page.locator("#tools")).to_be_hidden()
+        means = page.get_by_role("table", name="Mean reward by environment")
+        expect(means.locator("tbody tr")).to_have_text(["math0.5001 of 21"])
+        chips = page.locator("#index .chip")
+        expect(chips).to_have_text(["1", "0", "\N{EN DASH}"])
         page.get_by_label("only those without a reward above 0").check()
-        expect(page.locator("#index tbody tr:visible")).to_have_count(1)
-        page.get_by_role("link", name="math / 3 #1").click()
-        expect(page.locator("h1")).to_have_text("math / 3 #1")
+        expect(page.locator("#index .chip:visible")).to_have_count(2)
+        expect(page.locator("#index output")).to_have_text("2 of 3 rollouts")
+        page.get_by_label("Search all rollouts").fill("provider")
+        expect(page.locator("#index .chip:visible")).to_have_count(1)
+        page.get_by_role("link", name="math / 3 #2").click()
+        expect(page.locator("#summary h1")).to_have_text("math / 3 #2")
         assert "masked (provider_unavailable)" in (page.locator("#summary").text_content() or "")
+        page.go_back()
+        expect(page.locator("#summary")).to_be_hidden()
+
+
+def test_two_rollouts_stand_side_by_side_turn_by_turn(browser: "Browser", written: Written) -> None:
+    from chromium_pages import opened
+    from playwright.sync_api import expect
+
+    prompt = Message(role="user", content="What is 6 times 7?")
+    said = {name: [prompt, Message(role="assistant", content=text)] for name, text in (("a", "42"), ("b", "41"))}
+    pair = [
+        rollout(rollout_id="a", messages=said["a"], prompt_messages=1),
+        rollout(rollout_id="b", messages=said["b"], prompt_messages=1, score=Score(reward=0.0, expected="42")),
+    ]
+    with opened(browser, written(render_comparison(pair, decode))) as page:
+        turns = page.locator("#comparison .turn")
+        expect(turns.nth(0)).to_contain_text("the same in both")
+        expect(turns.nth(1)).to_contain_text("the first difference")
+        expect(turns.nth(1).locator(".side").nth(0)).to_contain_text("42")
+        expect(turns.nth(1).locator(".side").nth(1)).to_contain_text("41")
+        page.get_by_role("button", name="Conversation").click()
+        expect(page.locator("#comparison")).to_be_hidden()
+
+
+def test_what_was_graded_is_shown(browser: "Browser", written: Written) -> None:
+    from chromium_pages import opened
+    from playwright.sync_api import expect
+
+    score = Score(
+        reward=0.0, detail={"why": "the answer differs"}, expected="42", report="failed test 3: late\npassed a"
+    )
+    record = rollout(score=score, submission=Submission(kind="answer", text=ATTACK), begun_at=0.0)
+    with opened(browser, written(render_rollout(record, decode))) as page:
+        expect(page.locator("#summary .reason")).to_have_text("the answer differs")
+        expect(page.locator("#summary .answers dd")).to_have_text(["42", ATTACK])
+        page.get_by_role("button", name="Graded").click()
+        expect(page.locator("#graded section h2")).to_have_text(["Expected", "Got", "Test report"])
+        expect(page.locator("#graded .diff-line.removed")).to_have_text("failed test 3: late\n")
+        assert page.evaluate("() => window.ran") is None
+
+
+def test_a_graded_patch_is_a_difference(browser: "Browser", written: Written) -> None:
+    from chromium_pages import opened
+    from playwright.sync_api import expect
+
+    patch = f"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+{ATTACK}\n"
+    record = rollout(submission=Submission(kind="patch", text=patch))
+    with opened(browser, written(render_rollout(record, decode))) as page:
+        page.get_by_role("button", name="Graded").click()
+        expect(page.locator(".diff-line.added")).to_have_text(f"+{ATTACK}\n")
+        expect(page.locator(".diff-line.removed")).to_have_text("-old\n")
+        expect(page.locator(".diff-line.file")).to_have_count(3)
+        assert page.evaluate("() => window.ran") is None
+
+
+def test_the_timeline_begins_with_the_wait(browser: "Browser", written: Written) -> None:
+    from chromium_pages import opened
+    from playwright.sync_api import expect
+
+    record = rollout(accepted_at=100.0, begun_at=113.6, finished_at=116.9)
+    with opened(browser, written(render_rollout(record, decode))) as page:
+        expect(page.locator(".stages li").first).to_have_text("Waited to begin 13.6 s")
 
 
 def test_nothing_to_show_is_said(browser: "Browser", written: Written) -> None:
@@ -224,8 +295,24 @@ def test_it_is_accessible(browser: "Browser", written: Written, axe_rules: str, 
         assert overflow(page) <= 0
 
 
-def test_the_index_is_accessible(browser: "Browser", written: Written, axe_rules: str) -> None:
-    from chromium_pages import opened, violations
+@pytest.mark.parametrize("dark", [False, True])
+def test_overview_and_comparison_are_accessible(
+    browser: "Browser", written: Written, axe_rules: str, dark: bool
+) -> None:
+    from chromium_pages import PHONE, opened, overflow, violations
 
-    with opened(browser, written(render_gym_results([to_gym_result(rollout(), ROW)] * 40, decode))) as page:
+    score = Score(reward=0.0, detail={"why": "late"}, expected="42", report="failed test 3: late\npassed test 1")
+    patch = Submission(kind="patch", text="diff --git a/x b/x\n@@ -1 +1 @@\n-old\n+new\n")
+    record = rollout(score=score, submission=patch)
+    pages = [
+        render_gym_results([to_gym_result(rollout(), ROW)] * 40, decode),
+        render_comparison([record, rollout()], decode),
+    ]
+    for page_text in pages:
+        with opened(browser, written(page_text), size=PHONE, dark=dark) as page:
+            assert violations(page, axe_rules) == []
+            assert overflow(page) <= 0
+    with opened(browser, written(render_rollout(record, decode)), size=PHONE, dark=dark) as page:
+        page.get_by_role("button", name="Graded").click()
         assert violations(page, axe_rules) == []
+        assert overflow(page) <= 0

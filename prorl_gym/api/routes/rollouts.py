@@ -15,7 +15,7 @@ from prorl_gym.api.http.json_bodies import json_response, parse_json, read_json
 from prorl_gym.api.http.middleware import HTML_HEADERS
 from prorl_gym.api.http.openapi import JsonBody, describe
 from prorl_gym.api.policy_control import PolicyControllers
-from prorl_gym.api.routes import GroupQuery, PrefixQuery, RolloutPath, RunQuery
+from prorl_gym.api.routes import IDENTIFIER, OffsetQuery, RolloutPath, RunQuery, WantedRollouts
 from prorl_gym.client.wire_models import (
     MAX_BATCH,
     MAX_CURSOR,
@@ -35,9 +35,10 @@ from prorl_gym.client.wire_models import (
     Unacknowledged,
 )
 from prorl_gym.errors import NotFoundError
-from prorl_gym.pages.rollout_page import render_rollout
+from prorl_gym.pages.rollout_page import render_comparison, render_rollout
+from prorl_gym.records import Rollout
 from prorl_gym.rollout.ledger.encoding import encode_rollout
-from prorl_gym.rollout.protocol import Delivery
+from prorl_gym.rollout.protocol import Delivery, ListPage, RolloutState, SortColumn
 from prorl_gym.rollout.service import RolloutService
 
 MAX_WAIT_SECONDS = 60.0
@@ -89,7 +90,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         "/v1/rollouts",
         **describe(
             "rollouts",
-            "List finished rollouts, newest first",
+            "List rollouts, finished ones newest first",
             examples.ROLLOUT_LIST,
             errors=(422, 503),
             model=RolloutListResponse,
@@ -97,19 +98,29 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         ),
     )
     async def listed(  # pyright: ignore[reportUnusedFunction]
-        run: RunQuery = None,
-        group: GroupQuery = None,
-        prefix: PrefixQuery = None,
+        wanted: WantedRollouts,
+        state: Annotated[RolloutState, Query(description="Which rollouts to list.")] = "finished",
+        sort: Annotated[SortColumn, Query(description="Column to sort by; `finished`: by the cursor.")] = "finished",
+        descending: Annotated[bool, Query(description="Largest or newest first.")] = True,
         limit: Annotated[int, Query(ge=1, le=1000, description="Most rollouts to return.")] = 100,
+        offset: OffsetQuery = 0,
         before: Annotated[
-            int, Query(ge=0, le=MAX_CURSOR, description="Only records before this cursor; 0: the newest.")
+            int,
+            Query(
+                ge=0,
+                le=MAX_CURSOR,
+                description="Only records before this cursor; 0: the newest. For the default order only.",
+            ),
         ] = 0,
     ) -> Response:
-        """Without tokens and messages. Includes rollouts whose records have been deleted."""
-        groups = None if group is None else [group]
-        found = await service.summaries(run, groups=groups, prefix=prefix, after=before, limit=limit, newest_first=True)
-        next_before = found[-1].cursor if len(found) == limit else None
-        return json_response(RolloutListResponse(rollouts=tuple(found), before=next_before))
+        """Without tokens and messages. Includes rollouts whose records have been deleted.
+
+        Pending rollouts sort by id, run, environment, problem or, with `took`, by their age.
+        """
+        if before and (sort, descending) != ("finished", True):
+            raise ApiError(422, "'before' is for the default order only.", "Use 'offset' with any other order.")
+        page = ListPage(sort, descending, before, offset, limit)
+        return json_response(await service.list_rollouts(wanted, state, page))
 
     @routes.get(
         "/v1/rollouts/{rollout_id}",
@@ -160,12 +171,18 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
             media_type="text/html",
         ),
     )
-    async def page(rollout_id: RolloutPath) -> Response:  # pyright: ignore[reportUnusedFunction]
+    async def page(  # pyright: ignore[reportUnusedFunction]
+        rollout_id: RolloutPath,
+        beside: Annotated[
+            str | None, Query(pattern=IDENTIFIER, description="Another rollout, to compare with.", examples=["a8"])
+        ] = None,
+    ) -> Response:
         """Turns, tool calls, observations and tokens, for people. The page is self-contained."""
-        rollout = await service.result(rollout_id)
-        if rollout is None:
-            raise NotFoundError(f"rollout {rollout_id} has no record yet.", "Look again when it is finished.")
-        html = await asyncio.to_thread(render_rollout, rollout, context.decode)
+        rollouts = [await _finished(service, name) for name in (rollout_id, beside) if name is not None]
+        if beside is None:
+            html = await asyncio.to_thread(render_rollout, rollouts[0], context.decode)
+        else:
+            html = await asyncio.to_thread(render_comparison, rollouts, context.decode)
         return HTMLResponse(html, headers=HTML_HEADERS)
 
     @routes.post(
@@ -276,6 +293,13 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         if context.render_prompt is None:
             raise ApiError(503, "The service has not loaded its tokenizer yet.", "Send it again.", retry_after=1)
         return json_response(context.render_prompt(body))
+
+
+async def _finished(service: RolloutService, rollout_id: str) -> Rollout:
+    rollout = await service.result(rollout_id)
+    if rollout is None:
+        raise NotFoundError(f"rollout {rollout_id} has no record yet.", "Look again when it is finished.")
+    return rollout
 
 
 async def _stream_lines(

@@ -11,10 +11,12 @@ class Refused extends Error {
 
 // The token from the address's fragment, which browsers keep to themselves, or from this tab's memory.
 function knownToken() {
-  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  const fragment = new URLSearchParams(location.hash.slice(1));
+  const given = fragment.get("token");
   if (given) {
     sessionStorage.setItem(TOKEN, given);
-    history.replaceState(null, "", location.pathname);
+    fragment.delete("token");
+    history.replaceState(null, "", fragment.size ? `#${fragment}` : location.pathname + location.search);
   }
   return sessionStorage.getItem(TOKEN) ?? "";
 }
@@ -41,6 +43,8 @@ class Service {
   status() { return this.ask("v1/status"); }
   history() { return this.ask("v1/history"); }
   rollouts(query) { return this.ask("v1/rollouts", query); }
+  analysis(query) { return this.ask("v1/analysis", query); }
+  problems(query) { return this.ask("v1/problems", query); }
   groups(run) { return this.ask(`v1/runs/${encodeURIComponent(run)}/groups`); }
-  page(id) { return this.ask(`v1/rollouts/${encodeURIComponent(id)}/page`, {}, { text: true }); }
+  page(id, beside) { return this.ask(`v1/rollouts/${encodeURIComponent(id)}/page`, { beside }, { text: true }); }
 }

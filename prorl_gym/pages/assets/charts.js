@@ -1,4 +1,4 @@
-// Curves over time. Each line has a dash pattern of its own beside its colour, and the pointer or the arrow keys tell
+// Curves over time, or over policy versions. Each line has a dash pattern of its own beside its colour, and the pointer or the arrow keys tell
 // every value at one time.
 
 const WIDTH = 600, HEIGHT = 120;
@@ -22,12 +22,13 @@ class Chart {
     this.unit = unit;
     this.at = null;
     this.svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
-    this.plot = make("div", { class: "plot", role: "slider", tabindex: 0, "aria-label": `${title}: time`, "aria-valuemin": 0 }, this.svg);
+    this.plot = make("div", { class: "plot", role: "slider", tabindex: 0, "aria-label": `${title}: ${this.axis}`, "aria-valuemin": 0 }, this.svg);
     this.top = make("span", { class: "top" });
     this.from = make("span");
+    this.until = make("span", {}, "now");
     this.readout = make("ul", { class: "readout" });
     this.element = make("figure", { class: "card chart" }, make("h2", {}, title, make("span", { class: "dim" }, unit && ` ${unit}`)),
-      this.top, this.plot, make("div", { class: "times" }, this.from, make("span", {}, "now")), this.readout);
+      this.top, this.plot, make("div", { class: "times" }, this.from, this.until), this.readout);
     this.plot.addEventListener("pointermove", (event) => this.point(event));
     this.plot.addEventListener("pointerleave", () => this.choose(null));
     this.plot.addEventListener("blur", () => this.choose(null));
@@ -35,25 +36,34 @@ class Chart {
     this.show([], []);
   }
 
+  get axis() { return "time"; }
+  place(i) { return clock(this.times[i]); } // how a place on the axis is called
+
   // lines: [{name, values}]
   show(times, lines) {
     this.times = times;
     this.lines = lines.slice(0, MOST_LINES);
     this.left = lines.length - this.lines.length;
     const all = this.lines.flatMap((line) => line.values).filter((value) => value !== null);
-    this.low = Math.min(0, ...all);
-    this.high = all.length ? Math.max(...all, this.low + 1e-9) : 1;
-    this.top.textContent = all.length ? figure(this.high) : "";
-    this.from.textContent = times.length ? clock(times[0]) : "no samples yet";
+    this.scale(all);
+    this.from.textContent = times.length ? this.place(0) : "no samples yet";
     this.plot.setAttribute("aria-valuemax", Math.max(times.length - 1, 0));
     const middle = draw("line", { class: "middle", x1: 0, x2: WIDTH, y1: HEIGHT / 2, y2: HEIGHT / 2 });
     this.cursor = draw("line", { class: "cursor", y1: 0, y2: HEIGHT, visibility: "hidden" });
-    this.svg.replaceChildren(middle, ...this.lines.map((line, i) => draw("path", { class: `line c${i}`, d: this.path(line.values) })), this.cursor);
+    this.svg.replaceChildren(middle, ...this.lines.flatMap((line, i) => this.curve(line, i)), this.cursor);
     this.choose(this.at);
+  }
+
+  scale(all) {
+    this.low = Math.min(0, ...all);
+    this.high = all.length ? Math.max(...all, this.low + 1e-9) : 1;
+    this.top.textContent = all.length ? figure(this.high) : "";
   }
 
   x(i) { return this.times.length > 1 ? (i / (this.times.length - 1)) * WIDTH : WIDTH; }
   y(value) { return HEIGHT - 2 - ((value - this.low) / (this.high - this.low)) * (HEIGHT - 4); }
+
+  curve(line, i) { return [draw("path", { class: `line c${i}`, d: this.path(line.values) })]; }
 
   path(values) {
     let drawn = "", down = false;
@@ -88,9 +98,9 @@ class Chart {
     this.readout.replaceChildren(
       ...this.lines.map((line, i) => make("li", {}, lineSample(i), ` ${line.name} `, make("b", {}, values[i]))),
       ...(this.left > 0 ? [make("li", { class: "dim" }, `and ${this.left} more`)] : []),
-      ...(this.at === null ? [] : [make("li", { class: "dim" }, `at ${clock(this.times[this.at])}`)]));
+      ...(this.at === null ? [] : [make("li", { class: "dim" }, `at ${this.place(this.at)}`)]));
     this.plot.setAttribute("aria-valuenow", Math.max(shown, 0));
-    this.plot.setAttribute("aria-valuetext", shown < 0 ? "no samples yet" : `${clock(this.times[shown])}: ${this.lines.map((line, i) => `${line.name} ${values[i]}`).join(", ")}`);
+    this.plot.setAttribute("aria-valuetext", shown < 0 ? "no samples yet" : `${this.place(shown)}: ${this.lines.map((line, i) => `${line.name} ${values[i]}`).join(", ")}`);
   }
 }
 

@@ -10,11 +10,16 @@ const LINES = [
   ["Mismatch", "of log-probs, nats", { largest: "mismatch_max_abs_diff", KL: "mismatch_kl" }],
 ];
 
-let service = null, newest = null, version = null, timer = 0, held = false, looking = false;
+let service = null, version = null, timer = 0, held = false, looking = false, wanted = false, tallied = null;
 const charts = LINES.map(([title, unit]) => new Chart(title, unit));
 const engineChart = new Chart("Engines", "calls in flight");
-const list = new RowList(byId("rows"), (one) => viewer.open(one.rollout_id));
-let viewer = null;
+const view = new View(show);
+const open = (rollout, beside = null) => view.set({ rollout, beside });
+const rewards = new RewardPanel(view);
+const causes = new CausePanel(view, open);
+const problems = new ProblemPanel(view, open);
+const list = new RolloutList(view, open);
+const viewer = new Viewer(() => view.set({ rollout: null, beside: null }));
 
 function showDoor(why = "") {
   clearTimeout(timer);
@@ -30,12 +35,11 @@ function showDoor(why = "") {
 
 function enter(token) {
   service = new Service(token);
-  newest = new Newest(service);
-  if (viewer) viewer.service = service; else viewer = new Viewer(service);
+  list.service = viewer.service = service;
   byId("door").hidden = true;
   byId("board").hidden = false;
   for (const id of ["pause", "leave"]) byId(id).hidden = false;
-  look();
+  show(null);
 }
 
 function setHealth(mood, words) {
@@ -50,14 +54,10 @@ async function look() {
   looking = true;
   const asked = service;
   try {
-    const [status, past] = await Promise.all([asked.status(), asked.history()]);
+    const [status, past, counts] = await Promise.all([asked.status(), asked.history(), lookAtRollouts(asked)]);
     if (asked !== service) return;
-    showStatus(status, past);
-    const first = !newest.all.length;
-    await newest.refresh();
-    showList();
+    showStatus(status, past, counts);
     await showGroups();
-    if (first) fillUp(newest);
   } catch (error) {
     if (error.status === 401) {
       sessionStorage.removeItem(TOKEN);
@@ -69,20 +69,46 @@ async function look() {
     } else throw error;
   } finally {
     looking = false;
-    if (service && !held && !document.hidden) timer = setTimeout(look, asked === service ? SECONDS * 1000 : 0);
+    const soon = wanted || asked !== service;
+    wanted = false;
+    if (service && (soon || (!held && !document.hidden))) timer = setTimeout(look, soon ? 0 : SECONDS * 1000);
   }
 }
 
-async function fillUp(rollouts) {
-  try {
-    while (rollouts === newest && await rollouts.older()) showList();
-  } catch (error) {
-    if (!(error instanceof Refused)) throw error; // the next look tells what is wrong
+// What the view chooses: rewards and causes of its scope, problems and rollouts of its whole filter.
+async function lookAtRollouts(asked) {
+  const { scope, filter } = view, narrow = JSON.stringify(scope) !== JSON.stringify(filter);
+  const [analysis, narrowed, found, counts, every] = await Promise.all([
+    asked.analysis(scope), narrow ? asked.analysis(filter) : null, asked.problems({ ...filter, order: view.values.order ?? "worst", limit: problems.limit }),
+    list.look(), Object.keys(filter).length ? asked.rollouts({ limit: 1 }) : null,
+  ]);
+  if (asked !== service) return null;
+  if (JSON.stringify(filter) === JSON.stringify(view.filter)) {
+    showFilters(analysis);
+    rewards.show(analysis.rewards);
+    causes.show(analysis);
+    problems.show(found);
+    if (counts) list.showSpreads(list.state === "finished" ? (narrowed ?? analysis).spreads : await list.spreads(counts));
   }
-  showList();
+  return every?.counts ?? counts;
 }
 
-function showStatus(status, past) {
+// The view has changed: what only its rollout changes needs no new answers.
+function show(before) {
+  const { rollout, beside } = view.values;
+  const form = byId("filters");
+  for (const name of ["evaluation", "reward", "text"]) if (form.elements[name] !== document.activeElement) form.elements[name].value = view.values[name] ?? "";
+  byId("problem-order").value = view.values.order ?? "worst";
+  if (!service) return;
+  if (rollout) viewer.open(rollout, beside ?? ""); else viewer.close();
+  if (!before || JSON.stringify({ ...before, rollout, beside }) !== JSON.stringify({ ...view.values, rollout, beside })) again();
+}
+
+function again() {
+  if (looking) wanted = true; else look();
+}
+
+function showStatus(status, past, counts) {
   version ??= status.version;
   if (status.version !== version) location.reload(); // another release: its pages have programs that this one does not let run
   setHealth(status.problem || !status.ready ? "bad" : "good", !status.ready ? "not ready" : status.problem ? status.problem.split(":")[0] : "ready");
@@ -90,7 +116,8 @@ function showStatus(status, past) {
   byId("trouble").hidden = !status.problem;
   byId("about").textContent = [status.version && `version ${status.version}`, status.uptime_seconds && `up ${lasting(status.uptime_seconds)}`].filter(Boolean).join(", ");
   const latest = Object.fromEntries(Object.entries(past.columns).map(([name, values]) => [name, values.at(-1)]));
-  byId("tiles").replaceChildren(...tiles(status, latest));
+  byId("tiles").replaceChildren(...tiles(status, latest, counts ?? tallied, (state) => { view.set({ state: state === "finished" ? null : state, sort: null, up: null }); byId("list").scrollIntoView(); }));
+  tallied = counts ?? tallied;
   LINES.forEach(([, , names], i) => {
     const lines = Object.entries(names).filter(([, column]) => past.columns[column]).map(([name, column]) => ({ name, values: past.columns[column] }));
     charts[i].show(past.times, lines);
@@ -99,45 +126,32 @@ function showStatus(status, past) {
   const engines = Object.keys(past.columns).filter((name) => /^engine\..*\.in_flight$/.test(name));
   engineChart.show(past.times, engines.map((name) => ({ name: name.slice("engine.".length, -".in_flight".length), values: past.columns[name] })));
   engineChart.element.hidden = !engines.length;
-  refill("rewards", rewardTable(status));
   refill("mismatches", mismatchTable(status));
-  refill("ends", endTable(status));
   refill("engines", engineTable(status));
   byId("pools").textContent = (status.pools ?? []).map((pool) => `${pool.name}: version ${pool.version}${pool.paused ? ", paused" : ""}, ${plural(pool.failovers, "failover")}${pool.unavailable_reason ? `, ${plural(pool.waiting_rollouts, "rollout")} waiting: ${pool.unavailable_reason}` : ""}`).join("; ");
 }
 
-// Put a new table in the place of the old one, which may be scrolled or have the focus.
-function refill(id, fresh) {
-  const old = byId(id).firstElementChild;
-  const [top, left, focused] = [old?.scrollTop ?? 0, old?.scrollLeft ?? 0, old !== null && old === document.activeElement];
-  byId(id).replaceChildren(fresh);
-  [fresh.scrollTop, fresh.scrollLeft] = [top, left];
-  if (focused) fresh.focus();
-}
-
-function showList() {
+function showFilters(analysis) {
   const form = byId("filters");
-  const runs = newest.values("run_id");
-  options(form.elements.run, "all runs", runs);
-  options(form.elements.environment, "all environments", newest.values("environment").sort());
-  options(form.elements.status, "all outcomes", newest.values("status").sort());
-  const chosen = newest.matching(Object.fromEntries(new FormData(form)));
-  list.show(chosen);
-  const all = count(newest.all.length);
-  byId("shown").textContent = chosen.length === newest.all.length ? `the newest ${all}` : `${count(chosen.length)} of the newest ${all}`;
-  options(byId("group-run"), null, runs);
+  options(form.elements.run, "all runs", within(analysis.runs, "run"));
+  options(form.elements.environment, "all environments", within([...analysis.environments].sort(), "environment"));
+  for (const name of ["run", "environment"]) form.elements[name].value = view.values[name] ?? "";
+  const shown = ["problem", "status", "detail", "why", "version"].filter((name) => name in view.values);
+  byId("chosen").replaceChildren(...shown.map((name) => make("button", { type: "button", class: "choice", "aria-label": `Take away: ${name} ${view.values[name]}`, onclick: () => view.set({ [name]: null }) },
+    make("span", { class: "dim" }, `${name} `), view.values[name], " \u00d7")));
+  if (Object.keys(view.filter).length) byId("chosen").append(make("button", { type: "button", onclick: () => view.set(Object.fromEntries([...SCOPE, ...NARROWING].map((name) => [name, null]))) }, "Show all"));
+  options(byId("group-run"), null, analysis.runs);
 }
 
-function options(select, all, values) {
-  const wanted = [...(all === null ? [] : [["", all]]), ...values.map((value) => [value, value])];
-  if (wanted.length === select.options.length && wanted.every(([value], i) => select.options[i].value === value)) return;
-  const chosen = select.value;
-  select.replaceChildren(...wanted.map(([value, name]) => make("option", { value }, name)));
-  if (values.includes(chosen)) select.value = chosen;
-}
+const within = (names, name) => (name in view.values && !names.includes(view.values[name]) ? [...names, view.values[name]] : names);
 
 byId("charts").append(...charts.map((chart) => chart.element), engineChart.element);
-byId("filters").addEventListener("input", showList);
+byId("versions").append(rewards.element);
+byId("causes").append(causes.element);
+byId("problems").append(problems.element);
+problems.onMore = again;
+byId("problem-order").addEventListener("change", (event) => view.set({ order: event.target.value === "worst" ? null : event.target.value }));
+byId("filters").addEventListener("input", (event) => view.set({ [event.target.name]: event.target.value }, { typed: event.target.name === "text" }));
 byId("filters").addEventListener("submit", (event) => event.preventDefault());
 byId("group-run").addEventListener("change", () => look());
 byId("sign-in").addEventListener("submit", (event) => {
@@ -154,7 +168,5 @@ byId("pause").addEventListener("click", () => {
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden && !held) look(); });
 
-const asked = new URLSearchParams(location.hash.slice(1)).get("rollout");
 const token = knownToken();
 if (token) enter(token); else showDoor();
-if (token && asked) viewer.open(asked);

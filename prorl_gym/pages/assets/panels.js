@@ -1,7 +1,7 @@
 // What the status says, as tiles and tables.
 
-function tile(name, value, note = "") {
-  return make("div", { class: "tile" }, make("dt", {}, name), make("dd", {}, value, make("span", { class: "dim" }, note)));
+function tile(name, value, note = "", look = "") {
+  return make("div", { class: `tile ${look}` }, make("dt", {}, name), make("dd", {}, value, make("span", { class: "dim" }, note)));
 }
 
 function bytes(value) {
@@ -17,19 +17,27 @@ function lasting(value) {
 
 const percent = (share) => (share === null || share === undefined ? "\u2013" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`);
 
-function tiles(status, latest) {
+// ``counts``: of all rollouts, as the list has them; ``choose`` is called with the state of a tile.
+function tiles(status, latest, counts, choose) {
   const { capacity, ledger } = status;
+  const inStages = capacity.init + capacity.run + capacity.eval;
+  const engines = (status.pools ?? []).flatMap((pool) => pool.engines), serving = engines.filter(serves).length;
+  const state = (name, note) => tile(make("button", { type: "button", class: "link", onclick: () => choose(name) }, name[0].toUpperCase() + name.slice(1)), counts ? count(counts[name]) : "\u2013", note);
   return [
-    tile("Queued", count(status.queued + capacity.queued)),
-    tile("Running", count(status.running), capacity.parked ? `${count(capacity.parked)} parked` : ""),
-    tile("Finished", count(status.finished), latest.finished_per_second === undefined ? "" : `${figure(latest.finished_per_second)}/s`),
-    tile("Tokens sampled", figure(status.sampled_tokens ?? 0), latest.tokens_per_second === undefined ? "" : `${figure(latest.tokens_per_second)}/s`),
+    state("waiting", capacity.parked ? `${count(capacity.parked)} parked` : ""),
+    state("running", counts?.running > inStages ? `${count(inStages)} hold a slot` : ""),
+    state("finished", latest.finished_per_second === undefined ? "" : `${figure(latest.finished_per_second)}/s`),
+    tile(make("a", { href: "#engine-list", onclick: (event) => { event.preventDefault(); byId("engine-list").scrollIntoView(); byId("engine-list").focus(); } }, "Engines"), engines.length ? `${count(serving)} of ${count(engines.length)}` : "none",
+      engines.length ? "serve" : "", engines.length && serving < engines.length ? "sick" : ""),
+    tile("Tokens since start", figure(status.sampled_tokens ?? 0), latest.tokens_per_second === undefined ? "" : `${figure(latest.tokens_per_second)}/s`),
     tile("Tokens wasted", percent(status.sampled_tokens ? status.wasted_tokens / status.sampled_tokens : null), "no reward"),
     tile("Sandboxes", status.sandboxes === null || status.sandboxes === undefined ? "\u2013" : count(status.sandboxes)),
-    tile("Ledger", ledger ? bytes(ledger.bytes) : "\u2013", ledger?.full ? "full" : ledger ? `${count(ledger.kept)} kept` : ""),
+    tile("Ledger", ledger ? bytes(ledger.bytes) : "\u2013", ledger?.full ? "full" : ledger ? `${count(ledger.kept)} records` : ""),
     tile("Event loop", typeof status.event_loop_lag_seconds === "number" ? `${(1000 * status.event_loop_lag_seconds).toFixed(0)} ms` : "\u2013", "late at most"),
   ];
 }
+
+const serves = (engine) => !engine.quarantine && !engine.unhealthy_reason && !engine.draining;
 
 // A table, in a box that scrolls and is named after it. The cells of its rows are texts or elements.
 function table(title, names, rows, empty) {
@@ -39,15 +47,32 @@ function table(title, names, rows, empty) {
     make("tbody", {}, ...rows.map((cells) => make("tr", {}, make("th", { scope: "row" }, cells[0]), ...cells.slice(1).map((cell) => make("td", { class: "number" }, cell)))))));
 }
 
+// Put a new table in the place of the old one, which may be scrolled or have the focus.
+function refillBox(host, fresh) {
+  const scrolled = (box) => box.querySelector(".scroll") ?? box;
+  const old = scrolled(host), [top, left] = [old.scrollTop, old.scrollLeft];
+  const focus = host.contains(document.activeElement) ? [...host.querySelectorAll("button, select, [tabindex]")].indexOf(document.activeElement) : -1;
+  host.replaceChildren(fresh);
+  const box = scrolled(host);
+  [box.scrollTop, box.scrollLeft] = [top, left];
+  if (focus >= 0) host.querySelectorAll("button, select, [tabindex]")[focus]?.focus({ preventScroll: true });
+}
+
+const refill = (id, fresh) => refillBox(byId(id), fresh);
+
+// The choices of a select, which keeps the chosen one. Values are names themselves, or pairs of value and name.
+function options(select, all, values) {
+  const wanted = [...(all === null ? [] : [["", all]]), ...values.map((value) => (Array.isArray(value) ? value : [value, value]))];
+  if (wanted.length === select.options.length && wanted.every(([value, name], i) => select.options[i].value === value && select.options[i].textContent === name)) return;
+  const chosen = select.value;
+  select.replaceChildren(...wanted.map(([value, name]) => make("option", { value }, name)));
+  if (wanted.some(([value]) => value === chosen)) select.value = chosen;
+}
+
 function meter(share, name) {
   const picture = draw("svg", { class: "meter", viewBox: "0 0 100 8", preserveAspectRatio: "none", role: "img", "aria-label": name });
   picture.append(draw("rect", { class: "rest", width: 100, height: 8 }), draw("rect", { class: "full", width: 100 * Math.min(Math.max(share, 0), 1), height: 8 }));
   return picture;
-}
-
-function rewardTable(status) {
-  return table("Mean rewards", ["Environment", "Mean reward", "Of 1", "Rewards"],
-    (status.rewards ?? []).map((one) => [one.environment, one.mean.toFixed(3), meter(one.mean, `${percent(one.mean)} of 1`), count(one.count)]), "No rewards yet.");
 }
 
 // The part of a batch with the largest difference.
@@ -60,20 +85,6 @@ function mismatchTable(status) {
   const rows = (status.mismatches ?? []).map(({ run_id, version, mismatch }) => [run_id, `${version}`, figure(mismatch.total.max_abs_diff), worst(mismatch.by_version), worst(mismatch.by_position), worst(mismatch.by_engine),
     figure(mismatch.total.kl)]);
   return table("Mismatch of log-probs by run", ["Run", "Version", "Largest, nats", "of version", "at", "of engine", "KL"], rows, "No trainer has reported it.");
-}
-
-function endTable(status) {
-  const ends = new Map();
-  for (const one of status.ended ?? []) {
-    const name = [one.status, one.detail].filter(Boolean).join(": ");
-    const known = ends.get(name) ?? { cause: one.cause, number: 0 };
-    known.number += one.count;
-    ends.set(name, known);
-  }
-  const total = [...ends.values()].reduce((sum, one) => sum + one.number, 0);
-  const rows = [...ends].sort(([, a], [, b]) => b.number - a.number)
-    .map(([name, one]) => [name, one.cause || "\u2013", count(one.number), meter(one.number / total, percent(one.number / total))]);
-  return table("Ways to end", ["Ended as", "Caused by", "Rollouts", "Share"], rows, "Nothing has ended since the start.");
 }
 
 function engineTable(status) {

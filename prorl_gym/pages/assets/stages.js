@@ -1,6 +1,6 @@
-// The stages of a rollout on one line: waiting is hatched, work is filled.
+// The time of a rollout on one line, from its acceptance to its record: waiting is hatched, work is filled.
 
-const STAGE_NAMES = { init: "INIT", run: "RUN", eval: "EVAL" };
+const STAGE_NAMES = { init: "INIT", run: "RUN", eval: "EVAL", accepted: "Waited to begin", attempts: "Earlier attempts" };
 
 function seconds(value) {
   if (value >= 100) return `${count(Math.round(value))} s`;
@@ -22,11 +22,16 @@ function stageTimeline(stages) {
   };
   const list = make("ul", { class: "stages" });
   for (const [name, queued, active] of stages) {
-    const title = STAGE_NAMES[name] ?? name;
+    const title = STAGE_NAMES[name] ?? name, look = name in STAGE_NAMES ? name : "run";
+    if (name === "accepted") {
+      bar(queued, "queued", `${title} ${seconds(queued)}`);
+      list.append(make("li", {}, make("i", { class: "swatch accepted" }), make("b", {}, title), ` ${seconds(queued)}`));
+      continue;
+    }
     bar(queued, "queued", `${title} queued ${seconds(queued)}`);
-    bar(active, `active ${name in STAGE_NAMES ? name : "run"}`, `${title} ${seconds(active)}`);
-    list.append(make("li", {}, make("i", { class: `swatch ${name in STAGE_NAMES ? name : "run"}` }), make("b", {}, title), ` ${seconds(active)}`,
-      make("span", { class: "dim" }, ` after ${seconds(queued)} queued`)));
+    bar(active, `active ${look}`, `${title} ${seconds(active)}`);
+    list.append(make("li", {}, make("i", { class: `swatch ${look}` }), make("b", {}, title), ` ${seconds(active)}`,
+      name === "attempts" ? null : make("span", { class: "dim" }, ` after ${seconds(queued)} queued`)));
   }
   return make("div", {}, picture, list);
 }

@@ -1,4 +1,4 @@
-// The trajectory page: one rollout, or one of several chosen from an index.
+// The trajectory page: one rollout, one of several chosen from an overview, or two of them side by side.
 
 const data = JSON.parse(byId("data").textContent);
 const LEGENDS = {
@@ -6,7 +6,9 @@ const LEGENDS = {
   logprob: ["p \u2265 0.9", "p \u2265 0.5", "p \u2265 0.1", "p \u2265 0.01", "p < 0.01"].map((name, i) => [`s p${i}`, name]),
 };
 
-let tokens = null, conversation = null, search = null, turn = -1, hits = [], hit = -1, last = "";
+const VIEWS = ["conversation", "tokens", "graded", "comparison"];
+
+let tokens = null, conversation = null, search = null, turn = -1, hits = [], hit = -1, last = "", compared = null;
 
 function showRollout(rollout) {
   const segments = rollout.segments.map((packed) => new Segment(packed, data));
@@ -21,14 +23,39 @@ function showRollout(rollout) {
   byId("turn").replaceChildren(make("option", { value: -1 }, turns ? `${plural(turns, "turn")}` : "no turn"),
     ...Array.from({ length: turns }, (_, i) => make("option", { value: i }, `Turn ${i + 1} of ${turns}`)));
   byId("tools").hidden = false;
+  byId("graded").replaceChildren(...gradedParts(rollout.graded));
+  byId("show-graded").hidden = !rollout.graded.length;
+  offerOthers(rollout);
   describeToken(null);
   if (!byId("tokens").hidden) showView("tokens");
+  else if (!byId("comparison").hidden) showView("comparison");
+  else if (!byId("graded").hidden && !rollout.graded.length) showView("conversation");
+}
+
+// The rollouts that one can be compared with, those of its own problem first.
+function offerOthers(rollout) {
+  const others = data.rollouts.map((one, number) => ({ one, number })).filter(({ one }) => one !== rollout);
+  const alike = ({ one }) => one.problem === rollout.problem && one.environment === rollout.environment;
+  others.sort((a, b) => alike(b) - alike(a) || a.number - b.number);
+  byId("show-comparison").hidden = !others.length;
+  byId("beside").replaceChildren(...others.map(({ one, number }) => make("option", { value: number }, `${one.title}: ${one.verdict}`)));
+  const contrast = others.find((other) => alike(other) && other.one.mood !== rollout.mood) ?? others[0];
+  if (contrast) byId("beside").value = contrast.number;
+  compared = null;
+}
+
+function showComparison() {
+  const other = data.rollouts[Number(byId("beside").value)];
+  if (compared !== other) new ComparisonView(byId("comparison"), tokens.rollout, other);
+  compared = other;
 }
 
 function showSummary(rollout) {
   byId("summary").replaceChildren(make("div", {},
     make("h1", {}, rollout.title),
     make("p", { class: "verdict" }, make("b", { class: `badge ${rollout.mood}` }, rollout.verdict), " ", rollout.outcome),
+    rollout.why ? make("p", { class: "reason" }, rollout.why) : null,
+    answers(rollout.graded),
     rollout.message ? make("p", { class: "trouble" }, rollout.message) : null,
     stageTimeline(rollout.stages),
     make("details", { class: "facts", open: matchMedia("(min-width: 60rem)").matches },
@@ -37,33 +64,31 @@ function showSummary(rollout) {
   ));
 }
 
-function showIndex() {
-  const only = make("input", { type: "checkbox", id: "only", onchange: (event) => rows.classList.toggle("only", event.target.checked) });
-  const rows = make("tbody", {}, ...data.rollouts.map((rollout, i) => make("tr", { class: rollout.mood },
-    make("td", {}, make("a", { href: `#r${i}` }, rollout.title)),
-    make("td", {}, make("b", { class: `badge ${rollout.mood}` }, rollout.verdict)), make("td", {}, rollout.outcome))));
-  byId("index").replaceChildren(
-    make("details", { open: true }, make("summary", {}, plural(data.rollouts.length, "rollout")),
-      make("p", {}, make("label", {}, only, " only those without a reward above 0")),
-      make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Rollouts" }, make("table", {},
-        make("thead", {}, make("tr", {}, ...["Rollout", "Verdict", "Outcome"].map((name) => make("th", { scope: "col" }, name)))), rows))));
-  byId("index").hidden = false;
+function showAll() {
+  const overview = new Overview(byId("index"), data.rollouts);
   const choose = () => {
-    const number = Number(/^#r(\d+)$/.exec(location.hash)?.[1] ?? 0);
-    const chosen = data.rollouts[number] ? number : 0;
-    rows.querySelectorAll("a").forEach((link, i) => { if (i === chosen) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current"); });
+    const chosen = Number(/^#r(\d+)$/.exec(location.hash)?.[1] ?? -1);
+    overview.mark(chosen);
+    byId("summary").hidden = byId("tools").hidden = !(chosen in data.rollouts);
+    if (!(chosen in data.rollouts)) return VIEWS.forEach((name) => { byId(name).hidden = true; });
     showRollout(data.rollouts[chosen]);
+    if (VIEWS.every((name) => byId(name).hidden)) showView("conversation");
+    byId("summary").scrollIntoView({ block: "start" });
   };
   addEventListener("hashchange", choose);
   choose();
 }
 
 function showView(name) {
+  for (const one of VIEWS) {
+    byId(one).hidden = one !== name;
+    byId(`show-${one}`).setAttribute("aria-pressed", one === name);
+  }
   const isTokens = name === "tokens";
-  byId("tokens").hidden = !isTokens;
-  byId("conversation").hidden = isTokens;
-  byId("show-tokens").setAttribute("aria-pressed", isTokens);
-  byId("show-conversation").setAttribute("aria-pressed", !isTokens);
+  byId("other").hidden = name !== "comparison";
+  for (const id of ["turns", "search"]) byId(id).hidden = name === "graded" || name === "comparison";
+  if (name === "comparison") return showComparison();
+  if (name === "graded") return;
   [hits, hit, last] = [[], -1, ""];
   byId("found").textContent = "";
   if (isTokens && !tokens.view) {
@@ -131,13 +156,14 @@ function searchNext() {
   else conversation.show(hits[hit], wanted);
 }
 
-byId("show-conversation").addEventListener("click", () => showView("conversation"));
-byId("show-tokens").addEventListener("click", () => showView("tokens"));
+for (const name of VIEWS) byId(`show-${name}`).addEventListener("click", () => showView(name));
+byId("beside").addEventListener("change", showComparison);
 byId("previous-turn").addEventListener("click", () => goToTurn(turn - 1));
 byId("next-turn").addEventListener("click", () => goToTurn(turn + 1));
 byId("turn").addEventListener("change", (event) => { if (event.target.value >= 0) goToTurn(Number(event.target.value)); });
 byId("search").addEventListener("submit", (event) => { event.preventDefault(); searchNext(); });
 byId("colours").addEventListener("change", (event) => { byId("stream").dataset.colour = event.target.value; showLegend(); });
 
-if (data.rollouts.length > 1) showIndex();
+if (data.rollouts.length > 1 && !data.compare) showAll();
 else if (data.rollouts.length) showRollout(data.rollouts[0]);
+if (data.compare) showView("comparison");

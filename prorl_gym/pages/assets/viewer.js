@@ -1,33 +1,36 @@
 // A trajectory page in a frame that may run its own program and nothing else: it has no origin, and so no token.
 
 class Viewer {
-  constructor(service) {
-    this.service = service;
+  constructor(onClose) {
+    this.service = null;
     this.dialog = byId("viewer");
     this.page = "";
     this.id = "";
+    this.beside = ""; // the rollout that it is compared with
     byId("close").addEventListener("click", () => this.dialog.close());
     byId("save").addEventListener("click", () => this.save());
-    this.dialog.addEventListener("close", () => { this.frame(""); history.replaceState(null, "", location.pathname); });
+    this.dialog.addEventListener("close", () => { this.frame(""); onClose(); });
   }
 
-  async open(id) {
-    this.id = id;
-    byId("viewer-title").textContent = `Rollout ${id}`;
+  close() { if (this.dialog.open) this.dialog.close(); }
+
+  async open(id, beside) {
+    if (this.dialog.open && this.id === id && this.beside === beside) return;
+    [this.id, this.beside] = [id, beside];
+    byId("viewer-title").textContent = beside ? `Rollouts ${id} and ${beside}` : `Rollout ${id}`;
     byId("viewer-message").textContent = "Loading\u2026";
     byId("save").disabled = true;
     this.frame("");
     if (!this.dialog.open) this.dialog.showModal();
-    history.replaceState(null, "", `#rollout=${encodeURIComponent(id)}`);
     try {
-      const page = await this.service.page(id);
-      if (this.id !== id || !this.dialog.open) return;
+      const page = await this.service.page(id, beside);
+      if (this.id !== id || this.beside !== beside || !this.dialog.open) return;
       this.page = page;
       this.frame(page);
       byId("viewer-message").textContent = "";
       byId("save").disabled = false;
     } catch (error) {
-      if (this.id === id) byId("viewer-message").textContent = error.message;
+      if (this.id === id && this.beside === beside) byId("viewer-message").textContent = error.message;
     }
   }
 

@@ -256,14 +256,15 @@ def _create_file(path: Path) -> None:
 def _connect(config: LedgerConfig) -> sqlite3.Connection:
     connection = sqlite3.connect(config.path, timeout=config.busy_seconds, isolation_level=None)
     # A damaged text must decode to something, instead of failing every call of its batch.
-    connection.text_factory = _decode_text
+    connection.text_factory = decode_text
     # Both only take effect in an empty file.
     connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     return connection
 
 
-def _decode_text(data: bytes) -> str:
+def decode_text(data: bytes) -> str:
+    """Return the text; what is damaged in it becomes U+FFFD."""
     return data.decode("utf-8", "replace")
 
 

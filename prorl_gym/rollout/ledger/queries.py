@@ -183,7 +183,9 @@ class LedgerQueries:
             "finished_at": 0.0,
         }
         with suppress(sqlite3.DatabaseError, ValueError):
-            (member,) = [_summary(row) for row in self._db.execute(f"{_SELECT_SUMMARY} WHERE o.cursor = ?", (cursor,))]
+            (member,) = [
+                summary_of(row) for row in self._db.execute(f"{_SELECT_SUMMARY} WHERE o.cursor = ?", (cursor,))
+            ]
             _IDENTIFIER.validate_python(member.rollout_id)
             identity = {name: getattr(member, name) for name in identity}
         message = f"Its record in the ledger's file is damaged ({damage}); how it ended cannot be read."
@@ -220,7 +222,7 @@ class LedgerQueries:
             f" ORDER BY o.cursor {'DESC' if newest_first else 'ASC'} LIMIT ?",
             (*values, clamp_int64(limit)),
         )
-        return [_summary(row) for row in rows]
+        return [summary_of(row) for row in rows]
 
     def unacknowledged(self, run_id: str | None) -> list[UnacknowledgedRollout]:
         """Return all rollouts of a run (``None``: of all) without a record or with one that is kept, oldest first."""
@@ -294,16 +296,19 @@ _IDENTIFIER = TypeAdapter[str](Identifier)
 
 _SUMMARY_FIELDS = [field.name for field in fields(RolloutSummary)]
 
-_SELECT_SUMMARY = """
-SELECT o.cursor, r.rollout_id, r.run_id, r.group_id, r.group_size, r.replica, r.environment, r.evaluation,
+SUMMARY_COLUMNS = """
+SELECT o.cursor, r.rollout_id, o.run_id, o.group_id, r.group_size, r.replica, r.environment, r.evaluation,
     r.stands_in_for, o.status, o.detail, o.cause, o.reward, o.masked, o.oldest_version, o.turns, o.sampled_tokens,
-    r.accepted_at, o.finished_at, o.released_at IS NOT NULL, o.begun_at, o.row_id, o.why
-FROM outcomes o JOIN rollouts r USING (seq)
+    r.accepted_at, o.finished_at, o.released_at IS NOT NULL AS released, o.begun_at, o.row_id, o.why
 """
+"""Columns of a ``RolloutSummary``, in the order of its fields."""
+
+_SELECT_SUMMARY = f"{SUMMARY_COLUMNS} FROM outcomes o JOIN rollouts r USING (seq)"
 
 
-def _summary(row: Sequence[Any]) -> RolloutSummary:
-    values: dict[str, Any] = dict(zip(_SUMMARY_FIELDS, row, strict=True))
+def summary_of(row: Sequence[Any]) -> RolloutSummary:
+    """Return the summary in a row that begins with ``SUMMARY_COLUMNS``."""
+    values: dict[str, Any] = dict(zip(_SUMMARY_FIELDS, row[: len(_SUMMARY_FIELDS)], strict=True))
     for name in ("evaluation", "masked", "released"):
         values[name] = bool(values[name])
     values["cause"] = Cause(values["cause"]) if values["cause"] in set(Cause) else None

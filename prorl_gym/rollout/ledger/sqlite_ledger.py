@@ -5,17 +5,35 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from prorl_gym.client.wire_models import AcceptedRollout, LedgerStatus, RolloutSummary, Unacknowledged
+from prorl_gym.client.wire_models import (
+    AcceptedRollout,
+    AnalysisResponse,
+    LedgerStatus,
+    ProblemsResponse,
+    RolloutListResponse,
+    RolloutSummary,
+    Unacknowledged,
+)
 from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, ProrlError
 from prorl_gym.records import Retry, Rollout, RolloutRequest
 from prorl_gym.rollout.ledger.encoding import encode_rollout
 from prorl_gym.rollout.ledger.lease import HEARTBEATS_PER_LEASE, Lease
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
+from prorl_gym.rollout.ledger.reader_thread import LedgerReader
 from prorl_gym.rollout.ledger.retention import RELEASE_SLICE, ReleaseSlice
 from prorl_gym.rollout.ledger.statements import Batch
 from prorl_gym.rollout.ledger.writer_thread import LedgerTables, LedgerWriter
-from prorl_gym.rollout.protocol import Delivery, Job, RecoveredRollout, TurnEnded
+from prorl_gym.rollout.protocol import (
+    Delivery,
+    Job,
+    ListPage,
+    ProblemOrder,
+    RecoveredRollout,
+    RolloutFilter,
+    RolloutState,
+    TurnEnded,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,6 +56,7 @@ class SqliteLedger:
         self, writer: LedgerWriter, clock: Callable[[], float] | None = None, *, has_periodic_tasks: bool = True
     ) -> None:
         self._writer = writer
+        self._reader = LedgerReader(writer)
         self._clock = clock or writer.open_ledger.clock
         self._acknowledged: dict[str | None, int] = {}
         """Up to which cursor all records of a run were acknowledged since the start: reads begin after it."""
@@ -139,6 +158,24 @@ class SqliteLedger:
             lambda tables: tables.store.queries.summaries(run_id, groups, prefix, after, limit, newest_first)
         )
 
+    async def list_rollouts(
+        self, wanted: RolloutFilter, state: RolloutState, page: ListPage, running: Sequence[str] = ()
+    ) -> RolloutListResponse:
+        """See ``Ledger.list_rollouts``."""
+        question = ("list", wanted, state, page, tuple(running))
+        return await self._reader.ask(question, lambda found: found.list_rollouts(wanted, state, page, running))
+
+    async def analyze(self, wanted: RolloutFilter) -> AnalysisResponse:
+        """See ``Ledger.analyze``."""
+        return await self._reader.ask(("analyze", wanted), lambda found: found.analyze(wanted))
+
+    async def list_problems(
+        self, wanted: RolloutFilter, order: ProblemOrder, offset: int, limit: int
+    ) -> ProblemsResponse:
+        """See ``Ledger.list_problems``."""
+        question = ("problems", wanted, order, offset, limit)
+        return await self._reader.ask(question, lambda found: found.list_problems(wanted, order, offset, limit))
+
     async def acknowledge(self, run_id: str | None, cursor: int) -> int:
         """See ``Ledger.acknowledge``."""
         last = self._writer.tables.store.counters.cursor
@@ -230,6 +267,7 @@ class SqliteLedger:
         await asyncio.gather(*self._periodic_tasks, return_exceptions=True)
         if self._lease_thread is not None:
             self._lease_thread.shutdown(wait=False)
+        await self._reader.close()  # before the writer frees the file for another process
         await self._writer.close()
 
     async def _renew_lease(self, lease: Lease) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from prorl_gym.client.wire_models import AcceptedRollout
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, NotFoundError, ProrlError
 from prorl_gym.records import Retry, Rollout, RolloutRequest
+from prorl_gym.rollout.ledger.analysis import LedgerAnalysis
 from prorl_gym.rollout.ledger.encoding import body_hash, checksum, clamp_int64, replace_surrogates
 from prorl_gym.rollout.ledger.ledger_config import CancelledRolloutError, LedgerFullError
 from prorl_gym.rollout.ledger.queries import IN_JSON_LIST, LedgerQueries, job_of, not_found_error
@@ -97,6 +98,7 @@ class LedgerStore:
     ) -> None:
         self._db = connection
         self.queries = LedgerQueries(connection)
+        self.analysis = LedgerAnalysis(connection)
         self._turns = TurnTable(connection)
         self._clock = clock
         self._free_bytes = free_bytes

@@ -119,7 +119,7 @@ class LedgerWriter:
         limits: WriterLimits | None = None,
     ) -> None:
         self.open_ledger = opened
-        self._path = path
+        self.path = path
         self._thread = thread
         self._tables = tables
         self._limits = limits or WriterLimits()
@@ -229,7 +229,7 @@ class LedgerWriter:
         raise self._stuck_disk_error("It may be done all the same. " if is_committing else "Nothing was done. ")
 
     def _stuck_disk_error(self, outcome: str = "Nothing was done. ") -> StuckDiskError:
-        what = f"{self._path}: the disk does not answer."
+        what = f"{self.path}: the disk does not answer."
         return StuckDiskError(what, f"{outcome}Look at the disk, and send it again.")
 
     async def close(self) -> None:
@@ -244,7 +244,7 @@ class LedgerWriter:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise ShuttingDownError(f"{self._path}: the ledger is closed.")
+            raise ShuttingDownError(f"{self.path}: the ledger is closed.")
 
     async def _drain_queue(self) -> None:
         loop = asyncio.get_running_loop()
@@ -291,7 +291,7 @@ class LedgerWriter:
         if guard is None or not calls:
             return [[full] * len(one.operations) for one in calls]
         try:
-            with guard.reserve.lend() as lent, translated_errors(self._path):
+            with guard.reserve.lend() as lent, translated_errors(self.path):
                 if not lent:
                     raise full
                 # The log can then be rewritten from its beginning, in blocks that it already has.
@@ -304,7 +304,7 @@ class LedgerWriter:
         database = self.open_ledger.connection
         numbers = self._tables.snapshot()
         try:
-            with translated_errors(self._path):
+            with translated_errors(self.path):
                 self.open_ledger.begin(durable=any(one.durable for one in calls))
                 results = [self._run_batch(one.batch_call, one.arguments) for one in calls]
                 self._tables.refresh_usage()
@@ -314,7 +314,7 @@ class LedgerWriter:
         except Exception:
             self._tables.restore(numbers)
             if database.in_transaction:
-                with translated_errors(self._path):
+                with translated_errors(self.path):
                     database.execute("ROLLBACK")
             raise
 

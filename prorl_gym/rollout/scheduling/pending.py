@@ -7,10 +7,13 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from prorl_gym.client.wire_models import PendingPlace
 from prorl_gym.errors import CancelReason
 from prorl_gym.records import Rollout, RolloutRequest
 from prorl_gym.rollout.protocol import AttemptMoved, AttemptPosition, AttemptState, Job, RecoveredRollout, StageEntered
 from prorl_gym.rollout.scheduling.fair_queue import Charge, FairQueue
+
+_RUNNING_PLACES = frozenset({"init", "run", "eval", "record"})
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +62,22 @@ class PendingRollout:
     def has_priority(self) -> bool:
         """Whether its group waits for it alone: an earlier attempt, or the member it replaces, failed."""
         return self.stands_in_for is not None or self.failures > 0 or self.restarts > 0
+
+    @property
+    def place(self) -> PendingPlace:
+        """Where it is, for people."""
+        match self.position.state:
+            case "queued":
+                return "held" if self.is_held else "queue"
+            case "waiting":
+                return "retry"
+            case "ending":
+                return "record"
+            case "handing":
+                return "slot"
+            case "running":
+                stage = self.position.stage
+                return "parked" if self.position.is_parked else "slot" if stage == "queue" else stage
 
     def resolve_waiters(self, rollout: Rollout | None) -> None:
         """Answer every ``RolloutService.result``; ``None``: there is no record yet, and this service stops."""
@@ -122,6 +141,10 @@ class PendingIndex:
         for entry in self._by_id.values():
             counts[entry.position.state] += 1
         return counts
+
+    def running_ids(self) -> list[str]:
+        """Return those whose attempt has entered INIT and is not parked."""
+        return [entry.rollout_id for entry in self._by_id.values() if entry.place in _RUNNING_PLACES]
 
     def add(self, entry: PendingRollout) -> None:
         """Add a rollout, outside the queue."""

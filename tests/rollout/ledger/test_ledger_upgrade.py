@@ -16,6 +16,7 @@ from prorl_gym.records import Outcome, Rollout, RolloutRequest, Score
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, LedgerError, UnreadableRecordError
 from prorl_gym.rollout.ledger.open_ledger import open_ledger_file
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+from prorl_gym.rollout.protocol import ListPage, RolloutFilter
 from prorl_gym.rollout.scheduling.attempt import terminal_record
 
 _FIRST = """
@@ -322,3 +323,26 @@ def test_an_upgrade_that_is_killed_leaves_the_old_file(tmp_path: Path) -> None:
         assert db.execute("SELECT count(*) FROM rollouts WHERE state = 'finished'").fetchone() == (50,)
     db.close()
     asyncio.run(check_upgraded(tmp_path / "l.db", 150))
+
+
+async def test_rollouts_of_the_fifth_schema_are_listed_without_problem_and_reason(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    ledger = await SqliteLedger.open(LedgerConfig(path=path))
+    await ledger.add_rollouts([asked("r0", 0), asked("r1", 1)])
+    await ledger.finish(terminal_record((await ledger.pending_jobs())[0], Outcome(status="completed")))
+    await ledger.close()
+    with sqlite3.connect(path) as connection:
+        for table, column in (("outcomes", "row_id"), ("outcomes", "why"), ("outcomes", "begun_at")):
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        connection.execute("UPDATE schema_version SET version = 5")
+    connection.close()
+    ledger = await SqliteLedger.open(LedgerConfig(path=path))
+    try:
+        (found,) = (await ledger.list_rollouts(RolloutFilter(), "finished", ListPage())).rollouts
+        assert (found.rollout_id, found.row_id, found.why, found.begun_at) == ("r0", "", "", None)
+        assert [one.problem for one in (await ledger.list_problems(RolloutFilter(), "newest", 0, 9)).problems] == ["g"]
+        assert (await ledger.analyze(RolloutFilter())).spreads.keys() == {"took", "turns", "tokens"}
+        pending = (await ledger.list_rollouts(RolloutFilter(), "waiting", ListPage())).pending
+        assert [(one.rollout_id, one.problem) for one in pending] == [("r1", "g")]
+    finally:
+        await ledger.close()

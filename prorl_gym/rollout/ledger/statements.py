@@ -305,6 +305,7 @@ class LedgerStore:
         texts: list[list[object]] = []
         seqs: list[int] = []
         answers: list[int | ProrlError | None] = []
+        now = self._clock()
         for rollout, record in records:
             row = rows.get(rollout.rollout_id)
             if row is None or row.finished:
@@ -321,7 +322,7 @@ class LedgerStore:
             row.finished = True
             seqs.append(row.seq)
             cursor = numbers.cursor + len(seqs)
-            outcomes.append(outcome_row(cursor, row.seq, row.run_id, row.group_id, rollout, self._clock()))
+            outcomes.append(outcome_row(cursor, row.seq, row.run_id, row.group_id, rollout, now))
             texts.append([cursor, record, checksum(record)])
             answers.append(cursor)
         if seqs:

@@ -101,6 +101,11 @@ class LedgerStore:
         self.counters = _read_counters(connection)
         """What is rolled back in the file has to be put back here."""
 
+    @property
+    def total_changes(self) -> int:
+        """How many rows were written since the file was opened."""
+        return self._db.total_changes
+
     def add_batches(self, batches: Sequence[Batch]) -> list[tuple[list[AcceptedRollout], list[Job]] | ProrlError]:
         """Insert what is new of each batch; nothing of a batch with an id that has another body."""
         ids = [body.request.rollout_id for batch in batches for body in batch.bodies]

@@ -301,12 +301,30 @@ class LedgerWriter:
             return [[error] * len(one.operations) for one in calls]
 
     def _commit(self, calls: list[_CallBatch]) -> list[Sequence[Any]]:
+        try:
+            return self._try_commit(calls, isolated=False)
+        except _CallFailedError:
+            return self._try_commit(calls, isolated=True)
+
+    def _try_commit(self, calls: list[_CallBatch], *, isolated: bool) -> list[Sequence[Any]]:
+        """Run the calls in one transaction; nothing is written if it raises.
+
+        Args:
+            calls: to run.
+            isolated: run each in a savepoint, which confines its failure. A savepoint copies every page that is changed
+                in it, into a file when they are many.
+
+        Raises:
+            LedgerError: the file failed.
+            _CallFailedError: a call failed, and is not ``isolated``.
+        """
         database = self.open_ledger.connection
         numbers = self._tables.snapshot()
         try:
             with translated_errors(self._path):
                 self.open_ledger.begin(durable=any(one.durable for one in calls))
-                results = [self._run_batch(one.batch_call, one.arguments) for one in calls]
+                run = self._run_isolated if isolated else self._run_batch
+                results = [run(one.batch_call, one.arguments) for one in calls]
                 self._tables.refresh_usage()
                 self._enter_commit([each for one in calls if one.urgent for each in one.operations])
                 self.open_ledger.commit()
@@ -334,6 +352,19 @@ class LedgerWriter:
                 operation.state = "committing"
 
     def _run_batch(self, kind: Any, arguments: list[Any]) -> Sequence[Any]:
+        """Run all arguments of a kind in one call.
+
+        Raises:
+            _CallFailedError: it failed, and may have changed something.
+        """
+        try:
+            return kind(self._tables, arguments)
+        except sqlite3.Error:
+            raise  # the file failed, not the call: the whole batch fails
+        except Exception as error:
+            raise _CallFailedError from error
+
+    def _run_isolated(self, kind: Any, arguments: list[Any]) -> Sequence[Any]:
         """Run all arguments of a kind in one call, or, if that fails, each in its own."""
         try:
             return self._in_savepoint(lambda: kind(self._tables, arguments))
@@ -342,7 +373,7 @@ class LedgerWriter:
         except Exception as error:
             if len(arguments) == 1:
                 return [error]
-            return [answer for argument in arguments for answer in self._run_batch(kind, [argument])]
+            return [answer for argument in arguments for answer in self._run_isolated(kind, [argument])]
 
     def _in_savepoint(self, call: Callable[[], ResultT]) -> ResultT:
         database = self.open_ledger.connection
@@ -361,8 +392,24 @@ class LedgerWriter:
         return result
 
 
-def _call_each(tables: LedgerTables, calls: list[Callable[[LedgerTables], ResultT]]) -> list[ResultT]:
-    return [call(tables) for call in calls]
+class _CallFailedError(Exception):
+    """A call raised: what its transaction has changed by then has to be rolled back."""
+
+
+def _call_each(tables: LedgerTables, calls: list[Callable[[LedgerTables], ResultT]]) -> list[ResultT | Exception]:
+    """Answer each call; one that fails must have changed nothing, as a read does."""
+    answers: list[ResultT | Exception] = []
+    for call in calls:
+        before = tables.store.total_changes, tables.snapshot()
+        try:
+            answers.append(call(tables))
+        except sqlite3.Error:
+            raise
+        except Exception as error:
+            if (tables.store.total_changes, tables.snapshot()) != before:
+                raise
+            answers.append(error)
+    return answers
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:

@@ -90,11 +90,12 @@ async def test_no_page_is_copied_for_a_record_that_is_written(tmp_path: Path) ->
     """A savepoint copies every page that changes in it; most transactions need none."""
     async with ledger_and_writer(LedgerConfig(path=tmp_path / "l.db")) as (ledger, writer):
         statements: list[str] = []
-        writer.open_ledger.connection.set_trace_callback(statements.append)
+        trace = writer.open_ledger.connection.set_trace_callback
+        await writer.run(lambda _: trace(statements.append))
         await ledger.add_and_begin([make("a")])
         with pytest.raises(NotFoundError):
             await ledger.get("unknown")
-        writer.open_ledger.connection.set_trace_callback(None)
+        await writer.run(lambda _: trace(None))
         assert any(one.startswith("INSERT INTO rollouts") for one in statements)
         assert not any("SAVEPOINT" in one for one in statements)
 

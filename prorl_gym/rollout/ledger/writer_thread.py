@@ -127,7 +127,9 @@ class LedgerWriter:
         self._transaction_began: float | None = None
         """When the running transaction was passed to the thread."""
         self._state_lock = threading.Lock()
-        self._writer_task: asyncio.Task[None] | None = None
+        self._is_idle = asyncio.Event()
+        """Cleared from the first operation that is queued until none is left and no transaction runs."""
+        self._is_idle.set()
         self._closed = False
 
     @classmethod
@@ -206,11 +208,11 @@ class LedgerWriter:
             raise self._stuck_disk_error()
         operation = _Operation(batch_call, urgent, durable, argument, loop.create_future())
         self._queue.append(operation)
-        if self._writer_task is None:
-            self._writer_task = asyncio.create_task(self._drain_queue(), name="ledger-writer")
-        # Neither wait cancels the future: the writer must be able to resolve it after its caller is gone.
+        if self._is_idle.is_set():
+            self._is_idle.clear()
+            loop.call_soon(self._start_transaction)  # not at once: what is queued beside it shares the commit
         if not urgent:
-            return await asyncio.shield(operation.done)
+            return await operation.done
         await asyncio.wait([operation.done], timeout=limit)
         return operation.done.result() if operation.done.done() else self._withdraw(operation)
 
@@ -237,8 +239,7 @@ class LedgerWriter:
         if self._closed:
             return
         self._closed = True
-        if self._writer_task is not None:
-            await asyncio.wait({self._writer_task})
+        await self._is_idle.wait()
         await asyncio.get_running_loop().run_in_executor(self._thread, self.open_ledger.close)
         self._thread.shutdown(wait=False)
 
@@ -246,25 +247,34 @@ class LedgerWriter:
         if self._closed:
             raise ShuttingDownError(f"{self._path}: the ledger is closed.")
 
-    async def _drain_queue(self) -> None:
+    def _start_transaction(self) -> None:
+        """Pass what is queued to the thread."""
+        if not self._queue:  # it was withdrawn
+            self._is_idle.set()
+            return
         loop = asyncio.get_running_loop()
-        while self._queue:
-            self._queue.sort(key=lambda operation: not operation.urgent)
-            batch, self._queue = self._queue[: self._limits.batch], self._queue[self._limits.batch :]
-            kinds: dict[Any, list[_Operation]] = {}
-            for operation in batch:
-                kinds.setdefault((operation.batch_call, operation.urgent, operation.durable), []).append(operation)
-            calls = [_CallBatch(call, urgent, durable, same) for (call, urgent, durable), same in kinds.items()]
-            self._transaction_began = loop.time()
-            try:
-                results = await loop.run_in_executor(self._thread, self._run_transaction, calls)
-            except Exception as error:  # not even a rollback was possible
-                results = [[error] * len(same) for same in kinds.values()]
-            self._transaction_began = None
-            for same, answers in zip(kinds.values(), results, strict=True):
-                for operation, answer in zip(same, answers, strict=True):
-                    _resolve(operation.done, answer)
-        self._writer_task = None
+        self._queue.sort(key=lambda operation: not operation.urgent)
+        batch, self._queue = self._queue[: self._limits.batch], self._queue[self._limits.batch :]
+        kinds: dict[Any, list[_Operation]] = {}
+        for operation in batch:
+            kinds.setdefault((operation.batch_call, operation.urgent, operation.durable), []).append(operation)
+        calls = [_CallBatch(call, urgent, durable, same) for (call, urgent, durable), same in kinds.items()]
+        self._transaction_began = loop.time()
+        # Callbacks, not a task that waits: a rollout waits for two commits, and each task that wakes another costs time.
+        running = loop.run_in_executor(self._thread, self._run_transaction, calls)
+        running.add_done_callback(lambda done: self._end_transaction(calls, done))
+
+    def _end_transaction(self, calls: list[_CallBatch], done: asyncio.Future[list[Sequence[Any]]]) -> None:
+        """Answer the callers, and start the next transaction."""
+        self._transaction_began = None
+        if done.cancelled():  # the event loop is torn down
+            return
+        error = done.exception()  # then not even a rollback was possible
+        results = done.result() if error is None else [[error] * len(one.operations) for one in calls]
+        for one, answers in zip(calls, results, strict=True):
+            for operation, answer in zip(one.operations, answers, strict=True):
+                _resolve(operation.done, answer)
+        self._start_transaction()
 
     # --- in the writer thread -----------------------------------------------------------------------------------
 
@@ -413,6 +423,8 @@ def _call_each(tables: LedgerTables, calls: list[Callable[[LedgerTables], Result
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
+    if future.done():  # its caller was cancelled
+        return
     if isinstance(result, Exception):
         future.set_exception(result)
         future.exception()  # marks it as retrieved, for callers that are gone

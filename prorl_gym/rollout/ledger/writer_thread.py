@@ -260,7 +260,7 @@ class LedgerWriter:
             kinds.setdefault((operation.batch_call, operation.urgent, operation.durable), []).append(operation)
         calls = [_CallBatch(call, urgent, durable, same) for (call, urgent, durable), same in kinds.items()]
         self._transaction_began = loop.time()
-        # Callbacks, not a task that waits: a rollout waits for two commits, and each task that wakes another costs time.
+        # Callbacks, not a task that waits: a rollout waits for two commits, and each task that is woken costs time.
         running = loop.run_in_executor(self._thread, self._run_transaction, calls)
         running.add_done_callback(lambda done: self._end_transaction(calls, done))
 

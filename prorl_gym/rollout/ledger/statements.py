@@ -40,7 +40,7 @@ class RequestBody:
 
     def first_job(self, accepted_at: float) -> Job:
         """Return its first attempt, as it would be read from the file."""
-        return job_of(self.request, self.text, accepted_at=accepted_at)
+        return job_of(lambda: self.request, self.text, accepted_at=accepted_at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 import sqlite3
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from prorl_gym.process_identity import boot_id
 
@@ -43,7 +42,7 @@ class LedgerClock:
 
 def uptime() -> float:
     """Return seconds since boot, including suspended time."""
-    return float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _latest_timestamp(db: sqlite3.Connection) -> float:

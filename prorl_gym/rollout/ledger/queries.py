@@ -2,9 +2,10 @@
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
@@ -42,14 +43,26 @@ class _EndedAttempt(NamedTuple):
 
 
 def job_of(
-    known: RolloutRequest, body: str, attempt: int = 0, accepted_at: float = 0.0, ended: Sequence[_EndedAttempt] = ()
+    identify: Callable[[], RolloutRequest],
+    body: str,
+    attempt: int = 0,
+    accepted_at: float = 0.0,
+    ended: Sequence[_EndedAttempt] = (),
 ) -> Job:
-    """Return an attempt at what is stored; one that cannot be read has ``unreadable_reason``."""
+    """Return an attempt at what is stored; one that cannot be read has ``unreadable_reason``.
+
+    Args:
+        identify: returns a request with the rollout's identity; called only where the body cannot be read.
+        body: the stored request.
+        attempt: number of the attempt.
+        accepted_at: Unix seconds.
+        ended: earlier attempts.
+    """
     try:
         return Job(request=decode_request(body), attempt=attempt, accepted_at=accepted_at, retries=_retries(ended))
     except (ValueError, RecursionError) as error:
         complaint = f"The ledger's entry cannot be read ({describe_decode_error(error)})."
-        placeholder = known.model_copy(update={"task": {}})
+        placeholder = identify().model_copy(update={"task": {}})
         return Job(request=placeholder, attempt=attempt, accepted_at=accepted_at, unreadable_reason=complaint)
 
 
@@ -73,7 +86,8 @@ class LedgerQueries:
         ended = self._ended_attempts([row[0] for row in rows])
         found: dict[str, Job] = {}
         for seq, rollout_id, run_id, group_id, environment, evaluation, attempt, accepted_at, body in rows:
-            placeholder = RolloutRequest.model_construct(
+            identify = partial(
+                RolloutRequest.model_construct,
                 rollout_id=rollout_id,
                 run_id=run_id,
                 group_id=group_id,
@@ -81,7 +95,7 @@ class LedgerQueries:
                 evaluation=bool(evaluation),
                 task={},
             )
-            found[rollout_id] = job_of(placeholder, body or "", attempt, accepted_at, ended.get(seq, ()))
+            found[rollout_id] = job_of(identify, body or "", attempt, accepted_at, ended.get(seq, ()))
         return [found[rollout_id] for rollout_id in rollout_ids if rollout_id in found]
 
     def _ended_attempts(self, seqs: Sequence[int]) -> dict[int, list[_EndedAttempt]]:

@@ -43,7 +43,7 @@ class RequestBody:
 
     def first_job(self, accepted_at: float) -> Job:
         """Return its first attempt, as it would be read from the file."""
-        return job_of(self.request, self.text, accepted_at=accepted_at)
+        return job_of(lambda: self.request, self.text, accepted_at=accepted_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,11 @@ class LedgerStore:
         self._free_bytes = free_bytes
         self.counters = _read_counters(connection)
         """What is rolled back in the file has to be put back here."""
+
+    @property
+    def total_changes(self) -> int:
+        """How many rows were written since the file was opened."""
+        return self._db.total_changes
 
     def add_batches(self, batches: Sequence[Batch]) -> list[tuple[list[AcceptedRollout], list[Job]] | ProrlError]:
         """Insert what is new of each batch; nothing of a batch with an id that has another body."""
@@ -309,6 +314,7 @@ class LedgerStore:
         texts: list[list[object]] = []
         seqs: list[int] = []
         answers: list[int | ProrlError | None] = []
+        now = self._clock()
         for rollout, record in records:
             row = rows.get(rollout.rollout_id)
             if row is None or row.finished:
@@ -325,7 +331,7 @@ class LedgerStore:
             row.finished = True
             seqs.append(row.seq)
             cursor = numbers.cursor + len(seqs)
-            outcomes.append(outcome_row(cursor, row.seq, row.run_id, row.group_id, rollout, self._clock()))
+            outcomes.append(outcome_row(cursor, row.seq, row.run_id, row.group_id, rollout, now))
             texts.append([cursor, record, checksum(record)])
             answers.append(cursor)
         if seqs:

@@ -127,7 +127,9 @@ class LedgerWriter:
         self._transaction_began: float | None = None
         """When the running transaction was passed to the thread."""
         self._state_lock = threading.Lock()
-        self._writer_task: asyncio.Task[None] | None = None
+        self._is_idle = asyncio.Event()
+        """Cleared from the first operation that is queued until none is left and no transaction runs."""
+        self._is_idle.set()
         self._closed = False
 
     @classmethod
@@ -206,11 +208,11 @@ class LedgerWriter:
             raise self._stuck_disk_error()
         operation = _Operation(batch_call, urgent, durable, argument, loop.create_future())
         self._queue.append(operation)
-        if self._writer_task is None:
-            self._writer_task = asyncio.create_task(self._drain_queue(), name="ledger-writer")
-        # Neither wait cancels the future: the writer must be able to resolve it after its caller is gone.
+        if self._is_idle.is_set():
+            self._is_idle.clear()
+            loop.call_soon(self._start_transaction)  # not at once: what is queued beside it shares the commit
         if not urgent:
-            return await asyncio.shield(operation.done)
+            return await operation.done
         await asyncio.wait([operation.done], timeout=limit)
         return operation.done.result() if operation.done.done() else self._withdraw(operation)
 
@@ -237,8 +239,7 @@ class LedgerWriter:
         if self._closed:
             return
         self._closed = True
-        if self._writer_task is not None:
-            await asyncio.wait({self._writer_task})
+        await self._is_idle.wait()
         await asyncio.get_running_loop().run_in_executor(self._thread, self.open_ledger.close)
         self._thread.shutdown(wait=False)
 
@@ -246,25 +247,34 @@ class LedgerWriter:
         if self._closed:
             raise ShuttingDownError(f"{self.path}: the ledger is closed.")
 
-    async def _drain_queue(self) -> None:
+    def _start_transaction(self) -> None:
+        """Pass what is queued to the thread."""
+        if not self._queue:  # it was withdrawn
+            self._is_idle.set()
+            return
         loop = asyncio.get_running_loop()
-        while self._queue:
-            self._queue.sort(key=lambda operation: not operation.urgent)
-            batch, self._queue = self._queue[: self._limits.batch], self._queue[self._limits.batch :]
-            kinds: dict[Any, list[_Operation]] = {}
-            for operation in batch:
-                kinds.setdefault((operation.batch_call, operation.urgent, operation.durable), []).append(operation)
-            calls = [_CallBatch(call, urgent, durable, same) for (call, urgent, durable), same in kinds.items()]
-            self._transaction_began = loop.time()
-            try:
-                results = await loop.run_in_executor(self._thread, self._run_transaction, calls)
-            except Exception as error:  # not even a rollback was possible
-                results = [[error] * len(same) for same in kinds.values()]
-            self._transaction_began = None
-            for same, answers in zip(kinds.values(), results, strict=True):
-                for operation, answer in zip(same, answers, strict=True):
-                    _resolve(operation.done, answer)
-        self._writer_task = None
+        self._queue.sort(key=lambda operation: not operation.urgent)
+        batch, self._queue = self._queue[: self._limits.batch], self._queue[self._limits.batch :]
+        kinds: dict[Any, list[_Operation]] = {}
+        for operation in batch:
+            kinds.setdefault((operation.batch_call, operation.urgent, operation.durable), []).append(operation)
+        calls = [_CallBatch(call, urgent, durable, same) for (call, urgent, durable), same in kinds.items()]
+        self._transaction_began = loop.time()
+        # Callbacks, not a task that waits: a rollout waits for two commits, and each task that is woken costs time.
+        running = loop.run_in_executor(self._thread, self._run_transaction, calls)
+        running.add_done_callback(lambda done: self._end_transaction(calls, done))
+
+    def _end_transaction(self, calls: list[_CallBatch], done: asyncio.Future[list[Sequence[Any]]]) -> None:
+        """Answer the callers, and start the next transaction."""
+        self._transaction_began = None
+        if done.cancelled():  # the event loop is torn down
+            return
+        error = done.exception()  # then not even a rollback was possible
+        results = done.result() if error is None else [[error] * len(one.operations) for one in calls]
+        for one, answers in zip(calls, results, strict=True):
+            for operation, answer in zip(one.operations, answers, strict=True):
+                _resolve(operation.done, answer)
+        self._start_transaction()
 
     # --- in the writer thread -----------------------------------------------------------------------------------
 
@@ -301,12 +311,30 @@ class LedgerWriter:
             return [[error] * len(one.operations) for one in calls]
 
     def _commit(self, calls: list[_CallBatch]) -> list[Sequence[Any]]:
+        try:
+            return self._try_commit(calls, isolated=False)
+        except _CallFailedError:
+            return self._try_commit(calls, isolated=True)
+
+    def _try_commit(self, calls: list[_CallBatch], *, isolated: bool) -> list[Sequence[Any]]:
+        """Run the calls in one transaction; nothing is written if it raises.
+
+        Args:
+            calls: to run.
+            isolated: run each in a savepoint, which confines its failure. A savepoint copies every page that is changed
+                in it, into a file when they are many.
+
+        Raises:
+            LedgerError: the file failed.
+            _CallFailedError: a call failed, and is not ``isolated``.
+        """
         database = self.open_ledger.connection
         numbers = self._tables.snapshot()
         try:
             with translated_errors(self.path):
                 self.open_ledger.begin(durable=any(one.durable for one in calls))
-                results = [self._run_batch(one.batch_call, one.arguments) for one in calls]
+                run = self._run_isolated if isolated else self._run_batch
+                results = [run(one.batch_call, one.arguments) for one in calls]
                 self._tables.refresh_usage()
                 self._enter_commit([each for one in calls if one.urgent for each in one.operations])
                 self.open_ledger.commit()
@@ -334,6 +362,19 @@ class LedgerWriter:
                 operation.state = "committing"
 
     def _run_batch(self, kind: Any, arguments: list[Any]) -> Sequence[Any]:
+        """Run all arguments of a kind in one call.
+
+        Raises:
+            _CallFailedError: it failed, and may have changed something.
+        """
+        try:
+            return kind(self._tables, arguments)
+        except sqlite3.Error:
+            raise  # the file failed, not the call: the whole batch fails
+        except Exception as error:
+            raise _CallFailedError from error
+
+    def _run_isolated(self, kind: Any, arguments: list[Any]) -> Sequence[Any]:
         """Run all arguments of a kind in one call, or, if that fails, each in its own."""
         try:
             return self._in_savepoint(lambda: kind(self._tables, arguments))
@@ -342,7 +383,7 @@ class LedgerWriter:
         except Exception as error:
             if len(arguments) == 1:
                 return [error]
-            return [answer for argument in arguments for answer in self._run_batch(kind, [argument])]
+            return [answer for argument in arguments for answer in self._run_isolated(kind, [argument])]
 
     def _in_savepoint(self, call: Callable[[], ResultT]) -> ResultT:
         database = self.open_ledger.connection
@@ -361,11 +402,29 @@ class LedgerWriter:
         return result
 
 
-def _call_each(tables: LedgerTables, calls: list[Callable[[LedgerTables], ResultT]]) -> list[ResultT]:
-    return [call(tables) for call in calls]
+class _CallFailedError(Exception):
+    """A call raised: what its transaction has changed by then has to be rolled back."""
+
+
+def _call_each(tables: LedgerTables, calls: list[Callable[[LedgerTables], ResultT]]) -> list[ResultT | Exception]:
+    """Answer each call; one that fails must have changed nothing, as a read does."""
+    answers: list[ResultT | Exception] = []
+    for call in calls:
+        before = tables.store.total_changes, tables.snapshot()
+        try:
+            answers.append(call(tables))
+        except sqlite3.Error:
+            raise
+        except Exception as error:
+            if (tables.store.total_changes, tables.snapshot()) != before:
+                raise
+            answers.append(error)
+    return answers
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
+    if future.done():  # its caller was cancelled
+        return
     if isinstance(result, Exception):
         future.set_exception(result)
         future.exception()  # marks it as retrieved, for callers that are gone

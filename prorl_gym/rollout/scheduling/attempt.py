@@ -7,7 +7,7 @@ The rules are those of ``prorl_gym.errors``. ``Attempt.run_stages`` may raise an
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from prorl_gym.logs import redact
 from prorl_gym.records import Message, Outcome, Rollout, Score, Segment, StageTime, Submission, row_id_of
 from prorl_gym.rollout.protocol import AgentPrograms, AttemptSession, Job, PolicySource, Stage, TurnEnded
 from prorl_gym.rollout.scheduling.attempt_slots import AttemptSlots, StageTimeout
+from prorl_gym.rollout.scheduling.eager_task import start_eagerly
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.rollout.scheduling.stage_pools import WorkStage
 from prorl_gym.settings import ResolvedSettings, RolloutSettings, resolve_settings
@@ -387,10 +388,11 @@ def _policy_failure(error: RolloutError, stage: Stage) -> Outcome:
     return _failed_outcome(error.kind, stage, error)
 
 
-async def _release_within(release: Awaitable[None], seconds: float, what: str) -> None:
+async def _release_within(release: Coroutine[Any, Any, None], seconds: float, what: str) -> None:
     """Wait for a release; log one that fails or takes longer."""
-    task = asyncio.ensure_future(release)
-    await asyncio.wait({task}, timeout=seconds)
+    task = start_eagerly(release)
+    if not task.done():
+        await asyncio.wait({task}, timeout=seconds)
     if not task.done():
         task.cancel()
         _LOG.error("%s could not be released within %g s", what, seconds)

@@ -10,6 +10,7 @@ from prorl_gym.records import Rollout
 from prorl_gym.rollout.ledger.ledger_config import LedgerError
 from prorl_gym.rollout.protocol import AttemptMoved, Job, Ledger, Runner
 from prorl_gym.rollout.scheduling.attempt_settler import AttemptSettler, LedgerRetry, RetryConfig
+from prorl_gym.rollout.scheduling.eager_task import start_eagerly
 from prorl_gym.rollout.scheduling.pending import PendingIndex, PendingRollout
 
 _LOG = logging.getLogger(__name__)
@@ -108,8 +109,14 @@ class Dispatcher:
                 continue  # the queue may be empty by now
             free = (await self._runner.capacity()).free
             batch = {entry.rollout_id: entry for entry in self.pending.dequeue(min(max(free, 1), _BATCH))}
-            for job in filter(None, await asyncio.gather(*map(self._begin_attempt, batch.values()))):
+            for job in filter(None, await self._begin_attempts(list(batch.values()))):
                 await self._submit_to_runner(batch[job.request.rollout_id], job)
+
+    async def _begin_attempts(self, entries: Sequence[PendingRollout]) -> list[Job | None]:
+        """See ``_begin_attempt``; those that wait for the ledger share a commit."""
+        if all(entry.begun_job is not None for entry in entries):
+            return [await self._begin_attempt(entry) for entry in entries]
+        return await asyncio.gather(*map(self._begin_attempt, entries))
 
     async def _begin_attempt(self, entry: PendingRollout) -> Job | None:
         """Begin an attempt; ``None``: it cannot begin, and its rollout is being ended."""
@@ -132,9 +139,10 @@ class Dispatcher:
         if entry.cancel_reason is not None:
             self.settler.end_cancelled([entry], entry.cancel_reason)
             return
-        accepting = entry.accept_task = asyncio.ensure_future(self._runner.accept(job))
+        accepting = entry.accept_task = start_eagerly(self._runner.accept(job))
         accepting.add_done_callback(_retrieve_exception)
-        await asyncio.wait({accepting})
+        if not accepting.done():
+            await asyncio.wait({accepting})
         entry.accept_task = None
         if accepting.cancelled() and entry.cancel_reason is not None:
             self.settler.end_cancelled([entry], entry.cancel_reason)
@@ -205,7 +213,7 @@ class Dispatcher:
 
     def spawn(self, work: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
         """Run something that ``stop`` waits for; what it raises is logged."""
-        task = asyncio.create_task(work)
+        task = start_eagerly(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
         return task

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from prorl_gym.environments.judge import Judge
 from prorl_gym.errors import Evidence, FailureKind, RolloutError, SandboxError, UnfitImageError, UnusableSandboxError
+from prorl_gym.rollout.scheduling.eager_task import start_eagerly
 from prorl_gym.sandbox.protocol import Mount, Sandbox, SandboxBackend, SandboxSpec, loss_evidence_of
 
 _LOG = logging.getLogger(__name__)
@@ -148,7 +149,7 @@ class SandboxLeases:
     def begin_close(self) -> None:
         """Begin to ``close``, without waiting."""
         if self._close_task is None:
-            self._close_task = asyncio.create_task(self._close(), name="sandboxes-close")
+            self._close_task = start_eagerly(self._close(), name="sandboxes-close")
 
     async def close(self) -> None:
         """Stop what is starting, close what is open. Failures are logged: they must not cost the record. Idempotent."""
@@ -159,13 +160,15 @@ class SandboxLeases:
     async def _close(self) -> None:
         for task in tuple(self._starts):
             task.cancel()
-        # What is open need not wait for what is only starting.
-        await asyncio.gather(self._close_open(), *self._starts, return_exceptions=True)
+        if self._starts:  # what is open need not wait for what is only starting
+            await asyncio.gather(self._close_open(), *self._starts, return_exceptions=True)
         await self._close_open()
 
     async def _close_open(self) -> None:
         sandboxes, self._open_sandboxes = self._open_sandboxes, []
         kept, self._contexts = self._contexts, []
+        if not sandboxes and not kept:
+            return
         leaving = [resource.__aexit__(None, None, None) for resource in kept]
         closing = [sandbox.close() for sandbox in sandboxes]
         results = await asyncio.gather(*closing, *leaving, return_exceptions=True)

@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from ledger_writer import lift_page_limit, limit_pages, open_with_writer, query
+from ledger_writer import ledger_and_writer, lift_page_limit, limit_pages, open_with_writer, query
 
-from prorl_gym.errors import ConflictError, ShuttingDownError
+from prorl_gym.errors import ConflictError, NotFoundError, ShuttingDownError
 from prorl_gym.records import RolloutRequest
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, LedgerError
 from prorl_gym.rollout.ledger.open_ledger import network_filesystem
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+from prorl_gym.rollout.ledger.writer_thread import LedgerTables
 from prorl_gym.rollout.protocol import Ledger
 from prorl_gym.testing.rollout.ledger_conformance import CHECKS, Check
 from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
@@ -62,6 +63,41 @@ async def test_concurrent_calls_share_commits_and_refusals_stay_apart(tmp_path: 
     assert [type(r) for r in results if isinstance(r, Exception)] == [ConflictError]
     assert {job.request.rollout_id for job in await ledger.pending_jobs()} == {"taken", *(f"r{i}" for i in range(50))}
     await ledger.close()
+
+
+async def test_a_call_that_fails_after_a_write_undoes_its_own_alone(tmp_path: Path) -> None:
+    async with ledger_and_writer(LedgerConfig(path=tmp_path / "l.db")) as (ledger, writer):
+
+        def write_and_fail(tables: LedgerTables) -> None:
+            tables.retention.set_policy_version("broken", 1)
+            raise LookupError("after a write")
+
+        results = await asyncio.gather(
+            ledger.add_rollouts([make("before")]),
+            writer.run(write_and_fail),
+            ledger.set_policy_version("policy", 7),
+            ledger.get("unknown"),
+            ledger.add_rollouts([make("after")]),
+            return_exceptions=True,
+        )
+        assert [type(one) for one in results if isinstance(one, Exception)] == [LookupError, NotFoundError]
+        assert await ledger.policy_versions() == {"policy": 7}
+        assert {job.request.rollout_id for job in await ledger.pending_jobs()} == {"before", "after"}
+        assert (await ledger.usage()).pending == 2
+
+
+async def test_no_page_is_copied_for_a_record_that_is_written(tmp_path: Path) -> None:
+    """A savepoint copies every page that changes in it; most transactions need none."""
+    async with ledger_and_writer(LedgerConfig(path=tmp_path / "l.db")) as (ledger, writer):
+        statements: list[str] = []
+        trace = writer.open_ledger.connection.set_trace_callback
+        await writer.run(lambda _: trace(statements.append))
+        await ledger.add_and_begin([make("a")])
+        with pytest.raises(NotFoundError):
+            await ledger.get("unknown")
+        await writer.run(lambda _: trace(None))
+        assert any(one.startswith("INSERT INTO rollouts") for one in statements)
+        assert not any("SAVEPOINT" in one for one in statements)
 
 
 async def test_a_caller_that_goes_away_does_not_stop_the_writer(tmp_path: Path) -> None:
@@ -212,6 +248,7 @@ _OPEN_ONCE = """
 import asyncio, sys
 from pathlib import Path
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+from prorl_gym.rollout.ledger.writer_thread import LedgerTables
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 try:
     asyncio.run(SqliteLedger.open(LedgerConfig(path=Path(sys.argv[1]))))
@@ -224,6 +261,7 @@ import asyncio, sys
 from pathlib import Path
 from prorl_gym.records import RolloutRequest
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+from prorl_gym.rollout.ledger.writer_thread import LedgerTables
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 
 async def client(ledger, name):

@@ -142,6 +142,22 @@ ROWS: dict[str, tuple[Bar, ...]] = {
             "without fast shell",
         ),
     ),
+    "Many nodes": (
+        Bar("8 Ray nodes on one machine", "nodes", "8 Ray nodes over 8", "target", "target", "userns"),
+        Bar("64 nodes (simulated)", "nodes", "64 simulated nodes over", "target", "target"),
+        Bar("256 nodes (simulated)", "nodes", "256 simulated nodes over", "target", "target"),
+        Bar("makespan, one node killed", "nodes", "8 Ray nodes, one killed", "target", "target", "userns"),
+        Bar(
+            "the same, with `resume`",
+            "nodes",
+            "8 Ray nodes, one killed at half of the work: makespan over undisturbed, with",
+            "target",
+            "target",
+            "userns",
+        ),
+        Bar("head's CPU of a rollout", "nodes", "head's CPU of a rollout", "target", "target"),
+        Bar("head's CPU of a model call", "nodes", "head's CPU of a model call", "target", "target"),
+    ),
     "Grading": (
         Bar(
             "50 tests of one program",

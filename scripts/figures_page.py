@@ -26,8 +26,8 @@ every missed target of these tables. A run on two real vLLM servers has
 export PRORL_BENCH_IMAGE=$(bench/make-image)       # python3, git and pytest; as a SIF, too
 export PRORL_BENCH_SIF=$PRORL_BENCH_IMAGE.sif
 prorl-gym bench shell --json > bench/results/shell.json     # likewise start, density, tokens, balance, service,
-                                                            # gym, groups, ablation, grade, peers
-python scripts/figures_page.py && python scripts/figures_chart.py
+                                                            # gym, nodes, resume, groups, ablation, grade, peers
+python scripts/figures_page.py && python scripts/figures_chart.py && python scripts/nodes_chart.py
 ```
 
 `bench/peers-environment` installs the frameworks that `peers` compares with. Other peers that are not installed with
@@ -81,7 +81,10 @@ PROVIDES = (
     ("mini-swe-agent, bubblewrap", "namespaces, no network; no limits", "off here", "none", "files", "hidden tests"),
 )
 
-SECTIONS = (
+AWAITED = ("nodes", "resume")
+"""Benches that the page leaves out while they have no report: none was made on a quiet machine yet."""
+
+_ALL = (
     Section(
         "shell",
         "Commands",
@@ -145,6 +148,28 @@ every three seconds, so the time at which it reports them ready comes in steps. 
 acknowledged within 0.1 s, together with others.""",
     ),
     Section(
+        "nodes",
+        "Many nodes",
+        """![Throughput over that of one node, by nodes](images/nodes.svg)
+
+The Ray nodes share this machine, so the share of its processors that is in use says whether the machine is
+the limit. A rollout has four model calls of a fixed second, three commands in a real sandbox, and is graded by hidden
+tests in a clean one; each node runs four at a time. Throughput is between the ends of the first and the last quarter of
+the rollouts. The killed node: eight Ray nodes, rollouts of nine calls; when half of the records are there, the
+processes of one Ray node are killed and none takes its place; its rollouts are made again when its lease of six seconds
+is over. Simulated: service, ledger, placement, engine pool and runners are real, engines, sandboxes, network and time
+are not; work per node is constant; the head's own work takes no time there, so its CPU is a figure of its own: a head
+in its own process, eight nodes whose rollouts only wait and call, user and system time.""",
+    ),
+    Section(
+        "resume",
+        "Resuming after a turn",
+        """Rollouts of nine turns, eight of them with a command in a real sandbox, at an engine of fixed speed; the
+service gets SIGKILL at random moments, the same with and without `resume`, and is started again until every rollout has
+its record. The engine counts what it samples, of calls that a dead service has left behind, too. Worker-seconds are
+those of rollouts in a stage.""",
+    ),
+    Section(
         "groups",
         "Groups",
         """Simulated, with the service's own book on a virtual clock: informative groups per worker-second, five seeds.
@@ -199,6 +224,8 @@ persistent shell, its durable record and its tokens; the peer's loop on the host
         PROVIDES,
     ),
 )
+
+SECTIONS = tuple(about for about in _ALL if about.name not in AWAITED or (RESULTS / f"{about.name}.json").exists())
 
 Row = dict[str, Any]
 Report = dict[str, Any]

@@ -45,6 +45,55 @@ def test_the_path_is_what_its_script_draws() -> None:
     assert path.IMAGE.read_text("utf-8") == path.picture(), "run: python scripts/path_picture.py"
 
 
+@pytest.fixture
+def nodes_report() -> dict[str, Any]:
+    """What ``bench nodes`` measures, by its own functions, from made-up throughputs."""
+    sys.path.insert(0, str(ROOT / "bench"))
+    try:
+        bench, ray, sim, head = map(import_module, ("nodes", "_nodes_ray", "_nodes_sim", "_node_head_cost"))
+    finally:
+        sys.path.pop(0)
+    counts = (1, 2, 4, 8)
+    measured = ray.Measured(
+        throughput={count: float(count) for count in counts},
+        busy=dict.fromkeys(counts, 50.0),
+        makespans={"undisturbed": 100.0, "killed": 110.0, "resumed": 105.0},
+        resumed_turns=4.0,
+    )
+    simulated = {n: [sim.PointResult(0.9 * n, 0.8 * n, 1.0, 1.0, 100, 0.9)] for n in (1, 2, 4, 8, 16, 32, 64, 256)}
+    simulated[1] = [sim.PointResult(1.0, 1.0, 1.0, 1.0, 100, 0.9)]
+    rows = (
+        bench.ray_figures(measured) + bench.head_figures(head.HeadCost(0.5, 0.2)) + bench.simulated_figures(simulated)
+    )
+    return {"figures": rows}
+
+
+def test_the_nodes_are_what_their_report_says(reports: dict[str, Any]) -> None:
+    nodes = script("nodes_chart")
+    drawn = nodes.IMAGE.read_text("utf-8") if nodes.IMAGE.exists() else None
+    wanted = nodes.chart(reports["nodes"]) if "nodes" in reports else None
+    assert drawn == wanted, "run: python scripts/nodes_chart.py"
+
+
+def test_the_picture_of_nodes_has_every_count_and_says_what_was_missed(nodes_report: dict[str, Any]) -> None:
+    nodes = script("nodes_chart")
+    assert nodes.times_one(nodes_report) == {
+        "Ray nodes": {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0},
+        "simulated nodes": {1: 1.0, **{n: pytest.approx(0.9 * n) for n in (2, 4, 8, 16, 32, 64, 256)}},
+    }
+    assert "a target was missed" in words(nodes.chart(nodes_report)), "64 nodes are at 90 %, below 95"
+
+
+def test_the_chart_takes_a_report_on_nodes(
+    chart: ModuleType, reports: dict[str, Any], nodes_report: dict[str, Any]
+) -> None:
+    said = words(chart.chart({**reports, "nodes": nodes_report}))
+    assert {"64 nodes (simulated)", "256 nodes (simulated)", "the same, with `resume`"} <= set(said)
+    assert sum(one.endswith(", target missed") for one in said) - sum(
+        one.endswith(", target missed") for one in words(chart.chart(reports))
+    ) == (0 if "nodes" in reports else 2), "64 nodes, and the head's CPU of a call"
+
+
 def test_the_readme_shows_both() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     assert "](docs/images/path.svg)" in text and "](docs/images/figures.svg)" in text

@@ -20,7 +20,7 @@ NO_ROLLOUT_WAITS = {
     ("node.py", "Node"): "the node waits for signals and messages, no rollout",
     ("node.py", "_Held"): "says that an attempt is over; Node waits for it, for an earlier attempt that was given up",
     ("exchange.py", "Outbox"): "requests wait for messages",
-    ("members.py", "ChangeSignal"): "what CallGate, Admission and EnginePool wait with",
+    ("members.py", "ChangeSignal"): "what CallGate and EnginePool wait with",
     ("open_ledger.py", "_flock"): "does not wait: a locked file is refused",
     ("runner.py", "InProcessRunner"): "events, without a bound: putting one never waits",
     ("service.py", "RolloutService"): "readers wait for records",

@@ -6,6 +6,7 @@ deadline is charged for the wait.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -15,7 +16,6 @@ from prorl_gym.deadlines import paused_deadline
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.balance.admission_state import AdmissionState
 from prorl_gym.inference.balance.aimd_share import AimdOptions, AimdShare
-from prorl_gym.inference.balance.members import ChangeSignal
 from prorl_gym.inference.protocol import GenerationRequest
 from prorl_gym.records import EngineLoad
 
@@ -94,7 +94,8 @@ class Admission:
         self._waited_seconds = 0.0
         self._arriving: set[str] = set()
         """Rollouts for which there was room and that have made no call yet."""
-        self._changes = ChangeSignal()
+        self._room_queue: OrderedDict[asyncio.Future[None], str] = OrderedDict()
+        """Rollouts that wait for room, the first first."""
         self._closed = False
 
     async def wait_for_room(self, session_id: str) -> None:
@@ -102,8 +103,16 @@ class Admission:
 
         Nothing is reserved. The rollout counts as arriving until its first call, or until it is forgotten.
         """
-        await self._changes.wait_for(lambda: self._closed or self._state.has_room(len(self._arriving)))
-        self._arriving.add(session_id)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._room_queue[waiter] = session_id
+        self._give_room()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if self._room_queue.pop(waiter, None) is None:  # there was room for it, in this moment
+                self._arriving.discard(session_id)
+                self._give_room()
+            raise
 
     async def begin_call(self, request: GenerationRequest) -> None:
         """Wait until the rollout of this call is live. Every ``begin_call`` needs one ``end_call``, even if it raises.
@@ -185,7 +194,7 @@ class Admission:
             for waiter in session_waiters:
                 if not waiter.done():
                     waiter.set_exception(self._closed_error())
-        self._changes.notify_all()
+        self._give_room()
 
     def snapshot(self) -> AdmissionSnapshot:
         """Return the state of admission now."""
@@ -224,7 +233,15 @@ class Admission:
             for waiter in self._waiters.get(session_id, ()):
                 if not waiter.done():
                     waiter.set_result(None)
-        self._changes.notify_all()
+        self._give_room()
+
+    def _give_room(self) -> None:
+        """Wake as many rollouts as there is room for, in the order in which they came."""
+        while self._room_queue and (self._closed or self._state.has_room(len(self._arriving))):
+            waiter, session_id = self._room_queue.popitem(last=False)
+            if not waiter.done():  # otherwise it was cancelled
+                self._arriving.add(session_id)
+                waiter.set_result(None)
 
     def _closed_error(self) -> EngineError:
         return EngineError(FailureKind.ENGINE_UNREACHABLE, f"pool {self._name}: it was closed.", "Start the service.")

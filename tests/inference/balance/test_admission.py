@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from prorl_gym.deadlines import Deadline
 from prorl_gym.errors import EngineError
 from prorl_gym.inference.balance.admission import Admission, AdmissionOptions
+from prorl_gym.inference.balance.admission_state import AdmissionState
 from prorl_gym.inference.balance.aimd_share import AimdOptions
 from prorl_gym.inference.protocol import GenerationRequest
 from prorl_gym.records import EngineLoad
@@ -247,6 +248,57 @@ async def test_arriving_rollouts_that_release_their_slot_do_not_count():
     at.release_slot("a")
     await settle()
     assert other.done()
+
+
+async def room_seekers(at: Admission, count: int) -> list[asyncio.Task[None]]:
+    seekers = [asyncio.create_task(at.wait_for_room(f"new-{n}")) for n in range(count)]
+    await settle()
+    return seekers
+
+
+async def test_one_free_place_wakes_one_rollout_of_many_that_wait(monkeypatch: pytest.MonkeyPatch):
+    at = door(1)
+    await at.wait_for_room("first")
+    seekers = await room_seekers(at, 200)
+    asked: list[int] = []
+    has_room = AdmissionState.has_room
+
+    def count(state: AdmissionState, arriving: int) -> bool:
+        asked.append(arriving)
+        return has_room(state, arriving)
+
+    monkeypatch.setattr(AdmissionState, "has_room", count)
+    at.forget_session("first")
+    await settle()
+    assert [seeker.done() for seeker in seekers] == [True] + [False] * 199
+    assert asked == [0, 1], "once for the one that goes ahead, and once for the next"
+
+
+async def test_rollouts_find_room_in_the_order_in_which_they_came():
+    at = door(1)
+    await at.wait_for_room("first")
+    seekers = await room_seekers(at, 4)
+    seekers[1].cancel()
+    late = asyncio.create_task(at.wait_for_room("late"))
+    at.forget_session("first")
+    for name, seeker in (("new-0", seekers[0]), ("new-2", seekers[2]), ("new-3", seekers[3]), ("late", late)):
+        await settle()
+        assert [one.done() for one in (*seekers, late) if not one.cancelled()].count(True) == 1
+        assert seeker.done()
+        seekers = [one for one in seekers if one is not seeker]
+        at.forget_session(name)
+
+
+async def test_who_is_cancelled_in_the_moment_of_finding_room_passes_it_on():
+    at = door(1)
+    await at.wait_for_room("first")
+    seekers = await room_seekers(at, 2)
+    at.forget_session("first")
+    seekers[0].cancel()
+    await settle()
+    assert seekers[0].cancelled()
+    assert seekers[1].done()
+    assert at.snapshot().arriving == 1
 
 
 class Door(RuleBasedStateMachine):

@@ -1,11 +1,13 @@
 """Who may talk to engines: decisions without a clock."""
 
+import math
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from prorl_gym.inference.balance.admission_state import AdmissionState
+from prorl_gym.inference.balance.admission_state import AdmissionState, ShortfallSum
 
 
 def test_rollouts_are_admitted_while_they_fit():
@@ -125,6 +127,40 @@ def test_a_budget_of_nothing_still_lets_one_through(budget):
     assert book.admit() == ["a"]
 
 
+class Shortfalls(RuleBasedStateMachine):
+    """Any changes of the numbers and of the expected one: the sum is the one that adding up gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sum = ShortfallSum()
+        self.numbers: list[int] = []
+
+    @rule(number=st.integers(0, 20) | st.integers(0, 10**9))
+    def add(self, number: int) -> None:
+        self.sum.add(number)
+        self.numbers.append(number)
+
+    @precondition(lambda self: self.numbers)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(self.numbers))
+        self.sum.remove(number)
+        self.numbers.remove(number)
+
+    @rule(expected=st.integers(0, 20) | st.floats(0, 10**9))
+    def expect(self, expected: float) -> None:
+        self.sum.expect(expected)
+
+    @invariant()
+    def it_is_what_adding_up_gives(self) -> None:
+        lacking = [self.sum.expected - number for number in self.numbers if number < self.sum.expected]
+        assert self.sum.total == pytest.approx(math.fsum(lacking), rel=1e-9, abs=1e-3)
+
+
+Shortfalls.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestShortfalls = Shortfalls.TestCase
+
+
 class Admissions(RuleBasedStateMachine):
     """Any interleaving: the sums are right, no rollout is lost, the oldest is never held up."""
 
@@ -184,6 +220,14 @@ class Admissions(RuleBasedStateMachine):
         assert self.book.live == len(self.live)
         assert self.book.waiting == len(self.waiting)
         assert self.book.used >= 0
+
+    @invariant()
+    def the_expected_use_is_what_adding_up_gives(self) -> None:
+        expected = self.book._mean_length / 2
+        lengths = [self.book._entries[name].tokens for name in self.live]
+        assert self.book._expected_use() == pytest.approx(
+            self.book.used + sum(max(0.0, expected - length) for length in lengths)
+        )
 
     @invariant()
     def somebody_can_go_on(self) -> None:

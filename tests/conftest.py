@@ -80,6 +80,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     ),
     "gym": (_importable("nemo_gym"), "NeMo Gym is not installed in this environment"),
     "harness": (_harnesses, "the presets of agent programs are not installed (.ci/harnesses)"),
+    "mini_swe_agent": (_importable("minisweagent", "tenacity"), "mini-swe-agent is not installed (.ci/gym-agents)"),
     "vllm": (lambda: bool(_vllm()), "no environment with vLLM is in the cache (.ci/vllm), or CI_NO_VLLM=1"),
     "ray": (_importable("ray"), "Ray is not installed in this environment"),
     "slurm": (_slurm, "there is no Slurm here (.ci/slurm)"),
@@ -112,6 +113,7 @@ def required() -> set[str]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked slow, on every backend")
     parser.addoption("--both-backends", action="store_true", help="also run on Apptainer what runs on user namespaces")
+    parser.addoption("--one-case", action="store_true", help="of tests that differ in their data only, run the first")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -157,17 +159,37 @@ _ONE_WORKER = ("vllm", "chromium", "gym")
 """Needs that are costly to start: with pytest-xdist, all slow tests that have one run in the same worker."""
 
 
+def _deselect(config: pytest.Config, items: list[pytest.Item], is_wanted: Callable[[pytest.Item], bool]) -> None:
+    left_out = [item for item in items if not is_wanted(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_wanted(item)]
+
+
+def _missing(item: pytest.Item) -> list[str]:
+    """Needs of a test that are not there."""
+    return [name for name, (present, _) in NEEDS.items() if item.get_closest_marker(name) and not present()]
+
+
+def _code_of(item: pytest.Item) -> tuple[str, ...]:
+    """What a test runs, without its data: its function, and which functions and classes it is given."""
+    case = getattr(item, "callspec", None)
+    given = sorted(case.params.items()) if case is not None else ()
+    return (item.nodeid.partition("[")[0], *(f"{name}={value!r}" for name, value in given if callable(value)))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and any(item.get_closest_marker(name) for name in _ONE_WORKER):
             item.add_marker(pytest.mark.xdist_group("servers"))
-    if config.getoption("--all") or "slow" in config.getoption("-m"):
-        return
-    names = ("slow",) if config.getoption("--both-backends") else ("slow", "second_backend")
-    later = [item for item in items if any(item.get_closest_marker(name) for name in names)]
-    if later:
-        config.hook.pytest_deselected(items=later)
-        items[:] = [item for item in items if not any(item.get_closest_marker(name) for name in names)]
+    if not config.getoption("--all") and "slow" not in config.getoption("-m"):
+        later = ("slow",) if config.getoption("--both-backends") else ("slow", "second_backend")
+        _deselect(config, items, lambda item: not any(item.get_closest_marker(name) for name in later))
+    if config.getoption("--one-case"):
+        first: dict[tuple[str, ...], pytest.Item] = {}
+        for item in sorted(items, key=_missing):  # one that can run, if there is one
+            first.setdefault(_code_of(item), item)
+        _deselect(config, items, lambda item: first[_code_of(item)] is item)
 
 
 @pytest.fixture(scope="session")
@@ -184,11 +206,11 @@ def axe_rules() -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    for name, (present, reason) in NEEDS.items():
-        if item.get_closest_marker(name) and not present():
-            if name in required():
-                pytest.fail(f"{reason}, but PRORL_GYM_REQUIRE names {name!r}", pytrace=False)
-            pytest.skip(reason)
+    for name in _missing(item):
+        reason = NEEDS[name][1]
+        if name in required():
+            pytest.fail(f"{reason}, but PRORL_GYM_REQUIRE names {name!r}", pytrace=False)
+        pytest.skip(reason)
 
 
 @pytest.fixture

@@ -1,7 +1,4 @@
-"""Imported first by modules that import NeMo Gym: skips them where it is missing, unless it is required.
-
-What Gym's own agents need beside it is required with it: where CI provisions Gym, no such test may pass by skipping.
-"""
+"""Imported first by modules that import NeMo Gym: skips them where it is missing, unless it is required."""
 
 import os
 import tempfile
@@ -17,9 +14,3 @@ if find_spec("nemo_gym") is None and not REQUIRED:
 # mini-swe-agent makes its settings' directory when it is imported, which Gym does: not in the user's home, please.
 os.environ.setdefault("MSWEA_GLOBAL_CONFIG_DIR", os.path.join(tempfile.gettempdir(), "mini-swe-agent"))
 os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
-
-
-def need(module: str, fix: str) -> None:
-    """Skip the test where a module is missing; fail it where Gym is required."""
-    if find_spec(module) is None:
-        (pytest.fail if REQUIRED else pytest.skip)(f"{module} is not installed; {fix}")

@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gym_needed  # noqa: F401
 import pytest
-from gym_needed import need
 
-pytestmark = pytest.mark.gym
+pytestmark = [pytest.mark.gym, pytest.mark.mini_swe_agent]
 
 from fastapi.testclient import TestClient  # noqa: E402
 from foreign_run import LoggedOracle, read_lines  # noqa: E402
@@ -71,8 +71,6 @@ def run_agent(base: str, client: TestClient, task: str) -> list[dict[str, Any]]:
 async def test_its_repair_is_graded_and_its_tokens_are_those_of_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    for module in ("minisweagent", "tenacity"):
-        need(module, "run .ci/gym-agents")
     monkeypatch.setenv("MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT", "1")
     row, options = example("swe"), {"ignore_parameters": ["usage"]}
     question = row["task"]["question"]

@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import gym_needed  # noqa: F401
 import pytest
-from gym_needed import need
 from published_provider import published
 from responses_api_agents.mini_swe_agent_2.sandbox_environment import (
     MiniSWESandboxEnvironment,
     Submitted,  # pyright: ignore[reportAttributeAccessIssue] - it comes from mini-swe-agent, which a bare machine lacks
 )
 
-pytestmark = pytest.mark.gym
+pytestmark = [pytest.mark.gym, pytest.mark.mini_swe_agent]
 
 EDIT = "mkdir -p pkg && printf 'def f():\\n    return 41\\n' > pkg/mod.py && sed -i 's/41/42/' pkg/mod.py"
 LOOK = "cat pkg/mod.py; echo warned >&2; (exit 3)"
@@ -39,7 +39,6 @@ def test_actions_of_the_agent_act_on_one_sandbox(environment: MiniSWESandboxEnvi
 
 
 def test_agent_runs_to_its_submission(environment: MiniSWESandboxEnvironment) -> None:
-    need("minisweagent", "run .ci/gym-agents")
     from minisweagent.agents.default import DefaultAgent
     from minisweagent.models.test_models import DeterministicModel, make_output
 

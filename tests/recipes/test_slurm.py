@@ -19,13 +19,15 @@ from killed_service import ENGINE, example_requests, started
 from prorl_gym.client import SyncClient, read_token
 from prorl_gym.records import Rollout, RolloutRequest
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes/slurm"
 CACHE = Path(os.environ.get("PRORL_GYM_CACHE", ""))
 IMAGE = CACHE / f"images/bookworm-{os.geteuid()}"
 SMALL = ["--cpus-per-task=2", "--mem=500"]
+PATIENCE = 300
+"""Seconds that a state may take on a machine that is busy with other things."""
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def directory(tmp_path: Path, engine: str) -> Path:
         "nodes": {"lease_seconds": 10},
         "retry": {"restarts": 10},
         "sandbox": {"backend": "apptainer", "image": str(IMAGE)} if IMAGE.exists() else {"backend": "userns"},
-        "runner": {"queue": 8, "init": 2, "run": 8, "eval": 2},
+        "runner": {"queue": 2, "init": 2, "run": 4, "eval": 2},
     }
     (tmp_path / "service.yaml").write_text(json.dumps(config))
     return tmp_path
@@ -72,12 +74,12 @@ def submit_job(tmp_path: Path) -> Iterator[Callable[..., str]]:
     yield submit
     for job in jobs:
         slurm("scancel", job)
-        wait_for(lambda job=job: state(job) in ("CANCELLED", "COMPLETED", "FAILED"), 60)
-    print((tmp_path / "job.log").read_text()[-20_000:])
+        wait_for(lambda job=job: state(job) in ("CANCELLED", "COMPLETED", "FAILED"))
+    print((tmp_path / "job.log").read_text())
 
 
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, slurm("scontrol", "show", "job")
         time.sleep(0.1)
@@ -96,7 +98,7 @@ def state(job: str) -> str:
 def connect(directory: Path) -> SyncClient:
     """Connect to the service that runs now."""
     url = directory / "url"
-    wait_for(url.exists, 60)
+    wait_for(url.exists)
     return SyncClient(url.read_text().strip(), token=read_token(directory / "token"))
 
 
@@ -148,16 +150,18 @@ def test_a_service_that_is_requeued_ends_every_rollout_once(directory: Path, sub
     assert len(wanted) == 256
     with connect(directory) as client:
         client.submit(wanted)
-        wait_for(lambda: node_count(client) == 3, 60)
-        wait_for(lambda: client.status().ledger.kept >= 60, 120)
+        wait_for(lambda: node_count(client) == 3)
+        wait_for(lambda: client.status().ledger.kept >= 60)
     before = {one.rollout_id: one for one in records(directory)}
     assert 60 <= len(before) < 200, "requeued in the middle"
-    slurm("scontrol", "requeue", job)
-    wait_for(lambda: fact(job, "Restarts") == "1" and not scratch_of(job), 60)
-    wait_for(lambda: state(job) == "RUNNING", 120)
+    slurm("scontrol", "requeuehold", job)  # held: what it leaves can be looked for before it starts again
+    wait_for(lambda: fact(job, "Restarts") == "1" and state(job) == "PENDING")
+    wait_for(lambda: not scratch_of(job) and not processes_that_name(f"prorl-{job}-"))
+    slurm("scontrol", "release", job)
+    wait_for(lambda: state(job) == "RUNNING")
 
     with connect(directory) as client:
-        ended = {one.rollout_id: client.result(one.rollout_id, timeout=240) for one in wanted}
+        ended = {one.rollout_id: client.result(one.rollout_id, timeout=PATIENCE) for one in wanted}
     assert {one.outcome.status for one in ended.values()} == {"completed"}
     assert {one.reward for one in ended.values()} == {1.0}, "the oracle plays gold"
     assert {name: ended[name] for name in before} == before, "what was finished is not made again"
@@ -168,22 +172,26 @@ def test_a_service_that_is_requeued_ends_every_rollout_once(directory: Path, sub
     late = groups("b", count=8, size=8)
     with connect(directory) as client:
         client.submit(late)
-        wait_for(lambda: client.status().ledger.kept >= 256 + 10, 60)
+        wait_for(lambda: client.status().ledger.kept > len(wanted))
     slurm("scancel", "--batch", "--signal=USR1", job)
-    wait_for(lambda: fact(job, "Restarts") == "2", 90)
-    wait_for(lambda: state(job) == "RUNNING", 120)
+    wait_for(lambda: fact(job, "Restarts") == "2")
+    (queued,) = re.findall(r"rollouts in hand; (\d+) wait for the next start", (directory / "job.log").read_text())[-1:]
+    assert int(queued) > 0
+    wait_for(lambda: state(job) == "RUNNING")
     with connect(directory) as client:
-        drained = [client.result(one.rollout_id, timeout=120) for one in late]
-    assert {(one.outcome.status, one.attempt) for one in drained} == {("completed", 0)}, "no attempt was cut off"
+        drained = [client.result(one.rollout_id, timeout=PATIENCE) for one in late]
+    assert {one.outcome.status for one in drained} == {"completed"}
+    # The attempt that waited for a node when the drain began is withdrawn, and its number stays used.
+    assert Counter(one.attempt for one in drained)[0] >= len(late) - 1, "no attempt was cut off"
 
     second = submit_job("--nodes=1", str(RECIPES / "service.sbatch"), str(directory))
-    wait_for(lambda: state(second) == "FAILED", 60)  # the ledger is in use
+    wait_for(lambda: state(second) == "FAILED")  # the ledger is in use
     with connect(directory) as client:
         assert node_count(client) == 3, "the address is still that of the first"
 
     slurm("scancel", job)
-    wait_for(lambda: state(job) == "CANCELLED" and not scratch_of(job), 30)
-    wait_for(lambda: not processes_that_name(f"prorl-{job}-"), 30)
+    wait_for(lambda: state(job) == "CANCELLED" and not scratch_of(job))
+    wait_for(lambda: not processes_that_name(f"prorl-{job}-"))
 
 
 TRAINER = """
@@ -196,7 +204,7 @@ with SyncClient() as client:  # the job's environment names the service
         time.sleep(0.2)
     wanted = [RolloutRequest.model_validate_json(line) for line in open(sys.argv[1])]
     client.submit(wanted)
-    assert all(client.result(one.rollout_id, timeout=120).reward == 1 for one in wanted)
+    assert all(client.result(one.rollout_id, timeout=300).reward == 1 for one in wanted)
 """
 
 
@@ -210,8 +218,8 @@ def test_cpu_nodes_join_the_ray_of_a_trainers_job(directory: Path, submit_job: C
         *(":", "--nodes=1", *SMALL, str(RECIPES / "trainer.sbatch"), str(directory)),
         *("python", str(trainer), str(rows)),
     )
-    wait_for(lambda: state(job) not in ("PENDING", "RUNNING", "COMPLETING"), 180)
+    wait_for(lambda: state(job) not in ("PENDING", "RUNNING", "COMPLETING"))
     log = (directory / "job.log").read_text()
     assert state(job) == "COMPLETED", log[-5000:]
     assert len(re.findall(r"placing a node on Ray node", log)) == 1
-    wait_for(lambda: not processes_that_name(f"ray-{job}"), 30)
+    wait_for(lambda: not processes_that_name(f"ray-{job}"))

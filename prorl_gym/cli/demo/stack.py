@@ -167,7 +167,7 @@ class DemoStack:
         config: dict[str, Any] = {
             "config_paths": [f"environments/prorl_{name}/config.yaml" for name in ENVIRONMENTS],
             **self._base_config(engines, head),
-            **self._health_config(),
+            "disable_health_check": True,  # it reads evidence that is not collected here (docs/gym.md)
             "prorl_service": {"ledger": {"path": str(self._folders.scratch / "ledger.sqlite")}},
         }
         for (kind, implementation, instance), port in zip(servers, ports, strict=True):
@@ -176,12 +176,6 @@ class DemoStack:
         names = [instance for _, _, instance in servers]
         path = "readyz" if has_environment_servers() else ""  # an older Gym's servers answer there when they listen
         return {name: f"http://{HOST}:{port}/{path}" for name, port in zip(names, ports, strict=True)}
-
-    def _health_config(self) -> dict[str, Any]:
-        """Let Gym collect what its health check reads, where it has one."""
-        if not has_environment_servers():
-            return {}
-        return {"observability_enabled": True, "model_call_capture_dir": str(self._folders.scratch / "captures")}
 
     def _base_config(self, engines: PolicyEndpoint, head_port: int) -> dict[str, Any]:
         """Return what every configuration of Gym here has."""

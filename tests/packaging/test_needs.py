@@ -50,3 +50,14 @@ def test_unknown_requirement_is_refused(suite: pytest.Pytester, monkeypatch: pyt
 
 def test_all_runs_the_slow_ones_too(suite: pytest.Pytester):
     suite.runpytest("--all", "-p", "no:asyncio").assert_outcomes(passed=2, skipped=1)
+
+
+def test_one_case_keeps_what_runs_other_code_and_can_run(suite: pytest.Pytester):
+    suite.makepyfile("""
+        import pytest
+
+        @pytest.mark.parametrize("check", [min, max])
+        @pytest.mark.parametrize("value", [pytest.param(1, marks=pytest.mark.ray), pytest.param(2), pytest.param(3)])
+        def test_cases(check, value): assert check(value, 2) == 2
+    """)
+    suite.runpytest("--one-case", "-p", "no:asyncio").assert_outcomes(passed=2, deselected=4)

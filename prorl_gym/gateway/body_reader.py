@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, cast
 
 from prorl_gym.errors import ConfigError
@@ -20,6 +21,9 @@ MAX_OBJECTS = 200_000
 
 _KEPT = 16
 """Bodies kept: the last ones of some agents at the same time."""
+_KEPT_BYTES = 32 << 20
+_MAX_PLACES = 4
+"""Lists under the key of the history, nested ones among them, that are tried: each try reads the body."""
 
 _DECODER = json.JSONDecoder()
 _PLACEHOLDER = "null"
@@ -107,8 +111,8 @@ class BodyReader:
         else:
             found = _split(known.head, f"[{_PLACEHOLDER}{text}", 0, key)
         if found is None:
-            digest.update(_without_stream_fields(raw))
-            return ReadBody(_as_object(json.loads(text)), digest.digest(), key, (), lambda entries: None)
+            whole = blake2b(path.encode() + _without_stream_fields(raw), digest_size=16)
+            return ReadBody(_as_object(json.loads(raw)), whole.digest(), key, (), lambda entries: None)
         fields, head, rest = found
         if known is not None:
             fields[key] = fields[key][1:]
@@ -121,7 +125,10 @@ class BodyReader:
             # Where a history ends in a turn, what follows may be part of it.
             if not entries[-1].is_assistant and raw[end - 1 : end] == b"}":
                 read = _KnownBody(path, raw[:end], head, digest, entries)
-                self._known = (*(one for one in self._known if one is not known), read)[-_KEPT:]
+                kept = [*(one for one in self._known if one is not known), read][-_KEPT:]
+                while len(kept) > 1 and sum(len(one.raw) for one in kept) > _KEPT_BYTES:
+                    del kept[0]
+                self._known = tuple(kept)
 
         return ReadBody(fields, whole.digest(), key, () if known is None else known.entries, keep)
 
@@ -133,7 +140,7 @@ class BodyReader:
 def _find_history(text: str, key: str) -> tuple[dict[str, Any], str, str] | None:
     """Return what ``_split`` does for the list of a whole body; ``None``: it has no list there."""
     places = re.finditer(rf'"{key}"\s*:\s*(?=\[)', text)
-    found = (_split(text[: place.end()], text, place.end(), key) for place in places)
+    found = (_split(text[: place.end()], text, place.end(), key) for place in islice(places, _MAX_PLACES))
     return next((one for one in found if one is not None), None)
 
 

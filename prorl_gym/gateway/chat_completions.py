@@ -89,15 +89,8 @@ def read_lenient(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]
         return read_messages(normalize_body({HISTORY_KEY: simple})[HISTORY_KEY])
 
     fields = body.fields
-    return lenient_call(
-        body.read_history(fields.get(HISTORY_KEY), read),
-        [tool for each in as_list(fields.get("tools")) or () if (tool := as_item(each))],
-        sampling,
-        omitted,
-        limit=fields.get("max_completion_tokens") or fields.get("max_tokens"),
-        may_call_tools=fields.get("tool_choice") != "none",
-        single_tool_call=fields.get("parallel_tool_calls") is False,
-    )
+    limit = fields.get("max_completion_tokens") or fields.get("max_tokens")
+    return lenient_call(body.read_history(fields.get(HISTORY_KEY), read), fields, sampling, omitted, limit)
 
 
 def read_messages(messages: Sequence[Item]) -> list[HistoryEntry]:

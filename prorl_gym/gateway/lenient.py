@@ -6,7 +6,7 @@ text becomes a note. A program that gets a 4xx for such a thing ends, and its ro
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,34 +19,31 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "summar
 
 def lenient_call(
     entries: Sequence[HistoryEntry],
-    tools: Sequence[Item],
+    params: Mapping[str, Any],
     sampling: SamplingParams,
     omitted: Counter[str],
-    *,
     limit: object,
-    may_call_tools: bool,
-    single_tool_call: bool,
 ) -> ModelCall:
     """Return a call with what all wires read alike.
 
     Args:
         entries: the history.
-        tools: each with ``type``; functions flat (``name``, ``parameters``) or nested.
+        params: ``tools``, ``tool_choice`` and ``parallel_tool_calls`` as in OpenAI's APIs; functions flat (``name``,
+            ``parameters``) or nested.
         sampling: of the rollout: it holds, whatever the program asks for.
         omitted: counts the tools that are left out, by name.
         limit: most tokens that the program asks for; the rollout's own limit wins.
-        may_call_tools: whether calls are parsed.
-        single_tool_call: whether only the first call of a turn is returned.
     """
     functions: list[dict[str, Any]] = []
-    for tool in tools:
+    for tool in filter(None, map(as_item, as_list(params.get("tools")) or ())):
         if (function := _function(tool)) is not None:
             functions.append(function_schema(function))
         else:
             omitted[f"tool {str(tool.get('name') or tool.get('type'))[:80]}"] += 1
     if type(limit) is int and limit > 0:
         sampling = replace(sampling, max_tokens=min(limit, sampling.max_tokens))
-    return ModelCall(entries, functions, sampling, may_call_tools, single_tool_call)
+    may_call, is_single = params.get("tool_choice") != "none", params.get("parallel_tool_calls") is False
+    return ModelCall(entries, functions, sampling, may_call, is_single)
 
 
 def readable_text(content: object, omitted: Counter[str], separator: str = "") -> str:

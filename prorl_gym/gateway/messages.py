@@ -38,15 +38,13 @@ def read_lenient(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]
     fields = body.fields
     history = body.read_history(fields.get(HISTORY_KEY), partial(read_messages, omitted=omitted))
     choice = as_item(fields.get("tool_choice")) or {}
-    return lenient_call(
-        [*_read_system(fields.get("system"), omitted), *history],
-        [_as_function(tool) for each in as_list(fields.get("tools")) or () if (tool := as_item(each))],
-        sampling,
-        omitted,
-        limit=fields.get("max_tokens"),
-        may_call_tools=choice.get("type") != "none",
-        single_tool_call=choice.get("disable_parallel_tool_use") is True,
-    )
+    params = {
+        "tools": [_as_function(tool) for tool in filter(None, map(as_item, as_list(fields.get("tools")) or ()))],
+        "tool_choice": choice.get("type"),
+        "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True,
+    }
+    entries = [*_read_system(fields.get("system"), omitted), *history]
+    return lenient_call(entries, params, sampling, omitted, fields.get("max_tokens"))
 
 
 def read_messages(messages: Sequence[object], omitted: Counter[str]) -> list[HistoryEntry]:

@@ -13,7 +13,6 @@ from prorl_gym.gateway.history import (
     TEXT_FIX,
     Item,
     as_item,
-    as_list,
     normalize_list,
     read_message,
     read_text,
@@ -81,15 +80,8 @@ def read_lenient(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]
     fields = body.fields
     given, instructions = fields.get(HISTORY_KEY), fields.get("instructions")
     opening = [{"role": "system", "content": instructions}] if isinstance(instructions, str) and instructions else []
-    return lenient_call(
-        [*read_items(opening), *body.read_history([given] if isinstance(given, str) else given, read)],
-        [tool for each in as_list(fields.get("tools")) or () if (tool := as_item(each))],
-        sampling,
-        omitted,
-        limit=fields.get("max_output_tokens"),
-        may_call_tools=fields.get("tool_choice") != "none",
-        single_tool_call=fields.get("parallel_tool_calls") is False,
-    )
+    history = body.read_history([given] if isinstance(given, str) else given, read)
+    return lenient_call([*read_items(opening), *history], fields, sampling, omitted, fields.get("max_output_tokens"))
 
 
 def read_items(items: Sequence[Item]) -> list[HistoryEntry]:

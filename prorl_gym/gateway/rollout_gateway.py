@@ -29,8 +29,8 @@ from prorl_gym.gateway.shared_calls import SharedCall, SharedCalls
 from prorl_gym.gateway.side_calls import kind_of, lineage_of
 from prorl_gym.gateway.turn_stream import TurnStream
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, encode_off_loop
-from prorl_gym.inference.tokens.harness_call import HarnessCall, HarnessTurn
-from prorl_gym.inference.tokens.rollout_session import OnTokens
+from prorl_gym.inference.tokens.harness_call import HarnessCall
+from prorl_gym.inference.tokens.harness_session import HarnessSession
 from prorl_gym.logs import redact
 from prorl_gym.records import Message
 from prorl_gym.settings import ResolvedSettings
@@ -52,18 +52,6 @@ _IDLE_SECONDS = 600.0
 """A connection without a request is closed after that: programs keep theirs while tools run."""
 _STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _RETRY_HEADERS = {"Retry-After": "1", "x-should-retry": "true"}
-
-
-class HarnessModel(Protocol):
-    """What a gateway needs of a ``HarnessSession``."""
-
-    async def answer(self, call: HarnessCall, on_tokens: OnTokens | None = None) -> HarnessTurn:
-        """Make one call. See ``HarnessSession.answer``."""
-        ...
-
-    def main_conversation(self) -> tuple[list[Message], int]:
-        """Return the main conversation. See ``HarnessSession.main_conversation``."""
-        ...
 
 
 class HarnessWire(Protocol):
@@ -112,7 +100,7 @@ class RolloutGateway:
     """
 
     def __init__(
-        self, session: HarnessModel, codec: ChatCodec, settings: ResolvedSettings, model: str = "policy"
+        self, session: HarnessSession, codec: ChatCodec, settings: ResolvedSettings, model: str = "policy"
     ) -> None:
         self.token = secrets.token_urlsafe(32)
         """Bearer token, which opens this rollout only."""

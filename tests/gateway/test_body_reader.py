@@ -175,3 +175,20 @@ def test_a_body_without_a_history_is_a_body():
     assert body.fields == nested
     with pytest.raises(ConfigError, match="messages"):
         body.read_history(body.fields["messages"], lambda items: [])
+
+
+@pytest.mark.parametrize("nested", [1, 9])
+def test_lists_of_the_same_name_elsewhere_are_no_history(nested: int):
+    body = {"metadata": [{"messages": [place]} for place in range(nested)], "messages": [{"role": "user"}]}
+    read = BodyReader().read("/", "messages", json.dumps(body).encode())
+    assert read.fields == body
+    again = read_whole(BodyReader(), body, "messages")
+    assert (again.digest == read.digest, again.fields) == (True, body)
+
+
+def test_a_known_beginning_with_another_history_behind_it_is_read_anew():
+    reader = BodyReader()
+    read_whole(reader, {"messages": [{"role": "user"}]}, "messages")
+    assert reader.read("/", "messages", b'{"messages": [{"role": "user"}], "messages": [7]}').fields == {
+        "messages": [7]
+    }

@@ -149,23 +149,38 @@ def _assemble_branch(
     thinking: ThinkingMode,
 ) -> BuiltPrompt:
     has_turn = any(message.role == "assistant" for message in messages)
+    origin = PromptOrigin.UNKNOWN if has_turn else PromptOrigin.FIRST
     if base is None:
-        return _render_prompt(codec, messages, tools, digests, PromptOrigin.UNKNOWN if has_turn else PromptOrigin.FIRST)
-    new, known = messages[base.messages :], base.turn
+        return _render_prompt(codec, messages, tools, digests, origin)
     try:
-        ids = _extend(codec, known.ids, new, tools)
+        prompt = _continue_turn(codec, messages, tools, digests, base.messages, base.turn, thinking)
     except EngineError as error:  # the template takes no such messages after a turn
         log.debug("a history is rendered whole: %s", error)
-        return _render_prompt(codec, messages, tools, digests, PromptOrigin.UNKNOWN)
+        return _render_prompt(codec, messages, tools, digests, origin)
+    return replace(prompt, base=base)
+
+
+def _continue_turn(
+    codec: ChatCodec,
+    messages: Sequence[Message],
+    tools: Tools,
+    digests: tuple[bytes, ...],
+    count: int,
+    known: KnownTurn,
+    thinking: ThinkingMode,
+) -> BuiltPrompt:
+    """Return the prompt of a history whose first ``count`` messages end in a known turn."""
+    new = messages[count:]
+    ids = _extend(codec, known.ids, new, tools)
     if thinking == "template" and any(message.role == "user" for message in new):
         rendered = _render_prompt(codec, messages, tools, digests, PromptOrigin.TEMPLATE)
         if rendered.ids != ids:
-            return replace(rendered, base=base)
+            return rendered
     is_extended = not any(message.role == "assistant" for message in new)
     origin = PromptOrigin.EXTENDED if is_extended else PromptOrigin.CHANGED
     conversation = Conversation(messages, tools, (known.start, len(known.ids)) if is_extended else None)
     thoughts = thinking_chain(new, known.thinking)
-    return BuiltPrompt(ids, origin, conversation, digests, thoughts, digests[base.messages - 1], base=base)
+    return BuiltPrompt(ids, origin, conversation, digests, thoughts, digests[count - 1], known.session_id)
 
 
 class PromptBuilder:
@@ -179,7 +194,7 @@ class PromptBuilder:
 
     def __init__(self, codec: ChatCodec, cache: SegmentCache, thinking: ThinkingMode = "keep") -> None:
         self._codec = codec
-        self._thinking_mode = thinking
+        self._thinking_mode: ThinkingMode = thinking
         self._cache = cache
 
     async def build_prompt(
@@ -269,16 +284,7 @@ class PromptBuilder:
         found = self._verify_token_fields(entries[: last + 1], tools, single_tool_call) if known is None else known
         if isinstance(found, PromptOrigin):
             return _render_prompt(self._codec, _messages(entries), tools, digests, found)
-        new_messages = _messages(entries[last + 1 :])
-        ids = _extend(self._codec, found.ids, new_messages, tools)
-        if self._thinking_mode == "template" and any(message.role == "user" for message in new_messages):
-            rendered = _render_prompt(self._codec, _messages(entries), tools, digests, PromptOrigin.TEMPLATE)
-            if rendered.ids != ids:
-                return rendered
-        conversation = Conversation(_messages(entries), tools, (found.start, len(found.ids)))
-        return BuiltPrompt(
-            ids, PromptOrigin.EXTENDED, conversation, digests, found.thinking, digests[last], found.session_id
-        )
+        return _continue_turn(self._codec, _messages(entries), tools, digests, last + 1, found, self._thinking_mode)
 
     def _verify_token_fields(
         self, history: Sequence[HistoryEntry], tools: Tools, single_tool_call: bool

@@ -40,7 +40,7 @@ def list_agents(
         return
     for preset in PRESETS.values():
         state = "installed" if preset.is_installed(layers) else "-"
-        typer.echo(f"{preset.name:16} {preset.version:10} {preset.wire:18} {state:11} {preset.licence}".rstrip())
+        typer.echo(f"{preset.name:18} {preset.version:10} {preset.wire:18} {state:11} {preset.licence}".rstrip())
 
 
 @agents.command()

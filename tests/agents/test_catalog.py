@@ -28,7 +28,7 @@ def test_an_installed_preset_comes_with_its_layer(tmp_path: Path):
     [
         ("codex", "Run: prorl-gym agents install codex"),
         ("codec", "Did you mean 'codex'?"),
-        ("zzz", "Known: claude-code, codex, mine, mini-swe-agent, opencode, openhands, qwen-code."),
+        ("zzz", "Known: claude-code, codex, mine, mini-swe-agent, miniswe-sandboxed, opencode, openhands, qwen-code."),
     ],
 )
 def test_what_is_not_there_names_the_fix(name: str, fix: str, tmp_path: Path):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from prorl_gym.agents.presets import PRESETS
 from prorl_gym.cli.main import app
 from prorl_gym.errors import ConfigError
 
@@ -14,7 +15,7 @@ def test_presets_are_listed_with_what_is_installed(tmp_path: Path):
     (tmp_path / "codex-0.169.0").mkdir()
     lines = CliRunner().invoke(app, ["agents", "list", "--directory", str(tmp_path)]).output.splitlines()
     assert [line.split()[0] for line in lines if " installed" in line] == ["codex"]
-    assert len(lines) == 6
+    assert len(lines) == len(PRESETS)
 
 
 def test_programs_read_the_list_as_json(tmp_path: Path):

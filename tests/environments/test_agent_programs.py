@@ -1,4 +1,4 @@
-"""Agent programs in a real sandbox, behind a gateway whose policy is scripted: math, code and a swe repair, and attacks."""
+"""Agent programs in a real sandbox, behind a gateway with a scripted policy: rows that they solve, and attacks."""
 
 import asyncio
 import json

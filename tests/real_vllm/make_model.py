@@ -38,7 +38,7 @@ def config(vocab, stop):
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD,
         "vocab_size": vocab,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 16384,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,

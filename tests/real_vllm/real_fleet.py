@@ -29,13 +29,13 @@ class Checkpoints:
     def random(self, seed: int) -> Path:
         return self._make(f"random-{seed}", seed=seed)
 
-    def chain(self, *ids: int, again: bool = False) -> Path:
+    def chain(self, *ids: int, after: int = 7, again: bool = False) -> Path:
         """Weights that say these ids after each other, whatever the prompt; ``again``: in a circle.
 
-        The last id of the conformance kit's prompt is 7.
+        ``after`` is the last id of the prompt: of the conformance kit's, by default.
         """
-        steps = list(zip((7, *ids), ids, strict=False)) + ([(ids[-1], ids[0])] if again else [])
-        return self._make("-".join(map(str, ("circle" if again else "chain", *ids))), chain=steps)
+        steps = list(zip((after, *ids), ids, strict=False)) + ([(ids[-1], ids[0])] if again else [])
+        return self._make("-".join(map(str, ("circle" if again else "chain", after, *ids))), chain=steps)
 
     def _make(self, name: str, **weights: object) -> Path:
         if name not in self.made:

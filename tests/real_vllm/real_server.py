@@ -17,9 +17,9 @@ MODEL = "m"
 _START_SECONDS = 240
 _FLAGS = (
     *("--served-model-name", MODEL, "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager"),
-    *("--max-model-len", str(CONTEXT), "--max-num-seqs", "32", "--max-logprobs", str(VOCAB)),
+    *("--max-num-seqs", "32", "--max-logprobs", str(VOCAB)),
     # On CPU, vLLM 0.32 dies of a seeded call whose prompt it computes in pieces ("CPU Generator does not use offset").
-    *("--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192"),
+    "--no-enable-chunked-prefill",
     *("--enable-prompt-tokens-details", "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log"),
 )
 _SETTINGS = {
@@ -39,9 +39,10 @@ class RealServer:
         python: interpreter of an environment that has vLLM.
         checkpoint: directory to serve.
         home: directory for its log and its caches.
+        context: longest sequence in tokens.
     """
 
-    def __init__(self, python: str, checkpoint: Path, home: Path):
+    def __init__(self, python: str, checkpoint: Path, home: Path, context: int = CONTEXT):
         self._log = home / "log"
         self._home = home
         home.mkdir(parents=True, exist_ok=True)
@@ -61,6 +62,7 @@ class RealServer:
             "--model",
             str(checkpoint),
             *_FLAGS,
+            *("--max-model-len", str(context), "--max-num-batched-tokens", str(max(8192, context))),
         ]
         keep = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "PYTHON", "HF_"))}
         own = {"VLLM_CACHE_ROOT": str(home / "cache"), "VLLM_CONFIG_ROOT": str(home / "config")}

@@ -1,4 +1,4 @@
-"""NeMo Gym's ``miniswe_sandboxed_agent``: mini-swe-agent as Gym 0.7 sets it up, over responses that are not streamed."""
+"""NeMo Gym's ``miniswe_sandboxed_agent``: mini-swe-agent as it sets it up, over responses, not streamed."""
 
 import json
 

@@ -13,8 +13,10 @@ from functools import cache
 from typing import Any
 
 from prorl_gym.gateway.rollout_gateway import RolloutGateway
+from prorl_gym.inference.balance.call_gate import CallExecutor
 from prorl_gym.inference.balance.engine_pool import EnginePool
-from prorl_gym.inference.protocol import Engine, GenerationRequest, GenerationResult
+from prorl_gym.inference.balance.members import PoolEngine
+from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.harness_session import HarnessSession
 from prorl_gym.inference.tokens.template_check import load_codec
@@ -49,10 +51,13 @@ def recorded_calls(segments: Sequence[Segment]) -> Iterator[SampledCall]:
     """Return the calls of a record, each with all tokens before it as its prompt."""
     for segment in segments:
         for call in segment.generations:
-            ids, logprobs, versions = (
-                part[call.start : call.end] for part in (segment.token_ids, segment.logprobs, segment.policy_versions)
+            sampled = slice(call.start, call.end)
+            yield SampledCall(
+                tuple(segment.token_ids[: call.start]),
+                tuple(segment.token_ids[sampled]),
+                tuple(segment.logprobs[sampled]),
+                tuple(segment.policy_versions[sampled]),
             )
-            yield SampledCall(tuple(segment.token_ids[: call.start]), tuple(ids), tuple(logprobs), tuple(versions))
 
 
 class NotedGateway(RolloutGateway):
@@ -66,7 +71,7 @@ class NotedGateway(RolloutGateway):
     """
 
     def __init__(
-        self, engine: Engine, codec: ChatCodec, settings: ResolvedSettings, max_model_len: int | None = None
+        self, engine: PoolEngine, codec: ChatCodec, settings: ResolvedSettings, max_model_len: int | None = None
     ) -> None:
         self.pool = _NotingPool("policy", max_model_len=max_model_len)
         self.pool.add_engine(engine)
@@ -97,8 +102,8 @@ class _NotingPool(EnginePool):
         super().__init__(name, max_model_len=max_model_len)
         self.calls: list[SampledCall] = []
 
-    async def generate(self, request: GenerationRequest) -> GenerationResult:
-        result = await super().generate(request)
+    async def generate(self, request: GenerationRequest, executor: CallExecutor | None = None) -> GenerationResult:
+        result = await super().generate(request, executor)
         sent = request.prompt_ids
         if request.prompt_ids_json is not None:
             sent = json.loads(b"[%b]" % request.prompt_ids_json)

@@ -104,6 +104,8 @@ def test_a_preset_is_pinned_and_mounts_its_layer(name: str, tmp_path: Path):
     assert found.name == name
     assert found.version.count(".") == 2
     assert not found.is_installed(tmp_path)
-    assert found.mounted(tmp_path).mounts == {"/.prorl/agent": str(tmp_path / f"{name}-{found.version}")}
+    layer = f"{found.layer_of or name}-{found.version}"
+    assert found.mounted(tmp_path).mounts == {"/.prorl/agent": str(tmp_path / layer)}
+    assert not found.layer_of or found.layer is PRESETS[found.layer_of].layer
     assert any("$layer" in argument for argument in found.command.argv)
     assert any("$task" in argument for argument in found.command.argv)

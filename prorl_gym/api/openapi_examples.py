@@ -29,8 +29,11 @@ ROLLOUT: dict[str, Any] = {
     "group_size": 8,
     "replica": 0,
     "environment": "math",
+    "row_id": "products-12",
+    "row_source": "products.jsonl:12",
     "outcome": {"status": "completed", "message": ""},
-    "score": {"reward": 1.0, "components": {}, "detail": {"extracted": "42"}},
+    "submission": {"kind": "answer", "text": "42"},
+    "score": {"reward": 1.0, "components": {}, "detail": {}, "expected": "42", "report": ""},
     "segments": [
         {
             "token_ids": [101, 102, 7, 8],
@@ -57,6 +60,7 @@ ROLLOUT: dict[str, Any] = {
         "eval": {"queued": 0.0, "seconds": 0.01},
     },
     "accepted_at": 1760000000.0,
+    "begun_at": 1760000000.05,
     "finished_at": 1760000000.6,
 }
 ROLLOUT_RESPONSE: Any = {"rollout": ROLLOUT}
@@ -79,7 +83,7 @@ ROLLOUT_LIST: Any = {
             "finished_at": 1760000000.6,
             "released": False,
             "begun_at": 1760000000.05,
-            "row_id": "aime-12",
+            "row_id": "products-12",
             "why": "",
         }
     ],
@@ -122,7 +126,7 @@ PROBLEMS: Any = {
         {
             "run_id": "step-7",
             "environment": "math",
-            "problem": "aime-12",
+            "problem": "products-12",
             "count": 8,
             "rewarded": 8,
             "solved": 1,

@@ -171,8 +171,11 @@ def ledger_file() -> str:
 
 ENVIRONMENTS = ("code", "math", "stem", "swe", "taskdir")
 VARYING = {"accepted_at", "begun_at", "finished_at", "stages", "cancel_seconds", "seconds"}
-BY_CHANCE = {"swe": {"content", "token_ids", "mask", "logprobs", "policy_versions", "begin", "end", "run_c"}}
-"""Its tests print how long they took, and each grading tosses its own coins."""
+BY_CHANCE = {
+    "swe": {"content", "token_ids", "mask", "logprobs", "policy_versions", "begin", "end", "run_c"},
+    "taskdir": {"report"},
+}
+"""Tests print how long they took, and each grading of ``swe`` tosses its own coins."""
 
 
 async def records(environment: str) -> list[Any]:

@@ -47,7 +47,10 @@ def show(
     ] = None,
     url: UrlOption = LOCAL_URL,
 ) -> None:
-    """Show how a rollout ended. Exit code 1: it is not finished."""
+    """Show how a rollout ended, its row, what was graded, and why the reward is not 1.
+
+    Exit code 1: it is not finished.
+    """
     with connect(url) as client:
         rollout_id = find_rollout(client, rollout_id)
         rollout = _fetch_rollout(client, rollout_id, wait)

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sample_records
 from loopback_service import TOKEN, in_a_thread
 from typer.testing import CliRunner, Result
 
 from prorl_gym.cli.main import app
+from prorl_gym.cli.service_client.show import rollout_report
 from prorl_gym.client import SyncClient
 from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
 from prorl_gym.errors import ConfigError
-from prorl_gym.records import BatchMismatch, Mismatch, RolloutRequest
+from prorl_gym.records import BatchMismatch, Mismatch, RolloutRequest, Score, Submission
 
 
 @pytest.fixture
@@ -77,6 +79,27 @@ def test_show_prints_the_outcome(url: str, tmp_path: Path) -> None:
     made(url, ask("a", turns=2))
     assert call("show", "a").output.startswith("a scripted completed reward=1 turns=2 tokens=6 attempt=0 seconds=")
     assert json.loads(call("show", "a", "--full").output)["score"]["reward"] == 1.0
+
+
+def test_show_tells_the_row_and_what_was_graded(url: str, tmp_path: Path) -> None:
+    call("submit", file_of(tmp_path, ask("graded", id="row-7", turns=1, run="limit:turns")), "--no-check", "--wait")
+    assert call("show", "graded").output.splitlines()[1:] == [
+        f"    row: row-7 ({tmp_path}/rows.jsonl:1)",
+        "    answer: done",
+    ]
+
+
+def test_what_a_model_wrote_is_shown_without_its_control_characters() -> None:
+    rollout = sample_records.record(
+        "a",
+        submission=Submission(kind="program", text="\x1b[31mone\ntwo" + "x" * 10_000),
+        score=Score(reward=0.0, detail={"why": "wrong output"}, expected="\x1b]0;title\x07", report="failed test 1"),
+    )
+    row, *shown = rollout_report(rollout).splitlines()[1:]
+    assert row == "    why: wrong output"
+    assert shown[:4] == ["    expected: \ufffd]0;title\ufffd", "    program: ", "        \ufffd[31mone", shown[3]]
+    assert shown[3].startswith("        twoxxx")
+    assert shown[4:] == ["        [... --full shows all]", "    report: failed test 1"]
 
 
 def test_a_unique_prefix_of_an_id_is_enough(url: str) -> None:

@@ -69,6 +69,12 @@ def test_gym_rows_become_groups(tmp_path: Path, client: type[FakeClient]) -> Non
     assert [(r.run_id, r.replica, r.group_size) for r in client.sent] == [("r1", i, 3) for i in (0, 1, 2, 0, 1, 2)]
     assert len({request.group_id for request in client.sent}) == 2
     assert client.sent[0].task == TASK
+    assert [r.row_source for r in client.sent] == [f"{tmp_path}/rows.jsonl:{line}" for line in (1, 1, 1, 3, 3, 3)]
+
+
+def test_a_line_may_say_where_its_row_is_from(tmp_path: Path, client: type[FakeClient]) -> None:
+    call("submit", rows(tmp_path, {**ROW, "row_source": "train.jsonl:7"}))
+    assert [request.row_source for request in client.sent] == ["train.jsonl:7"]
 
 
 def test_a_line_ends_where_json_lines_end(tmp_path: Path, client: type[FakeClient]) -> None:

@@ -132,7 +132,8 @@ def main() -> None:
         for name, size, dark in (("light", SCREEN, False), ("dark", SCREEN, True), ("phone", PHONE, False)):
             board = BOARD if name == "light" else size
             with opened(browser, f"{url}#token={TOKEN}", size=board, dark=dark) as page:
-                page.locator("#shown", has_text="the newest 10,000").wait_for()
+                page.get_by_role("button", name="10,000 finished", exact=True).wait_for()
+                page.locator("#problems table").wait_for()
                 page.locator("#groups table").wait_for()
                 if dark:
                     page.locator("#list").scroll_into_view_if_needed()

@@ -126,7 +126,7 @@ PROBLEMS: Any = {
         {
             "run_id": "step-7",
             "environment": "math",
-            "problem": "aime-12",
+            "problem": "products-12",
             "count": 8,
             "rewarded": 8,
             "solved": 1,

@@ -114,11 +114,19 @@ def test_how_it_ended_is_said(record: Rollout, verdict: str, mood: str, outcome:
 
 
 def test_what_was_tried_before_and_how_long_it_took() -> None:
-    retry = Retry(attempt=0, kind=FailureKind.SANDBOX_LOST, stage="run", message="It died.")
+    retry = Retry(attempt=0, kind=FailureKind.SANDBOX_LOST, stage="run", message="It died.", seconds=4.0)
     stages = {"run": StageTime(queued=0.5, seconds=2.0), "init": StageTime(seconds=1.0)}
-    (found,) = shown(rollout(attempt=1, retries=[retry], stages=stages))["rollouts"]
-    assert found["stages"] == [["init", 0.0, 1.0], ["run", 0.5, 2.0]]
+    times = {"accepted_at": 100.0, "begun_at": 109.0, "finished_at": 113.0}
+    (found,) = shown(rollout(attempt=1, retries=[retry], stages=stages, **times))["rollouts"]
+    waited = [["accepted", 5.0, 0.0], ["attempts", 0.0, 4.0]]
+    assert found["stages"] == [*waited, ["init", 0.0, 1.0], ["run", 0.5, 2.0]]
     assert ["Attempt 0 failed", "sandbox_lost in run: It died."] in found["facts"]
+
+
+def test_the_wait_of_an_older_record_is_what_no_stage_counts() -> None:
+    stages = {"run": StageTime(queued=0.5, seconds=2.0)}
+    (found,) = shown(rollout(stages=stages, accepted_at=100.0, begun_at=None, finished_at=103.0))["rollouts"]
+    assert found["stages"][0] == ["accepted", 0.5, 0.0]
 
 
 def test_a_hundred_turns_of_64k_tokens_are_less_than_two_megabytes() -> None:

@@ -345,14 +345,13 @@ class EnginePool:
 
     async def _pick_member(self, request: GenerationRequest, tried: set[str], last: EngineError | None) -> PoolMember:
         """Reserve a slot on an engine, one that this call was not yet tried on if there is any."""
-        while self.gate.is_closed or not self.members.serving_names:
+        while self.gate.is_closed or not (serving := self.members.serving_names):
             if self._closed:
                 raise self._no_engine_error()
             await self.gate.wait_until_open(lambda: self._closed)
             if not self.gate.is_closed:
                 await self._wait_for_model()
                 await self._wait_for_engine(last)
-        serving = self.members.serving_names
         fresh = [name for name in serving if name not in tried]
         steady = [name for name in fresh if (member := self.members.get(name)) is not None and member.may_take_call]
         chosen = self.members.get(self._balance_policy.choose(request, steady or fresh or serving))

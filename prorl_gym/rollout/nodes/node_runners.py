@@ -83,6 +83,8 @@ class _Node:
     """Attempts in hand by group."""
     stages: Counter[str] = field(default_factory=Counter[str])
     """Attempts in hand that are not parked, by stage."""
+    working: int = 0
+    """Attempts in hand that are not parked."""
     images: set[str] = field(default_factory=set[str])
     """Images that attempts there have started sandboxes from."""
     is_draining: bool = False
@@ -125,22 +127,23 @@ class _Node:
     @property
     def free(self) -> int:
         """Attempts that it would take now."""
-        return 0 if self.is_draining else max(0, self.slots - self.stages.total())
+        return 0 if self.is_draining else max(0, self.slots - self.working)
 
     @property
     def queued(self) -> int:
         """Attempts that cannot begin INIT yet; those on their way to it count."""
         stages = self.stages
-        return max(0, stages.total() - max(self.init_slots, stages["init"]) - stages["run"] - stages["eval"])
+        return max(0, self.working - max(self.init_slots, stages["init"]) - stages["run"] - stages["eval"])
 
     @property
     def parked(self) -> int:
         """Parked attempts."""
-        return len(self.assignments) - self.stages.total()
+        return len(self.assignments) - self.working
 
     def _count(self, assignment: _Assignment, change: int) -> None:
         if not assignment.position.is_parked:
             self.stages[assignment.position.stage] += change
+            self.working += change
 
 
 class NodeRunners:
@@ -200,7 +203,7 @@ class NodeRunners:
         rollout_id = job.request.rollout_id
         if rollout_id in self._node_of:
             raise ConflictError(f"rollout {rollout_id} is in hand already.")
-        name = choose_node((node.view for node in self._nodes.values()), job.request)
+        name = choose_node((node.view for node in self._nodes.values() if node.free), job.request)
         assert name is not None, "it waited for a free node, and nothing has run since"
         node = self._node_of[rollout_id] = self._nodes[name]
         node.assign(_Assignment(without_task(job), image_of(job.request), AttemptPosition(job.attempt)))

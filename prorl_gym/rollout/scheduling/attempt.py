@@ -7,7 +7,7 @@ The rules are those of ``prorl_gym.errors``. ``Attempt.run_stages`` may raise an
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any

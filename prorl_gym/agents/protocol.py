@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from prorl_gym.inference.protocol import AssistantTurn
-from prorl_gym.records import Message, Submission
+from prorl_gym.records import GradedSubmission, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,5 +82,5 @@ class Artifacts:
     messages: list[Message] = field(default_factory=list[Message])
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """Files taken out of the agent's sandbox (a patch, a solution)."""
-    submission: Submission | None = None
+    submission: GradedSubmission | None = None
     """What is graded, for the record. Set by ``evaluate`` before it grades; ``None``: the answer."""

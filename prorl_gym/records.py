@@ -194,7 +194,7 @@ DetailText = Annotated[str, AfterValidator(partial(bounded_text, limit=1 << 20))
 """A text among the facts of a score. Earlier releases kept patches there, of up to 1 MiB."""
 
 
-class Submission(Record):
+class GradedSubmission(Record):
     """What the agent handed in and the environment graded. Untrusted: any character may stand in it.
 
     Bounded, with a mark in place of what was cut: 1 MiB for a patch, 256 KiB for a program, 64 KiB for anything else.
@@ -431,7 +431,7 @@ class Rollout(Record):
     """The rollout that this one replaces, if the service made it as a replacement."""
     outcome: Outcome
     score: Score | None = None
-    submission: Submission | None = None
+    submission: GradedSubmission | None = None
     """What was graded, also where grading failed; ``None``: the rollout ended before."""
     segments: list[Segment] = []
     messages: list[Message] = []

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from prorl_gym.inference.protocol import AssistantTurn
-from prorl_gym.records import Message, Submission
+from prorl_gym.records import GradedSubmission, Message
 from prorl_gym.sandbox.protocol import Sandbox
 
 
@@ -87,7 +87,7 @@ class Artifacts:
     """Files taken out of the agent's sandbox (a patch, a solution)."""
     log: str = ""
     """End of what an agent program printed; for people."""
-    submission: Submission | None = None
+    submission: GradedSubmission | None = None
     """What is graded, for the record. Set by ``evaluate`` before it grades; ``None``: the answer."""
 
 

@@ -8,7 +8,7 @@ from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments import registry
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.errors import GraderError, RolloutError
-from prorl_gym.records import Score, Submission
+from prorl_gym.records import GradedSubmission, Score
 from prorl_gym.settings import resolve_settings
 
 PRODUCT = {"question": "What is 6*7?", "answer": ["42", "forty-two"]}
@@ -42,7 +42,7 @@ async def test_an_answer_is_kept_beside_the_gold_one(
     environment: str, row: dict[str, Any], said: str, kept: str, expected: str, why: str | None, leases: Leases
 ) -> None:
     score, artifacts = await graded(environment, row, said, leases)
-    assert artifacts.submission == Submission(text=kept)
+    assert artifacts.submission == GradedSubmission(text=kept)
     assert (score.expected, score.report, score.detail.get("why")) == (expected, "", why)
 
 
@@ -69,14 +69,14 @@ async def test_a_program_is_kept_and_tests_are_not_quoted(
     row: dict[str, Any], program: str, report: str, leases: Leases
 ) -> None:
     score, artifacts = await graded("code", row, f"Here:\n```python\n{program}```\n", leases)
-    assert artifacts.submission == Submission(kind="program", text=program)
+    assert artifacts.submission == GradedSubmission(kind="program", text=program)
     assert (score.report, score.expected) == (report, None)
     assert SECRET not in score.model_dump_json()
 
 
 async def test_what_holds_no_program_is_kept_as_it_is(leases: Leases) -> None:
     score, artifacts = await graded("code", ECHO, "```java\nclass A {}\n```", leases)
-    assert artifacts.submission == Submission(kind="program", text="```java\nclass A {}\n```")
+    assert artifacts.submission == GradedSubmission(kind="program", text="```java\nclass A {}\n```")
     assert score.detail["why"] == "no block of Python in the answer"
 
 
@@ -95,4 +95,4 @@ async def test_a_patch_that_cannot_be_taken_leaves_an_empty_one(leases: Leases) 
         pytest.fail(str(error))
     with pytest.raises(GraderError):
         await found.evaluate(task, artifacts, leases, resolve_settings(found.settings))
-    assert artifacts.submission == Submission(kind="patch", text="")
+    assert artifacts.submission == GradedSubmission(kind="patch", text="")

@@ -6,7 +6,7 @@ import pytest
 from rollout_samples import MESSAGES, PROMPT, ROW, cancelled, failed, rollout, segment, truncated
 
 from prorl_gym.errors import CancelReason, FailureKind, Limit
-from prorl_gym.records import NOT_SAMPLED, Generation, Message, Outcome, Rollout, Score, Submission
+from prorl_gym.records import NOT_SAMPLED, Generation, GradedSubmission, Message, Outcome, Rollout, Score
 from prorl_gym.routed_experts import parse_routed_experts
 from prorl_gym.settings import RolloutSettings, resolve_settings
 from prorl_gym.trainers.gym_result import Placeholder, to_gym_result
@@ -226,7 +226,7 @@ def test_a_split_turn_of_which_a_call_reports_no_experts_has_none():
 
 
 def test_graded_patch_is_in_the_result_also_of_a_row_that_a_limit_cut_short():
-    patch = Submission(kind="patch", text="diff")
+    patch = GradedSubmission(kind="patch", text="diff")
     outcome = Outcome(status="truncated", limit=Limit.TURNS)
     result = to_gym_result(rollout(score=Score(reward=1.0), submission=patch, outcome=outcome), ROW)
     assert (result["prorl_git_patch"], result["prorl_submission"]) == ("diff", None)
@@ -240,7 +240,7 @@ def test_a_patch_of_an_earlier_release_is_in_the_result():
 
 def test_the_result_names_the_row_and_what_was_graded():
     score = Score(reward=0.0, detail={"why": "the answer differs"}, expected="42", report="failed test 1")
-    result = to_gym_result(rollout(row_id="q7", submission=Submission(text="41"), score=score), ROW)
+    result = to_gym_result(rollout(row_id="q7", submission=GradedSubmission(text="41"), score=score), ROW)
     graded = {name: result[f"prorl_{name}"] for name in ("row_id", "why", "submission", "expected", "report")}
     assert graded == {
         "row_id": "q7",

@@ -9,7 +9,7 @@ from prorl_gym.environments.answers.tex import NoAnswerError, last_boxed
 from prorl_gym.environments.protocol import Leases, ScriptedStep
 from prorl_gym.environments.simple import SimpleEnvironment
 from prorl_gym.environments.task_row import Row, to_scripted_steps
-from prorl_gym.records import Score, Submission, bounded_text
+from prorl_gym.records import GradedSubmission, Score, bounded_text
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
 from prorl_gym.settings import ResolvedSettings
 
@@ -32,7 +32,7 @@ class BoxedAnswerEnvironment(SimpleEnvironment[Row]):
         """Return the grade of the last boxed answer, 0.0 without one; raises as ``grade``."""
         try:
             answer = last_boxed(artifacts.answer or "")
-            artifacts.submission = Submission(text=answer)
+            artifacts.submission = GradedSubmission(text=answer)
             score = await self.grade(task, answer, leases)
         except NoAnswerError as error:
             score = wrong_score(str(error), **self.score_detail)

@@ -9,7 +9,7 @@ from prorl_gym.environments.code.code_row import CodeRow, FunctionTests
 from prorl_gym.environments.code.grader import failed_score, grade
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.simple import SimpleEnvironment
-from prorl_gym.records import Message, Score, Submission
+from prorl_gym.records import GradedSubmission, Message, Score
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
 
@@ -61,12 +61,12 @@ class CodeEnvironment(SimpleEnvironment[CodeRow]):
             SandboxError, GraderError, TaskError: grading itself could not be done.
         """
         answer = artifacts.answer or ""
-        artifacts.submission = Submission(kind="program", text=answer)
+        artifacts.submission = GradedSubmission(kind="program", text=answer)
         try:
             program = find_program(answer, task.language)
         except NoProgramError as complaint:
             return failed_score(str(complaint), 0, len(task.tests.cases))
-        artifacts.submission = Submission(kind="program", text=program)
+        artifacts.submission = GradedSubmission(kind="program", text=program)
         return await grade(task, program, leases, settings.eval_seconds * EVAL_SHARE)
 
     def wrong_answer(self, task: CodeRow, seed: int) -> str:

@@ -22,7 +22,7 @@ from prorl_gym.environments.swe.repository import (
 from prorl_gym.environments.swe.swe_row import SweTask, parse_swe_row
 from prorl_gym.environments.task_row import to_scripted_steps
 from prorl_gym.errors import Cause, FailureKind, GraderError, LimitReached, SandboxError, TaskError
-from prorl_gym.records import Message, Score, Submission
+from prorl_gym.records import GradedSubmission, Message, Score
 from prorl_gym.sandbox.protocol import Sandbox
 from prorl_gym.settings import ResolvedSettings, RolloutSettings, resolve_settings
 
@@ -129,7 +129,7 @@ class SweEnvironment:
             SandboxError, GraderError: grading itself could not be done.
             TaskError: the row's own tests cannot be run.
         """
-        artifacts.submission = Submission(kind="patch", text="")
+        artifacts.submission = GradedSubmission(kind="patch", text="")
         await self._collect_patch(task, artifacts, leases)
         if NO_PATCH in artifacts.files:
             return Score(reward=0.0, detail={"why": artifacts.files[NO_PATCH].decode(errors="replace")})
@@ -137,7 +137,7 @@ class SweEnvironment:
         dirty = placed.base.dirty if placed else ()
         # In a thread: one of millions of lines takes seconds to read.
         patch = await asyncio.to_thread(filter_patch, artifacts.files[PATCH], task, dirty)
-        artifacts.submission = Submission(kind="patch", text=patch.patch.decode(errors="replace"))
+        artifacts.submission = GradedSubmission(kind="patch", text=patch.patch.decode(errors="replace"))
         if not patch.patch:
             return Score(reward=0.0, detail={"why": patch.empty_reason, **_patch_facts(patch)})
         score = await grade(task, patch.patch, leases, settings)

@@ -30,7 +30,7 @@ from prorl_gym.environments.taskdir.task_sandbox import (
     sandbox_spec,
 )
 from prorl_gym.errors import Cause, GraderError, SandboxError
-from prorl_gym.records import Score, Submission
+from prorl_gym.records import GradedSubmission, Score
 from prorl_gym.sandbox.protocol import Sandbox
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
 
@@ -82,7 +82,7 @@ class TaskDirEnvironment(SimpleEnvironment[TaskDirRow]):
             GraderError: the verifier gives no reward on the starting state either.
             SandboxError: a sandbox is lost or cannot be started.
         """
-        artifacts.submission = Submission(kind="files", text=artifacts.answer or "")
+        artifacts.submission = GradedSubmission(kind="files", text=artifacts.answer or "")
         seconds = settings.eval_seconds * EVAL_SHARE
         try:
             reward, output = await self._verify_end_state(task, leases, seconds)

@@ -27,7 +27,7 @@ from prorl_gym.errors import (
 )
 from prorl_gym.inference.tokens.turn_log import LoggedTurn, ReplayDivergedError, TurnLog
 from prorl_gym.logs import redact
-from prorl_gym.records import Message, Outcome, Rollout, Score, Segment, StageTime, Submission, row_id_of
+from prorl_gym.records import GradedSubmission, Message, Outcome, Rollout, Score, Segment, StageTime, row_id_of
 from prorl_gym.rollout.protocol import AgentPrograms, AttemptSession, Job, PolicySource, Stage, TurnEnded
 from prorl_gym.rollout.scheduling.attempt_slots import AttemptSlots, StageTimeout
 from prorl_gym.rollout.scheduling.eager_task import start_eagerly
@@ -303,12 +303,12 @@ class Attempt:
             begun_at=self._begun_at,
         )
 
-    def _submission(self) -> Submission | None:
+    def _submission(self) -> GradedSubmission | None:
         """Return what was graded: as the environment put it, otherwise the answer."""
         answer = self._artifacts.answer
         if not self._has_reached_grading:
             return None
-        return self._artifacts.submission or (None if answer is None else Submission(text=answer))
+        return self._artifacts.submission or (None if answer is None else GradedSubmission(text=answer))
 
     def _stage_times(self) -> dict[WorkStage, StageTime]:
         """Return the stages' times; a replay is set-up, and counts as INIT's."""

@@ -12,13 +12,13 @@ from prorl_gym.errors import CancelReason, FailureKind, Limit
 from prorl_gym.records import (
     NOT_SAMPLED,
     Generation,
+    GradedSubmission,
     Message,
     Outcome,
     Rollout,
     Score,
     Segment,
     StageTime,
-    Submission,
     ToolCall,
 )
 from prorl_gym.settings import RolloutSettings, resolve_settings
@@ -221,9 +221,9 @@ def test_a_failure_names_its_stage_and_has_no_reward() -> None:
 
 
 def test_a_graded_patch_is_returned() -> None:
-    patch = Submission(kind="patch", text="diff")
+    patch = GradedSubmission(kind="patch", text="diff")
     assert outcome_of(score=Score(reward=0.0), submission=patch)["git_patch"] == "diff"
-    assert "git_patch" not in outcome_of(score=Score(reward=0.0), submission=Submission(text="41"))
+    assert "git_patch" not in outcome_of(score=Score(reward=0.0), submission=GradedSubmission(text="41"))
 
 
 def test_a_cancelled_one_is_reported_as_cancelled() -> None:

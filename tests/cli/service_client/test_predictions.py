@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from prorl_gym.cli.main import app
 from prorl_gym.errors import ConfigError, FailureKind
-from prorl_gym.records import Score, Submission
+from prorl_gym.records import GradedSubmission, Score
 from prorl_gym.trainers.gym_result import to_gym_result
 
 PATCH = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
@@ -18,7 +18,7 @@ PATCH = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n
 
 def result(instance: str, score: Score | None, repeat: int = 0, environment: str = "swe") -> dict[str, Any]:
     """A line of the results."""
-    patch = Submission(kind="patch", text=PATCH if score is SOLVED else "")
+    patch = GradedSubmission(kind="patch", text=PATCH if score is SOLVED else "")
     record = rollout(score=score, submission=patch) if score else failed(FailureKind.SANDBOX_LOST)
     row = {
         "responses_create_params": {"input": []},

@@ -18,7 +18,7 @@ from prorl_gym.cli.service_client.show import rollout_report
 from prorl_gym.client import SyncClient
 from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
 from prorl_gym.errors import ConfigError
-from prorl_gym.records import BatchMismatch, Mismatch, RolloutRequest, Score, Submission
+from prorl_gym.records import BatchMismatch, GradedSubmission, Mismatch, RolloutRequest, Score
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_show_tells_the_row_and_what_was_graded(url: str, tmp_path: Path) -> Non
 def test_what_a_model_wrote_is_shown_without_its_control_characters() -> None:
     rollout = sample_records.record(
         "a",
-        submission=Submission(kind="program", text="\x1b[31mone\ntwo" + "x" * 10_000),
+        submission=GradedSubmission(kind="program", text="\x1b[31mone\ntwo" + "x" * 10_000),
         score=Score(reward=0.0, detail={"why": "wrong output"}, expected="\x1b]0;title\x07", report="failed test 1"),
     )
     row, *shown = rollout_report(rollout).splitlines()[1:]

@@ -21,7 +21,7 @@ from prorl_gym.environments.swe.patch_filter import filter_patch
 from prorl_gym.environments.swe.repository import sandbox_spec
 from prorl_gym.environments.swe.swe_row import Repository
 from prorl_gym.errors import LimitReached, TaskError
-from prorl_gym.records import Submission
+from prorl_gym.records import GradedSubmission
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend, SandboxSpec
 from prorl_gym.settings import resolve_settings
@@ -229,7 +229,7 @@ async def test_empty_patch_is_zero_without_a_clean_sandbox(lent: CountingLeases)
         "dropped: symbolic link": 1,
         "dropped: test": 2,
     }
-    assert played.artifacts.submission == Submission(kind="patch", text="")
+    assert played.artifacts.submission == GradedSubmission(kind="patch", text="")
     assert lent.cleans == 0
 
 

@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sample_records import record
 
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.records import (
+    GradedSubmission,
     Outcome,
     Rollout,
     RolloutRequest,
     Score,
-    Submission,
     SubmissionKind,
     bounded_text,
     row_id_of,
@@ -49,6 +49,7 @@ BOUNDS: list[tuple[SubmissionKind, int]] = [
 ]
 
 
+@settings(deadline=None)  # texts of up to a megabyte
 @given(text=HOSTILE, limit=st.integers(100, 5000))
 @example(text="é" * 3000, limit=5000)
 def test_a_bounded_text_is_utf8_within_its_limit_and_bounded_once(text: str, limit: int) -> None:
@@ -61,6 +62,7 @@ def test_a_bounded_text_is_utf8_within_its_limit_and_bounded_once(text: str, lim
         assert "characters cut ...]" in bounded
 
 
+@settings(deadline=None)  # texts of up to a megabyte
 @given(text=HOSTILE, bound=st.sampled_from(BOUNDS))
 def test_a_record_with_hostile_texts_round_trips_within_its_bounds(
     text: str, bound: tuple[SubmissionKind, int]
@@ -68,7 +70,7 @@ def test_a_record_with_hostile_texts_round_trips_within_its_bounds(
     kind, limit = bound
     kept = record(
         "r",
-        submission=Submission(kind=kind, text=text),
+        submission=GradedSubmission(kind=kind, text=text),
         score=Score(reward=0.0, detail={"why": text, "got": text}, expected=text, report=text),
         row_id=row_id_of({"id": text, "x": 1}),
     )
@@ -84,7 +86,7 @@ def test_a_record_with_hostile_texts_round_trips_within_its_bounds(
 
 
 def test_a_mark_counts_what_was_cut() -> None:
-    kept = Submission(text="a" * 10 * MIB).text
+    kept = GradedSubmission(text="a" * 10 * MIB).text
     head, mark, tail = kept.split("\n")
     cut = int(mark.removeprefix("[... ").removesuffix(" characters cut ...]"))
     assert len(head) + len(tail) + cut == 10 * MIB

@@ -24,7 +24,7 @@ from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.balance.health_monitor import FailoverOptions
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.inference.tokens.template_check import load_codec
-from prorl_gym.records import SUMMARY_REQUEST, Rollout, RolloutRequest, Score, Submission
+from prorl_gym.records import SUMMARY_REQUEST, GradedSubmission, Rollout, RolloutRequest, Score
 from prorl_gym.rollout.protocol import AttemptMoved, StageEntered, TurnEnded
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
@@ -85,7 +85,7 @@ class Adder(SimpleEnvironment[Row]):
         if self.failing_grades:
             self.failing_grades -= 1
             raise GraderError("the grader broke.")
-        artifacts.submission = Submission(text=artifacts.answer or "")
+        artifacts.submission = GradedSubmission(text=artifacts.answer or "")
         if self.graded_failures:
             self.graded_failures -= 1
             raise GraderError(f"the grader broke at {GOLD}.")
@@ -301,7 +301,7 @@ async def test_what_grading_knows_reaches_no_later_attempt(answers: list[int]) -
     assert rollout is not None
     assert rollout.score is not None
     assert (rollout.score.expected, len(rollout.retries)) == (GOLD, 1)
-    assert rollout.submission == Submission(text="7")
+    assert rollout.submission == GradedSubmission(text="7")
     seen = [*place.engine.prompts, *(one.model_dump_json() for one in place.ledger.turns)]
     seen += [message.content for message in rollout.messages] + [json.dumps(rollout.tools)]
     assert rollout.resumed_turns == (3 if len(answers) == 4 else 0)

@@ -1,6 +1,7 @@
 // Reward by policy version, a line for each run and environment: dots are means, the line is smoothed.
 
 const FEW_VERSIONS = 8; // up to here nothing is smoothed
+const FEW_REWARDS = 5; // fewer say nothing about a change
 
 class VersionChart extends Chart {
   get axis() { return "policy version"; }
@@ -79,7 +80,8 @@ class RewardPanel {
     options(this.from, null, names);
     options(this.to, null, names);
     const { from, to } = this.view.values;
-    if (names.length) [this.from.value, this.to.value] = [names.includes(from) ? from : names[0], names.includes(to) ? to : names.at(-1)];
+    const told = names.filter((name) => series[0].points.some((one) => `${one.version}` === name && one.count >= FEW_REWARDS)); // the newest version is often a few rollouts old
+    if (names.length) [this.from.value, this.to.value] = [names.includes(from) ? from : told[0] ?? names[0], names.includes(to) ? to : told.at(-1) ?? names.at(-1)];
     const rows = series.map((one, i) => this.row(one, i, names.length > 1));
     const heads = names.length > 1 ? ["Rewards of", "Verdict", "Change", "From", "To"] : ["Rewards of", "Mean", "Of 1", "Rewards"];
     refillBox(this.table, table("Mean rewards by version", heads, rows, "Nothing with a reward has finished."));
@@ -102,6 +104,6 @@ function change(from, to) {
   if (!from || !to || from === to) return ["\u2013", "\u2013"];
   const difference = to.mean - from.mean;
   const error = 1.96 * Math.sqrt(from.deviation ** 2 / from.count + to.deviation ** 2 / to.count);
-  const [mood, word] = Math.abs(difference) <= error ? ["none", "not clear"] : difference > 0 ? ["good", "rose"] : ["bad", "fell"];
+  const [mood, word] = Math.min(from.count, to.count) < FEW_REWARDS ? ["none", "too few"] : Math.abs(difference) <= error ? ["none", "not clear"] : difference > 0 ? ["good", "rose"] : ["bad", "fell"];
   return [make("b", { class: `badge ${mood}` }, word), `${difference < 0 ? "\u2212" : "+"}${Math.abs(difference).toFixed(3)} \u00b1 ${error.toFixed(3)}`];
 }

@@ -11,7 +11,7 @@ from rollout_samples import ROW, failed, rollout
 
 from prorl_gym.pages.gym_results_page import render_gym_results
 from prorl_gym.pages.rollout_page import render_comparison, render_rollout
-from prorl_gym.records import Message, Score, Submission
+from prorl_gym.records import GradedSubmission, Message, Score
 from prorl_gym.trainers.gym_result import to_gym_result
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def test_what_was_graded_is_shown(browser: "Browser", written: Written) -> None:
     score = Score(
         reward=0.0, detail={"why": "the answer differs"}, expected="42", report="failed test 3: late\npassed a"
     )
-    record = rollout(score=score, submission=Submission(kind="answer", text=ATTACK), begun_at=0.0)
+    record = rollout(score=score, submission=GradedSubmission(kind="answer", text=ATTACK), begun_at=0.0)
     with opened(browser, written(render_rollout(record, decode))) as page:
         expect(page.locator("#summary .reason")).to_have_text("the answer differs")
         expect(page.locator("#summary .answers dd")).to_have_text(["42", ATTACK])
@@ -247,7 +247,7 @@ def test_a_graded_patch_is_a_difference(browser: "Browser", written: Written) ->
     from playwright.sync_api import expect
 
     patch = f"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+{ATTACK}\n"
-    record = rollout(submission=Submission(kind="patch", text=patch))
+    record = rollout(submission=GradedSubmission(kind="patch", text=patch))
     with opened(browser, written(render_rollout(record, decode))) as page:
         page.get_by_role("button", name="Graded").click()
         expect(page.locator(".diff-line.added")).to_have_text(f"+{ATTACK}\n")
@@ -302,7 +302,7 @@ def test_overview_and_comparison_are_accessible(
     from chromium_pages import PHONE, opened, overflow, violations
 
     score = Score(reward=0.0, detail={"why": "late"}, expected="42", report="failed test 3: late\npassed test 1")
-    patch = Submission(kind="patch", text="diff --git a/x b/x\n@@ -1 +1 @@\n-old\n+new\n")
+    patch = GradedSubmission(kind="patch", text="diff --git a/x b/x\n@@ -1 +1 @@\n-old\n+new\n")
     record = rollout(score=score, submission=patch)
     pages = [
         render_gym_results([to_gym_result(rollout(), ROW)] * 40, decode),

@@ -6,7 +6,6 @@ in a message or a replaced character, never in a lost record.
 
 import hashlib
 import json
-import weakref
 import zlib
 from typing import Any
 
@@ -43,22 +42,7 @@ def checksum(text: str) -> int:
 
 
 def encode_rollout(rollout: Rollout) -> str:
-    """Return the record as JSON; characters that UTF-8 cannot carry become U+FFFD.
-
-    The text is kept as long as the record is: the ledger writes it, and then each caller that waits for it gets it.
-    """
-    key = id(rollout)
-    known = _encoded.get(key)
-    if known is None or known[0]() is not rollout:
-        known = _encoded[key] = weakref.ref(rollout, lambda _: _encoded.pop(key, None)), _encode(rollout)
-    return known[1]
-
-
-_encoded: dict[int, tuple[weakref.ref[Rollout], str]] = {}
-"""Texts of records that are in memory, by ``id``: a record has no hash. It is frozen, and a changed copy is another."""
-
-
-def _encode(rollout: Rollout) -> str:
+    """Return the record as JSON; characters that UTF-8 cannot carry become U+FFFD."""
     try:
         return rollout.model_dump_json()
     except (PydanticSerializationError, UnicodeEncodeError):

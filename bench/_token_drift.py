@@ -52,7 +52,7 @@ def _play(
     codec = model.codec
     first = [Message(role="user", content=_text(chance, words))]
     transcript = Transcript(codec, _SETTINGS)
-    transcript.append_first_prompt(codec.encode_prompt(first, TOOLS), first, TOOLS)
+    transcript.begin_conversation(codec.encode_prompt(first, TOOLS), first, TOOLS)
     sent = [list(transcript.next_prompt().ids)]
     places: list[tuple[int, list[int]]] = []
     history = list(first)

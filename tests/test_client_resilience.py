@@ -272,7 +272,7 @@ async def test_later_fields_of_other_answers_are_ignored() -> None:
     groups = {"run_id": "run", "demand": demand, "states": {"open": 2, "a later state": 1}, "later": 1}
     summary = dict.fromkeys((field.name for field in dataclasses.fields(RolloutSummary)), None)
     summary |= {"cursor": 7, "group_size": 1, "replica": 0, "turns": 0, "sampled_tokens": 0, "later": 1}
-    summary |= dict.fromkeys(("rollout_id", "run_id", "environment", "status", "detail"), "")
+    summary |= dict.fromkeys(("rollout_id", "run_id", "environment", "status", "detail", "row_id", "why"), "")
     summary |= dict.fromkeys(("accepted_at", "finished_at"), 0.0) | dict.fromkeys(
         ("evaluation", "masked", "released"), False
     )

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_needed import need
 
 from prorl_gym.trainers.nemo_rl import check_group, check_result
 
@@ -20,7 +19,6 @@ SAMPLES = 8
 
 
 def answers_of(algorithm: str, domain: str, file: Path) -> list[dict[str, Any]]:
-    need("nemo_gym", "run `make setup`")
     program = Path(__file__).with_name("nemo_rl_start.py")
     subprocess.run(
         [sys.executable, str(program), algorithm, domain, str(file)], check=True, stdin=subprocess.DEVNULL, timeout=850

@@ -103,7 +103,7 @@ class AdmissionState:
         self._entries: dict[str, _Entry] = {}
         self._live: list[_Entry] = []
         """By rank."""
-        self._shortfall = ShortfallSum()
+        self.shortfall = ShortfallSum()
         """Of the live ones' contexts against the expected length."""
         self._queue: list[_Entry] = []
         """A heap by rank; removed entries leave it when they come to its top."""
@@ -117,6 +117,11 @@ class AdmissionState:
     def live(self) -> int:
         """Rollouts that may use the engines."""
         return len(self._live)
+
+    @property
+    def expected_use(self) -> float:
+        """What the live rollouts will fill; those that have only begun count with the expected length."""
+        return self.used + self.shortfall.total
 
     @property
     def waiting(self) -> int:
@@ -148,8 +153,8 @@ class AdmissionState:
             entry.tokens = tokens
             return False
         self.used += tokens - entry.tokens
-        self._shortfall.remove(entry.tokens)
-        self._shortfall.add(tokens)
+        self.shortfall.remove(entry.tokens)
+        self.shortfall.add(tokens)
         entry.tokens = tokens
         if not self._must_wait(entry):
             return True
@@ -164,7 +169,7 @@ class AdmissionState:
         while self._queue:
             entry = self._queue[0]
             if not entry.is_removed:
-                if self._live and self._expected_use() + self._cost(entry) > self.budget:
+                if self._live and self.expected_use + self._cost(entry) > self.budget:
                     break
                 self._make_live(entry)
                 admitted.append(entry.session)
@@ -181,10 +186,8 @@ class AdmissionState:
             return False
         if not arriving or self.budget == inf:
             return True
-        typical = max(1.0, self._shortfall.expected, self.used / max(1, self.live))
-        return (
-            arriving < max(_MAX_STARTING, self.live) and self._expected_use() + (arriving + 1) * typical <= self.budget
-        )
+        typical = max(1.0, self.shortfall.expected, self.used / max(1, self.live))
+        return arriving < max(_MAX_STARTING, self.live) and self.expected_use + (arriving + 1) * typical <= self.budget
 
     def release_slot(self, session: str) -> None:
         """Free the slot of a rollout that makes no turn for a while; it keeps its rank. Ignored if it is not live."""
@@ -207,7 +210,7 @@ class AdmissionState:
             self._finished_count += 1
             self._mean_length += (entry.tokens - self._mean_length) / min(self._finished_count, _AVERAGING_ROLLOUTS)
             # On average over its life, a rollout fills half of its end.
-            self._shortfall.expect(self._mean_length / 2)
+            self.shortfall.expect(self._mean_length / 2)
         if entry.group:
             group = self._groups[entry.group]
             group.members -= 1
@@ -229,7 +232,7 @@ class AdmissionState:
     def _make_live(self, entry: _Entry) -> None:
         entry.is_live = True
         insort(self._live, entry)
-        self._shortfall.add(entry.tokens)
+        self.shortfall.add(entry.tokens)
         self.used += entry.tokens
         if entry.group:
             group = self._groups[entry.group]
@@ -239,7 +242,7 @@ class AdmissionState:
     def _suspend(self, entry: _Entry) -> None:
         entry.is_live = False
         del self._live[bisect_left(self._live, entry)]
-        self._shortfall.remove(entry.tokens)
+        self.shortfall.remove(entry.tokens)
         self.used -= entry.tokens
         if entry.group:
             group = self._groups[entry.group]
@@ -258,11 +261,7 @@ class AdmissionState:
             excess -= other.tokens
         return False
 
-    def _expected_use(self) -> float:
-        """What the live rollouts will fill; those that have only begun count with the expected length."""
-        return self.used + self._shortfall.total
-
     def _cost(self, entry: _Entry) -> float:
         group = self._groups.get(entry.group)
         shared = group.tokens if group is not None and not group.live_members else 0
-        return max(entry.tokens, self._shortfall.expected) + shared
+        return max(entry.tokens, self.shortfall.expected) + shared

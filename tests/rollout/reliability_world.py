@@ -39,6 +39,7 @@ _LOOPS = 2
 _METHODS = {name: method for name, method in vars(Ledger).items() if not name.startswith("_")}
 _READS = {
     *(Ledger.pending_jobs, Ledger.next_jobs, Ledger.get, Ledger.requests, Ledger.read_records, Ledger.summaries),
+    *(Ledger.list_rollouts, Ledger.analyze, Ledger.list_problems),
     *(Ledger.unacknowledged, Ledger.demands, Ledger.policy_versions, Ledger.usage),
 }
 _UNHARMED = {Ledger.recover, Ledger.collect_garbage, Ledger.close}

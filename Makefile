@@ -41,7 +41,10 @@ test-all: setup
 
 lint: setup
 	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/pyright --pythonpath $(RUN)/python && \
-		$(RUN)/pyright -p tests --pythonpath $(RUN)/python
+		$(RUN)/pyright -p tests --pythonpath $(RUN)/python && \
+		if python="$$(recipes/tiny_dapo/environment --existing)"; \
+		then $(RUN)/pyright -p recipes/tiny_dapo --pythonpath "$$python"; \
+		else echo "recipes/tiny_dapo is not checked: its environment is made by make learn"; fi
 
 docs: setup
 	@.ci/docs

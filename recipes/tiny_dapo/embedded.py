@@ -70,10 +70,17 @@ class EmbeddedClient(Client):
         return RecordStream(read, cursor, Acknowledger(None))
 
     async def rollouts(
-        self, run_id: str | None = None, *, group: str | None = None, limit: int = 100, before: int = 0
+        self,
+        run_id: str | None = None,
+        *,
+        group: str | None = None,
+        prefix: str | None = None,
+        limit: int = 100,
+        before: int = 0,
     ) -> RolloutListResponse:
         """See ``Client.rollouts``; the newest page only."""
-        newest = await self._service.summaries(run_id, limit=limit, newest_first=True)
+        newest = await self._service.summaries(
+            run_id, groups=[group] if group else None, prefix=prefix, limit=limit, newest_first=True)
         return RolloutListResponse(rollouts=tuple(newest), before=None)
 
     async def acknowledge(self, run_id: str | None, cursor: int) -> int:

@@ -12,6 +12,7 @@ import signal
 import socket
 import struct
 from collections.abc import Iterable
+from functools import cache
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -258,14 +259,20 @@ def set_dumpable(dumpable: bool) -> None:
     _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, int(dumpable))
 
 
+@cache
+def find_command_line() -> tuple[int, int]:
+    """Return where the arguments of this process begin and end in its memory; its forks have them there, too."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    return int(fields[45]), int(fields[46])
+
+
 def set_command_line(text: str) -> None:
     """Replace what ``/proc/PID/cmdline`` shows of this process, and of its children until they execute a program.
 
     As much of ``text`` is shown as the process's own arguments took.
     """
-    with open("/proc/self/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-    start, end = int(fields[45]), int(fields[46])
+    start, end = find_command_line()
     if start:  # 0: not reported by this kernel
         shown = os.fsencode(text)[: end - start - 1]
         ctypes.memset(start, 0, end - start)
@@ -291,20 +298,25 @@ def keep_capabilities(kept: Iterable[int]) -> None:
     What the process does not have is not added, and needs no capability to be dropped.
     """
     kept = frozenset(kept)
+    limit_bounding_set(kept)
     header = _CapabilityHeader(version=_CAPABILITY_VERSION_3, pid=0)
     held = (_CapabilityData * 2)()
     _checked(_libc.capget(ctypes.byref(header), held), "capget")
     _prctl("PR_CAP_AMBIENT", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    for capability in range(64):
-        present = _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0)
-        if present < 0:
-            break  # beyond the last one of this kernel
-        if present and capability not in kept:
-            _prctl("PR_CAPBSET_DROP", _PR_CAPBSET_DROP, capability)
     mask = sum(1 << capability for capability in kept)
     wanted = [mask >> shift & half.permitted for shift, half in zip((0, 32), held, strict=True)]
     halves = (_CapabilityData * 2)(*((half, half, 0) for half in wanted))
     _checked(_libc.capset(ctypes.byref(header), halves), "capset", hex(mask))
+
+
+def limit_bounding_set(kept: Iterable[int]) -> None:
+    """Reduce the bounding set to ``kept``, for this process and everything below it; its own rights are left alone."""
+    for capability in sorted(frozenset(range(64)).difference(kept)):
+        present = _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0)
+        if present < 0:
+            break  # beyond the last one of this kernel
+        if present:
+            _prctl("PR_CAPBSET_DROP", _PR_CAPBSET_DROP, capability)
 
 
 class _FilterProgram(ctypes.Structure):

@@ -8,7 +8,7 @@ from functools import partial
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import syscalls
-from prorl_gym.sandbox.guest.confine import confine
+from prorl_gym.sandbox.guest.confine import confine, prepare_confinement
 from prorl_gym.sandbox.guest.container_entry import make_root_files
 from prorl_gym.sandbox.guest.pid1 import GuestOptions, serve
 from prorl_gym.sandbox.protocol import HOST_IMAGE, SandboxSpec
@@ -134,6 +134,7 @@ def guest_options(
         proc_fd=proc_fd,
         is_init=is_init,
         confine=partial(confine, allow_system_v=allow_system_v),
+        prepare_confinement=prepare_confinement,
         allow_system_v=allow_system_v,
         orphan_parent=orphan_parent,
         storage_fd=storage_fd,

@@ -58,6 +58,15 @@ def confine(limits: SandboxLimits, on_listener: Callable[[int], None], *, allow_
     _limit_resources(limits)
 
 
+def prepare_confinement() -> None:
+    """Do what ``confine`` would do in each child in this process, whose forks then find it done.
+
+    The process must not execute a program itself, since it would not get its rights again.
+    """
+    changed_signals()
+    syscalls.limit_bounding_set(PAYLOAD_CAPABILITIES.values())
+
+
 def _limit_resources(limits: SandboxLimits) -> None:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     for kind, wanted in (

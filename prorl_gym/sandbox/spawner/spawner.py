@@ -419,6 +419,7 @@ def run_spawner(arguments: list[str], backends: Backends) -> None:
         check_scratch_access(scratch)
         host_root.owned_directories()
         host_root.host_layout()
+        syscalls.find_command_line()
         spawner = Spawner(connection, scratch, cgroups, backends)
     except Exception as error:
         send_packet(connection, encode_packet({"event": "failed", **describe_setup_error(error)}))

@@ -33,7 +33,7 @@ from prorl_gym.sandbox.service.warm_pool import WarmPool
 from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
 STARTS, CELLS, SESSIONS = (3, 20, 1) if SHORT else (15, 200, 5)
-TARGETS_MS: dict[BackendName, float] = {"userns": 20.0, "apptainer": 130.0}
+TARGETS_MS: dict[BackendName, float] = {"userns": 8.0, "apptainer": 60.0}
 WARM_MS, PYTHON_MS, CELL_MS = 1.0, 300.0, 1.0
 BACKENDS: tuple[BackendName, ...] = ("userns", "apptainer")
 IMAGE = os.environ.get("PRORL_BENCH_IMAGE", HOST_IMAGE)

@@ -13,7 +13,6 @@ they mount the overlay without ``userxattr`` and leave ``/tmp`` and ``/dev/shm``
 import os
 import platform
 import re
-import secrets
 import shutil
 import signal
 import socket
@@ -120,7 +119,7 @@ def _prepare_root(root: str) -> None:
 
 def _install_leader(root: str) -> list[str]:
     """Put the leader into the root, under a name that the image cannot have; return its command, as seen inside."""
-    name = f"/.leader-{secrets.token_hex(8)}"
+    name = f"/.leader-{os.urandom(8).hex()}"
     file = os.open(root + name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o700)
     os.write(file, build_leader())
     os.close(file)  # at once: a file that is open for writing cannot be executed

@@ -20,7 +20,6 @@ import contextlib
 import errno
 import functools
 import gc
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import io
@@ -56,7 +55,7 @@ from prorl_gym.sandbox.protocol import SandboxLimits
 SITE_MODULES = ("sitecustomize", "usercustomize")
 """Modules that an interpreter imports at its start where they exist. The host's are not a sandbox's: its ``/etc``
 differs. The bundle, first in the template's path, has empty ones."""
-_OWN_IMPORTS = ("_ctypes", "ctypes", "fcntl", "gc", "importlib.abc", "importlib.resources", "platform", "resource")
+_OWN_IMPORTS = ("_ctypes", "ctypes", "fcntl", "gc", "platform", "resource")
 """Modules that only the code of ours here imports, and neither a fresh worker nor IPython."""
 _HIDDEN_MODULES = tuple(f"{name}." for name in ("prorl_gym", *SITE_MODULES, *_OWN_IMPORTS))
 _Console = cell_worker.PlainCellRunner | cell_worker.IPythonCellRunner
@@ -177,7 +176,7 @@ def _listing(path: str) -> frozenset[str] | None:
         return None
 
 
-class _MountedPackages(importlib.abc.MetaPathFinder):
+class _MountedPackages:
     """Finds modules of the mounted packages on the host as if they lay where sandboxes see them.
 
     Their paths (``__file__`` and what they make of it) are thus those of a sandbox from the start.

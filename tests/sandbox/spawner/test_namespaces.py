@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,11 @@ from prorl_gym.sandbox.spawner.spawner_protocol import LaunchRequest
 def test_host_root_is_never_mapped() -> None:
     with pytest.raises(SandboxError, match=r"refusing to map the host.s root"):
         map_ids(0, 0)
+
+
+def test_no_module_of_the_spawner_works_at_each_fork() -> None:
+    code = "import sys, prorl_gym.sandbox.backends.spawner_main; print('random' in sys.modules)"  # it seeds itself anew
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_launch_survives_the_way() -> None:

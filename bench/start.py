@@ -1,8 +1,8 @@
 """How long a sandbox takes from being asked for to the answer of its first command, and its python tool likewise.
 
-Peers, in the same run: ``apptainer exec`` of the directory and of the SIF with our isolation flags and NeMo Gym's own
-Apptainer provider, as an ordinary user; on the host, Jupyter Kernel Gateway and a stock ipykernel over Unix sockets and
-over TCP loopback.
+Peers, in the same run: bare namespaces (a floor); ``apptainer exec`` of the directory and of the SIF with our isolation
+flags and NeMo Gym's own Apptainer provider, as an ordinary user; on the host, Jupyter Kernel Gateway and a stock
+ipykernel over Unix sockets and over TCP loopback.
 
 ``PRORL_BENCH_IMAGE`` names the image directory (the host's /usr without it) and ``PRORL_BENCH_SIF`` a SIF of it
 (``bench/make-image`` makes both), ``PRORL_BENCH_GATEWAY`` the python of an environment with the gateway,
@@ -13,6 +13,7 @@ over TCP loopback.
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ import _gateway
 import _kernels
 import _versions
 from _report import SHORT, Figure, Peer, Report, StartConditions, figure, peer, report
+from _rollout_floors import UNSHARE
 
 from prorl_gym.errors import SandboxError
 from prorl_gym.sandbox.config import SandboxConfig
@@ -163,7 +165,7 @@ async def measure(name: BackendName, starts: Sequence[Peer], peers: "PythonPeers
 
 def start_peers() -> list[Peer]:
     """Return the peers of a cold start that are here."""
-    found: list[Peer] = []
+    found = [peer("six namespaces by `unshare`, a fresh /proc, `true` (floor)", _bare_namespaces(STARTS + 1)[1:])]
     for what, image in (("image directory", None if IMAGE == HOST_IMAGE else IMAGE), ("SIF", SIF)):
         if image and (times := _apptainer.executions(image, STARTS + 1)):
             found.append(peer(f"apptainer exec of the {what}", times[1:]))
@@ -171,6 +173,16 @@ def start_peers() -> list[Peer]:
     if starts:
         found.append(peer("NeMo Gym's apptainer provider, a SIF", starts))
     return found
+
+
+def _bare_namespaces(count: int) -> list[float]:
+    """Return ms of ``true`` in the namespaces of a sandbox, with nothing else of one."""
+    times: list[float] = []
+    for _ in range(count):
+        began = time.perf_counter()
+        subprocess.run(UNSHARE, check=True)
+        times.append((time.perf_counter() - began) * 1000)
+    return times
 
 
 class PythonPeers:

@@ -28,9 +28,8 @@ _MAX_PLACES = 4
 _DECODER = json.JSONDecoder()
 _PLACEHOLDER = "null"
 _BLANKS = " \t\n\r"
-_STREAM_FIELDS = re.compile(rb'"stream(?:"\s*:\s*(?:true|false)|_options"\s*:\s*\{[^{}]*\})')
-"""How an answer is sent is no part of the call: a program may repeat one without streaming. No string in the body can
-hold this: quotes are escaped there."""
+_STREAM_FIELDS = frozenset({"stream", "stream_options"})
+"""How an answer is sent is no part of the call: a program may repeat one without streaming."""
 _CACHE_CONTROL = re.compile(rb',"cache_control":\{[^{}]*\}')
 """Marks that Claude Code moves to the latest messages in each call. They say nothing to the model."""
 
@@ -44,6 +43,7 @@ class _KnownBody:
     head: str
     """What comes before the history."""
     digest: blake2b
+    """Of its history."""
     entries: Sequence[HistoryEntry]
 
 
@@ -111,15 +111,18 @@ class BodyReader:
         else:
             found = _split(known.head, f"[{_PLACEHOLDER}{text}", 0, key)
         if found is None:
-            whole = blake2b(path.encode() + _without_stream_fields(raw), digest_size=16)
-            return ReadBody(_as_object(json.loads(raw)), whole.digest(), key, (), lambda entries: None)
+            fields = _as_object(json.loads(raw))
+            digest.update(_encode_settings(fields))
+            return ReadBody(fields, digest.digest(), key, (), lambda entries: None)
         fields, head, rest = found
-        if known is not None:
+        if known is None:
+            begin = len(head.encode("utf-8", "surrogatepass"))
+        else:
             fields[key] = fields[key][1:]
         end = len(raw) - len(rest.encode("utf-8", "surrogatepass"))
-        digest.update(_without_stream_fields(raw[begin:end]))
+        digest.update(raw[begin:end])
         whole = digest.copy()
-        whole.update(_without_stream_fields(raw[end:]))
+        whole.update(_encode_settings({name: value for name, value in fields.items() if name != key}))
 
         def keep(entries: Sequence[HistoryEntry]) -> None:
             # Where a history ends in a turn, what follows may be part of it.
@@ -170,5 +173,6 @@ def _as_object(value: object) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _without_stream_fields(raw: bytes) -> bytes:
-    return b"".join(part.rstrip(b", \n") for part in _STREAM_FIELDS.split(raw))
+def _encode_settings(fields: Mapping[str, Any]) -> bytes:
+    """Return the same bytes for equal fields in any order, whatever says how the answer is sent."""
+    return json.dumps({name: fields[name] for name in fields.keys() - _STREAM_FIELDS}, sort_keys=True).encode()

@@ -83,6 +83,7 @@ def test_equal_calls_have_equal_digests_however_they_were_read(wire: str, data: 
     sent = [
         body,
         {"n": 1, "stream": True, key: history, "tools": []},
+        {"stream": True, "tools": [], "n": 1, key: history},
         {**body, "stream": False},
         {**body, "stream": True, "stream_options": {"include_usage": True}},
     ]
@@ -91,7 +92,8 @@ def test_equal_calls_have_equal_digests_however_they_were_read(wire: str, data: 
         read_whole(reader, {"n": 1, key: history[:end], "tools": []}, key)
     for each in data.draw(st.permutations(sent)):
         assert read_whole(reader, each, key).digest == fresh
-    for other in ({**body, "n": 2}, {**body, "tools": [{}]}, {**body, key: [*history, items[0]]}):
+    others = ({**body, "n": 2}, {**body, "tools": [{}]}, {**body, key: [*history, items[0]]})
+    for other in (*others, {**body, key: [{**history[0], "stream": True}, *history[1:]]}):
         assert read_whole(reader, other, key).digest != fresh
 
 

@@ -16,20 +16,20 @@ class CausePanel {
 
   show(analysis) {
     const all = analysis.ends.reduce((sum, one) => sum + one.count, 0);
-    const rows = analysis.ends.map((one) => this.row(one, analysis.finished));
-    const heads = ["Why", "Rollouts", "Share", "Environment", "Ended as", "Caused by", "Newest"];
+    const rows = analysis.ends.map((one) => this.row(one));
+    const heads = ["Why", "Rollouts", "Environment", "Ended as", "Cause", "Newest"];
     refillBox(this.element, make("div", {},
       make("p", { class: "dim sum" }, `${count(all)} of ${plural(analysis.finished, "finished rollout")}${analysis.finished ? `, ${percent(all / analysis.finished)}` : ""}`),
       table("Causes", heads, rows, analysis.finished ? "Every reward is above zero." : "Nothing has finished yet.")));
   }
 
-  row(one, finished) {
+  row(one) {
     const wanted = causeFilter(one);
     const chosen = Object.entries(wanted).every(([name, value]) => (this.view.values[name] ?? null) === value);
     const words = one.zero ? one.why || "no reason given" : outcomeWords(one);
     const choose = make("button", { type: "button", class: "link", "aria-pressed": chosen ? "true" : "false", title: one.why || words,
       onclick: () => this.view.set(chosen ? Object.fromEntries(Object.keys(wanted).map((name) => [name, null])) : { ...wanted, state: null }) }, words);
     const newest = make("button", { type: "button", class: "link", onclick: () => this.open(one.rollout_id) }, "open");
-    return [choose, count(one.count), meter(one.count / finished, percent(one.count / finished)), one.environment || "\u2013", make("span", {}, one.zero ? make("b", { class: "badge bad" }, "0") : make("b", { class: "badge none" }, "none"), ` ${one.zero ? outcomeWords(one) : one.why}`), one.cause || "\u2013", newest];
+    return [choose, count(one.count), one.environment || "\u2013", make("span", {}, one.zero ? make("b", { class: "badge bad" }, "0") : make("b", { class: "badge none" }, "none"), ` ${one.zero ? outcomeWords(one) : one.why}`), one.cause || "\u2013", newest];
   }
 }

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import yaml
 from _node_head_load import run_nodes
 from _nodes_ray import gym_row, wait_for_nodes
@@ -30,6 +31,7 @@ NODES = 8
 CALLS = 4
 CALL_SECONDS = 30.0
 """Of each call: with all rollouts in flight, a third of a thousand calls end each second."""
+REQUESTS = 500 if SHORT else 5_000
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -40,6 +42,8 @@ class HeadCost:
     per_rollout: float
     """Without calls."""
     per_call: float
+    per_request: float
+    """Of an HTTP request that asks for next to nothing: the floor of a call, which needs a decision."""
 
 
 async def measure() -> HeadCost:
@@ -69,8 +73,22 @@ async def measure() -> HeadCost:
                 token = read_token(directory / "state" / "token")
                 without = await _cpu_seconds(head.pid, url, token, calls=0)
                 with_calls = await _cpu_seconds(head.pid, url, token, calls=CALLS)
+                requests = await _request_seconds(head.pid, f"{url}/livez")
                 head.terminate()
-    return HeadCost(1000 * without / IN_FLIGHT, 1000 * (with_calls - without) / (IN_FLIGHT * CALLS))
+    return HeadCost(
+        1000 * without / IN_FLIGHT, 1000 * (with_calls - without) / (IN_FLIGHT * CALLS), 1000 * requests / REQUESTS
+    )
+
+
+async def _request_seconds(head: int, url: str) -> float:
+    """Send requests one after the other; return what they cost the head."""
+    before = _process_seconds(head)
+    async with aiohttp.ClientSession() as client:
+        for _ in range(REQUESTS):
+            async with client.get(url) as answer:
+                await answer.read()
+                answer.raise_for_status()
+    return _process_seconds(head) - before
 
 
 async def _cpu_seconds(head: int, url: str, token: str, calls: int) -> float:

@@ -54,6 +54,8 @@ class Measured:
     """Rollouts per second by nodes, between the ends of the first and the last quarter."""
     busy: dict[int, float] = field(default_factory=dict[int, float])
     """Share of the machine's processors in use meanwhile, in percent, by nodes."""
+    without_nodes: float = 0.0
+    """Rollouts per second of a service without nodes that has the slots of all of them."""
     makespans: dict[Arm, float] = field(default_factory=dict[Arm, float])
     """In seconds, of ``max(NODES)`` nodes."""
     resumed_turns: float = 0.0
@@ -110,49 +112,71 @@ async def measure() -> Measured:
                 raise BenchRefusedError("The killed node had nothing in hand.")
             measured.resumed_turns = sum(one.resumed_turns for one in again) / len(again)
             nodes.append(cluster.add_node())
+    measured.without_nodes = await _throughput_without_nodes(max(NODES) * SLOTS)
+    _say(f"without nodes: {measured.without_nodes:.2f}/s")
     return measured
+
+
+async def _throughput_without_nodes(slots: int) -> float:
+    """Return rollouts per second of one service without nodes: what this machine allows."""
+    async with _engine() as (directory, engine):
+        config = _config(engine, directory, slots)
+        async with _serving(directory, config) as client:
+            await _submit(client, slots, CALLS)
+            rollouts, _ = await _submit(client, slots * WAVES, CALLS)
+            return _throughput(rollouts)
 
 
 @asynccontextmanager
 async def _service() -> AsyncGenerator[tuple[RayCluster, Client]]:
     """Run a head over a new Ray cluster, and the engine."""
-    with (
-        ray_directory(),
-        tempfile.TemporaryDirectory(dir="/var/tmp", prefix="prorl-bench-", ignore_cleanup_errors=True) as name,
-    ):
-        os.chmod(name, 0o711)  # sandboxes have another uid when this is root
-        directory = Path(name)
-        rows, log = directory / "rows.jsonl", directory / "service.log"
-        rows.write_text("".join(gym_row(calls) for calls in (CALLS, KILLED_CALLS)))
-        engine_command = [sys.executable, str(BENCH / "_paced_engine.py"), str(rows)]
-        engine_command += ["--call-seconds", str(CALL_SECONDS)]
-        async with running(engine_command, directory / "engine.log") as child:
-            engine = await read_line(child, directory / "engine.log", READY_SECONDS)
-            port, ray_port = free_ports(2)
-            config = directory / "service.yaml"
-            config.write_text(yaml.safe_dump(_config(engine, directory, port)))
+    with ray_directory():
+        async with _engine() as (directory, engine):
+            (ray_port,) = free_ports(1)
             cluster = RayCluster(ray_port)  # not in a thread: Ray sets signal handlers
             try:
-                argv = [sys.executable, "-m", "prorl_gym", "serve", "--config", str(config)]
-                argv += ["--nodes", "ray", "--address", f"{HEAD}:{ray_port}"]
-                async with running(argv, log) as service:
-                    url = f"http://127.0.0.1:{port}"
-                    await wait_answering(f"{url}/readyz", service, log)
-                    async with Client(url, token=read_token(directory / "state" / "token")) as client:
-                        yield cluster, client
-                    service.terminate()
+                config = _config(engine, directory, SLOTS) | {"nodes": {"lease_seconds": LEASE_SECONDS}}
+                launching = ["--nodes", "ray", "--address", f"{HEAD}:{ray_port}"]
+                async with _serving(directory, config, *launching) as client:
+                    yield cluster, client
             finally:
                 cluster.close()
 
 
-def _config(engine: str, directory: Path, port: int) -> dict[str, Any]:
+@asynccontextmanager
+async def _engine() -> AsyncGenerator[tuple[Path, str]]:
+    """Run the engine; yield a directory for the block, and the engine's address."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="prorl-bench-", ignore_cleanup_errors=True) as name:
+        os.chmod(name, 0o711)  # sandboxes have another uid when this is root
+        directory = Path(name)
+        rows, log = directory / "rows.jsonl", directory / "engine.log"
+        rows.write_text("".join(gym_row(calls) for calls in (CALLS, KILLED_CALLS)))
+        command = [sys.executable, str(BENCH / "_paced_engine.py"), str(rows), "--call-seconds", str(CALL_SECONDS)]
+        async with running(command, log) as child:
+            yield directory, await read_line(child, log, READY_SECONDS)
+
+
+@asynccontextmanager
+async def _serving(directory: Path, config: dict[str, Any], *arguments: str) -> AsyncGenerator[Client]:
+    """Run the service; yield a client of it."""
+    (port,) = free_ports(1)
+    path, log = directory / "service.yaml", directory / "service.log"
+    path.write_text(yaml.safe_dump(config | {"http": {"port": port, "stop_seconds": 10}}))
+    argv = [sys.executable, "-m", "prorl_gym", "serve", "--config", str(path), *arguments]
+    async with running(argv, log) as service:
+        url = f"http://127.0.0.1:{port}"
+        await wait_answering(f"{url}/readyz", service, log)
+        async with Client(url, token=read_token(directory / "state" / "token")) as client:
+            yield client
+        service.terminate()
+
+
+def _config(engine: str, directory: Path, slots: int) -> dict[str, Any]:
     return {
         "inference": {"engines": [engine], "model": MODEL, "tokenizer": "small"},
         "sandbox": {"backend": "userns", "scratch": str(directory / "sandboxes")},
-        "runner": {"queue": SLOTS, "init": SLOTS, "run": SLOTS, "eval": SLOTS},
-        "nodes": {"lease_seconds": LEASE_SECONDS},
+        "runner": {"queue": slots, "init": slots, "run": slots, "eval": slots},
         "state": str(directory / "state"),
-        "http": {"port": port, "stop_seconds": 10},
     }
 
 

@@ -101,7 +101,7 @@ async def poisson_arrivals(
 
 
 async def single_latency(server: Server, run_id: str) -> list[float]:
-    """Return ms that the service added to each of many single rollouts, at half of the target's load."""
+    """Return ms that the service added to each of many single rollouts, that arrive at a steady rate."""
     async with server.client() as client:
 
         async def act(due: float) -> list[float]:
@@ -109,7 +109,7 @@ async def single_latency(server: Server, run_id: str) -> list[float]:
             return [(time.perf_counter() - due - rollout.worked_seconds) * 1000]
 
         await act(time.perf_counter())  # opens a connection
-        return await poisson_arrivals(work.TARGETS["single"] / 2, act)
+        return await poisson_arrivals(work.ARRIVALS["single"], act)
 
 
 async def batch_latency(server: Server, run_id: str) -> list[float]:
@@ -134,7 +134,7 @@ async def batch_latency(server: Server, run_id: str) -> list[float]:
                 del arrived[request.rollout_id]
             return noted
 
-        submitting = asyncio.create_task(poisson_arrivals(work.TARGETS["batches"] / 2 / work.BATCH, act))
+        submitting = asyncio.create_task(poisson_arrivals(work.ARRIVALS["batches"] / work.BATCH, act))
         done, _ = await asyncio.wait({reading, submitting}, return_when=asyncio.FIRST_COMPLETED)
         reading.cancel()
         submitting.cancel()

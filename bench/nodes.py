@@ -17,7 +17,7 @@ from statistics import mean
 import _node_head_cost
 import _nodes_ray
 import _nodes_sim
-from _report import Better, Figure, Report, StartConditions, figure, report
+from _report import Better, Figure, Peer, Report, StartConditions, figure, peer, report
 
 EFFICIENCY_TARGETS = {8: 95.0}
 SIMULATED_TARGETS = {64: 95.0, 256: 90.0}
@@ -32,6 +32,11 @@ def ray_figures(measured: _nodes_ray.Measured) -> list[Figure]:
     lost = f"{most} Ray nodes, one killed at half of the work: makespan over undisturbed"
     return [
         _real("rollouts/s of one Ray node", one, ""),
+        _real(
+            f"rollouts/s of {most} Ray nodes",
+            *(measured.throughput[most], ""),
+            peers=[peer(f"one service without nodes, with the slots of {most} (floor)", [measured.without_nodes])],
+        ),
         *(
             _real(
                 *(f"{count} Ray nodes over {count} times one", 100 * value / (count * one), "%"),
@@ -55,8 +60,16 @@ def ray_figures(measured: _nodes_ray.Measured) -> list[Figure]:
     ]
 
 
-def _real(name: str, value: float, unit: str, *, better: Better = "higher", target: float | None = None) -> Figure:
-    return figure(name, [value], unit, better=better, backend="userns", target=target)
+def _real(
+    name: str,
+    value: float,
+    unit: str,
+    *,
+    better: Better = "higher",
+    target: float | None = None,
+    peers: Sequence[Peer] = (),
+) -> Figure:
+    return figure(name, [value], unit, better=better, backend="userns", target=target, peers=peers)
 
 
 def simulate() -> dict[int, list[_nodes_sim.PointResult]]:
@@ -112,7 +125,10 @@ def head_figures(cost: _node_head_cost.HeadCost) -> list[Figure]:
             target=ROLLOUT_MS,
         ),
         figure(
-            *(f"head's CPU of a model call of a node, {flight}", [cost.per_call], "ms"), better="lower", target=CALL_MS
+            *(f"head's CPU of a model call of a node, {flight}", [cost.per_call], "ms"),
+            better="lower",
+            target=CALL_MS,
+            peers=[peer("a request that only asks whether the head lives (floor)", [cost.per_request])],
         ),
     ]
 

@@ -142,6 +142,10 @@ ROWS: dict[str, tuple[Bar, ...]] = {
             "without fast shell",
         ),
     ),
+    "Agent programs": (
+        Bar("added to a call, 64 k tokens, p50", "gateway", "added latency, 64 k history: p50", "target", "target"),
+        Bar("calls per second", "gateway", "calls a second, 4 k history", "a proxy", "a proxy that only captures"),
+    ),
     "Many nodes": (
         Bar("8 Ray nodes on one machine", "nodes", "8 Ray nodes over 8", "target", "target", "userns"),
         Bar("64 nodes (simulated)", "nodes", "64 simulated nodes over", "target", "target"),

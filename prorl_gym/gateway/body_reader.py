@@ -136,8 +136,8 @@ class BodyReader:
         return ReadBody(fields, whole.digest(), key, () if known is None else known.entries, keep)
 
     def _find_known(self, path: str, raw: bytes) -> _KnownBody | None:
-        found = (one for one in self._known if one.path == path and raw.startswith(one.raw))
-        return max(found, key=lambda one: len(one.raw), default=None)
+        longest_first = sorted(self._known, key=lambda one: len(one.raw), reverse=True)
+        return next((one for one in longest_first if one.path == path and raw.startswith(one.raw)), None)
 
 
 def _find_history(text: str, key: str) -> tuple[dict[str, Any], str, str] | None:

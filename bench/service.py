@@ -140,9 +140,9 @@ async def over_http(directory: Path, floors: Floors) -> list[Figure]:
             "HTTP, batches of 64 and the stream", batched, rate, better="higher", target=targets["batches"], peers=peers
         ),
         figure("HTTP, single posts, 64 callers", single, rate, better="higher", target=targets["single"], peers=peers),
-        *latency(f"added to single posts, {targets['single'] / 2:g}/s", added, bounded=True),
+        *latency(f"added to single posts, {work.ARRIVALS['single']:g}/s", added, bounded=True),
         # A batch is 64 rollouts that arrive at one moment: its last one waits for 63 others by construction.
-        *latency(f"added to batches of 64, {targets['batches'] / 2:g}/s", in_batches, bounded=False),
+        *latency(f"added to batches of 64, {work.ARRIVALS['batches']:g}/s", in_batches, bounded=False),
     ]
 
 

@@ -129,8 +129,10 @@ ROWS: dict[str, tuple[Bar, ...]] = {
     ),
     "Service": (
         Bar("durable rollouts per second", "service", "rollouts, durable", "one fsync", "one fsync per step"),
+        Bar("in batches of 64, per second", "service", "HTTP, batches of 64", "target", "target"),
         Bar("single posts per second", "service", "HTTP, single posts", "FastAPI", "bare FastAPI route"),
         Bar("added to single posts, p50", "service", "added to single posts, 200/s, p50", "target", "target"),
+        Bar("added to single posts, p99", "service", "added to single posts, 200/s, p99", "target", "target"),
         Bar("added by Gym's `/run`, p50", "gym", "added by the agent's `/run`, 100/s, p50", "target", "target"),
         Bar("added by Gym's `/run`, p99", "gym", "added by the agent's `/run`, 100/s, p99", "target", "target"),
         Bar("the same, Gym's relay in front, p50", "gym", "added by the environment server's", "target", "target"),

@@ -80,7 +80,8 @@ class EmbeddedClient(Client):
     ) -> RolloutListResponse:
         """See ``Client.rollouts``; the newest page only."""
         newest = await self._service.summaries(
-            run_id, groups=[group] if group else None, prefix=prefix, limit=limit, newest_first=True)
+            run_id, groups=[group] if group else None, prefix=prefix, limit=limit, newest_first=True
+        )
         return RolloutListResponse(rollouts=tuple(newest), before=None)
 
     async def acknowledge(self, run_id: str | None, cursor: int) -> int:

@@ -1,11 +1,8 @@
 r"""The loop that the persistent bash runs, as text.
 
-Commands do not travel over the terminal, and their ends are not read from it. Per command, the service writes
-``=``, a random nonce of ``NONCE_LENGTH`` characters and where the text is to a pipe: ``:`` and the text itself, or
-``@`` for a memory file that has it, or ``+`` for one that has the user's traps before it. Bash reads a pipe byte by
-byte and a file in blocks, but only a thread may write the file (``write_in_thread``), so that short texts are faster in
-the pipe. Bash evaluates the text and answers ``nonce, exit code, directory, exported environment``, each ended by NUL,
-on another pipe; the user's traps precede the nonce.
+Commands do not travel over the terminal, and their ends are not read from it. Per command, the service writes the
+user's traps and the text to a memory file and a random nonce to a pipe; bash evaluates the text and answers ``nonce,
+exit code, directory, exported environment``, each ended by NUL, on another pipe; the user's traps precede the nonce.
 Why it looks the way it does:
 
 * It runs as ``PROMPT_COMMAND`` of an interactive bash. SIGINT unwinds an interactive bash to its top level, which
@@ -15,7 +12,6 @@ Why it looks the way it does:
   and ``break`` in a command only lead back to it.
 * The descriptors are closed by redirections around the loop, and the loop uses the copies that bash keeps of them to
   undo that. Those are close-on-exec: the programs that a command starts do not inherit them.
-* What an interrupted ``read`` left in the pipe does not look like a command: bash ends rather than evaluate the rest.
 * What was typed and not read by the command before (``read -t 0`` tests whether there is any) is discarded
   before the report: what is typed after it is for the next command.
 * ``builtin`` and the ``IFS= TMOUT=`` prefixes keep a user's functions and settings out of it. A function named
@@ -33,10 +29,8 @@ MAX_COMMAND = 1 << 20
 """Bytes of one command, without the NUL that ends it."""
 MAX_TRAPS = 16 << 10
 """Bytes of the code that sets the user's traps, likewise."""
-NONCE_LENGTH = 16
-MAX_INLINE = 256
-"""Bytes of the longest text that goes through the pipe: reading it there takes bash about as long as a thread takes to
-write the file."""
+TRAPS_MARK = "+"
+"""End of a nonce for which there are traps in the memory file, before the text."""
 _LOOP = r"""
 while
   {
@@ -59,17 +53,12 @@ while
     builtin printf '\0' >&@REPORT@;
   fi;
   PROMPT_COMMAND=$__prorl_prompt __prorl_rc=;
-  IFS= TMOUT= builtin read -r -d '' -u @NONCE@ __prorl_text || builtin exit 0;
-  [[ $__prorl_text == =@ANY_NONCE@[:@+]* ]] && __prorl_nonce=${__prorl_text:1:@LENGTH@};
-  if [[ $__prorl_text == =@ANY_NONCE@:* ]]; then
-    __prorl_text=${__prorl_text#*:};
-  else
-    if [[ $__prorl_text == =@ANY_NONCE@+ ]]; then
-      IFS= TMOUT= builtin read -r -d '' -u @TEXT@ __prorl_traps;
-      __prorl_x+=$__prorl_traps;
-    fi;
-    IFS= TMOUT= builtin read -r -d '' -u @TEXT@ __prorl_text;
+  IFS= TMOUT= builtin read -r -d '' -u @NONCE@ __prorl_nonce || builtin exit 0;
+  if [[ $__prorl_nonce == *@TRAPPED@ ]]; then
+    IFS= TMOUT= builtin read -r -d '' -u @TEXT@ __prorl_traps;
+    __prorl_x+=$__prorl_traps;
   fi;
+  IFS= TMOUT= builtin read -r -d '' -u @TEXT@ __prorl_text;
   [[ $- == *e* ]] && __prorl_last=0;
   if [[ -z $__prorl_x && $__prorl_last == 0 ]]; then
     __prorl_enter='[[ 1 ]]';
@@ -129,6 +118,6 @@ def build_prompt_command(nonce_fd: int, report_fd: int, text_fd: int, *, survive
         whole = whole.replace(name, code.strip().replace("'", "'\\''"))
     whole = whole.strip().replace("\n", " ").replace("@SURVIVE@", _IGNORE_SIGXFSZ if survives_full_disk else "")
     outer = {"@OUTER_NONCE@": nonce_fd, "@OUTER_REPORT@": report_fd, "@OUTER_TEXT@": text_fd}
-    for name, value in {**outer, **_INNER_FDS, "@ANY_NONCE@": "?" * NONCE_LENGTH, "@LENGTH@": NONCE_LENGTH}.items():
+    for name, value in {**outer, **_INNER_FDS, "@TRAPPED@": TRAPS_MARK}.items():
         whole = whole.replace(name, str(value))
     return whole

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnfitImageError
 from prorl_gym.sandbox.cancellation import run_shielded
-from prorl_gym.sandbox.guest.bash_loop import MAX_COMMAND, MAX_INLINE, NONCE_LENGTH
+from prorl_gym.sandbox.guest.bash_loop import MAX_COMMAND, TRAPS_MARK
 from prorl_gym.sandbox.limit_breach import Breach, classify_breach
 from prorl_gym.sandbox.protocol import SandboxSpec, ShellResult
 from prorl_gym.sandbox.service.guest_channel import ChildStartError, GuestChannel
@@ -203,32 +203,28 @@ class _BashProcess:
             command: at most ``MAX_COMMAND`` bytes, without NUL.
         """
         traps = self._report_parser.traps
-        nonce = secrets.token_hex(NONCE_LENGTH // 2)
+        nonce = secrets.token_hex(8) + (TRAPS_MARK if traps else "")
         # Never TCSAFLUSH or TCSADRAIN: while a background job is blocked writing, they spin in the kernel for ever.
         # The driver drops input that was typed for an earlier command.
         termios.tcsetattr(self._master, termios.TCSANOW, self._terminal_modes)
         self._command_start_ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
         self._command = running = self._loop.create_future()
         self._report_parser.expect_nonce(nonce)
-        start = b"=" + nonce.encode()
-        if not traps and len(command) <= MAX_INLINE:
-            self._send(running, start + b":" + command)
-            return running
-        start, text = (start + b"+", traps + b"\0" + command + b"\0") if traps else (start + b"@", command + b"\0")
+        text = (traps + b"\0" if traps else b"") + command + b"\0"
         written = write_in_thread(self._command_file, text)  # bash shares the position
         overdue = self._loop.call_later(_TEXT_SECONDS, written.cancel)
         written.add_done_callback(lambda _: overdue.cancel())
-        written.add_done_callback(lambda done: self._send(running, start, not done.cancelled() and done.result()))
+        written.add_done_callback(lambda done: self._send_nonce(running, nonce, not done.cancelled() and done.result()))
         return running
 
-    def _send(self, command: "asyncio.Future[Completion]", start: bytes, is_written: bool = True) -> None:
-        """Start a command by what bash waits for."""
+    def _send_nonce(self, command: "asyncio.Future[Completion]", nonce: str, is_written: bool) -> None:
+        """Start the command that was written, by its nonce."""
         if command.done() or self._nonce_pipe < 0:
             return
         try:
             if not is_written:
                 raise TimeoutError
-            os.write(self._nonce_pipe, start + b"\0")
+            os.write(self._nonce_pipe, nonce.encode() + b"\0")
         except OSError:  # bash is gone or closed its end, or a payload filled the pipe or holds the text's lock
             self.is_tampered = True
             self._resolve(Completion(1, "", state_kept=False))

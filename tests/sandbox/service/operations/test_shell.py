@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox.guest.bash_loop import MAX_INLINE
 from prorl_gym.sandbox.service.local_backend import LocalBackend
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 from prorl_gym.testing.sandbox.conformance import CHECK_SPEC
@@ -31,29 +30,6 @@ async def test_two_thousand_commands_lose_no_byte(box: RunningSandbox) -> None:
         result = await shell.run_command(f"printf '%s' {number}-${{big:0:{size}}}; (({number} % 2))", timeout=10)
         assert result.output == f"{number}-" + "x" * size
         assert result.exit_code == (0 if number % 2 else 1)
-
-
-@pytest.mark.parametrize("size", [0, 1, MAX_INLINE - 1, MAX_INLINE, MAX_INLINE + 1])
-@pytest.mark.parametrize("traps", ["", "trap 'echo failed' ERR"])
-async def test_a_text_of_any_size_arrives(box: RunningSandbox, size: int, traps: str) -> None:
-    shell = await box.shell()
-    await shell.run_command(traps, timeout=10)
-    command = "echo \\\n' = é '\n\n"
-    command += "#" * (size - len(command.encode()))
-    for _ in range(2):
-        result = await shell.run_command(command, timeout=10)
-        assert (result.output, result.exit_code, result.restarted) == (" = é \n", 0, False)
-
-
-@pytest.mark.parametrize("rest", ["touch run\0", "=touch run; : rest of a text : +\0", "0123456789abcdef:touch run\0"])
-async def test_what_an_interrupted_read_left_is_not_run(box: RunningSandbox, rest: str) -> None:
-    shell = await box.shell()
-    bash = (await shell.run_command("echo $$", timeout=10)).output.strip()
-    pipe = os.open(f"/proc/{bash}/fd/10", os.O_WRONLY)
-    os.write(pipe, rest.encode())
-    os.close(pipe)
-    await shell.run_command("true", timeout=10)
-    assert (await shell.run_command("ls run", timeout=10)).exit_code == 2
 
 
 async def test_output_of_external_programs_is_complete(box: RunningSandbox) -> None:

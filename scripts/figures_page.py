@@ -91,8 +91,8 @@ _ALL = (
         "Commands",
         """The peers on the host have no sandbox around them. The raw pty gives no exit code, no directory and has no
 event loop: it is a floor; `echo hi` may take twice as long as in it, or 0.1 ms, and a megabyte 1.5 times as long.
-Beyond the floor an `echo hi` is a few turns of the event loop, and in bash about 70 system calls that read the text and
-report the exit code and the directory; only texts beyond 256 bytes take a thread. tmux is
+Beyond the floor an `echo hi` is a few turns of the event loop, a thread that writes its text, and in bash about 70
+system calls that read the text and report the exit code and the directory. tmux is
 polled as OpenHands does: one look at once, then one after every half a second, and a tenth of a second to
 clear the screen; a fast command is often seen by the first look. NeMo Gym's provider runs as an ordinary
 user on a SIF that Apptainer built, with squashfuse. The mix is fixed in `bench/_mix.py`: ls, grep -r,

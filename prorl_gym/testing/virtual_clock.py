@@ -15,12 +15,11 @@ import selectors
 import sys
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar, copy_context
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal, TypeVar, cast
 
@@ -28,10 +27,6 @@ ResultT = TypeVar("ResultT")
 
 EPOCH = 1.7e9
 """What ``time.time`` returns when a virtual clock begins."""
-
-_RESOLUTION = time.get_clock_info("monotonic").resolution
-_FEW_TIMERS = 100
-"""Up to which cancelled ones stay until they are due, as in asyncio."""
 
 _PROCESS: ContextVar["SimulatedProcess | None"] = ContextVar("simulated_process", default=None)
 
@@ -70,12 +65,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, thread_seconds: Callable[[], float] = lambda: 0.0) -> None:
         self._selector_clock = _JumpingSelector()
         self._thread_seconds = thread_seconds
-        self._timers: list[tuple[float, _Callback]] = []
-        """A heap."""
-        self._cancelled_timers = 0
-        """Of ``_timers``."""
         super().__init__(self._selector_clock)
-        self._callbacks = cast("deque[_Callback]", self._ready)  # type: ignore[attr-defined] # pyright: ignore
 
     def time(self) -> float:
         """Return virtual seconds."""
@@ -102,97 +92,42 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """See ``asyncio.loop.call_at``; the timer belongs to the process of its context."""
-        handle = _Callback(when, callback, args, self, copy_context() if context is None else context)
-        handle._scheduled = True  # type: ignore[attr-defined] # pyright: ignore
-        heappush(self._timers, (when, handle))
+        context = copy_context() if context is None else context
+        process = context.get(_PROCESS)
+        if process is None:
+            return super().call_at(when, callback, *args, context=context)
+        due = _DueCallback(context, callback, args)
+        due.handle = handle = super().call_at(when, process.run_callback, due, context=context)
         return handle
-
-    def call_later(
-        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        """See ``asyncio.loop.call_later``."""
-        return self.call_at(self._selector_clock.now + delay, callback, *args, context=context)
-
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
-        """See ``asyncio.loop.call_soon``; the callback belongs to the process of its context."""
-        handle = _Callback(0.0, callback, args, self, copy_context() if context is None else context)
-        self._callbacks.append(handle)
-        return handle
-
-    def run_again(self, held: "list[_Callback]") -> None:
-        """Run the callbacks that a process held."""
-        self._callbacks.extend(held)
 
     def _call_soon(self, callback: Any, args: Any, context: Context | None) -> asyncio.Handle:
-        return self.call_soon(callback, *args, context=context)  # from another thread
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        if handle._scheduled:  # type: ignore[attr-defined] # pyright: ignore
-            self._cancelled_timers += 1
-
-    def _run_once(self) -> None:
-        """As asyncio does, in the same order, without what sockets, slow callbacks and debugging take."""
-        timers, callbacks, clock = self._timers, self._callbacks, self._selector_clock
-        if len(timers) > _FEW_TIMERS and self._cancelled_timers / len(timers) > 0.5:
-            timers[:] = [timer for timer in timers if not timer[1].cancelled()]
-            heapify(timers)
-            self._cancelled_timers = 0
-        while timers and timers[0][1].cancelled():
-            heappop(timers)[1]._scheduled = False  # type: ignore[attr-defined] # pyright: ignore
-            self._cancelled_timers -= 1
-        if not callbacks and not self._stopping:  # type: ignore[attr-defined] # pyright: ignore
-            wait = max(0.0, timers[0][0] - clock.now) if timers else None
-            self._process_events(clock.select(wait))  # type: ignore[attr-defined] # pyright: ignore
-        due = clock.now + _RESOLUTION
-        while timers and timers[0][0] < due:
-            _, handle = heappop(timers)
-            handle._scheduled = False  # type: ignore[attr-defined] # pyright: ignore
-            callbacks.append(handle)
-        for _ in range(len(callbacks)):
-            handle = callbacks.popleft()
-            if not handle.cancelled():
-                handle._run()  # type: ignore[attr-defined] # pyright: ignore
+        call_soon = cast("Callable[..., asyncio.Handle]", super()._call_soon)  # type: ignore[misc] # pyright: ignore
+        context = copy_context() if context is None else context
+        process = context.get(_PROCESS)
+        if process is None:
+            return call_soon(callback, args, context)
+        due = _DueCallback(context, callback, args)
+        due.handle = handle = call_soon(process.run_callback, (due,), context)
+        return handle
 
     def drop_everything(self) -> None:
         """Forget all tasks and timers; nothing runs any more."""
         for task in asyncio.all_tasks(self):
             task._log_destroy_pending = False  # type: ignore[attr-defined] # pyright: ignore
         self.set_exception_handler(None)
-        self._callbacks.clear()
-        self._timers.clear()
+        self._ready.clear()  # type: ignore[attr-defined] # pyright: ignore
+        self._scheduled.clear()  # type: ignore[attr-defined] # pyright: ignore
 
 
-class _Callback(asyncio.TimerHandle):
-    """A callback of the process of its context, if that has one; it runs as the process's state allows."""
+@dataclass(slots=True)
+class _DueCallback:
+    """A callback that a process has to run."""
 
-    __slots__ = ("_process",)
-
-    def __init__(
-        self,
-        when: float,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        loop: VirtualLoop,
-        context: Context,
-    ) -> None:
-        # Every attribute of the base classes, set here: their constructors are half of what a callback costs.
-        self._when = when
-        self._scheduled = False
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._loop = loop
-        self._repr = None
-        self._source_traceback = None
-        self._context = context
-        self._process = context.get(_PROCESS)
-
-    def _run(self) -> None:
-        process = self._process
-        if process is None or process.state == "running":
-            super()._run()  # type: ignore[misc] # pyright: ignore
-        elif process.state == "paused":
-            process.hold(self)
+    context: Context
+    callback: Callable[..., object]
+    args: tuple[Any, ...]
+    handle: asyncio.Handle | None = None
+    """By which it may be cancelled, also while it is held."""
 
 
 class SimulatedProcess:
@@ -209,7 +144,7 @@ class SimulatedProcess:
         """Called once when it is killed: its connections break. By key, so that each can be removed."""
         self._context = copy_context()
         self._context.run(_PROCESS.set, self)
-        self._held: list[_Callback] = []
+        self._held: list[_DueCallback] = []
         self._kept_tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
@@ -234,7 +169,8 @@ class SimulatedProcess:
         if self.state == "paused":
             self.state = "running"
             held, self._held = self._held, []
-            cast("VirtualLoop", asyncio.get_running_loop()).run_again(held)
+            for due in held:
+                asyncio.get_running_loop().call_soon(self.run_callback, due, context=due.context)
 
     def kill(self) -> None:
         """Run nothing of it any more. Idempotent."""
@@ -247,9 +183,14 @@ class SimulatedProcess:
         for callback in callbacks.values():
             callback()
 
-    def hold(self, callback: _Callback) -> None:
-        """Keep a callback that came due during a pause. Called by the loop."""
-        self._held.append(callback)
+    def run_callback(self, due: _DueCallback) -> None:
+        """Run a callback of this process as its state allows. Called by the loop."""
+        if self.state == "paused":
+            self._held.append(due)
+            return
+        handle, due.handle = due.handle, None  # breaks their cycle
+        if self.state == "running" and not (handle is not None and handle.cancelled()):
+            due.callback(*due.args)
 
 
 def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:

@@ -6,9 +6,10 @@ its slots and not by this machine; the machine's own limit shows in the share of
 
 The rollouts of the killed node have nine calls, which is nine seconds or more of work that a kill can lose. When half
 of all records are there, the processes of one of eight Ray nodes are killed, and no node takes its place. Its rollouts
-are made again when its lease is over. Makespan is from the submission to the last record.
+are made again when its lease is over. Makespan is from the submission to the last record. A service without nodes that
+has the slots of all of them shows what this machine allows.
 
-This file was committed before the first measurement; what is measured does not choose its workload.
+The workload was fixed before the first measurement; what is measured does not choose it.
 """
 
 import asyncio
@@ -120,8 +121,7 @@ async def measure() -> Measured:
 async def _throughput_without_nodes(slots: int) -> float:
     """Return rollouts per second of one service without nodes: what this machine allows."""
     async with _engine() as (directory, engine):
-        config = _config(engine, directory, slots)
-        async with _serving(directory, config) as client:
+        async with _serving(directory, _config(engine, directory, slots)) as client:
             await _submit(client, slots, CALLS)
             rollouts, _ = await _submit(client, slots * WAVES, CALLS)
             return _throughput(rollouts)

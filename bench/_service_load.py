@@ -101,7 +101,7 @@ async def poisson_arrivals(
 
 
 async def single_latency(server: Server, run_id: str) -> list[float]:
-    """Return ms that the service added to each of many single rollouts, that arrive at a steady rate."""
+    """Return ms that the service added to each of many single rollouts that arrive at a steady rate."""
     async with server.client() as client:
 
         async def act(due: float) -> list[float]:

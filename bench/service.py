@@ -14,6 +14,7 @@ import json
 import os
 import tempfile
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -27,6 +28,7 @@ from _report import Figure, Report, StartConditions, figure, peer, report
 from _service_load import p99
 from _service_server import running_server
 
+from prorl_gym.records import Rollout
 from prorl_gym.rollout.ledger.encoding import encode_rollout
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
@@ -62,6 +64,7 @@ async def in_process(ledger: Ledger, floors: Floors) -> float:
     service = RolloutService(ledger, InProcessRunner(find, work.RecordPolicySource(), EmptyBackend()))
     await service.start()
     accepts: list[float] = []
+    latest: deque[Rollout] = deque(maxlen=1)
 
     async def client(first: int) -> None:
         for _ in range(first, IN_PROCESS, work.CALLERS):
@@ -72,7 +75,7 @@ async def in_process(ledger: Ledger, floors: Floors) -> float:
             record = await service.result(request.rollout_id, wait=60)
             if record is None:
                 raise RuntimeError(f"rollout {request.rollout_id} did not complete")
-            floors.record_kb = len(encode_rollout(_service_load.require_completed(record))) / 1000
+            latest.append(_service_load.require_completed(record))
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as clients:
@@ -80,6 +83,7 @@ async def in_process(ledger: Ledger, floors: Floors) -> float:
             clients.create_task(client(first))
     seconds = time.perf_counter() - began
     await service.stop()
+    floors.record_kb = len(encode_rollout(latest[0])) / 1000
     floors.accept_ms.append(median(accepts))
     return IN_PROCESS / seconds
 
@@ -126,6 +130,7 @@ def floor_figures(floors: Floors) -> list[Figure]:
 async def over_http(directory: Path, floors: Floors) -> list[Figure]:
     """Return throughput and added latency over HTTP."""
     peers = [
+        peer("one fsync per durable step, on this disk (floor)", [floors.one_by_one]),
         peer("the same in process, without HTTP (floor)", floors.durable),
         peer("FastAPI route that only gives 20 kB back (floor)", floors.echoes),
     ]

@@ -90,7 +90,7 @@ _ALL = (
         "shell",
         "Commands",
         """The peers on the host have no sandbox around them. The raw pty gives no exit code, no directory and has no
-event loop: it is a floor; `echo hi` may take twice as long as in it, or 0.1 ms, and a megabyte 1.5 times as long.
+event loop: it is a floor; a megabyte through the shell may take 1.5 times as long as through it.
 Beyond the floor an `echo hi` is a few turns of the event loop, a thread that writes its text, and in bash about 70
 system calls that read the text and report the exit code and the directory. tmux is
 polled as OpenHands does: one look at once, then one after every half a second, and a tenth of a second to
@@ -190,10 +190,8 @@ Why targets were missed. Eight Ray nodes: their 32 rollouts wait for calls of th
 and commands together, on two cores; one service with as many slots and without nodes, the floor, takes nearly as long.
 The head's CPU of a call: a call needs a decision, and a request that asks for nothing costs the head as much. Simulated
 nodes: a fault of admission. One share of KV memory holds for all engines, and is cut when any of them preempts or when
-prompts are computed again, which also happens where a group's rollouts or a rollout's calls change engines: at eight
-nodes, engines with room for 25 calls had 7. With a share for each engine, and with only that counted as computed again
-which the same engine had held, one seed of eight nodes reached 88 % in place of 68; this is not in the release
-before placement on a few engines is measured again with it.""",
+prompts are computed again, which also happens where rollouts of a group or calls of a rollout change engines: engines
+then have room, and rollouts wait.""",
     ),
     Section(
         "resume",

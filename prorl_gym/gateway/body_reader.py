@@ -6,7 +6,7 @@ far means the same, so only the rest is parsed, read and digested.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -112,7 +112,7 @@ class BodyReader:
             found = _split(known.head, f"[{_PLACEHOLDER}{text}", 0, key)
         if found is None:
             fields = _as_object(json.loads(raw))
-            digest.update(_encode_settings(fields))
+            digest.update(_encode_without(fields, _STREAM_FIELDS))
             return ReadBody(fields, digest.digest(), key, (), lambda entries: None)
         fields, head, rest = found
         if known is None:
@@ -122,7 +122,7 @@ class BodyReader:
         end = len(raw) - len(rest.encode("utf-8", "surrogatepass"))
         digest.update(raw[begin:end])
         whole = digest.copy()
-        whole.update(_encode_settings({name: value for name, value in fields.items() if name != key}))
+        whole.update(_encode_without(fields, _STREAM_FIELDS | {key}))
 
         def keep(entries: Sequence[HistoryEntry]) -> None:
             # Where a history ends in a turn, what follows may be part of it.
@@ -173,6 +173,6 @@ def _as_object(value: object) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _encode_settings(fields: Mapping[str, Any]) -> bytes:
-    """Return the same bytes for equal fields in any order, whatever says how the answer is sent."""
-    return json.dumps({name: fields[name] for name in fields.keys() - _STREAM_FIELDS}, sort_keys=True).encode()
+def _encode_without(fields: Mapping[str, Any], left_out: Set[str]) -> bytes:
+    """Return the same bytes for equal fields in any order."""
+    return json.dumps({name: fields[name] for name in fields.keys() - left_out}, sort_keys=True).encode()

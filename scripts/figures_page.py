@@ -139,10 +139,10 @@ either random, the worst case, or what the tokenizer itself would write, the bes
 the submission until the record is with the client, with arrivals drawn from a Poisson process. Overlap is of what
 the slowest stage alone would allow, between the first and the last fifth. Cancels are of real sandboxes and real
 engine calls. Workloads stand in `bench/_service_work.py`. Why rates and added latency miss their targets: the
-disk would allow the rates, one event loop does not. A rollout without HTTP takes 0.7 ms of its thread, of which
-0.09 ms write the record of 20 kB as JSON; the rest is spread over stages, slots, tasks and checks of models. Two
-commits stand in a row: the rollout's before its id is answered, the record's before it is streamed. Client and
-service share two cores.""",
+disk would allow the rates, one event loop does not, which makes fewer rollouts in process, without HTTP, than
+batches shall reach with it. By a profile, a seventh of that thread's time writes records as JSON; the rest is
+spread over stages, slots, tasks and checks of models. Two commits stand in a row: the rollout's before its id is
+answered, the record's before it is streamed. Client and service share two cores.""",
     ),
     Section(
         "gateway",

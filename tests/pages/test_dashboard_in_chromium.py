@@ -141,7 +141,8 @@ def test_a_cause_chooses_the_rollouts_that_ended_so(browser: "Browser") -> None:
             if one["reward"] == 0 and one["environment"] == "math" and one["status"] == "completed"
         ]
         finished(page, str(len(wanted)))
-        assert f"{len(wanted)}" in row.locator("td").first.inner_text()
+        assert row.locator("td").nth(1).inner_text() == f"{len(wanted)}"
+        assert causes.evaluate("box => box.scrollWidth <= box.clientWidth"), "the table is wider than its card"
         assert page.locator("#problems tbody tr").count() <= len({one["row_id"] for one in wanted})
         page.reload()  # the view is in the address
         finished(page, str(len(wanted)))

@@ -17,7 +17,7 @@ class CausePanel {
   show(analysis) {
     const all = analysis.ends.reduce((sum, one) => sum + one.count, 0);
     const rows = analysis.ends.map((one) => this.row(one));
-    const heads = ["Why", "Rollouts", "Environment", "Ended as", "Cause", "Newest"];
+    const heads = ["Why", "Newest", "Rollouts", "Environment", "Ended as"];
     refillBox(this.element, make("div", {},
       make("p", { class: "dim sum" }, `${count(all)} of ${plural(analysis.finished, "finished rollout")}${analysis.finished ? `, ${percent(all / analysis.finished)}` : ""}`),
       table("Causes", heads, rows, analysis.finished ? "Every reward is above zero." : "Nothing has finished yet.")));
@@ -30,6 +30,8 @@ class CausePanel {
     const choose = make("button", { type: "button", class: "link", "aria-pressed": chosen ? "true" : "false", title: one.why || words,
       onclick: () => this.view.set(chosen ? Object.fromEntries(Object.keys(wanted).map((name) => [name, null])) : { ...wanted, state: null }) }, words);
     const newest = make("button", { type: "button", class: "link", onclick: () => this.open(one.rollout_id) }, "open");
-    return [choose, count(one.count), one.environment || "\u2013", make("span", {}, one.zero ? make("b", { class: "badge bad" }, "0") : make("b", { class: "badge none" }, "none"), ` ${one.zero ? outcomeWords(one) : one.why}`), one.cause || "\u2013", newest];
+    const badge = one.zero ? make("b", { class: "badge bad" }, "0") : make("b", { class: "badge none" }, "none");
+    const ended = [one.zero ? outcomeWords(one) : one.why, one.cause].filter(Boolean).join(", ");
+    return [choose, newest, count(one.count), one.environment || "\u2013", make("span", {}, badge, ` ${ended}`)];
   }
 }

@@ -8,13 +8,15 @@ and prompt tokens that had been computed before and were computed again.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
+from statistics import fmean
 
 from prorl_gym.records import EngineLoad
 
 
 @dataclass(frozen=True, slots=True)
 class AimdOptions:
-    """Shares are of the fleet's KV capacity."""
+    """Shares are of an engine's KV capacity."""
 
     initial_share: float = 0.85
     min_share: float = 0.1
@@ -30,12 +32,16 @@ class AimdOptions:
     """Share of reusable prompt tokens that, computed again, calls for a cut."""
     low_recomputed: float = 0.12
     """The same below which the share may grow."""
+    memory: float = 0.9
+    """Weight of what came before, at each look: few calls end between two of them."""
     full_usage: float = 0.95
     """Share of the cache that running calls hold on an engine beyond which nothing is added."""
 
 
 class AimdShare:
-    """The share, updated from the engines' metrics.
+    """A share for each engine, updated from its metrics; that of the fleet is their mean.
+
+    One share for all would be cut whenever any engine is overloaded, and of many engines one always is.
 
     Args:
         options: see there.
@@ -44,38 +50,43 @@ class AimdShare:
     def __init__(self, options: AimdOptions | None = None) -> None:
         self._options = options or AimdOptions()
         self.share = self._options.initial_share
+        """Of the fleet."""
         self.cuts = 0
-        """Times that the share was cut."""
+        """Times that an engine's share was cut."""
+        self._shares: dict[str, float] = {}
+        self._cooldown_until: dict[str, float] = {}
         self._last_loads: dict[str, EngineLoad] = {}
         self._last_reusable = 0
-        self._cooldown_until = float("-inf")
+        self._found = self._could = 0.0
+        """Prompt tokens that were found, and that could have been, in the last looks."""
 
     def update_share(self, loads: Mapping[str, EngineLoad], reusable: int, *, is_used_up: bool, now: float) -> float:
-        """Update the share from the metrics of all engines; return it.
+        """Update the shares from the metrics of all engines; return that of the fleet.
 
         Args:
-            loads: by name, of the engines that show metrics.
+            loads: by name, of the engines that show metrics. A new one begins with the fleet's share.
             reusable: prompt tokens sent to these engines so far, in all calls together, that had been part of an
                 earlier call of the same rollout or group: what a large enough cache would have found.
-            is_used_up: rollouts wait for a larger share; otherwise it is not raised.
+            is_used_up: rollouts wait for a larger share; otherwise none is raised.
             now: in seconds, of any clock that does not go back.
         """
-        preempted = any(
-            load.preemptions > self._last_loads[name].preemptions
-            for name, load in loads.items()
-            if name in self._last_loads
-        )
         recomputed = self._recomputed_share(loads, reusable)
-        options = self._options
-        if preempted or recomputed > options.max_recomputed:
-            if now >= self._cooldown_until:
-                self.cuts += 1
-                self.share = max(options.min_share, self.share * options.decrease_factor)
-                self._cooldown_until = now + options.cooldown_seconds
-        elif is_used_up and recomputed < options.low_recomputed and not self._is_crowded(loads):
-            self.share = min(options.max_share, self.share + options.increase)
+        options, before = self._options, self._last_loads
+        self._shares = {name: self._shares.get(name, self.share) for name in loads}
+        self._cooldown_until = {name: self._cooldown_until.get(name, -inf) for name in loads}
+        for name, load in loads.items():
+            preempted = name in before and load.preemptions > before[name].preemptions
+            if preempted or recomputed > options.max_recomputed:
+                if now >= self._cooldown_until[name]:
+                    self.cuts += 1
+                    self._shares[name] = max(options.min_share, self._shares[name] * options.decrease_factor)
+                    self._cooldown_until[name] = now + options.cooldown_seconds
+            elif is_used_up and recomputed < options.low_recomputed and not self._is_crowded(load):
+                self._shares[name] = min(options.max_share, self._shares[name] + options.increase)
         self._last_loads = dict(loads)
         self._last_reusable = reusable
+        if loads:
+            self.share = fmean(self._shares.values())
         return self.share
 
     def _recomputed_share(self, loads: Mapping[str, EngineLoad], reusable: int) -> float:
@@ -87,9 +98,12 @@ class AimdShare:
         asked = sum(load.prefix_queries - before.prefix_queries for load, before in news)
         could = reusable - self._last_reusable
         # A restarted engine counts from zero; some engines have no such counters.
-        if could <= 0 or asked <= 0 or found < 0:
+        if could < 0 or asked < 0 or found < 0:
+            self._found = self._could = 0.0
             return 0.0
-        return max(0.0, 1.0 - found / could)
+        keep = self._options.memory
+        self._found, self._could = keep * self._found + found, keep * self._could + could
+        return max(0.0, 1.0 - self._found / self._could) if self._could and asked else 0.0
 
-    def _is_crowded(self, loads: Mapping[str, EngineLoad]) -> bool:
-        return any(load.waiting > 0 and load.kv_usage > self._options.full_usage for load in loads.values())
+    def _is_crowded(self, load: EngineLoad) -> bool:
+        return load.waiting > 0 and load.kv_usage > self._options.full_usage

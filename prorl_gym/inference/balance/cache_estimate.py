@@ -140,15 +140,16 @@ class _SentPrompt:
 class PrefixReuse:
     """Counts prompt tokens that large enough prefix caches would have found.
 
-    A prompt's beginning is reusable when the same rollout, or for a first prompt another one of its group, sent it
-    before. Engines report what they found; the difference is what was lost, by which admission adjusts its share.
+    A prompt's beginning is reusable when the same rollout, or for a first prompt another one of its group, sent it to the
+    same engine before: what was computed on another one was never in this cache. Engines report what they found; the difference is what was lost, by which admission adjusts its share.
     """
 
     def __init__(self) -> None:
         self._tokens: Counter[str] = Counter()
         """Of the calls that each engine served."""
         self._sent: OrderedDict[str, _SentPrompt] = OrderedDict()
-        self._groups: dict[str, int] = {}
+        self._groups: dict[tuple[str, str], int] = {}
+        """Rollouts of a group whose last call an engine served."""
 
     @property
     def reusable_tokens(self) -> int:
@@ -161,15 +162,15 @@ class PrefixReuse:
 
     def record_call(self, request: GenerationRequest, result: GenerationResult) -> None:
         """Count an answered call."""
-        prompt = len(request.prompt_ids)
+        prompt, place = len(request.prompt_ids), (request.group_id, result.engine)
         before = self._sent.get(request.session_id)
-        if before is not None:
+        if before is None:
+            self._tokens[result.engine] += prompt if place in self._groups else 0
+        elif before.engine == result.engine:
             self._tokens[result.engine] += min(before.context_tokens, prompt)
-        elif request.group_id in self._groups:
-            self._tokens[result.engine] += prompt
         self.forget_session(request.session_id)
         if request.group_id:
-            self._groups[request.group_id] = self._groups.get(request.group_id, 0) + 1
+            self._groups[place] = self._groups.get(place, 0) + 1
         self._sent[request.session_id] = _SentPrompt(prompt + len(result.token_ids), result.engine, request.group_id)
         if len(self._sent) > _MAX_SESSIONS:
             self.forget_session(next(iter(self._sent)))
@@ -179,9 +180,10 @@ class PrefixReuse:
         sent = self._sent.pop(session_id, None)
         if sent is None or not sent.group:
             return
-        self._groups[sent.group] -= 1
-        if not self._groups[sent.group]:
-            del self._groups[sent.group]
+        place = sent.group, sent.engine
+        self._groups[place] -= 1
+        if not self._groups[place]:
+            del self._groups[place]
 
     def invalidate_cache(self, engine: str) -> None:
         """Forget what an engine had computed: its cache is lost."""

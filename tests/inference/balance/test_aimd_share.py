@@ -89,3 +89,28 @@ def test_an_engine_that_was_started_again_is_no_sign():
 
 def test_it_does_not_grow_while_an_engine_queues_with_a_full_cache():
     assert look(AimdShare(OPTIONS), load(waiting=3, usage=0.99)) == 0.5
+
+
+def test_one_overloaded_engine_cuts_its_own_share_only():
+    share = AimdShare(OPTIONS)
+    share.update_share({name: load() for name in "abcd"}, 0, is_used_up=False, now=0.0)
+    loads = {name: load() for name in "abc"} | {"d": load(preemptions=1)}
+    assert round(share.update_share(loads, 0, is_used_up=True, now=1.0), 6) == (3 * 0.6 + 0.25) / 4
+
+
+def test_of_many_engines_one_is_always_overloaded_and_the_share_grows_all_the_same():
+    share, preemptions = AimdShare(OPTIONS), dict.fromkeys(range(100), 0)
+    before = share.share
+    for look_number in range(10):
+        preemptions[look_number] += 1
+        loads = {str(name): load(preemptions=count) for name, count in preemptions.items()}
+        share.update_share(loads, 0, is_used_up=True, now=20.0 * look_number)
+    assert share.share > before
+
+
+def test_a_new_engine_begins_with_the_share_of_the_fleet():
+    share = AimdShare(OPTIONS)
+    look(share, load(), used_up=False)
+    look(share, load(preemptions=1))
+    loads = {"e": load(preemptions=1), "new": load(preemptions=9)}
+    assert share.update_share(loads, 0, is_used_up=False, now=1.0) == 0.25

@@ -15,6 +15,7 @@ from _sim_workload import Session, Trace
 
 from prorl_gym.inference.balance.admission_state import AdmissionState
 from prorl_gym.inference.balance.aimd_share import AimdShare
+from prorl_gym.inference.balance.cache_estimate import PrefixReuse
 from prorl_gym.inference.protocol import BalancePolicy, CallOutcome, GenerationRequest
 from prorl_gym.testing.inference.simulated_engine import Call, EngineStats, Hardware, SimEngine
 
@@ -138,8 +139,7 @@ class Simulation:
         self._waiting: dict[str, _Life] = {}
         self._share = AimdShare() if arm.aimd else None
         self._book = AdmissionState(math.inf)
-        self._reusable = 0
-        self._groups_seen: set[str] = set()
+        self._reuse = PrefixReuse()
         self._durations: list[float] = []
         self._sampled = self._migrations = 0
         self._late_from: dict[str, EngineStats] = {}
@@ -205,8 +205,8 @@ class Simulation:
     def _admit(self) -> None:
         if self._share is not None:
             for session in self._book.admit():
-                life = self._waiting.pop(session)
-                self._send(life)
+                self._reuse.forget_context(session)  # as the pool does for who had to wait
+                self._send(self._waiting.pop(session))
 
     def _send(self, life: _Life) -> None:
         if not self._alive:
@@ -228,6 +228,7 @@ class Simulation:
         self._migrations += bool(life.home) and life.home != name
         life.home = name
         self._placed[session.id] = (name, request)
+        self._reuse.begin_call(request, name)
         self._alive[name].submit(
             Call(session.id, session.group, life.context, turn.output, self._clock.now), self._clock.now
         )
@@ -239,7 +240,7 @@ class Simulation:
             request, name, CallOutcome(sampled_tokens=call.output, cached_tokens=min(call.cached, call.prompt))
         )
         turn = life.session.turns[life.turn]
-        self._count_reusable(life, call)
+        self._reuse.end_call(request, name, call.output)
         self._sampled += call.output
         life.context += turn.output + turn.observation
         life.turn += 1
@@ -247,18 +248,11 @@ class Simulation:
             self._after(turn.tool_seconds, lambda: (self._ask(life), self._admit())[0])
             return
         self._policy.forget_session(call.session)
+        self._reuse.forget_session(call.session)
         self._durations.append(self._clock.now - life.began)
         del self._lives[call.session]
         self._book.remove_session(call.session)
         self._start_sessions()
-
-    def _count_reusable(self, life: _Life, call: Call) -> None:
-        """What a boundless cache would have found of this prompt."""
-        if life.turn:
-            self._reusable += call.prompt - life.session.turns[life.turn - 1].observation
-        elif call.group in self._groups_seen:
-            self._reusable += call.prompt
-        self._groups_seen.add(call.group)
 
     def _look(self) -> None:
         """Scrape metrics, move the share, admit."""
@@ -267,7 +261,9 @@ class Simulation:
         for name, load in loads.items():
             self._policy.observe_load(name, load)
         used_up = self._book.waiting > 0
-        share = self._share.update_share(loads, self._reusable, is_used_up=used_up, now=self._clock.now)
+        share = self._share.update_share(
+            loads, self._reuse.reusable_tokens_on(loads), is_used_up=used_up, now=self._clock.now
+        )
         self._book.budget = share * sum(load.kv_capacity or 0 for load in loads.values())
         self._admit()
         if self._lives or self._pending:
@@ -280,6 +276,7 @@ class Simulation:
             name, request = self._placed.pop(call.session)
             self._policy.release(request, name, CallOutcome(failed=True))
         self._policy.invalidate_cache(engine.name)
+        self._reuse.invalidate_cache(engine.name)
         for call in lost:
             self._send(self._lives[call.session])
 
@@ -297,6 +294,7 @@ class Simulation:
         for engine in self._alive.values():
             engine.clear()
             self._policy.invalidate_cache(engine.name)
+        self._reuse.invalidate_all()
 
     def _result(self) -> Result:
         tallies = {engine.name: engine.tally for engine in self._engines}

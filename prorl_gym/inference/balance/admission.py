@@ -114,8 +114,11 @@ class Admission:
                 self._give_room()
             raise
 
-    async def begin_call(self, request: GenerationRequest) -> None:
+    async def begin_call(self, request: GenerationRequest) -> bool:
         """Wait until the rollout of this call is live. Every ``begin_call`` needs one ``end_call``, even if it raises.
+
+        Returns:
+            Whether it was live at once.
 
         Raises:
             EngineError: ``ENGINE_UNREACHABLE``, the pool is closed, or was closed during the wait.
@@ -127,14 +130,15 @@ class Admission:
         session.calls += 1
         if session.is_within_turn:
             session.is_within_turn = False
-            return
+            return True
         if self._request_turn(request, session):
             self._wake_admitted()
-            return
+            return True
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(request.session_id, []).append(waiter)
         self._wake_admitted()
         await self._wait_until_admitted(request.session_id, waiter)
+        return False
 
     def end_call(self, session_id: str, *, cut_short: bool) -> None:
         """End a call; the rollout keeps its slot until ``release_slot`` or ``forget_session``.

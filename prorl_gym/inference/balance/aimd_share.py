@@ -28,9 +28,9 @@ class AimdOptions:
     """Factor after an update with a sign of overload."""
     cooldown_seconds: float = 20.0
     """Time between two cuts: the effect of one shows when rollouts come to their next turns."""
-    max_recomputed: float = 0.25
+    max_recomputed: float = 0.05
     """Share of reusable prompt tokens that, computed again, calls for a cut."""
-    low_recomputed: float = 0.12
+    low_recomputed: float = 0.02
     """The same below which the share may grow."""
     memory: float = 0.9
     """Weight of what came before, at each look: few calls end between two of them."""

@@ -9,7 +9,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
+from prorl_gym.inference.protocol import GenerationRequest
+
+_LARGEST_BLOCK = 128
+"""Tokens: a cache finds whole blocks only, of 1 (SGLang) to 128 (vLLM on CPU), and computes at least the last token."""
 
 _MAX_SESSIONS = 1 << 16
 """Rollouts remembered: not every caller reports the end of one."""
@@ -128,28 +131,57 @@ class CacheEstimate:
                 del self.groups[tail.group]
 
 
-@dataclass(frozen=True, slots=True)
-class _SentPrompt:
-    """What an engine computed for a rollout."""
+class GroupPrompts:
+    """Lengths of the first prompts that groups share: the shortest prompt that any rollout of a group has sent."""
 
-    context_tokens: int
-    engine: str
-    group: str
+    def __init__(self) -> None:
+        self._groups: dict[str, tuple[int, set[str]]] = {}
+        """Length, and the rollouts that are known."""
+        self._group_of: dict[str, str] = {}
+
+    def observe_prompt(self, session: str, group: str, prompt: int) -> int:
+        """Return the length of the prompt that a rollout shares with its group; 0 without a group."""
+        if not group:
+            return 0
+        known, members = self._groups.get(group) or (prompt, set[str]())
+        members.add(session)
+        self._group_of[session] = group
+        shared = min(known, prompt)
+        self._groups[group] = shared, members
+        return shared
+
+    def forget_session(self, session: str) -> None:
+        """Forget a rollout that is over, and its group with the last one."""
+        group = self._group_of.pop(session, "")
+        if group:
+            members = self._groups[group][1]
+            members.discard(session)
+            if not members:
+                del self._groups[group]
+
+    @property
+    def tracked(self) -> int:
+        """Rollouts and groups that are known."""
+        return len(self._groups) + len(self._group_of)
 
 
 class PrefixReuse:
     """Counts prompt tokens that large enough prefix caches would have found.
 
-    A prompt's beginning is reusable when the same rollout, or for a first prompt another one of its group, sent it to the
-    same engine before: what was computed on another one was never in this cache. Engines report what they found; the difference is what was lost, by which admission adjusts its share.
+    These are what an engine computed before of the same rollout, or of its group's first prompt; what another engine
+    computed was never in this cache. Engines report what they found. The difference is what was lost, by which
+    admission adjusts its share. Both are counted when a call begins: counted when it ends, what few calls find would be
+    compared with what many had sent a minute before.
     """
 
     def __init__(self) -> None:
         self._tokens: Counter[str] = Counter()
-        """Of the calls that each engine served."""
-        self._sent: OrderedDict[str, _SentPrompt] = OrderedDict()
-        self._groups: dict[tuple[str, str], int] = {}
-        """Rollouts of a group whose last call an engine served."""
+        """In the calls of each engine."""
+        self._caches: dict[str, CacheEstimate] = {}
+        """Without bounds."""
+        self._home: OrderedDict[str, str] = OrderedDict()
+        """The engine of each rollout's last call; the rollout that called last is the last."""
+        self._prompts = GroupPrompts()
 
     @property
     def reusable_tokens(self) -> int:
@@ -157,45 +189,47 @@ class PrefixReuse:
         return self._tokens.total()
 
     def reusable_tokens_on(self, engines: Iterable[str]) -> int:
-        """The same in the calls that these engines served."""
+        """The same in the calls that these engines were given."""
         return sum(self._tokens[engine] for engine in engines)
 
-    def record_call(self, request: GenerationRequest, result: GenerationResult) -> None:
-        """Count an answered call."""
-        prompt, place = len(request.prompt_ids), (request.group_id, result.engine)
-        before = self._sent.get(request.session_id)
-        if before is None:
-            self._tokens[result.engine] += prompt if place in self._groups else 0
-        elif before.engine == result.engine:
-            self._tokens[result.engine] += min(before.context_tokens, prompt)
-        self.forget_session(request.session_id)
-        if request.group_id:
-            self._groups[place] = self._groups.get(place, 0) + 1
-        self._sent[request.session_id] = _SentPrompt(prompt + len(result.token_ids), result.engine, request.group_id)
-        if len(self._sent) > _MAX_SESSIONS:
-            self.forget_session(next(iter(self._sent)))
+    def begin_call(self, request: GenerationRequest, engine: str) -> None:
+        """Count a call that an engine is given."""
+        session, group, prompt = request.session_id, request.group_id, len(request.prompt_ids)
+        if self._home.get(session) != engine:
+            self.forget_context(session)
+        cache = self._caches.setdefault(engine, CacheEstimate())
+        self._tokens[engine] += cache.cached_tokens(session, group, prompt - 1) // _LARGEST_BLOCK * _LARGEST_BLOCK
+        cache.begin_call(session, group, prompt, self._prompts.observe_prompt(session, group, prompt))
+        self._home[session] = engine
+        self._home.move_to_end(session)
+        if len(self._home) > _MAX_SESSIONS:
+            self.forget_session(next(iter(self._home)))
+
+    def end_call(self, request: GenerationRequest, engine: str, sampled: int) -> None:
+        """Note what the engine has computed in a call that is over."""
+        if self._home.get(request.session_id) == engine and engine in self._caches:
+            self._caches[engine].end_call(request.session_id, len(request.prompt_ids) + sampled)
+
+    def forget_context(self, session_id: str) -> None:
+        """Forget what was computed for a rollout: its engine may have dropped it."""
+        cache = self._caches.get(self._home.pop(session_id, ""))
+        if cache is not None:
+            cache.forget_session(session_id)
 
     def forget_session(self, session_id: str) -> None:
         """Forget a rollout that is over. Unknown ones are ignored."""
-        sent = self._sent.pop(session_id, None)
-        if sent is None or not sent.group:
-            return
-        place = sent.group, sent.engine
-        self._groups[place] -= 1
-        if not self._groups[place]:
-            del self._groups[place]
+        self.forget_context(session_id)
+        self._prompts.forget_session(session_id)
 
     def invalidate_cache(self, engine: str) -> None:
         """Forget what an engine had computed: its cache is lost."""
-        for session_id in [session for session, sent in self._sent.items() if sent.engine == engine]:
-            self.forget_session(session_id)
+        self._caches.pop(engine, None)
 
     def invalidate_all(self) -> None:
-        """Forget everything: the weights have changed."""
-        self._sent.clear()
-        self._groups.clear()
+        """Forget everything that was computed: the weights have changed."""
+        self._caches.clear()
 
     @property
     def tracked(self) -> int:
-        """Rollouts and groups."""
-        return len(self._sent) + len(self._groups)
+        """Rollouts and groups that are known."""
+        return len(self._home) + self._prompts.tracked

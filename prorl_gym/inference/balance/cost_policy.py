@@ -6,9 +6,9 @@ For each engine, it estimates the seconds that the call would add to the fleet:
 - its decode steps at the size that the batch then has, and the slowing of the other calls in that batch;
 - the tokens of live rollouts that it would push out of the cache: they have to be computed again.
 
-A rollout stays on the engine of its last call, its home, unless another one is cheaper by more than ``hysteresis``
-seconds. After the design studies named in docs/balancing.md: LMetric's uncached prefill times load, in seconds instead
-of a product of counts.
+A rollout stays on the engine of its last call, its home, unless another one is cheaper by more than ``hysteresis``, a
+share of the cost at home: of many engines, one seems much cheaper at any moment. After the design studies named in
+docs/balancing.md: LMetric's uncached prefill times load, in seconds instead of a product of counts.
 """
 
 import math
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from prorl_gym.inference.balance.cache_estimate import CacheEstimate
+from prorl_gym.inference.balance.cache_estimate import CacheEstimate, GroupPrompts
 from prorl_gym.inference.protocol import CallOutcome, GenerationRequest
 from prorl_gym.records import EngineLoad
 
@@ -45,8 +45,8 @@ class CostModel:
     """More, for each call in the batch."""
     step_per_token: float = 0.142e-6
     """More, for each token of their contexts."""
-    hysteresis: float = 3.0
-    """Seconds by which another engine must be cheaper than home."""
+    hysteresis: float = 0.3
+    """Share of the cost at home by which another engine must be cheaper."""
     initial_output_tokens: float = 200.0
     """Tokens that a call samples, until calls have shown what they do."""
 
@@ -71,15 +71,6 @@ class _EngineState:
     """Seconds for each token to be computed first, the calls that it holds up included."""
     per_displaced: float = 0.0
     """Seconds for each token of others that is evicted, and computed again."""
-
-
-@dataclass(slots=True)
-class _Group:
-    """Rollouts with the same first prompt."""
-
-    prompt_tokens: int
-    """Tokens of it."""
-    members: set[str] = field(default_factory=set[str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +100,7 @@ class CostPolicy:
         self._home: dict[str, str] = {}
         self._mean_output = self._model.initial_output_tokens
         self._reservations: dict[str, _Reservation] = {}
-        self._groups: dict[str, _Group] = {}
-        self._group_of: dict[str, str] = {}
+        self._prompts = GroupPrompts()
 
     def choose(self, request: GenerationRequest, healthy: Sequence[str]) -> str:
         """Pick the cheapest engine, or home if that costs little more, and reserve a slot on it."""
@@ -118,7 +108,7 @@ class CostPolicy:
         costs = self._costs(request, healthy, now)
         best = min(costs, key=costs.__getitem__)
         home = self._home.get(request.session_id)
-        if home in costs and costs[home] - costs[best] <= self._model.hysteresis:
+        if home in costs and costs[best] >= (1.0 - self._model.hysteresis) * costs[home]:
             best = home
         elif home is not None:
             self._engine(home).cache.forget_session(request.session_id)
@@ -157,12 +147,7 @@ class CostPolicy:
         home = self._home.pop(session_id, None)
         if home is not None:
             self._engine(home).cache.forget_session(session_id)
-        group = self._group_of.pop(session_id, "")
-        if group:
-            members = self._groups[group].members
-            members.discard(session_id)
-            if not members:
-                del self._groups[group]
+        self._prompts.forget_session(session_id)
 
     def invalidate_cache(self, engine: str) -> None:
         """Forget what the engine had cached."""
@@ -181,7 +166,7 @@ class CostPolicy:
     @property
     def tracked(self) -> int:
         """Rollouts and groups that are known."""
-        return len(self._home) + len(self._groups) + len(self._group_of) + len(self._reservations)
+        return len(self._home) + self._prompts.tracked + len(self._reservations)
 
     def observe_load(self, engine: str, load: EngineLoad) -> None:
         """Learn the size of the engine's cache."""
@@ -244,14 +229,6 @@ class CostPolicy:
         engine.calls += 1
         engine.context_tokens += prompt_tokens
         self._update_prices(engine)
-        engine.cache.begin_call(session, group, prompt_tokens, self._group_prompt_tokens(session, group, prompt_tokens))
-
-    def _group_prompt_tokens(self, session: str, group: str, prompt_tokens: int) -> int:
-        """Tokens of a group's first prompt: the shortest that any of its rollouts has sent."""
-        if not group:
-            return 0
-        known = self._groups.setdefault(group, _Group(prompt_tokens))
-        known.prompt_tokens = min(known.prompt_tokens, prompt_tokens)
-        known.members.add(session)
-        self._group_of[session] = group
-        return known.prompt_tokens
+        engine.cache.begin_call(
+            session, group, prompt_tokens, self._prompts.observe_prompt(session, group, prompt_tokens)
+        )

@@ -229,7 +229,9 @@ class EnginePool:
         """
         cut_short = False
         try:
-            await self._admission.begin_call(request)
+            if not await self._admission.begin_call(request):
+                # What it lost while it waited is the price of the wait: as a sign of overload it would lengthen it.
+                self._prefix_reuse.forget_context(request.session_id)
             result = await self._generate(request, executor)
             cut_short = result.finish_reason == "abort"
             return result
@@ -366,12 +368,12 @@ class EnginePool:
         # An engine may still hold the id of a lost attempt.
         attempt = replace(request, request_id=uuid4().hex, cache_salt=self._cache_salt(request))
         with self.gate.track_call(request.request_id, attempt.request_id, member, executor) as flight:
+            self._prefix_reuse.begin_call(request, member.name)
             try:
                 result = await (executor.generate(member, attempt) if executor else member.engine.generate(attempt))
                 served = CallOutcome(sampled_tokens=len(result.token_ids), cached_tokens=result.cached_tokens)
                 if result.token_ids:  # one that was stopped without a token shows nothing
                     member.record_answer(request, result, monotonic() - began)
-                self._prefix_reuse.record_call(request, result)
                 return replace(result, aborted_by_pause=flight.is_cut_short and result.finish_reason == "abort")
             except ContextExceeded as error:
                 if self.max_model_len is None:  # never override the configuration or the model list
@@ -387,6 +389,7 @@ class EnginePool:
                 raise
             finally:
                 self._balance_policy.release(request, member.name, served)
+                self._prefix_reuse.end_call(request, member.name, served.sampled_tokens)
 
     async def _is_still_sampling(self, member: PoolMember, max_tokens: int, seconds: float) -> bool:
         """Whether an engine samples, and would need longer than that for so many tokens."""

@@ -158,7 +158,7 @@ def test_cost_does_not_pile_a_group_upon_one_engine():
 
 
 def test_cost_leaves_a_home_that_is_dearer_by_more_than_the_hysteresis():
-    policy = CostPolicy(CostModel(hysteresis=1.0), clock=Clock())
+    policy = CostPolicy(CostModel(hysteresis=0.1), clock=Clock())
     request = call("s", 2000)
     home = policy.choose(request, ["a", "b"])
     served(policy, request, home)
@@ -168,7 +168,7 @@ def test_cost_leaves_a_home_that_is_dearer_by_more_than_the_hysteresis():
 
 
 def test_cost_stays_at_a_home_that_is_dearer_by_less():
-    policy = CostPolicy(CostModel(hysteresis=1000.0), clock=Clock())
+    policy = CostPolicy(CostModel(hysteresis=0.99), clock=Clock())
     request = call("s", 2000)
     home = policy.choose(request, ["a", "b"])
     served(policy, request, home)

@@ -3,6 +3,7 @@
 import asyncio
 
 from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.inference.balance.admission import AdmissionOptions
 from prorl_gym.inference.balance.cost_policy import CostPolicy
 from prorl_gym.inference.balance.engine_pool import EnginePool, PoolOptions
 from prorl_gym.inference.protocol import GenerationRequest
@@ -85,18 +86,39 @@ async def test_an_engine_that_is_not_well_is_not_asked_and_counts_for_nothing():
 
 
 async def test_an_engine_whose_counters_began_anew_has_lost_its_cache():
+    long = request(prompt_ids=range(1000))
     pool = EnginePool("policy")
     engine = FakeEngine("e", fine)
     engine.reported_load = figures(queries=50)
     pool.add_engine(engine)
     await pool.scrape()
-    await pool.generate(request())
+    await pool.generate(long)
     engine.reported_load = figures(queries=3)
     await pool.scrape()
-    await pool.generate(request())
+    await pool.generate(long)
     assert pool.snapshot().reusable_tokens == 0
-    await pool.generate(request())
-    assert pool.snapshot().reusable_tokens == 3
+    await pool.generate(long)
+    assert pool.snapshot().reusable_tokens > 0
+    await pool.close()
+
+
+async def test_what_a_rollout_lost_while_it_waited_for_its_turn_is_not_reusable():
+    pool = EnginePool("policy", options=PoolOptions(admission=AdmissionOptions(max_live_rollouts=1)))
+    pool.add_engine(FakeEngine("e", fine))
+    for _ in range(2):
+        await pool.generate(request(session_id="young", prompt_ids=range(1000)))
+    before = pool.snapshot().reusable_tokens
+    assert before > 0
+    pool.release_slot("young")
+    await pool.generate(request(session_id="old", prompt_ids=range(1000)))
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(pool.generate(request(session_id="young", prompt_ids=range(1000))))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert pool.snapshot().admission.waiting == 1
+        pool.forget_session("old")
+        await waiting
+    assert pool.snapshot().reusable_tokens == before
     await pool.close()
 
 

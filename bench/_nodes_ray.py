@@ -5,8 +5,9 @@ is graded by hidden tests in a clean one. Each node runs ``SLOTS`` rollouts at a
 its slots and not by this machine; the machine's own limit shows in the share of its processors that is in use.
 
 The rollouts of the killed node have nine calls, which is nine seconds or more of work that a kill can lose. When half
-of all records are there, the processes of one of eight Ray nodes are killed, and no node takes its place. Its rollouts
-are made again when its lease is over. Makespan is from the submission to the last record. A service without nodes that
+of all records are there, and half a rollout's time later, the processes of one of eight Ray nodes are killed, and no
+node takes its place. (All rollouts take the same time, so that at the half itself all have just begun.) Its rollouts are
+made again when its lease is over. Makespan is from the submission to the last record. A service without nodes that
 has the slots of all of them shows what this machine allows.
 
 The workload was fixed before the first measurement; what is measured does not choose it.
@@ -220,6 +221,7 @@ async def _submit(
 
     async def disturb() -> None:
         await half.wait()
+        await asyncio.sleep(calls * CALL_SECONDS / 2)
         if at_half is not None:
             await asyncio.to_thread(at_half)
 

@@ -6,11 +6,11 @@ its slots and not by this machine; the machine's own limit shows in the share of
 
 The rollouts of the killed node have nine calls, which is nine seconds or more of work that a kill can lose. When half
 of all records are there, and half a rollout's time later, the processes of one of eight Ray nodes are killed, and no
-node takes its place. (All rollouts take the same time, so that at the half itself all have just begun.) Its rollouts are
-made again when its lease is over. Makespan is from the submission to the last record. A service without nodes that
-has the slots of all of them shows what this machine allows.
+node takes its place. (All rollouts take the same time: at the half itself, all have just begun. The first published
+figures were of a kill at that moment.) Its rollouts are made again when its lease is over. Makespan is from the
+submission to the last record. A service without nodes that has the slots of all of them shows what this machine allows.
 
-The workload was fixed before the first measurement; what is measured does not choose it.
+The rest of the workload was fixed before the first measurement; what is measured does not choose it.
 """
 
 import asyncio

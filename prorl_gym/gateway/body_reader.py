@@ -30,7 +30,7 @@ _PLACEHOLDER = "null"
 _BLANKS = " \t\n\r"
 _STREAM_FIELDS = frozenset({"stream", "stream_options"})
 """How an answer is sent is no part of the call: a program may repeat one without streaming."""
-_CACHE_CONTROL = re.compile(rb',"cache_control":\{[^{}]*\}')
+_CACHE_CONTROL = re.compile(rb',"cache_control":\{"type":"ephemeral"(?:,"(?:ttl|scope)":"[^"\\]*")*\}')
 """Marks that Claude Code moves to the latest messages in each call. They say nothing to the model."""
 
 

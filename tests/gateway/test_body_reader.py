@@ -153,6 +153,13 @@ def test_marks_of_a_cache_that_move_change_nothing():
     assert reader.read("/", "messages", said).fields["messages"] == [turn(',"cache_control":{}')]
 
 
+def test_a_tools_argument_is_no_mark_of_a_cache():
+    call = {"type": "tool_use", "id": "c", "name": "fetch", "input": {"url": "u", "cache_control": {"max_age": 3}}}
+    said = [{"role": "assistant", "content": [call]}]
+    raw = json.dumps({"messages": said}, separators=(",", ":")).encode()
+    assert BodyReader().read("/", "messages", raw).fields["messages"] == said
+
+
 @pytest.mark.parametrize(
     "raw",
     [

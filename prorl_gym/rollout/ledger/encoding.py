@@ -6,6 +6,7 @@ in a message or a replaced character, never in a lost record.
 
 import hashlib
 import json
+import re
 import zlib
 from typing import Any
 
@@ -14,6 +15,7 @@ from pydantic_core import PydanticSerializationError
 
 from prorl_gym.records import Outcome, Rollout, RolloutRequest
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _INT64_MAX = 2**63 - 1
 """SQLite's integers end there."""
 
@@ -60,8 +62,8 @@ def outcome_detail(outcome: Outcome) -> str:
 
 
 def replace_surrogates(text: str) -> str:
-    """Return the text with what UTF-8 cannot carry (half surrogate pairs) replaced."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    """Return the text with what UTF-8 cannot carry (half surrogate pairs) as U+FFFD."""
+    return _SURROGATE.sub("\ufffd", text)
 
 
 def clamp_int64(number: int) -> int:

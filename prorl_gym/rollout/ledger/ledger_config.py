@@ -86,14 +86,15 @@ class translated_errors(contextlib.AbstractContextManager["translated_errors"]):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Raise the translation, if there is one."""
-        if isinstance(error, sqlite3.Error | OSError):
+        if isinstance(error, sqlite3.Error | OSError | UnicodeDecodeError):
             raise self._explain(error) from error
 
     def _explain(self, error: Exception) -> LedgerError:
         text, code = str(error), getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits are an extended code
         if code == sqlite3.SQLITE_FULL or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT):
             return DiskFullError(f"{self.path}: the disk is full.", "Free space there; what was accepted is safe.")
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        # SQLite puts names of a broken schema into its message, whatever their bytes.
+        if isinstance(error, UnicodeDecodeError) or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return DamagedLedgerError(
                 f"{self.path}: not a ledger, or damaged ({text}).", "Move it away, or restore it from a backup."
             )

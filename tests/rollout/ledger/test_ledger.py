@@ -190,6 +190,16 @@ async def test_damaged_file_is_reported_at_the_call(tmp_path: Path) -> None:
             await ledger.close()
 
 
+async def test_a_broken_schema_whose_names_are_no_text_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "l.db"
+    await (await SqliteLedger.open(LedgerConfig(path=path))).close()
+    broken = (
+        path.read_bytes().replace(b"schema_version", b"\xffchema_version").replace(b"CREATE TABLE", b"CREATE TABEL")
+    )
+    path.write_bytes(broken)
+    assert "not a ledger, or damaged" in await complaint(path)
+
+
 async def test_full_disk_refuses_and_keeps_what_was_accepted(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
     ledger, writer = await open_with_writer(LedgerConfig(path=path))

@@ -193,10 +193,8 @@ async def test_damaged_file_is_reported_at_the_call(tmp_path: Path) -> None:
 async def test_a_broken_schema_whose_names_are_no_text_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
     await (await SqliteLedger.open(LedgerConfig(path=path))).close()
-    broken = (
-        path.read_bytes().replace(b"schema_version", b"\xffchema_version").replace(b"CREATE TABLE", b"CREATE TABEL")
-    )
-    path.write_bytes(broken)
+    named = path.read_bytes().replace(b"schema_version", b"\xffchema_version")
+    path.write_bytes(named.replace(b"CREATE TABLE", b"CREATE TABEL"))
     assert "not a ledger, or damaged" in await complaint(path)
 
 

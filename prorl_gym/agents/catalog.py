@@ -1,6 +1,6 @@
 """Agent programs by name: those of the service's configuration, and presets that are installed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -29,13 +29,23 @@ class AgentCatalog:
         """
         if name in self._configured:
             return self._configured[name]
-        preset = PRESETS.get(name)
-        if preset is None:
-            known = sorted({*PRESETS, *self._configured})
-            close = get_close_matches(name, known, n=1)
-            fix = f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}."
-            raise TaskError(FailureKind.BAD_ROW, f"There is no agent '{name[:80]}'.", fix)
+        require_known(name, self._configured)
+        preset = PRESETS[name]
         if not preset.is_installed(self._layers):
             what = f"Agent '{name}' is not installed in {self._layers}."
-            raise TaskError(FailureKind.BAD_ROW, what, f"Run: prorl-gym agents install {name}")
+            fix = f"Run: prorl-gym agents install {name} --directory {self._layers}"
+            raise TaskError(FailureKind.BAD_ROW, what, fix)
         return preset.mounted(self._layers)
+
+
+def require_known(name: str, configured: Iterable[str]) -> None:
+    """Check that there is an agent program of this name, configured or a preset, installed or not.
+
+    Raises:
+        TaskError: ``BAD_ROW``, there is none.
+    """
+    known = sorted({*PRESETS, *configured})
+    if name not in known:
+        close = get_close_matches(name, known, n=1)
+        fix = f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}."
+        raise TaskError(FailureKind.BAD_ROW, f"There is no agent '{name[:80]}'.", fix)

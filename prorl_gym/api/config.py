@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from prorl_gym.agents.catalog import AgentCatalog
+from prorl_gym.agents.catalog import AgentCatalog, require_known
 from prorl_gym.agents.command import CommandConfig
 from prorl_gym.api.compat.config import CompatConfig
 from prorl_gym.client import default_state_dir
 from prorl_gym.config import ConfigModel
+from prorl_gym.errors import TaskError
 from prorl_gym.inference.config import InferenceConfig, normalize_url
 from prorl_gym.logs import LogFormat
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
@@ -99,6 +100,19 @@ class ServiceConfig(ConfigModel):
     @classmethod
     def _normalize_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(normalize_url(url) for url in urls)
+
+    @field_validator("settings", "runs")
+    @classmethod
+    def _require_known_agents(
+        cls, levels: RolloutSettings | dict[str, RolloutSettings], info: ValidationInfo
+    ) -> RolloutSettings | dict[str, RolloutSettings]:
+        for settings in [levels] if isinstance(levels, RolloutSettings) else levels.values():
+            if settings.agent:
+                try:
+                    require_known(settings.agent, info.data.get("agents", ()))
+                except TaskError as error:
+                    raise ValueError(f"{error.what.rstrip('.')} ({error.fix.rstrip('.')})") from None
+        return levels
 
     @property
     def ledger_config(self) -> LedgerConfig:

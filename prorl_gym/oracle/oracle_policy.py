@@ -65,7 +65,8 @@ class OraclePolicy:
         ]
 
     def _next_step(self, conversation: "_Conversation", seed: int | None, session: str) -> ScriptedStep:
-        row = self._rows.find(conversation.task)
+        # Agent programs put turns of their own before the task.
+        row = next(filter(None, map(self._rows.find, conversation.user_texts)), None)
         if row is None:
             return _UNKNOWN_TASK_STEP
         plan = self._choose_plan(row, conversation, session if seed is None else str(seed))
@@ -137,9 +138,9 @@ class _Conversation:
     """Text of the last tool result; empty when there is none."""
 
     @property
-    def task(self) -> str:
-        """Text of the first user turn."""
-        return next((turn.text for turn in self.turns if turn.role == "user"), "")
+    def user_texts(self) -> tuple[str, ...]:
+        """Texts of the user's turns, of which the first that is a task is the task."""
+        return tuple(turn.text for turn in self.turns if turn.role == "user")
 
     @property
     def assistant_turns(self) -> tuple[_Turn, ...]:

@@ -60,6 +60,10 @@ def test_defaults_follow_the_state_directory(tmp_path: Path) -> None:
             "Add it: SQLite file, on a local disk; created at the first start. Its directory must exist.",
         ),
         (
+            {"runs": {"step-7": {"agent": "codx"}}},
+            "F: 'runs' is wrong: There is no agent 'codx'. Did you mean 'codex'?\nFound {'step-7': {'agent': 'codx'}}.",
+        ),
+        (
             {"inference_urls": ["file:///etc/passwd"]},
             "F: 'inference_urls' is wrong: an engine's address looks like http://127.0.0.1:8000/v1.\n"
             "Found ['file:///etc/passwd'].",

@@ -87,6 +87,13 @@ async def test_an_unknown_task_is_answered_plainly(codec):
         assert (turn.text, turn.finish_reason) == ("I do not know this task.", "stop")
 
 
+async def test_the_task_may_stand_after_what_a_program_says_of_its_own(codec):
+    about = Message(role="user", content="You are at work in /workspace. It is Friday.")
+    async with playing(codec, ROWS) as pool:
+        turn = await session(pool, codec).start_conversation([about, *PROMPT], TOOLS)
+        assert turn.text == "I count."
+
+
 async def test_a_plan_survives_the_death_of_its_engine(codec):
     async with playing(codec, ROWS, count=2, solve_rate=0.5) as pool:
         one = session(pool, codec)

@@ -213,12 +213,13 @@ def find_interpreter(versions: Sequence[str], program: str | None = None) -> Int
     Raises:
         ConfigError: there is none.
     """
-    wanted = [program] if program else [sys.executable, *(f"python{version}" for version in reversed(versions))]
-    for candidate in wanted:
+    candidates = [program] if program else [sys.executable, *(f"python{version}" for version in reversed(versions))]
+    for candidate in candidates:
         found = _look_at(candidate)
         if found is not None and found.version in versions:
             return found
-    what = f"No Python {' or '.join(versions)} {'is ' + program if program else 'was found'}."
+    wanted = f"Python {' or '.join(versions)}"
+    what = f"{program} is no {wanted} that runs." if program else f"No {wanted} was found."
     raise ConfigError(what, "Name one with --python; it needs pip.")
 
 

@@ -330,6 +330,7 @@ def pool_status(pool: EnginePool, registry: EngineRegistry | None = None, pause:
             url=None if registry is None else registry.url_of(engine.name),
             serves=engine.is_serving,
             unhealthy_reason=engine.unhealthy_reason,
+            unhealthy_since=engine.unhealthy_since,
             quarantine=engine.quarantine_reason,
             draining=engine.draining,
             version=engine.version,

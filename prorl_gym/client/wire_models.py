@@ -634,6 +634,8 @@ class EngineStatus(Record):
     """Whether it accepts calls."""
     unhealthy_reason: str
     """Empty while it is healthy."""
+    unhealthy_since: float | None = None
+    """Unix seconds at which it was taken out of service; null while it is healthy."""
     quarantine: str
     """Why it may not serve this policy version; empty if it may."""
     draining: bool
@@ -772,6 +774,8 @@ class DispatchStatus(Record):
     """Rollouts in the runner, or whose record is being written."""
     finished: int
     """Terminal records written since the start."""
+    places: dict[PendingPlace, int] = Field(default_factory=dict[PendingPlace, int])
+    """Rollouts without a record, by where they are; places without one are left out."""
     paused: bool = False
     """Whether rollouts are held (``POST /v1/hold``); the service is still ready."""
     capacity: Capacity

@@ -5,6 +5,7 @@ path of a rollout.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -362,12 +363,16 @@ class RolloutService:
     async def status(self) -> DispatchStatus:
         """Report what is going on."""
         count = self._pending.count_by_state()
+        places = Counter(entry.place for entry in self._pending.all())
+        if self._intake.unread_count:
+            places["loading"] = self._intake.unread_count
         return DispatchStatus(
             ready=not self.problem,
             problem=self.problem,
             queued=self._intake.unread_count + count["queued"] + count["waiting"],
             running=count["handing"] + count["running"] + count["ending"],
             finished=self._finished_count,
+            places=dict(places),
             paused=self._dispatcher.is_held,
             capacity=await self._runner.capacity(),
         )

@@ -7,6 +7,7 @@ grow with calls that fail at once beside answered ones: they cost little, and on
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +93,7 @@ class HealthMonitor:
         """Give an engine no calls, for at least so many seconds. Ignored if it has left the pool."""
         if not self._members.has(member):
             return
-        member.unhealthy_reason = detail
+        member.unhealthy_reason, member.unhealthy_since = detail, member.unhealthy_since or time.time()
         self._members.changes.notify_all()  # calls may now wait for something else
         if member not in self._probes:
             pause = self._failover.backoff_seconds(member.backoff_level, delay)
@@ -146,7 +147,7 @@ class HealthMonitor:
             delay = min(max(2 * delay, self._failover.first_probe_seconds), self._failover.max_probe_seconds)
         del self._probes[member]
         self._on_healthy(health)
-        member.unhealthy_reason = ""
+        member.unhealthy_reason, member.unhealthy_since = "", None
         log.info("pool %s: engine %s is well again", self._pool, member.name)
         self._members.announce_member(member)
 

@@ -70,6 +70,8 @@ class PoolMember:
     engine: PoolEngine
     unhealthy_reason: str = ""
     """Why it is out of service; empty while it is well."""
+    unhealthy_since: float | None = None
+    """Unix seconds at which it was taken out of service; ``None`` while it is well."""
     lacks_model: bool = False
     """It is out of service because it does not serve the model; it may be well otherwise."""
     backoff_level: int = 0

@@ -1,11 +1,14 @@
-// Why rewards are zero or missing: a row chooses the rollouts that ended so.
+// Why rewards are zero or missing: a row for each reason, with the ways in which its rollouts ended. Both choose rollouts.
 
 function outcomeWords(one) { return [one.status, one.detail].filter(Boolean).join(": "); }
 
-// The filter that a cause stands for.
-function causeFilter(one) {
-  return { environment: one.environment || null, status: one.status, detail: one.detail || null, why: one.zero ? one.why || null : null, reward: one.zero ? "zero" : "none" };
+const reasonOf = (one) => (one.zero ? one.why || "no reason given" : outcomeWords(one));
+
+// The filters that a reason and one of its ends stand for.
+function reasonFilter(one) {
+  return one.zero ? { reward: "zero", why: one.why || null, status: null, detail: null } : { reward: "none", why: null, status: one.status, detail: one.detail || null };
 }
+const endFilter = (one) => ({ ...reasonFilter(one), environment: one.environment || null, status: one.status, detail: one.detail || null });
 
 class CausePanel {
   constructor(view, open) {
@@ -16,22 +19,33 @@ class CausePanel {
 
   show(analysis) {
     const all = analysis.ends.reduce((sum, one) => sum + one.count, 0);
-    const rows = analysis.ends.map((one) => this.row(one));
-    const heads = ["Why", "Newest", "Rollouts", "Environment", "Ended as"];
+    const reasons = new Map();
+    for (const one of analysis.ends) {
+      const key = JSON.stringify([one.zero, reasonOf(one)]);
+      reasons.set(key, [...(reasons.get(key) ?? []), one]);
+    }
+    const total = (ends) => ends.reduce((sum, one) => sum + one.count, 0);
+    const rows = [...reasons.values()].sort((a, b) => total(b) - total(a)).map((ends) => this.row(ends, total(ends)));
     refillBox(this.element, make("div", {},
       make("p", { class: "dim sum" }, `${count(all)} of ${plural(analysis.finished, "finished rollout")}${analysis.finished ? `, ${percent(all / analysis.finished)}` : ""}`),
-      table("Causes", heads, rows, analysis.finished ? "Every reward is above zero." : "Nothing has finished yet.")));
+      table("Causes", ["Why", "Newest", "Rollouts", "Ended as"], rows, analysis.finished ? "Every reward is above zero." : "Nothing has finished yet.")));
   }
 
-  row(one) {
-    const wanted = causeFilter(one);
-    const chosen = Object.entries(wanted).every(([name, value]) => (this.view.values[name] ?? null) === value);
-    const words = one.zero ? one.why || "no reason given" : outcomeWords(one);
-    const choose = make("button", { type: "button", class: "link", "aria-pressed": chosen ? "true" : "false", title: one.why || words,
-      onclick: () => this.view.set(chosen ? Object.fromEntries(Object.keys(wanted).map((name) => [name, null])) : { ...wanted, state: null }) }, words);
-    const newest = make("button", { type: "button", class: "link", onclick: () => this.open(one.rollout_id) }, "open");
-    const badge = one.zero ? make("b", { class: "badge bad" }, "0") : make("b", { class: "badge none" }, "none");
+  row(ends, total) {
+    const [newest] = ends, words = reasonOf(newest);
+    const badge = newest.zero ? make("b", { class: "badge bad" }, "0") : make("b", { class: "badge none" }, "none");
+    return [make("span", {}, badge, " ", this.choice(reasonFilter(newest), words)), make("button", { type: "button", class: "link", onclick: () => this.open(newest.rollout_id) }, "open"),
+      count(total), make("div", { class: "ends" }, ...ends.map((one) => this.end(one)))];
+  }
+
+  end(one) {
     const ended = [one.zero ? outcomeWords(one) : one.why, one.cause].filter(Boolean).join(", ");
-    return [choose, newest, count(one.count), one.environment || "\u2013", make("span", {}, badge, ` ${ended}`)];
+    return make("div", {}, this.choice(endFilter(one), [`${count(one.count)} ${one.environment || "without an environment"}`, ended].filter(Boolean).join(", ")));
+  }
+
+  choice(wanted, words) {
+    const chosen = Object.entries(wanted).every(([name, value]) => (this.view.values[name] ?? null) === value);
+    return make("button", { type: "button", class: "link", "aria-pressed": chosen ? "true" : "false", title: words,
+      onclick: () => this.view.set(chosen ? Object.fromEntries(Object.keys(wanted).map((name) => [name, null])) : { ...wanted, state: null }) }, words);
   }
 }

@@ -24,8 +24,8 @@ function tiles(status, latest, counts, choose) {
   const engines = (status.pools ?? []).flatMap((pool) => pool.engines), serving = engines.filter(serves).length;
   const state = (name, note) => tile(make("button", { type: "button", class: "link", onclick: () => choose(name) }, name[0].toUpperCase() + name.slice(1)), counts ? count(counts[name]) : "\u2013", note);
   return [
-    state("waiting", capacity.parked ? `${count(capacity.parked)} parked` : ""),
-    state("running", counts?.running > inStages ? `${count(inStages)} hold a slot` : ""),
+    state("waiting", Object.entries(status.places ?? {}).filter(([place, number]) => number && !IN_STAGES.includes(place)).map(([place, number]) => `${count(number)} ${PLACES[place] ?? place}`).join(", ")),
+    state("running", counts?.running > inStages ? `${count(inStages)} in a stage, ${count(counts.running - inStages)} for the next one` : ""),
     state("finished", latest.finished_per_second === undefined ? "" : `${figure(latest.finished_per_second)}/s`),
     tile(make("a", { href: "#engine-list", onclick: (event) => { event.preventDefault(); byId("engine-list").scrollIntoView(); byId("engine-list").focus(); } }, "Engines"), engines.length ? `${count(serving)} of ${count(engines.length)}` : "none",
       engines.length ? "serve" : "", engines.length && serving < engines.length ? "sick" : ""),
@@ -37,6 +37,7 @@ function tiles(status, latest, counts, choose) {
   ];
 }
 
+const IN_STAGES = ["init", "run", "eval", "record"];
 const serves = (engine) => !engine.quarantine && !engine.unhealthy_reason && !engine.draining;
 
 // A table, in a box that scrolls and is named after it. The cells of its rows are texts or elements.
@@ -88,11 +89,11 @@ function mismatchTable(status) {
 }
 
 function engineTable(status) {
-  const state = (one) => (one.quarantine ? ["bad", `quarantined: ${one.quarantine}`] : one.unhealthy_reason ? ["bad", one.unhealthy_reason] : one.draining ? ["none", "draining"] : ["good", "serves"]);
+  const state = (one) => (one.quarantine ? ["bad", `quarantined: ${one.quarantine}`] : one.unhealthy_reason ? ["bad", [one.unhealthy_since && `for ${lasting(Math.max(Date.now() / 1000 - one.unhealthy_since, 0))}`, one.unhealthy_reason].filter(Boolean).join(": ")] : one.draining ? ["none", "draining"] : ["good", "serves"]);
   const rows = (status.pools ?? []).flatMap((pool) => pool.engines.map((one) => {
     const [mood, words] = state(one);
     return [pool.name === "policy" ? one.name : `${pool.name}: ${one.name}`, make("b", { class: `badge ${mood}` }, words), `${one.version}`, count(one.in_flight),
-      one.load ? `${count(one.load.waiting)}` : "\u2013", one.load ? percent(one.load.kv_usage) : "\u2013", percent(one.hit_rate), count(one.calls), count(one.failures)];
+      one.load && serves(one) ? count(one.load.waiting) : "\u2013", one.load && serves(one) ? percent(one.load.kv_usage) : "\u2013", percent(one.hit_rate), count(one.calls), count(one.failures)];
   }));
   return table("Engines by pool", ["Engine", "State", "Version", "In flight", "Its queue", "KV cache", "Hit rate", "Calls", "Failed"], rows, "This service has no pool of engines.");
 }

@@ -24,12 +24,15 @@ class ProblemPanel {
     this.pair.addEventListener("click", () => { this.first = null; this.pair.setAttribute("aria-pressed", this.pair.getAttribute("aria-pressed") !== "true"); this.show(this.answer); });
   }
 
+  get isOfAll() { return !NARROWING.some((name) => name in this.view.values); }
   get isPairing() { return this.pair.getAttribute("aria-pressed") === "true"; }
 
   show(answer) {
     this.answer = answer;
     if (!answer) return;
-    const words = [plural(answer.total, "problem"), answer.never_solved ? `${count(answer.never_solved)} never solved` : "", answer.always_solved ? `${count(answer.always_solved)} always solved` : ""];
+    // Among chosen rollouts, a problem without a solved one may be solved by others.
+    const words = this.isOfAll ? [plural(answer.total, "problem"), answer.never_solved ? `${count(answer.never_solved)} never solved` : "", answer.always_solved ? `${count(answer.always_solved)} always solved` : ""]
+      : [`${plural(answer.total, "problem")} of the rollouts that are chosen`];
     this.message.textContent = this.isPairing ? this.first ? "Choose the second rollout." : "Choose the first of two rollouts." : words.filter(Boolean).join(", ");
     refillBox(this.rows, table("Rewards by problem", ["Problem", "Environment", "Mean", "Solved", "Rewards"], answer.problems.map((one) => this.row(one)), "Nothing has finished yet."));
     this.more.hidden = answer.problems.length >= answer.total || this.limit >= MOST_PROBLEMS;
@@ -41,7 +44,7 @@ class ProblemPanel {
       onclick: () => this.view.set({ problem: chosen ? null : problem.problem }) }, problem.problem);
     const verdict = !problem.rewarded ? "none" : problem.solved ? "good" : "bad";
     const mean = problem.mean === null ? make("span", { class: "dim" }, "none") : make("b", { class: `badge ${verdict}` }, problem.mean.toFixed(2));
-    const solved = problem.rewarded && !problem.solved ? `never, of ${count(problem.rewarded)}` : `${count(problem.solved)} of ${count(problem.rewarded)}`;
+    const solved = problem.rewarded && !problem.solved && this.isOfAll ? `never, of ${count(problem.rewarded)}` : `${count(problem.solved)} of ${count(problem.rewarded)}`;
     return [name, problem.environment, mean, solved, make("div", { class: "chips" }, ...this.chips(problem), this.contrast(problem))];
   }
 

@@ -11,7 +11,7 @@ function rewardBadge(one) {
 
 const age = (one) => seconds(Math.max(Date.now() / 1000 - one.accepted_at, 0));
 const PLACES = {
-  loading: "the service is loading", held: "held back by the demand", queue: "in the queue", retry: "pause before a retry", slot: "for a slot", parked: "parked",
+  loading: "the service is loading", held: "held back by the demand", queue: "in the queue", retry: "pause before a retry", slot: "for a free slot", parked: "parked",
   init: "INIT", run: "RUN", eval: "EVAL", record: "its record is written",
 };
 
@@ -28,7 +28,7 @@ const PENDING_COLUMNS = [
   ["Rollout", "id", (one) => one.rollout_id, "rollout"], ["Problem", "problem", (one) => one.problem, "problem"], ["Run", "run", (one) => one.run_id, "run"],
   ["Environment", "environment", (one) => one.environment, "environment"], ["Where", "outcome", (one) => PLACES[one.place] ?? one.place],
   ["There for", "turns", (one) => one.since ? seconds(Math.max(Date.now() / 1000 - one.since, 0)) : "\u2013"],
-  ["Attempt", "tokens", (one) => count(one.attempt + 1)], ["Accepted for", "took", age, "took"],
+  ["Attempt", "tokens", (one) => count(one.attempt)], ["Accepted for", "took", age, "took"],
 ];
 
 class RowList {

@@ -94,7 +94,7 @@ class RewardPanel {
       return [name, mean.toFixed(3), meter(mean, `${percent(mean)} of 1`), count(series.count)];
     }
     const [from, to] = [this.from.value, this.to.value].map((version) => series.points.find((one) => `${one.version}` === version));
-    const mean = (one) => one ? make("span", {}, one.mean.toFixed(3), " ", make("span", { class: "dim beside" }, `of ${count(one.count)}`)) : "\u2013";
+    const mean = (one) => one ? make("span", {}, one.mean.toFixed(3), " ", make("span", { class: "dim beside" }, `n = ${count(one.count)}`)) : "\u2013";
     return [name, ...change(from, to), mean(from), mean(to)];
   }
 }
@@ -104,6 +104,6 @@ function change(from, to) {
   if (!from || !to || from === to) return ["\u2013", "\u2013"];
   const difference = to.mean - from.mean;
   const error = 1.96 * Math.sqrt(from.deviation ** 2 / from.count + to.deviation ** 2 / to.count);
-  const [mood, word] = Math.min(from.count, to.count) < FEW_REWARDS ? ["none", "too few"] : Math.abs(difference) <= error ? ["none", "not clear"] : difference > 0 ? ["good", "rose"] : ["bad", "fell"];
-  return [make("b", { class: `badge ${mood}` }, word), `${difference < 0 ? "\u2212" : "+"}${Math.abs(difference).toFixed(3)} \u00b1 ${error.toFixed(3)}`];
+  const [mood, word] = Math.min(from.count, to.count) < FEW_REWARDS ? ["none", "too few"] : !difference && !error ? ["none", "no change"] : Math.abs(difference) <= error ? ["none", "not clear"] : difference > 0 ? ["good", "rose"] : ["bad", "fell"];
+  return [make("b", { class: `badge ${mood}` }, word), make("span", { title: "with the interval of 95 %" }, `${difference < 0 ? "\u2212" : "+"}${Math.abs(difference).toFixed(3)} \u00b1 ${error.toFixed(3)}`)];
 }

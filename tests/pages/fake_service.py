@@ -206,7 +206,7 @@ def busy(rollouts: int = 10_000) -> World:
         groups={run: groups(run) for run in ("grpo-7b", "eval-17")},
         status={
             **{"ready": True, "problem": "", "queued": 1204, "running": 186, "finished": 10_004, "version": "0.1.0"},
-            "places": {"queue": 9, "slot": 7, "run": 7, "eval": 1} if rollouts else {},
+            "places": {"queue": 16, "run": 8} if rollouts else {},
             "capacity": {"queued": 64, "init": 22, "run": 141, "eval": 17, "parked": 6, "free": 12},
             **{"uptime_seconds": 12_345.6, "ended": ended, "sampled_tokens": 41_812_000, "wasted_tokens": 1_204_511},
             "rewards": [

@@ -206,6 +206,8 @@ def test_what_waits_and_what_runs(browser: "Browser") -> None:
         page.locator(".rows .row", has_text="in the queue").first.wait_for()
         ages = sorted((one for one in world.pending if one["place"] != "run"), key=lambda one: one["accepted_at"])
         assert page.locator(".rows .row").count() == 16
+        assert page.get_by_label("Sort by").input_value() == "took"
+        assert "16 in the queue" in page.locator("#tiles .tile", has_text="Waiting").inner_text()
         assert (page.locator(".rows .row .cell.id").first.text_content() or "") == ages[0]["rollout_id"]
         page.locator("#spreads dt", has_text="Accepted for").wait_for()
         assert "p90" in page.locator("#spreads").inner_text()

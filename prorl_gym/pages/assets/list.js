@@ -20,7 +20,8 @@ class RolloutList {
 
   // What to ask the service for.
   get query() {
-    const sort = this.columns.some(([, , , column]) => column === this.view.values.sort) ? this.view.values.sort : this.state === "finished" ? "finished" : "took";
+    const asked = this.view.values.sort ?? "";
+    const sort = this.columns.some(([, , , column]) => column === asked) ? asked : this.state === "finished" ? "finished" : "took";
     return { ...this.view.filter, state: this.state, sort, descending: !("up" in this.view.values), limit: PAGE };
   }
 

@@ -83,7 +83,7 @@ class RewardPanel {
     const told = names.filter((name) => series[0].points.some((one) => `${one.version}` === name && one.count >= FEW_REWARDS)); // the newest version is often a few rollouts old
     if (names.length) [this.from.value, this.to.value] = [names.includes(from) ? from : told[0] ?? names[0], names.includes(to) ? to : told.at(-1) ?? names.at(-1)];
     const rows = series.map((one, i) => this.row(one, i, names.length > 1));
-    const heads = names.length > 1 ? ["Rewards of", "Verdict", "Change", "From", "To"] : ["Rewards of", "Mean", "Of 1", "Rewards"];
+    const heads = names.length > 1 ? ["Rewards of", "Verdict", "Change", "From (n)", "To (n)"] : ["Rewards of", "Mean", "Of 1", "Rewards"];
     refillBox(this.table, table("Mean rewards by version", heads, rows, "Nothing with a reward has finished."));
   }
 
@@ -94,7 +94,7 @@ class RewardPanel {
       return [name, mean.toFixed(3), meter(mean, `${percent(mean)} of 1`), count(series.count)];
     }
     const [from, to] = [this.from.value, this.to.value].map((version) => series.points.find((one) => `${one.version}` === version));
-    const mean = (one) => one ? make("span", {}, one.mean.toFixed(3), " ", make("span", { class: "dim beside" }, `n = ${count(one.count)}`)) : "\u2013";
+    const mean = (one) => one ? make("span", {}, one.mean.toFixed(3), " ", make("span", { class: "dim beside" }, `(${count(one.count)})`)) : "\u2013";
     return [name, ...change(from, to), mean(from), mean(to)];
   }
 }

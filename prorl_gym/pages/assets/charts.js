@@ -56,7 +56,8 @@ class Chart {
 
   scale(all) {
     this.low = Math.min(0, ...all);
-    this.high = all.length ? Math.max(...all, this.low + 1e-9) : 1;
+    const highest = Math.max(this.low, ...all);
+    this.high = highest > this.low ? highest : this.low + 1; // a flat line lies at the foot
     this.top.textContent = all.length ? figure(this.high) : "";
   }
 

@@ -180,18 +180,18 @@ acknowledged within 0.1 s, together with others.""",
 The Ray nodes share this machine, so the share of its processors that is in use says whether the machine is
 the limit. A rollout has four model calls of a fixed second, three commands in a real sandbox, and is graded by hidden
 tests in a clean one; each node runs four at a time. Throughput is between the ends of the first and the last quarter of
-the rollouts. The killed node: eight Ray nodes, rollouts of nine calls; when half of the records are there, the
-processes of one Ray node are killed and none takes its place; its rollouts are made again when its lease of six seconds
-is over. Simulated: service, ledger, placement, engine pool and runners are real, engines, sandboxes, network and time
-are not; work per node is constant; the head's own work takes no time there, so its CPU is a figure of its own: a head
-in its own process, eight nodes whose rollouts only wait and call, user and system time.
+the rollouts. The killed node: eight Ray nodes, rollouts of nine calls; half a rollout's time after half of the records
+are there, the processes of one Ray node are killed and none takes its place; its rollouts, of which about a third have
+begun, are made again when its lease of six seconds is over. Simulated: service, ledger, placement, engine pool and
+runners are real, engines, sandboxes, network and time are not; work per node is constant; the head's own work takes no
+time there, so its CPU is a figure of its own: a head in its own process, eight nodes whose rollouts only wait and call,
+user and system time.
 
 Why targets were missed. Eight Ray nodes: their 32 rollouts wait for calls of the same second and then start sandboxes
 and commands together, on two cores; one service with as many slots and without nodes, the floor, takes nearly as long.
-The head's CPU of a call: a call needs a decision, and a request that asks for nothing costs the head as much. Simulated
-nodes: a fault of admission. One share of KV memory holds for all engines, and is cut when any of them preempts or when
-prompts are computed again, which also happens where rollouts of a group or calls of a rollout change engines: engines
-then have room, and rollouts wait.""",
+The head's CPU of a call: a call needs a decision, and a request that asks for nothing costs the head as much. 64
+simulated nodes: they stand beside the mean rate of sixteen single ones, which is 3 % above the rate of the work of
+these sixteen together; nodes that share their work can reach the latter.""",
     ),
     Section(
         "resume",

@@ -82,18 +82,16 @@ PROVIDES = (
     ("mini-swe-agent, bubblewrap", "namespaces, no network; no limits", "off here", "none", "files", "hidden tests"),
 )
 
-AWAITED = ("resume",)
-"""Benches that the page leaves out while they have no report: none was made on a quiet machine yet."""
-
-_ALL = (
+SECTIONS = (
     Section(
         "shell",
         "Commands",
         """The peers on the host have no sandbox around them. The raw pty gives no exit code, no directory and has no
 event loop: it is a floor; a megabyte through the shell may take 1.5 times as long as through it.
 Beyond the floor an `echo hi` is a few turns of the event loop, a thread that writes its text, and in bash about 70
-system calls that read the text and report the exit code and the directory. tmux is
-polled as OpenHands does: one look at once, then one after every half a second, and a tenth of a second to
+system calls that read the text and report the exit code and the directory: three hand-overs between threads and
+processes, of which one alone, the control channel's round trip below, takes more than the target on this machine.
+tmux is polled as OpenHands does: one look at once, then one after every half a second, and a tenth of a second to
 clear the screen; a fast command is often seen by the first look. NeMo Gym's provider runs as an ordinary
 user on a SIF that Apptainer built, with squashfuse. The mix is fixed in `bench/_mix.py`: ls, grep -r,
 sed, git diff, pytest of one file (where the image has pytest), git checkout. The channels are measured on
@@ -142,7 +140,9 @@ engine calls. Workloads stand in `bench/_service_work.py`. Why rates and added l
 disk would allow the rates, one event loop does not, which makes fewer rollouts in process, without HTTP, than
 batches shall reach with it. By a profile, a seventh of that thread's time writes records as JSON; the rest is
 spread over stages, slots, tasks and checks of models. Two commits stand in a row: the rollout's before its id is
-answered, the record's before it is streamed. Client and service share two cores.""",
+answered, the record's before it is streamed. A single rollout, with nothing else at work, takes 3.4 ms from its post to
+its record, of which 0.8 ms are the client's own CPU and 0.7 ms two fsyncs; the rest of the median is queueing. uvloop
+changed nothing (within 3 % in three interleaved laps). Client and service share two cores.""",
     ),
     Section(
         "gateway",
@@ -257,7 +257,6 @@ persistent shell, its durable record and its tokens; the peer's loop on the host
     ),
 )
 
-SECTIONS = tuple(about for about in _ALL if about.name not in AWAITED or (RESULTS / f"{about.name}.json").exists())
 
 Row = dict[str, Any]
 Report = dict[str, Any]

@@ -46,6 +46,9 @@ ROWS: dict[str, tuple[Bar, ...]] = {
     "Sandboxes": (
         Bar("command in a shell, median", "shell", "echo hi, median", "NeMo Gym", GYM, "userns"),
         Bar("command in a shell, median", "shell", "echo hi, median", "raw pty", "raw pty, no sandbox", "userns"),
+        Bar("the same, Apptainer backend", "shell", "echo hi, median", "raw pty", "raw pty, no sandbox", "apptainer"),
+        Bar("1 MB of output", "shell", "1 MB of output, shell", "raw pty", "raw pty, no sandbox", "userns"),
+        Bar("the same, Apptainer backend", "shell", "1 MB of output, shell", "raw pty", "raw pty", "apptainer"),
         Bar("mixed actions, mean", "shell", "mean action", "NeMo Gym", GYM, "userns"),
         Bar("start to first command", "start", "cold start to first command", "NeMo Gym", GYM, "userns"),
         Bar(

@@ -40,14 +40,14 @@ class Bar:
     backend: str | None = None
 
 
-GYM = "NeMo Gym's sandbox provider"
+GYM = "NeMo Gym's provider"
 HOST_TOOL, BWRAP_TOOL = "verifiers, no sandbox", "verifiers, bubblewrap"
 ROWS: dict[str, tuple[Bar, ...]] = {
     "Sandboxes": (
         Bar("command in a shell, median", "shell", "echo hi, median", "NeMo Gym", GYM, "userns"),
-        Bar("command in a shell, median", "shell", "echo hi, median", "raw pty", "raw pty, no sandbox", "userns"),
-        Bar("the same, Apptainer backend", "shell", "echo hi, median", "raw pty", "raw pty, no sandbox", "apptainer"),
-        Bar("1 MB of output", "shell", "1 MB of output, shell", "raw pty", "raw pty, no sandbox", "userns"),
+        Bar("command in a shell, median", "shell", "echo hi, median", "raw pty", "raw pty", "userns"),
+        Bar("the same, Apptainer backend", "shell", "echo hi, median", "raw pty", "raw pty", "apptainer"),
+        Bar("1 MB of output", "shell", "1 MB of output, shell", "raw pty", "raw pty", "userns"),
         Bar("the same, Apptainer backend", "shell", "1 MB of output, shell", "raw pty", "raw pty", "apptainer"),
         Bar("mixed actions, mean", "shell", "mean action", "NeMo Gym", GYM, "userns"),
         Bar("start to first command", "start", "cold start to first command", "NeMo Gym", GYM, "userns"),
@@ -117,7 +117,7 @@ ROWS: dict[str, tuple[Bar, ...]] = {
     ),
     "Placing calls (simulated)": (
         Bar("work done, tight KV cache", "balance", "tight KV: `cost` with AIMD", "", "published heap"),
-        Bar("work done, roomy KV cache", "balance", "roomy KV: ours over", "", "best peer: sticky"),
+        Bar("work done, roomy KV cache", "balance", "roomy KV: ours over", "", "best peer"),
     ),
     "Groups (simulated)": (
         Bar("informative groups per worker-second", "groups", "ours over `wait for all`", "", "wait for all"),

@@ -1,8 +1,8 @@
 """Pipes on the event loop: readers that capture, a writer that feeds; nothing blocks and nothing is polled."""
 
+import _thread
 import asyncio
 import os
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -34,7 +34,7 @@ def write_in_thread(fd: int, data: bytes) -> "asyncio.Future[bool]":
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(lambda: written.cancelled() or written.set_result(worked))
 
-    threading.Thread(target=write, name="command-text", daemon=True).start()
+    _thread.start_new_thread(write, ())  # ``threading`` would wait here until it has begun
     return written
 
 

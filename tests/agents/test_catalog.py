@@ -26,7 +26,7 @@ def test_an_installed_preset_comes_with_its_layer(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
-        ("codex", "Run: prorl-gym agents install codex"),
+        ("codex", "Run: prorl-gym agents install codex --directory LAYERS"),
         ("codec", "Did you mean 'codex'?"),
         ("zzz", "Known: claude-code, codex, mine, mini-swe-agent, miniswe-sandboxed, opencode, openhands, qwen-code."),
     ],
@@ -34,4 +34,4 @@ def test_an_installed_preset_comes_with_its_layer(tmp_path: Path):
 def test_what_is_not_there_names_the_fix(name: str, fix: str, tmp_path: Path):
     with pytest.raises(TaskError) as caught:
         AgentCatalog({"mine": MINE}, tmp_path).find(name)
-    assert (caught.value.kind, caught.value.fix) == (FailureKind.BAD_ROW, fix)
+    assert (caught.value.kind, caught.value.fix) == (FailureKind.BAD_ROW, fix.replace("LAYERS", str(tmp_path)))

@@ -61,7 +61,8 @@ def test_defaults_follow_the_state_directory(tmp_path: Path) -> None:
         ),
         (
             {"runs": {"step-7": {"agent": "codx"}}},
-            "F: 'runs' is wrong: There is no agent 'codx' (Did you mean 'codex'?).\nFound {'step-7': {'agent': 'codx'}}.",
+            "F: 'runs' is wrong: There is no agent 'codx' (Did you mean 'codex'?).\n"
+            "Found {'step-7': {'agent': 'codx'}}.",
         ),
         (
             {"inference_urls": ["file:///etc/passwd"]},

@@ -15,6 +15,7 @@ from prorl_gym.client.wire_models import (
     DispatchStatus,
     GroupsStatus,
     LedgerStatus,
+    PendingPlace,
     PendingSummary,
     ProblemsResponse,
     RolloutListResponse,
@@ -363,7 +364,7 @@ class RolloutService:
     async def status(self) -> DispatchStatus:
         """Report what is going on."""
         count = self._pending.count_by_state()
-        places = Counter(entry.place for entry in self._pending.all())
+        places = Counter[PendingPlace](entry.place for entry in self._pending.all())
         if self._intake.unread_count:
             places["loading"] = self._intake.unread_count
         return DispatchStatus(

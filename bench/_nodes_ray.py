@@ -220,9 +220,9 @@ async def _submit(
         return rollout
 
     async def disturb() -> None:
-        await half.wait()
-        await asyncio.sleep(calls * CALL_SECONDS / 2)
         if at_half is not None:
+            await half.wait()
+            await asyncio.sleep(calls * CALL_SECONDS / 2)
             await asyncio.to_thread(at_half)
 
     began = loop.time()

@@ -42,6 +42,7 @@ from prorl_gym.rollout.scheduling.dispatcher import RESTART_ADVICE, Dispatcher
 
 _LOADING = "The service is loading its tokenizer and sandboxes: it accepts rollouts, and begins them after that."
 
+_OUTSIDE_THE_RUNNER: tuple[PendingPlace, ...] = ("loading", "held", "queue", "retry")
 _PAGE = 32
 """Records read for a stream at once: they may be large."""
 
@@ -363,15 +364,15 @@ class RolloutService:
 
     async def status(self) -> DispatchStatus:
         """Report what is going on."""
-        count = self._pending.count_by_state()
         places = Counter[PendingPlace](entry.place for entry in self._pending.all())
         if self._intake.unread_count:
             places["loading"] = self._intake.unread_count
+        queued = sum(places[place] for place in _OUTSIDE_THE_RUNNER)
         return DispatchStatus(
             ready=not self.problem,
             problem=self.problem,
-            queued=self._intake.unread_count + count["queued"] + count["waiting"],
-            running=count["handing"] + count["running"] + count["ending"],
+            queued=queued,
+            running=places.total() - queued,
             finished=self._finished_count,
             places=dict(places),
             paused=self._dispatcher.is_held,

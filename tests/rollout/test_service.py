@@ -156,6 +156,7 @@ async def test_a_pause_between_attempts_holds_no_slot() -> None:
             return (status.queued, status.running) == (10, 0)
 
         await until(all_pause)
+        assert (await service.status()).places == {"retry": 10}
         assert len(await service.cancel([f"bad{i}" for i in range(10)])) == 10
         assert (await settled(service, "bad3")).outcome.reason is CancelReason.CLIENT
 

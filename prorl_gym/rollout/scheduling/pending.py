@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from prorl_gym.client.wire_models import PendingPlace
 from prorl_gym.errors import CancelReason
 from prorl_gym.records import Rollout, RolloutRequest
-from prorl_gym.rollout.protocol import AttemptMoved, AttemptPosition, AttemptState, Job, RecoveredRollout, StageEntered
+from prorl_gym.rollout.protocol import AttemptMoved, AttemptPosition, Job, RecoveredRollout, StageEntered
 from prorl_gym.rollout.scheduling.fair_queue import Charge, FairQueue
 
 _RUNNING_PLACES = frozenset({"init", "run", "eval", "record"})
@@ -134,13 +134,6 @@ class PendingIndex:
                 if in_group and (not wanted_runs or entry.run_id in wanted_runs):
                     chosen[entry.rollout_id] = entry
         return list(chosen.values())
-
-    def count_by_state(self) -> dict[AttemptState, int]:
-        """Return how many are in each state."""
-        counts: dict[AttemptState, int] = {"queued": 0, "handing": 0, "running": 0, "waiting": 0, "ending": 0}
-        for entry in self._by_id.values():
-            counts[entry.position.state] += 1
-        return counts
 
     def running_ids(self) -> list[str]:
         """Return those whose attempt has entered INIT and is not parked."""

@@ -75,6 +75,7 @@ def test_a_hung_engine_whose_health_answers_stays_out() -> None:
             (state, _) = pool.snapshot().engines
             assert state.failures == 1
             assert state.unhealthy_reason == "engine hung: sampled nothing for 2 s."
+            assert state.unhealthy_since is not None
 
     virtually(scenario)
 

@@ -21,7 +21,7 @@ from prorl_gym.records import (
     bounded_text,
     row_id_of,
 )
-from prorl_gym.rollout.ledger.encoding import decode_rollout, encode_rollout
+from prorl_gym.rollout.ledger.encoding import decode_rollout, encode_rollout, replace_surrogates
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
@@ -83,6 +83,10 @@ def test_a_record_with_hostile_texts_round_trips_within_its_bounds(
     assert len(stored) <= 6 * (limit + 2 * (16 << 10) + 2 * MIB) + 4096  # a control character takes six bytes
     assert len(read.why.encode()) <= 300
     assert "\n" not in read.why
+
+
+def test_half_a_surrogate_pair_becomes_the_replacement_character() -> None:
+    assert replace_surrogates("a\ud800b\U0001f600") == "a\ufffdb\U0001f600"
 
 
 def test_a_mark_counts_what_was_cut() -> None:

@@ -7,14 +7,15 @@ WORKERS ?= 2
 IN_PARALLEL = -n $(WORKERS) --dist loadgroup
 export VENV
 
-.PHONY: help setup demo learn test test-all lint docs dist clean
+.PHONY: help setup demo learn test test-all release-check lint docs dist clean
 
 help:
 	@echo "make demo                             roll out four environments through NeMo Gym (no GPU, no model needed)"
 	@echo "make demo BASE_URL=http://h:8000/v1 MODEL=name [TOKENIZER=dir]    the same against a vLLM server"
 	@echo "make learn [DOMAIN=math|code|stem|swe] [LEARN_FLAGS=--short]   train a tiny policy from nothing (CPU, 8 minutes)"
 	@echo "make test [WORKERS=0]                 the default test suite (no network, GPU or root needed); 0: in one process"
-	@echo "make test-all                         everything; PRORL_GYM_REQUIRE=apptainer,gym makes a missing one fail"
+	@echo "make test-all                         every test; PRORL_GYM_REQUIRE=apptainer,gym makes a missing one fail"
+	@echo "make release-check [PARTS='kills gym']  what .ci/run plays in part, whole: under two hours; each part runs alone"
 	@echo "make lint                             ruff and pyright"
 	@echo "make docs                             the documentation as a site, in site/"
 	@echo "make dist                             wheel and sdist, checked, in dist/"
@@ -38,6 +39,9 @@ test: setup
 
 test-all: setup
 	@$(RUN)/python -m pytest --all $(IN_PARALLEL) $(PYTEST_FLAGS)
+
+release-check: setup
+	@.ci/release-check $(PARTS)
 
 lint: setup
 	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/pyright --pythonpath $(RUN)/python && \

@@ -46,7 +46,7 @@ class CallingRunner:
         self._events: asyncio.Queue[RunnerEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         session = FakeSession(FakePolicySource())
-        session._turns = 3  # pyright: ignore[reportPrivateUsage]
+        session._turns = 3  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
         self._segments = session.segments()
 
     async def accept(self, job: Job) -> None:

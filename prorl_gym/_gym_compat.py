@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What NeMo Gym does not export for others, and what differs between its versions 0.5.1, 0.6 and 0.7.
+"""What NeMo Gym does not export for others, and what differs between its versions 0.5.1 and 0.7.
 
 No other module of this package imports such a name. Modules that only servers need are imported inside functions: the
 sandbox provider does not load them.

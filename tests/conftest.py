@@ -2,9 +2,10 @@
 
 A marker names a need. A need that is missing skips the test with a reason, unless ``PRORL_GYM_REQUIRE`` (a
 comma-separated list) names it: then the test fails, so that a machine that was provisioned for it cannot pass by
-skipping. Tests marked ``slow`` run with ``--all`` only.
+skipping. ``tiers.py`` says which tests a run plays.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import tiers
 
 
 def _importable(*names: str) -> Callable[[], bool]:
@@ -111,9 +113,7 @@ def required() -> set[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="also run the tests marked slow, on every backend")
-    parser.addoption("--both-backends", action="store_true", help="also run on Apptainer what runs on user namespaces")
-    parser.addoption("--one-case", action="store_true", help="of tests that differ in their data only, run the first")
+    tiers.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -132,6 +132,9 @@ def pytest_configure(config: pytest.Config) -> None:
         shutil.rmtree(own, ignore_errors=True)
 
     config.add_cleanup(remove)
+    # A service freezes its heap when it starts. Tests start thousands, in one process: nothing would ever be collected.
+    freeze, gc.freeze = gc.freeze, lambda: None
+    config.add_cleanup(lambda: setattr(gc, "freeze", freeze))
 
 
 _seconds: Counter[str] = Counter()
@@ -143,27 +146,20 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _seconds["/".join(folders[:2])] += report.duration
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Note for ``.ci/again`` how the run ended, and for ``.ci/budgets`` what the tests of each folder took."""
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Note for ``.ci/budgets`` what the tests of each folder took."""
     cache: pytest.Cache | None = getattr(session.config, "cache", None)
     if cache is not None and not hasattr(session.config, "workerinput"):
-        cache.set("prorl/exit_status", int(exitstatus))
         cache.set("prorl/seconds", {folder: round(seconds) for folder, seconds in _seconds.most_common()})
 
 
-def pytest_report_header() -> str:
-    return f"needs present: {', '.join(name for name in NEEDS if NEEDS[name][0]()) or 'none'}"
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    present = ", ".join(name for name in NEEDS if NEEDS[name][0]())
+    return [f"needs present: {present or 'none'}", tiers.header(config)]
 
 
 _ONE_WORKER = ("vllm", "chromium", "gym")
 """Needs that are costly to start: with pytest-xdist, all slow tests that have one run in the same worker."""
-
-
-def _deselect(config: pytest.Config, items: list[pytest.Item], is_wanted: Callable[[pytest.Item], bool]) -> None:
-    left_out = [item for item in items if not is_wanted(item)]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if is_wanted(item)]
 
 
 def _missing(item: pytest.Item) -> list[str]:
@@ -171,25 +167,15 @@ def _missing(item: pytest.Item) -> list[str]:
     return [name for name, (present, _) in NEEDS.items() if item.get_closest_marker(name) and not present()]
 
 
-def _code_of(item: pytest.Item) -> tuple[str, ...]:
-    """What a test runs, without its data: its function, and which functions and classes it is given."""
-    case = getattr(item, "callspec", None)
-    given = sorted(case.params.items()) if case is not None else ()
-    return (item.nodeid.partition("[")[0], *(f"{name}={value!r}" for name, value in given if callable(value)))
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tiers.mark_slow(items)
     for item in items:
         if item.get_closest_marker("slow") and any(item.get_closest_marker(name) for name in _ONE_WORKER):
             item.add_marker(pytest.mark.xdist_group("servers"))
-    if not config.getoption("--all") and "slow" not in config.getoption("-m"):
-        later = ("slow",) if config.getoption("--both-backends") else ("slow", "second_backend")
-        _deselect(config, items, lambda item: not any(item.get_closest_marker(name) for name in later))
-    if config.getoption("--one-case"):
-        first: dict[tuple[str, ...], pytest.Item] = {}
-        for item in sorted(items, key=_missing):  # one that can run, if there is one
-            first.setdefault(_code_of(item), item)
-        _deselect(config, items, lambda item: first[_code_of(item)] is item)
+    chosen = tiers.select(config, items, lambda item: not _missing(item))
+    if left_out := set(items) - set(chosen):
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = chosen
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,14 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import PACKAGE as ROOT
+from sources import in_one_worker, package_files, statements_of, tree_of
 
-ROOT = Path(__file__).parent.parent / "prorl_gym"
+pytestmark = in_one_worker
 
 BASE_ARROWS: dict[str, set[str]] = {
     "backoff": set(),
@@ -131,30 +134,16 @@ def package_of(file: Path) -> str:
     return file.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imports_of(source: str) -> set[str]:
+def imports_of(tree: ast.Module) -> set[str]:
     """Full names of imported modules, wherever they stand; what only type checkers see does not count."""
     found: set[str] = set()
-    tree = ast.parse(source)
-    hidden = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-        for statement in node.body
-        for inner in ast.walk(statement)
-    }
-    for node in ast.walk(tree):
-        if node in hidden:
-            continue
+    for node in statements_of(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute here"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
-
-
-def files() -> list[Path]:
-    return sorted(path for path in ROOT.rglob("*.py") if "tests" not in path.relative_to(ROOT).parts)
 
 
 def is_in(name: str, modules: set[str]) -> bool:
@@ -166,7 +155,7 @@ def packages_in(names: set[str]) -> set[str]:
     return {name.split(".")[1] for name in names if name.startswith("prorl_gym.")}
 
 
-@pytest.mark.parametrize("package", sorted({package_of(file) for file in files()}))
+@pytest.mark.parametrize("package", sorted({package_of(file) for file in package_files()}))
 def test_arrows_run_one_way(package: str) -> None:
     assert package in ARROWS or package in BASE_ARROWS, f"add what {package} may import to this file"
     if package in ARROWS:
@@ -175,7 +164,7 @@ def test_arrows_run_one_way(package: str) -> None:
         allowed = BASE_ARROWS[package]
     wrong = {
         f"{file.relative_to(ROOT)} -> {name}"
-        for file in files()
+        for file in package_files()
         if package_of(file) == package
         for name in imported(file)
         if name.startswith("prorl_gym.") and not is_in(name, allowed) and "*" not in allowed
@@ -183,8 +172,9 @@ def test_arrows_run_one_way(package: str) -> None:
     assert wrong == set()
 
 
+@cache
 def imported(file: Path) -> set[str]:
-    return imports_of(file.read_text(encoding="utf-8"))
+    return imports_of(tree_of(file))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +184,7 @@ def test_arrows_inside_a_package_run_one_way(package: str, inner: str) -> None:
     allowed = INNER_ARROWS[package][inner] | {inner}
     wrong = {
         f"{file.relative_to(ROOT)} -> {name}"
-        for file in files()
+        for file in package_files()
         if part_of(module_of(file), package) == inner
         for name in imported(file)
         if (other := part_of(name, package)) and other not in allowed and "*" not in allowed
@@ -204,7 +194,7 @@ def test_arrows_inside_a_package_run_one_way(package: str, inner: str) -> None:
 
 @pytest.mark.parametrize("package", INNER_ARROWS)
 def test_every_part_of_a_package_is_named(package: str) -> None:
-    parts = {part_of(module_of(file), package) for file in files()}
+    parts = {part_of(module_of(file), package) for file in package_files()}
     assert parts - {"", "__init__"} == set(INNER_ARROWS[package])
 
 
@@ -220,7 +210,9 @@ def module_of(file: Path) -> str:
 
 def test_no_production_module_imports_testing() -> None:
     assert {
-        str(file) for file in files() if package_of(file) != "testing" and "testing" in packages_in(imported(file))
+        str(file)
+        for file in package_files()
+        if package_of(file) != "testing" and "testing" in packages_in(imported(file))
     } == set()
 
 
@@ -240,7 +232,7 @@ def test_the_guest_needs_the_standard_library_only() -> None:
 
 def modules() -> dict[str, set[str]]:
     """Return the modules of the package with those that each imports, wherever in its file."""
-    names = {module_of(file).removesuffix(".__init__"): file for file in files()}
+    names = {module_of(file).removesuffix(".__init__"): file for file in package_files()}
 
     def imported_module(name: str) -> str:
         while name not in names:
@@ -275,7 +267,7 @@ def gym_names_of(file: Path) -> set[str]:
     """What a file imports of Gym; a module that is imported as a whole counts by its own name."""
     return {
         alias.name
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in statements_of(tree_of(file))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
         if (getattr(node, "module", None) or alias.name).split(".")[0] == "nemo_gym"
@@ -283,7 +275,7 @@ def gym_names_of(file: Path) -> set[str]:
 
 
 def test_only_one_module_imports_what_gym_does_not_export() -> None:
-    for file in files():
+    for file in package_files():
         if names := gym_names_of(file):
             assert package_of(file) in {"gym_root", "_gym_compat"}, file
             assert package_of(file) == "_gym_compat" or names <= GYM_EXPORTS | GYM_SCAFFOLD, file
@@ -298,9 +290,9 @@ def test_gym_exports_these_names() -> None:
 def test_what_trainers_import_needs_pydantic_and_aiohttp_only(package: str) -> None:
     foreign = {
         name.split(".")[0]
-        for file in files()
+        for file in package_files()
         if package_of(file) == package
-        for name in imports_of(file.read_text(encoding="utf-8"))
+        for name in imported(file)
         if name.split(".")[0] not in {*sys.stdlib_module_names, "prorl_gym"}
     }
     assert foreign <= PLAIN_LIBRARIES | OPTIONAL_LIBRARIES.get(package, set())
@@ -312,7 +304,7 @@ def test_checker_sees_what_it_should() -> None:
         "def f():\n    import prorl_gym.api.app\n"
         "if TYPE_CHECKING:\n    from prorl_gym.cli import main\n"
     )
-    assert packages_in(imports_of(source)) == {"rollout", "api"}
+    assert packages_in(imports_of(ast.parse(source))) == {"rollout", "api"}
 
 
 _ONLY_PLAIN = """

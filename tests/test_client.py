@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import uvicorn
 from aiohttp import web
+from quick_server import listening
 
 from prorl_gym.api.app import create_app
 from prorl_gym.api.service_process import open_listener
@@ -36,16 +37,10 @@ async def url() -> AsyncIterator[str]:
     runner = InProcessRunner(environment_lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
     service = RolloutService(MemoryLedger(), runner)
     await service.start()
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(service, TOKEN), log_config=None, lifespan="off", access_log=False)
-    )
-    with open_listener("127.0.0.1", 0) as listener:
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with listening(create_app(service, TOKEN)) as address:
+        yield address
         service.begin_shutdown()
-        server.should_exit = True
-        await asyncio.wait_for(task, 10)
-        await service.stop(drain=False)
+    await service.stop(drain=False)
 
 
 def ask(rollout_id: str, **task: Any) -> RolloutRequest:

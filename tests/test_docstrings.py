@@ -3,10 +3,10 @@
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-MODULES = {path: ast.parse(path.read_text("utf-8")) for path in sorted((ROOT / "prorl_gym").rglob("*.py"))}
+from sources import ROOT, in_one_worker, package_files, tree_of
+
+pytestmark = in_one_worker
 PAGES = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PLACES = (ROOT, ROOT / "prorl_gym", ROOT / "prorl_gym" / "sandbox", ROOT / "docs", ROOT / "tests")
 OF_OTHERS = {
@@ -32,8 +32,8 @@ def documented_args(docstring: str) -> list[str]:
 def test_every_documented_argument_is_a_parameter() -> None:
     unknown = [
         f"{path.relative_to(ROOT)}:{function.lineno} {function.name}: {name}"
-        for path, tree in MODULES.items()
-        for function in functions(tree)
+        for path in package_files()
+        for function in functions(tree_of(path))
         for name in documented_args(ast.get_docstring(function) or "")
         if name not in {argument.arg for argument in ast.walk(function.args) if isinstance(argument, ast.arg)}
     ]
@@ -43,8 +43,8 @@ def test_every_documented_argument_is_a_parameter() -> None:
 def members() -> dict[str, tuple[set[str], list[str]]]:
     """What is defined or set in each class of ours, and its bases' names."""
     found: dict[str, tuple[set[str], list[str]]] = {}
-    for tree in MODULES.values():
-        for node in ast.walk(tree):
+    for path in package_files():
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 names, bases = found.setdefault(node.name, (set(), []))
                 bases += [ast.unparse(base) for base in node.bases]
@@ -71,7 +71,7 @@ def has(classes: dict[str, tuple[set[str], list[str]]], name: str, member: str) 
 def test_every_member_and_file_that_is_named_exists() -> None:
     classes = members()
     unknown: list[str] = []
-    for path in (*MODULES, *PAGES):
+    for path in (*package_files(), *PAGES):
         text = path.read_text("utf-8")
         unknown += [
             f"{path.relative_to(ROOT)}: {name}.{member}"

@@ -1,12 +1,10 @@
 """docs/published-faults.md and docs/own-faults.md: every fault has its line, and every test that it names is there."""
 
-import ast
 import re
-from pathlib import Path
 
 import pytest
+from sources import TESTS, files_of_tests, functions_of
 
-TESTS = Path(__file__).parent
 KITS = TESTS.parent / "prorl_gym" / "testing" / "sandbox" / "conformance"
 """Checks that each backend's tests run."""
 PAGES = {name: (TESTS.parent / "docs" / name).read_text("utf-8") for name in ("published-faults.md", "own-faults.md")}
@@ -15,12 +13,8 @@ ROW = re.compile(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE
 
 @pytest.fixture(scope="module")
 def there() -> set[str]:
-    return {
-        node.name
-        for file in (*TESTS.rglob("test_*.py"), *KITS.glob("*.py"))
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
+    tests = [file for file in files_of_tests() if file.name.startswith("test_")]
+    return {name for file in (*tests, *KITS.glob("*.py")) for name in functions_of(file)}
 
 
 def test_every_fault_of_the_published_server_has_its_line() -> None:

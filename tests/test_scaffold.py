@@ -76,6 +76,7 @@ def test_its_tests_pass(on_path: Path) -> None:
         getattr(tests, name)()
 
 
+@pytest.mark.slow
 def test_its_tests_fail_when_the_grader_is_generous(on_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks can fail: two of them notice a grader that accepts everything."""
     tests: Any = import_module("test_toy_maze")

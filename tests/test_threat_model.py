@@ -1,14 +1,12 @@
 """docs/threat-model.md and docs/sandbox-attacks.md name tests that exist, and each promise names one."""
 
-import ast
 import re
-from pathlib import Path
 
 import pytest
+from sources import TESTS, files_of_tests, functions_of
 
 from prorl_gym.testing.sandbox import conformance
 
-TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"
 NAMED = re.compile(r"`(test_\w+)?(?:::(test_\w+))?`")
 
@@ -18,13 +16,11 @@ def there() -> dict[str, set[str]]:
     """Functions of each test file, by its name without the ending. Files of one name are taken together."""
     found: dict[str, set[str]] = {}
     shared: dict[str, set[str]] = {}
-    for file in TESTS.rglob("*.py"):
-        functions = found.setdefault(file.stem, set())
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                functions.add(node.name)
-            elif isinstance(node, ast.ImportFrom) and node.module and node.names[0].name == "*":
-                shared.setdefault(file.stem, set()).add(node.module)
+    for file in files_of_tests():
+        found.setdefault(file.stem, set()).update(functions_of(file))
+        shared.setdefault(file.stem, set()).update(
+            re.findall(r"^from (\w+) import \*", file.read_text("utf-8"), re.M)
+        )
     return {
         name: functions.union(*(found[module] for module in shared.get(name, ())))
         for name, functions in found.items()

@@ -113,7 +113,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def drop_everything(self) -> None:
         """Forget all tasks and timers; nothing runs any more."""
         for task in asyncio.all_tasks(self):
-            task._log_destroy_pending = False  # type: ignore[attr-defined] # pyright: ignore
+            task._log_destroy_pending = False  # type: ignore[attr-defined] # pyright: ignore  # noqa: SLF001
         self.set_exception_handler(None)
         self._ready.clear()  # type: ignore[attr-defined] # pyright: ignore
         self._scheduled.clear()  # type: ignore[attr-defined] # pyright: ignore

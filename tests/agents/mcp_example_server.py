@@ -52,7 +52,7 @@ def poisoned(text: str) -> str:
 
 
 if "--describe" in sys.argv:
-    server._tool_manager._tools["note"].description = sys.argv[sys.argv.index("--describe") + 1]
+    server._tool_manager._tools["note"].description = sys.argv[sys.argv.index("--describe") + 1]  # noqa: SLF001
 if "--pid" in sys.argv:
     Path(sys.argv[sys.argv.index("--pid") + 1]).write_text(str(os.getpid()))
 server.run("streamable-http" if _port else "stdio")

@@ -1,6 +1,5 @@
 """A service on fakes behind its real routes, over a socket or in process."""
 
-import asyncio
 import json
 import socket
 from collections.abc import AsyncGenerator
@@ -10,10 +9,10 @@ from functools import partial
 from typing import Any
 
 import aiohttp
+from quick_server import QuickHttpServer
 
 from prorl_gym.api.app import create_app
 from prorl_gym.api.http.connection_limits import ConnectionLimits, Connections
-from prorl_gym.api.http.http_server import HttpServer
 from prorl_gym.api.http.middleware import has_bearer_token
 from prorl_gym.client.wire_models import FirstPrompt, FirstPromptBody
 from prorl_gym.rollout.protocol import Ledger
@@ -61,14 +60,13 @@ async def serving(
     """The same over a socket; options are those of ``create_app``."""
     async with running(ledger) as service:
         app = create_app(service, TOKEN, render_prompt=_render_prompt, **options)
-        server = HttpServer(app, partial(has_bearer_token, token=TOKEN.encode()), Connections(limits))
+        server = QuickHttpServer(app, partial(has_bearer_token, token=TOKEN.encode()), Connections(limits))
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            task = asyncio.create_task(server.serve(sockets=[listener]))
+            url = await server.begin(listener)
             async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
-                yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", service, http)
+                yield Served(url, service, http)
             service.begin_shutdown()
-            server.should_exit = True
-            await asyncio.wait_for(task, 10)
+            await server.end()
 
 
 def _render_prompt(prompt: FirstPromptBody) -> FirstPrompt:

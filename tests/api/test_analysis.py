@@ -5,19 +5,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from api_stack import Served, ask, serving
 
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture(params=["memory", "file"])
-async def served(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Served]:
-    file = LedgerConfig(path=tmp_path / "ledger.sqlite")
-    ledger = MemoryLedger() if request.param == "memory" else await SqliteLedger.open(file)
-    async with serving(ledger) as made:
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serving(await SqliteLedger.open(LedgerConfig(path=tmp_path / "ledger.sqlite"))) as made:
         yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def eight(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Served]]:
+    """Services over each kind of ledger with eight finished rollouts, for tests that only read."""
+    ledger = LedgerConfig(path=tmp_path_factory.mktemp("eight") / "ledger.sqlite")
+    async with serving(await SqliteLedger.open(ledger)) as on_disk, serving(MemoryLedger()) as in_memory:
+        both = [on_disk, in_memory]
+        for each in both:
+            await finish_eight(each)
+        yield both
 
 
 def member(name: str, group: str, replica: int, run_id: str = "r", **task: Any) -> dict[str, Any]:
@@ -75,15 +87,13 @@ async def listed(served: Served, query: str) -> list[str]:
         ("state=waiting", ""),
     ],
 )
-async def test_finished_rollouts_are_filtered_and_sorted(served: Served, query: str, expected: str) -> None:
-    await finish_eight(served)
-    assert await listed(served, query) == expected.split()
+async def test_finished_rollouts_are_filtered_and_sorted(eight: list[Served], query: str, expected: str) -> None:
+    assert [await listed(each, query) for each in eight] == [expected.split()] * 2
 
 
-async def test_a_rollout_without_the_sorted_value_is_last_both_ways(served: Served) -> None:
-    await finish_eight(served)
+async def test_a_rollout_without_the_sorted_value_is_last_both_ways(eight: list[Served]) -> None:
     for descending in ("true", "false"):
-        assert (await listed(served, f"sort=reward&descending={descending}"))[-1] == "d0"
+        assert [(await listed(each, f"sort=reward&descending={descending}"))[-1] for each in eight] == ["d0"] * 2
 
 
 async def test_counts_are_of_all_that_match(served: Served) -> None:
@@ -112,34 +122,34 @@ async def test_what_runs_and_what_waits_is_listed_with_its_place(served: Served)
     assert await listed(served, "state=waiting&reward=zero") == []
 
 
-async def test_rewards_are_given_by_version_and_causes_by_reason(served: Served) -> None:
-    await finish_eight(served)
-    _, answer = await served.ask("GET", "/v1/analysis")
-    assert answer["finished"] == 8
-    assert (answer["runs"], answer["environments"]) == (["s", "r"], ["scripted"])
-    points = {one["run_id"]: (one["count"], one["solved"], one["mean"]) for one in answer["rewards"]}
-    assert points == {"r": (6, 3, pytest.approx(2.5 / 6)), "s": (1, 1, 1.0)}
-    ends = [(one["status"], one["detail"], one["zero"], one["count"], one["rollout_id"]) for one in answer["ends"]]
-    assert ends == [("completed", "", True, 3, "c1"), ("failed", "bad_row", False, 1, "d0")]
-    assert set(answer["spreads"]) >= {"took", "turns", "tokens"}
-    took = answer["spreads"]["took"]
-    assert 0 <= took["p50"] <= took["p90"] <= took["max"]
-    _, one = await served.ask("GET", "/v1/analysis?run=s&reward=zero")
-    assert (one["finished"], one["rewards"], one["ends"], one["spreads"]) == (0, [], [], {})
-    assert one["runs"] == ["s", "r"]
+async def test_rewards_are_given_by_version_and_causes_by_reason(eight: list[Served]) -> None:
+    for each in eight:
+        _, answer = await each.ask("GET", "/v1/analysis")
+        assert answer["finished"] == 8
+        assert (answer["runs"], answer["environments"]) == (["s", "r"], ["scripted"])
+        points = {one["run_id"]: (one["count"], one["solved"], one["mean"]) for one in answer["rewards"]}
+        assert points == {"r": (6, 3, pytest.approx(2.5 / 6)), "s": (1, 1, 1.0)}
+        ends = [(one["status"], one["detail"], one["zero"], one["count"], one["rollout_id"]) for one in answer["ends"]]
+        assert ends == [("completed", "", True, 3, "c1"), ("failed", "bad_row", False, 1, "d0")]
+        assert set(answer["spreads"]) >= {"took", "turns", "tokens"}
+        took = answer["spreads"]["took"]
+        assert 0 <= took["p50"] <= took["p90"] <= took["max"]
+        _, one = await each.ask("GET", "/v1/analysis?run=s&reward=zero")
+        assert (one["finished"], one["rewards"], one["ends"], one["spreads"]) == (0, [], [], {})
+        assert one["runs"] == ["s", "r"]
 
 
-async def test_a_problem_that_is_never_solved_comes_first(served: Served) -> None:
-    await finish_eight(served)
-    _, answer = await served.ask("GET", "/v1/problems?order=worst")
-    names = [one["problem"] for one in answer["problems"]]
-    assert names == ["hard", "mixed", "easy", "other", "broken"]
-    assert (answer["total"], answer["never_solved"], answer["always_solved"]) == (5, 1, 2)
-    hard = answer["problems"][0]
-    assert (hard["count"], hard["rewarded"], hard["solved"], hard["mean"]) == (2, 2, 0, 0.0)
-    assert [(one["rollout_id"], one["reward"]) for one in hard["members"]] == [("b0", 0.0), ("b1", 0.0)]
-    _, page = await served.ask("GET", "/v1/problems?order=problem&limit=2&offset=1")
-    assert [one["problem"] for one in page["problems"]] == ["easy", "hard"]
+async def test_a_problem_that_is_never_solved_comes_first(eight: list[Served]) -> None:
+    for each in eight:
+        _, answer = await each.ask("GET", "/v1/problems?order=worst")
+        names = [one["problem"] for one in answer["problems"]]
+        assert names == ["hard", "mixed", "easy", "other", "broken"]
+        assert (answer["total"], answer["never_solved"], answer["always_solved"]) == (5, 1, 2)
+        hard = answer["problems"][0]
+        assert (hard["count"], hard["rewarded"], hard["solved"], hard["mean"]) == (2, 2, 0, 0.0)
+        assert [(one["rollout_id"], one["reward"]) for one in hard["members"]] == [("b0", 0.0), ("b1", 0.0)]
+        _, page = await each.ask("GET", "/v1/problems?order=problem&limit=2&offset=1")
+        assert [one["problem"] for one in page["problems"]] == ["easy", "hard"]
 
 
 @pytest.mark.parametrize(
@@ -152,9 +162,10 @@ async def test_a_problem_that_is_never_solved_comes_first(served: Served) -> Non
         "analysis?reward=2",
     ],
 )
-async def test_what_is_not_known_is_refused(served: Served, query: str) -> None:
-    status, _ = await served.ask("GET", f"/v1/{query}")
-    assert status == 422
+async def test_what_is_not_known_is_refused(eight: list[Served], query: str) -> None:
+    for each in eight:
+        status, _ = await each.ask("GET", f"/v1/{query}")
+        assert status == 422
 
 
 async def test_a_restart_shows_the_same(tmp_path: Path) -> None:

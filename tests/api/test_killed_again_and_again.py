@@ -103,7 +103,7 @@ def kill_soon(service: "subprocess.Popen[str]", seconds: float) -> threading.Tim
     return timer
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(600)
 def test_a_service_that_is_killed_again_and_again_keeps_every_promise() -> None:
     client = Client(random.Random(2))

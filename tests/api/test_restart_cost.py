@@ -19,6 +19,8 @@ from prorl_gym.records import RolloutRequest
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 
+pytestmark = pytest.mark.slow
+
 QUEUED = 100_000
 FLOOR = "import fastapi, pydantic, uvicorn, aiohttp"
 TIMES = 2.8

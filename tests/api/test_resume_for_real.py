@@ -38,6 +38,8 @@ class HoldingServer(OracleServer):
         super().__init__(self._chat, OraclePolicy(self._chat, load_rows(example_files())))
         self.asked: Counter[tuple[str, int]] = Counter()
         self.released = asyncio.Event()
+        self.all_held = threading.Event()
+        self._to_be_held = set(held_turns)
         self._held_turns = held_turns
 
     async def _completions(self, request: web.Request) -> web.Response:
@@ -46,6 +48,9 @@ class HoldingServer(OracleServer):
         turn = prompt.count("<|im_start|>assistant") - 1
         self.asked[session, turn] += 1
         if turn == self._held_turns.get(session):
+            self._to_be_held.discard(session)
+            if not self._to_be_held:
+                self.all_held.set()
             await self.released.wait()
         return await super()._completions(request)
 
@@ -109,7 +114,8 @@ def test_killed_rollouts_go_on_after_their_last_whole_turn() -> None:
         with started(serve, SERVING) as (service, address):
             with SyncClient(address, token=read_token(token)) as client:
                 client.submit([request for request, _ in wanted.values()])
-                wait_for_logged_turns(ledger, sum(held.values()), 120)
+                assert server.all_held.wait(120)
+                wait_for_logged_turns(ledger, sum(held.values()), 20)
                 assert {name: server.asked[name, turns] for name, turns in held.items()} == dict.fromkeys(held, 1)
                 service.send_signal(signal.SIGKILL)
         assert gone(ground, 10.0)

@@ -15,6 +15,8 @@ import pytest
 from prorl_gym.client import SyncClient, read_token
 from prorl_gym.records import RolloutRequest
 
+pytestmark = pytest.mark.slow
+
 # The wiring of `open_service` and `load` without sandboxes and engines, which other tests start.
 SERVE = """
 import asyncio, sys

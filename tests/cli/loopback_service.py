@@ -7,12 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
-import uvicorn
+from quick_server import listening
 
 from prorl_gym.api.app import create_app
 from prorl_gym.api.config import AllowedUrls
 from prorl_gym.api.policy_control import EngineRegistry
-from prorl_gym.api.service_process import open_listener
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.weights.weight_updater import WeightUpdater
 from prorl_gym.rollout.protocol import Ledger
@@ -57,16 +56,14 @@ async def served(ledger: Ledger | None = None) -> AsyncIterator[str]:
             registries={"policy": fleet},
             decode=_decode,
         )
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", access_log=False))
-        with open_listener("127.0.0.1", 0) as listener:
-            task = asyncio.create_task(server.serve(sockets=[listener]))
-            try:
-                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-            finally:
-                service.begin_shutdown()
-                server.should_exit = True
-                await asyncio.wait_for(task, 10)
-                await service.stop(drain=False)
+        try:
+            async with listening(app) as address:
+                try:
+                    yield address
+                finally:
+                    service.begin_shutdown()
+        finally:
+            await service.stop(drain=False)
 
 
 def _decode(ids: Any) -> str:

@@ -10,7 +10,7 @@ from served_model import ASK, CALL, Client, result_of, said, served
 
 from prorl_gym.testing.inference.fake_engine import FakeEngine
 
-store = pytest.importorskip("nemo_gym.token_id_capture.store", reason="needs NeMo Gym 0.6 or newer")
+store = pytest.importorskip("nemo_gym.token_id_capture.store", reason="needs NeMo Gym 0.7")
 consumer = pytest.importorskip("nemo_gym.token_id_capture.consumer")
 
 pytestmark = pytest.mark.gym

@@ -44,7 +44,7 @@ def names(pairs: Sequence[CodeExample]) -> list[str]:
     return [f"{pair.id} ({pair.why})" for pair in pairs]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["seen", "unseen"])
 async def test_a_whole_corpus(backend: SandboxBackend, name: str):

@@ -71,7 +71,7 @@ def fenced(pair: CodeExample, dice: random.Random) -> CodeExample:
     return pair.model_copy(update={"program": pair.program.replace("\n", "\r\n")})
 
 
-@pytest.mark.slow
+@pytest.mark.product
 @pytest.mark.parametrize("change", [remarked, reordered, repeated, fenced])
 async def test_verdicts_stay(
     backend: SandboxBackend, change: Callable[[CodeExample, random.Random], CodeExample]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,19 @@ FOLDER = Path(__file__).parents[2] / "environments"
 CACHE = "/var/cache/prorl-gym" if os.geteuid() == 0 else os.path.expanduser("~/.cache/prorl-gym")
 IMAGE = Path(os.environ.get("PRORL_GYM_CACHE", CACHE), "images", f"bookworm-{os.geteuid() or 61099}")
 NAMES = sorted(path.parents[1].name.removeprefix("prorl_") for path in FOLDER.glob("*/data/example.jsonl"))
-ON_AN_IMAGE = ("--backend", "apptainer", "--image", str(IMAGE), "--runs", "1")
-"""Once: how often a row comes out the same is seen on the other backend."""
+USERNS = ("--backend", "userns")
+APPTAINER = ("--backend", "apptainer", "--image", str(IMAGE))
+ONCE = ("--runs", "1")
+"""How often a row comes out the same is seen where a run takes seconds, and before a release."""
+
+
+def choices() -> Iterator[object]:
+    """Yield an environment and the options of its run."""
+    for name in NAMES:
+        yield pytest.param(name, USERNS + (ONCE if name == "swe" else ()), id=f"{name}-userns")
+        on_image = [pytest.mark.apptainer, pytest.mark.product]
+        yield pytest.param(name, APPTAINER + ONCE, id=f"{name}-apptainer", marks=on_image)
+    yield pytest.param("swe", USERNS, id="swe-userns-thrice", marks=pytest.mark.release)
 
 
 def test_there_are_the_four_domains() -> None:
@@ -21,14 +33,7 @@ def test_there_are_the_four_domains() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "choice",
-    [
-        pytest.param(("--backend", "userns"), id="userns"),
-        pytest.param(ON_AN_IMAGE, id="apptainer", marks=pytest.mark.apptainer),
-    ],
-)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "choice"), list(choices()))
 def test_all_example_rows_are_good(name: str, choice: tuple[str, ...]) -> None:
     if "apptainer" in choice:
         assert IMAGE.is_dir(), f"{IMAGE} is missing: run .ci/base-image"

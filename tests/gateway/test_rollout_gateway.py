@@ -13,7 +13,7 @@ from event_readers import join_chat, join_messages, join_responses, parse
 from harness_play import EDIT, Play, said, tool_call
 
 from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached, TaskError
-from prorl_gym.gateway import rollout_gateway
+from prorl_gym.gateway import body_reader, rollout_gateway
 from prorl_gym.gateway.rollout_gateway import RolloutGateway
 from prorl_gym.settings import RolloutSettings, resolve_settings
 from prorl_gym.testing.inference.fake_engine import Reply
@@ -175,8 +175,14 @@ async def test_bodies_are_bounded(monkeypatch: pytest.MonkeyPatch):
         async with one.post(CHAT, BODIES[CHAT] | {"user": "x" * 2000}) as got:
             assert got.status == 413
         assert (await one.call(CHAT, tools=[]))[0] == 200
-    async with served(said("Hi.")) as one, one.post(CHAT, b"[" + b"{}," * 300_000 + b"{}]") as got:
-        assert got.status in (400, 413)
+
+
+async def test_objects_of_a_body_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(body_reader, "MAX_OBJECTS", 100)
+    body = json.dumps(BODIES[CHAT] | {"user": [{}] * (body_reader.MAX_OBJECTS + 1)}).encode()
+    async with served(said("Hi.")) as one, one.post(CHAT, body) as got:
+        assert got.status == 400
+        assert "objects" in (await got.json())["error"]["message"]
 
 
 async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch):

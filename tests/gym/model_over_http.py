@@ -1,14 +1,12 @@
 """The model server on a real port over oracle engines on real ports, and agents that talk to it."""
 
-import asyncio
-import socket
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-import uvicorn
+import quick_server
 from served_model import CODEC, model_server
 
 from prorl_gym.environments.protocol import ScriptedStep
@@ -70,14 +68,8 @@ async def listening(urls: Sequence[str], **options: Any) -> AsyncGenerator[str]:
     app = server.setup_webserver()
     server.setup_exception_middleware(app)
     server.setup_cancellation_middleware(app)
-    web = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
-    with socket.create_server(("127.0.0.1", 0), backlog=512) as bound:  # who connects early waits in the backlog
-        running = asyncio.create_task(web.serve(sockets=[bound]))
-        try:
-            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-        finally:
-            web.should_exit = True
-            await running
+    async with quick_server.listening(app, lifespan="on") as url:
+        yield url
 
 
 @dataclass

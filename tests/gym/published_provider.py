@@ -27,9 +27,9 @@ def published(directory: Path) -> Iterator[None]:
     ]
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
     sys.path.insert(0, str(directory))
-    registry._ENTRY_POINT_LOADERS = None
+    registry._ENTRY_POINT_LOADERS = None  # noqa: SLF001
     try:
         yield
     finally:
         sys.path.remove(str(directory))
-        registry._ENTRY_POINT_LOADERS = None
+        registry._ENTRY_POINT_LOADERS = None  # noqa: SLF001

@@ -8,6 +8,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from quick_server import QuickServer
 
 from prorl_gym.api.app import create_embedded_app
 from prorl_gym.api.service_process import open_listener
@@ -95,10 +96,10 @@ class EmbeddedRollouts:
     def __init__(self, ledger: Callable[[], Ledger] = MemoryLedger) -> None:
         self.environment = ScriptedEnvironment()
         self.service: RolloutService
-        self.server: uvicorn.Server
+        self.server: QuickServer
         self.port = 0
         self._ledger = ledger
-        self._task: asyncio.Task[None] | None = None
+        self._is_running = False
 
     @property
     def url(self) -> str:
@@ -110,19 +111,20 @@ class EmbeddedRollouts:
         await self.service.start()
         app = FastAPI()
         app.mount(SERVICE_PATH, create_embedded_app(self.service))
-        self.server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", access_log=False))
+        self.server = QuickServer(uvicorn.Config(app, log_config=None, lifespan="off", access_log=False))
         listener = open_listener("127.0.0.1", self.port)
         self.port = listener.getsockname()[1]
-        self._task = asyncio.create_task(self.server.serve(sockets=[listener]))
+        await self.server.begin(listener)
+        self._is_running = True
 
     async def stop(self) -> None:
         """Close every connection, as the end of the process would."""
-        task, self._task = self._task, None
-        if task is None:
+        if not self._is_running:
             return
+        self._is_running = False
         self.service.begin_shutdown()
-        self.server.should_exit = self.server.force_exit = True
-        await asyncio.wait_for(task, 10)
+        self.server.force_exit = True
+        await self.server.end()
         await self.service.stop(drain=False)
 
 

@@ -146,6 +146,7 @@ def test_every_benchmark_is_run(tmp_path: Path, short_directory: Path):
     assert len(patches) == 2 and all(patch.startswith("diff --git a/") for patch in patches)
 
 
+@pytest.mark.release
 def test_an_evaluation_that_was_killed_is_resumed(tmp_path: Path, short_directory: Path):
     expected = 2 * REPEATS["prorl_aime25"]
     results, said = evaluate(tmp_path, short_directory, ["prorl_aime25"], kill_at=expected // 2)

@@ -48,6 +48,7 @@ def start(tmp_path: Path) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.release
 def test_two_demos_at_once_pass_and_leave_nothing(tmp_path: Path, mark: str):
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:

@@ -10,7 +10,7 @@ from prorl_gym._bootstrap import has_environment_servers
 from prorl_gym.cli.installation import gym_root
 
 pytestmark = [
-    *(pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(400)),
+    *(pytest.mark.gym, pytest.mark.release, pytest.mark.timeout(400)),
     pytest.mark.skipif(not has_environment_servers(), reason="needs NeMo Gym 0.7 or newer"),
 ]
 

@@ -78,6 +78,7 @@ def declaring(*names: str) -> dict[str, Any]:
     return ROW | {"responses_create_params": {"input": [], "tools": tools}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", ["swe", "taskdir", "code"])
 def test_gold_played_by_another_agent_earns_its_reward(environment: str):
     with TestClient(server().setup_webserver()) as client:

@@ -60,6 +60,7 @@ def test_server_directories_are_what_gym_accepts():
         assert not (gym_root() / kind / "__init__.py").exists()
 
 
+@pytest.mark.slow
 def test_fixture_cases_grade_as_they_say(tmp_path: Path):
     import asyncio
 

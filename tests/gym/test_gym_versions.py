@@ -73,20 +73,6 @@ def test_a_program_that_ends_before_it_is_ready_fails_with_its_log(tmp_path: Pat
             pytest.fail("it was never ready")
 
 
-MANIFEST_KEYS = {
-    *("name", "version", "kind", "integration_profile", "domain", "description", "modality", "licensing", "authors"),
-    *("reward", "determinism", "resources_server", "agent_server", "datasets", "session_model", "state", "sandbox"),
-    "lifecycle",
-}
-"""Of the keys that 0.6.0 knows, those that we use: it refuses a manifest that has another."""
-
-
-@pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_manifest_has_no_key_that_0_6_refuses(name: str):
-    manifest = yaml.safe_load((gym_root() / f"environments/prorl_{name}/manifest.yaml").read_text(encoding="utf-8"))
-    assert set(manifest) == MANIFEST_KEYS
-
-
 def rows_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
@@ -108,7 +94,7 @@ def test_example_rollouts_and_metrics_are_those_of_the_example_rows(folder: Path
 
 @pytest.mark.parametrize("file", SERVERS, ids=lambda file: file.parent.name)
 def test_class_attributes_of_servers_are_annotated(file: Path):
-    """0.5.1 and 0.6.0 do not declare `ray_enabled`, and pydantic refuses a new attribute without a type."""
+    """0.5.1 does not declare `ray_enabled`, and pydantic refuses a new attribute without a type."""
     classes = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.ClassDef)]
     servers = [node for node in classes if any("Simple" in ast.unparse(base) for base in node.bases)]
     assert len(servers) == 1

@@ -9,7 +9,7 @@ import gym_needed  # noqa: F401
 import pytest
 from foreign_run import Server, check_ids, run_foreign
 
-pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gym, pytest.mark.release, pytest.mark.timeout(300)]
 
 AGENTS = {"example_multi_step": "simple_agent", "workplace_assistant": "simple_agent", "blackjack": "gymnasium_agent"}
 """Environments with tools, with tools that change a session's state, and with a user who answers."""

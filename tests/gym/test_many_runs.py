@@ -46,7 +46,7 @@ async def test_hundreds_at_once_and_hundreds_dropped(tmp_path: Path):
         assert stack.descriptors("rollouts") < 100
 
 
-@pytest.mark.slow
+@pytest.mark.release
 async def test_five_thousand_at_once(tmp_path: Path):
     with stacked(tmp_path, agent={"repost_seconds": 0.1}, settings=AS_NEMO_RL) as stack:
         await stack.start()
@@ -59,7 +59,7 @@ async def test_five_thousand_at_once(tmp_path: Path):
         assert stack.descriptors("rollouts") < 100
 
 
-@pytest.mark.slow
+@pytest.mark.release
 async def test_cancels_do_not_queue_behind_thousands_that_wait(tmp_path: Path):
     """Gym's client has 1,024 connections for one host; a cancel must not wait for one of them."""
     with stacked(tmp_path, agent={"repost_seconds": 0.1}) as stack:

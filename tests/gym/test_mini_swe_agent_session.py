@@ -11,7 +11,7 @@ from typing import Any
 import gym_needed  # noqa: F401
 import pytest
 
-pytestmark = [pytest.mark.gym, pytest.mark.mini_swe_agent]
+pytestmark = [pytest.mark.slow, pytest.mark.gym, pytest.mark.mini_swe_agent]
 
 from fastapi.testclient import TestClient  # noqa: E402
 from foreign_run import LoggedOracle, read_lines  # noqa: E402
@@ -60,7 +60,7 @@ def run_agent(base: str, client: TestClient, task: str) -> list[dict[str, Any]]:
             return output
 
     model = OpenRouterModel(model_name="oracle", model_kwargs={"temperature": 1.0}, cost_tracking="ignore_errors")
-    model._api_url = f"{base}/v1/chat/completions"
+    model._api_url = f"{base}/v1/chat/completions"  # noqa: SLF001
     agent = DefaultAgent(
         model, SessionEnvironment(), system_template="Repair it.", instance_template="{{task}}", step_limit=9
     )

@@ -13,7 +13,7 @@ import pytest
 
 from prorl_gym.trainers.nemo_rl import check_group, check_result
 
-pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.gym, pytest.mark.release, pytest.mark.timeout(900)]
 
 SAMPLES = 8
 

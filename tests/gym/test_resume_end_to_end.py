@@ -89,7 +89,7 @@ RUN = """
 """
 
 
-@pytest.mark.parametrize("victim", ["client", "server"])
+@pytest.mark.parametrize("victim", ["client", pytest.param("server", marks=pytest.mark.release)])
 def test_no_row_is_lost_or_answered_twice_or_made_again(tmp_path: Path, short_directory: Path, victim: str):
     source = gym_root() / "environments/prorl_math/data/example.jsonl"
     rows = tmp_path / "rows.jsonl"

@@ -26,9 +26,9 @@ from prorl_gym.testing.sandbox.conformance import (
     Check,
 )
 
-APPTAINER = pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.second_backend])
+APPTAINER = pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.product])
 
-pytestmark = [pytest.mark.gym, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 OUTPUT = 16 << 10
 
@@ -145,7 +145,7 @@ async def test_request_shapes_the_sandbox(provider: ProrlProvider, given: Path) 
         await sandbox.start()
         script = "pwd; cat input /given/file; echo; df --output=size -B1 / /dev/shm; echo $HTTPS_PROXY"
         lines = ((await sandbox.exec(script)).stdout or "").split()
-        limits = sandbox._require_handle().raw.sandbox.spec.limits
+        limits = sandbox._require_handle().raw.sandbox.spec.limits  # noqa: SLF001
     assert lines[:2] == ["/testbed", "givenmounted"]
     assert lines[2:] == ["1B-blocks", str(1 << 30), str(1 << 20), "http://127.0.0.1:3128"]
     assert (limits.total_memory, limits.file_size) == (512 << 20, 1 << 30)

@@ -11,7 +11,7 @@ from responses_api_agents.mini_swe_agent_2.sandbox_environment import (
     Submitted,  # pyright: ignore[reportAttributeAccessIssue] - it comes from mini-swe-agent, which a bare machine lacks
 )
 
-pytestmark = [pytest.mark.gym, pytest.mark.mini_swe_agent]
+pytestmark = [pytest.mark.slow, pytest.mark.gym, pytest.mark.mini_swe_agent]
 
 EDIT = "mkdir -p pkg && printf 'def f():\\n    return 41\\n' > pkg/mod.py && sed -i 's/41/42/' pkg/mod.py"
 LOOK = "cat pkg/mod.py; echo warned >&2; (exit 3)"

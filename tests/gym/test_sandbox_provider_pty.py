@@ -11,9 +11,9 @@ from nemo_gym.sandbox import AsyncSandbox, SandboxPtyError, SandboxPtySession, S
 from nemo_gym.sandbox.providers.base import SandboxPtySession as Protocol
 from published_provider import published
 
-APPTAINER = pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.second_backend])
+APPTAINER = pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.product])
 
-pytestmark = [pytest.mark.gym, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 SECONDS = 20.0
 
@@ -163,7 +163,7 @@ async def test_detached_command_returns_its_output(sandbox: AsyncSandbox) -> Non
 async def test_lost_sandbox_is_an_error_of_its_sessions(found_by_gym: None) -> None:
     async with AsyncSandbox({"prorl": {"backend": "userns"}}, SandboxSpec()) as sandbox:
         session = await (await sandbox.start()).pty.create("sleep 1000")
-        await sandbox._require_handle().raw.sandbox.close()
+        await sandbox._require_handle().raw.sandbox.close()  # noqa: SLF001
         with pytest.raises(SandboxPtyError):
             await session.read(timeout_s=SECONDS)
         with pytest.raises(SandboxPtyError):

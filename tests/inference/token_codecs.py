@@ -70,5 +70,5 @@ def _with_template(template):
     raw = copy(_qwen().raw)
     raw.chat_template = template
     tokenizer = Tokenizer(raw, "qwen")
-    tokenizer.__dict__["_without_control_tokens"] = _qwen()._without_control_tokens
+    tokenizer.__dict__["_without_control_tokens"] = _qwen()._without_control_tokens  # noqa: SLF001
     return tokenizer

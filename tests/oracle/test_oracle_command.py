@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from prorl_gym.oracle.row_index import example_files, load_rows
+
+pytestmark = pytest.mark.slow
 
 START = "from prorl_gym.cli.main import app; app()"
 
@@ -58,6 +61,7 @@ async def test_a_file_without_rows_is_named(tmp_path):
     assert f"{rows}:1: 'environment' is missing." in complaint.decode()
 
 
+@pytest.mark.default
 def test_the_example_rows_are_known_and_have_a_gold_and_a_wrong_plan():
     files = example_files()
     assert len(files) >= 2

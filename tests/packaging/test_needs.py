@@ -20,13 +20,16 @@ def test_plain(): pass
 """
 
 
+MARKERS = "".join(f"  {name}: x\n" for name in ("ray", "slow", "product", "release", "kit", "apptainer", "gym", "vllm"))
+
+
 @pytest.fixture
 def suite(pytester: pytest.Pytester) -> pytest.Pytester:
     missing = CONFTEST.replace('_importable("ray")', "lambda: False")
     assert missing != CONFTEST
     pytester.makeconftest(missing)
     pytester.makepyfile(TESTS)
-    pytester.makeini("[pytest]\nmarkers =\n  ray: x\n  slow: x\n  apptainer: x\n  gym: x\n  vllm: x\n  root: x\n")
+    pytester.makeini(f"[pytest]\nmarkers =\n{MARKERS}")
     return pytester
 
 
@@ -46,18 +49,3 @@ def test_unknown_requirement_is_refused(suite: pytest.Pytester, monkeypatch: pyt
     monkeypatch.setenv("PRORL_GYM_REQUIRE", "apptaner")
     result = suite.runpytest("-p", "no:asyncio")
     result.stdout.fnmatch_lines(["*PRORL_GYM_REQUIRE: unknown*apptaner*"])
-
-
-def test_all_runs_the_slow_ones_too(suite: pytest.Pytester):
-    suite.runpytest("--all", "-p", "no:asyncio").assert_outcomes(passed=2, skipped=1)
-
-
-def test_one_case_keeps_what_runs_other_code_and_can_run(suite: pytest.Pytester):
-    suite.makepyfile("""
-        import pytest
-
-        @pytest.mark.parametrize("check", [min, max])
-        @pytest.mark.parametrize("value", [pytest.param(1, marks=pytest.mark.ray), pytest.param(2), pytest.param(3)])
-        def test_cases(check, value): assert check(value, 2) == 2
-    """)
-    suite.runpytest("--one-case", "-p", "no:asyncio").assert_outcomes(passed=2, deselected=4)

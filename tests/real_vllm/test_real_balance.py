@@ -11,7 +11,7 @@ from prorl_gym.inference.balance import make_balance_policy
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.records import EngineLoad
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.release, pytest.mark.timeout(400)]
 
 POLICIES = ("round_robin", "least_outstanding", "published", "min_heap", "sticky", "cost")
 WORK = Workload()

@@ -22,7 +22,7 @@ from prorl_gym.settings import RolloutSettings, resolve_settings
 from prorl_gym.testing.agents.scripted_gateway import NotedGateway
 
 pytestmark = [
-    *(pytest.mark.vllm, pytest.mark.harness, pytest.mark.slow, pytest.mark.timeout(1800)),
+    *(pytest.mark.vllm, pytest.mark.harness, pytest.mark.product, pytest.mark.timeout(1800)),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

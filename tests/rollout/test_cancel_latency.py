@@ -99,6 +99,7 @@ async def until(fact: object, seconds: float = 20.0) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.slow
 async def test_a_cancel_closes_the_engine_call_and_kills_every_process_in_time() -> None:
     mark = f"86{os.getpid()}"
     try:

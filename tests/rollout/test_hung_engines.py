@@ -24,6 +24,8 @@ from prorl_gym.settings import RolloutSettings
 from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
 from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
+pytestmark = pytest.mark.slow
+
 CODEC = load_codec("small")
 FAILOVER = FailoverOptions(recovery_seconds=20.0, first_probe_seconds=0.01, max_probe_seconds=0.05, trial_seconds=0.5)
 
@@ -93,6 +95,7 @@ async def test_a_stopped_process_gives_no_reward() -> None:
         assert is_blamed_on_the_engine(await roll(url))
 
 
+@pytest.mark.default
 async def test_a_hang_in_the_middle_of_a_rollout_gives_no_reward_and_keeps_its_tokens() -> None:
     async with HangingVllm(ids=CALL, hang="silent", healthy_calls=1) as server:
         rollout = await roll(server.url)
@@ -126,6 +129,7 @@ async def test_a_call_that_a_well_engine_has_lost_gives_no_reward() -> None:
     assert rollout.sampled_tokens == 3 * len(CALL)
 
 
+@pytest.mark.default
 async def test_what_a_slow_policy_did_is_measured() -> None:
     """Its tokens are handed out when the deadline stops the call."""
     async with SlowVllm() as server:

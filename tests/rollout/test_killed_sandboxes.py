@@ -55,7 +55,7 @@ def children_of(pid: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("victim", ["spawner", "init"])
+@pytest.mark.parametrize("victim", ["spawner", pytest.param("init", marks=pytest.mark.release)])
 async def test_no_kill_costs_a_right_answer_its_reward(victim: str) -> None:
     """Gold is played: each record has reward 1, or an infrastructure failure and no reward."""
     try:

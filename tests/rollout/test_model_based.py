@@ -444,7 +444,8 @@ class Story:
         await self._begin()
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
 async def test_thousands_of_random_operations_over_many_lives(tmp_path: Path, seed: int) -> None:
     story = Story(tmp_path / "ledger.db", seed)
     await story.tell(1500)
@@ -453,7 +454,7 @@ async def test_thousands_of_random_operations_over_many_lives(tmp_path: Path, se
         await story.tell(100)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(1500)
 async def test_twenty_thousand_random_operations_over_hundreds_of_lives(tmp_path: Path) -> None:
     story = Story(tmp_path / "ledger.db", 77)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from cell_sandbox import CellBackend
-from sandbox_support import APPTAINER, SECRET, kernel_has_user_namespaces, skip_unless_required
+from sandbox_support import SECRET, kernel_has_user_namespaces, skip_unless_required
 from test_attacks import *  # noqa: F403 - the same tests, by cells
 from test_attacks_on_the_guest import *  # noqa: F403
 from test_escapes import *  # noqa: F403
@@ -19,7 +19,7 @@ from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
 del test_a_fresh_sandbox_is_empty  # noqa: F821 - a session has a directory of its own
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.product, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest.fixture(
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
     params=[
         ("userns", "forked"),
         ("userns", "started"),
-        pytest.param(("apptainer", "forked"), marks=APPTAINER.marks),
+        pytest.param(("apptainer", "forked"), marks=pytest.mark.apptainer),
     ],
     ids="-".join,
 )

@@ -194,6 +194,7 @@ async def test_missing_apptainer_is_one_clear_message(monkeypatch: pytest.Monkey
     assert "userns" in probe.fix
 
 
+@pytest.mark.slow
 async def test_unusable_scratch_is_one_clear_message(ground: Path) -> None:
     link = ground / "link"
     link.symlink_to("/var/tmp")
@@ -204,6 +205,7 @@ async def test_unusable_scratch_is_one_clear_message(ground: Path) -> None:
     assert probe.detail == f"scratch directory {link} is not a directory (symbolic links are refused)."
 
 
+@pytest.mark.slow
 @pytest.mark.root
 async def test_scratch_out_of_reach_is_one_clear_message() -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as closed:

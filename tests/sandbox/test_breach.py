@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from sandbox_support import backend_fixture
+from sandbox_support import APPTAINER, backend_fixture
 
 from prorl_gym.sandbox.limit_breach import Breach, classify_breach
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
@@ -48,7 +48,7 @@ def test_naming(facts: dict[str, object], breach: Breach | None) -> None:
 
 
 # Apptainer, the same guest and limits over another root, runs with ``--all``.
-backend_name = backend_fixture("userns", pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.slow]))
+backend_name = backend_fixture("userns", APPTAINER)
 
 LIMITS = SandboxLimits(
     memory=110 * MB,

@@ -66,6 +66,7 @@ async def test_the_first_that_works_is_taken_and_the_log_has_the_reason(
     ]
 
 
+@pytest.mark.slow
 async def test_a_wrong_image_is_no_reason_for_weaker_backends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, scratch: Path, ground: Path
 ) -> None:
@@ -88,6 +89,7 @@ async def test_local_only_with_the_flag() -> None:
     await backend.close()
 
 
+@pytest.mark.slow
 async def test_nothing_works_names_cause_and_fix(ground: Path) -> None:
     taken = ground / "taken"
     taken.touch()
@@ -99,6 +101,7 @@ async def test_nothing_works_names_cause_and_fix(ground: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 async def test_configured_store_resolves_and_is_closed_with_the_backend(
     monkeypatch: pytest.MonkeyPatch, ground: Path
 ) -> None:
@@ -147,6 +150,7 @@ def test_what_a_spec_leaves_open_is_the_configurations() -> None:
     assert config.apply_defaults(SandboxSpec(image="host", python_tool="kernel")).python_tool == "kernel"
 
 
+@pytest.mark.slow
 async def test_a_configured_image_is_the_one_that_runs(tiny_image: Path, scratch: Path) -> None:
     backend = await open_backend(SandboxConfig(backend="userns", image=str(tiny_image), scratch=scratch))
     box = await backend.start_sandbox(SandboxSpec())
@@ -154,6 +158,7 @@ async def test_a_configured_image_is_the_one_that_runs(tiny_image: Path, scratch
     await backend.close()
 
 
+@pytest.mark.slow
 async def test_a_configured_image_that_is_missing_is_refused_at_start(scratch: Path) -> None:
     with pytest.raises(SandboxError) as caught:
         await open_backend(SandboxConfig(backend="userns", image="/no/such/image", scratch=scratch))

@@ -10,11 +10,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def _cases() -> list[object]:
-    """Every check on `userns`; those of Apptainer, the same code over another root, run with ``--all``."""
-    slow = [pytest.mark.apptainer, pytest.mark.slow]
+    """Every check on `userns` in the default suite; Apptainer is the same code over another root."""
+    default, product = [pytest.mark.kit, pytest.mark.default], [pytest.mark.apptainer, pytest.mark.product]
     return [
-        *(pytest.param("userns", check, id=f"userns-{check.__name__}") for check in CHECKS),
-        *(pytest.param("apptainer", check, id=f"apptainer-{check.__name__}", marks=slow) for check in CHECKS),
+        *(pytest.param("userns", check, id=f"userns-{check.__name__}", marks=default) for check in CHECKS),
+        *(pytest.param("apptainer", check, id=f"apptainer-{check.__name__}", marks=product) for check in CHECKS),
     ]
 
 

@@ -75,7 +75,7 @@ def handles(pid: int) -> dict[int, int]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("wanted", "between"), [(60, 20), pytest.param(1000, 60, marks=pytest.mark.slow)], ids=["short", "thousand"]
+    ("wanted", "between"), [(60, 20), pytest.param(1000, 60, marks=pytest.mark.release)], ids=["short", "thousand"]
 )
 async def test_cycles_leave_nothing(backend_name: str, own_scratch: Path, wanted: int, between: int) -> None:
     before = Remains.now(own_scratch)

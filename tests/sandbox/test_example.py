@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from sandbox_support import kernel_has_user_namespaces
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs/sandboxes.md"
 
 

@@ -345,6 +345,7 @@ async def test_a_bash_that_is_gone_from_a_lost_sandbox_is_not_missed(box_of: Cal
     assert caught.value.cause is Cause.INFRASTRUCTURE, caught.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "removed", "other"), [(PythonTool, "/usr/bin/python3*", BashTool), (BashTool, "/bin/bash", PythonTool)]
 )

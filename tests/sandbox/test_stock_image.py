@@ -22,7 +22,7 @@ from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 from prorl_gym.testing.sandbox.conformance import CHECK_SPEC, PYTHON_CHECKS, Check
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.stock_image, pytest.mark.slow]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.stock_image, pytest.mark.product]
 
 STORE = default_cache() / f"stock-{sandbox_uid()}"
 STOCK = SandboxSpec(image=NAME, limits=CHECK_SPEC.limits)
@@ -109,6 +109,7 @@ async def test_processes_are_bounded(small: RunningSandbox) -> None:
     assert not result.ok and result.breach is Breach.PROCESSES, result
 
 
+@pytest.mark.release
 @pytest.mark.root
 @pytest.mark.timeout(900)
 async def test_second_build_without_network_is_the_same_image(ground: Path) -> None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gym
 
 observability = pytest.importorskip("nemo_gym.rollout_observability")
 if not hasattr(observability, "TrajectoryRecord"):
-    pytest.skip("needs NeMo Gym 0.6 or newer", allow_module_level=True)
+    pytest.skip("needs NeMo Gym 0.7", allow_module_level=True)
 
 
 def read(record: Rollout) -> Any:

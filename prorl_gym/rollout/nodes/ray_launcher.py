@@ -56,7 +56,7 @@ class _Placements:
         self._retry_at: dict[str, float] = {}
         """When to make an actor again that failed to start, by name."""
         # What Ray Serve uses, too: nothing public reports which nodes drain.
-        self._control_store = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+        self._control_store = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)  # noqa: SLF001
 
     def reconcile(self) -> None:
         """Make an actor on each node that has none, drain those on draining nodes, remove those without a node."""

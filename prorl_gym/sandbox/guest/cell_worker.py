@@ -158,7 +158,7 @@ class IPythonCellRunner:
         new = tempfile.mkdtemp(prefix=".ipython-")
         write_tree(new, self.directories)
         for owner in (shell, shell.profile_dir):  # past their observers, which would make the directories once more
-            paths: dict[str, Any] = owner._trait_values
+            paths: dict[str, Any] = owner._trait_values  # noqa: SLF001
             for name, value in paths.items():
                 if isinstance(value, str) and value.startswith(old):
                     paths[name] = new + value[len(old) :]

@@ -17,6 +17,8 @@ from api_stack import TOKEN, Served, ask, serving
 from prorl_gym.api.http import http_server
 from prorl_gym.api.http.connection_limits import ConnectionLimits, peer_key
 
+pytestmark = pytest.mark.slow
+
 HEAD = f"Host: x\r\nAuthorization: Bearer {TOKEN}\r\n"
 
 
@@ -70,6 +72,7 @@ def statuses(text: bytes) -> list[int]:
     return [int(part.split()[0]) for part in text.decode().split("HTTP/1.1 ")[1:]]
 
 
+@pytest.mark.default
 @pytest.mark.parametrize(
     "head",
     [
@@ -137,6 +140,7 @@ async def test_a_request_that_drips_is_closed(served: Served) -> None:
     dripping.cancel()
 
 
+@pytest.mark.default
 @within(request_seconds=0.5)
 async def test_a_body_without_the_token_is_not_kept_and_ends(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[int] = []

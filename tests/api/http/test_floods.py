@@ -86,7 +86,7 @@ def ask(rollout_id: str, **task: str) -> RolloutRequest:
     return RolloutRequest(rollout_id=rollout_id, environment="scripted", task=task)
 
 
-@pytest.mark.slow
+@pytest.mark.product
 @pytest.mark.parametrize(("kind", "connections"), [(kind, 1000 if sent else 20_000) for kind, sent in SENT.items()])
 def test_a_flood_costs_little_and_stops_no_work(service: Service, kind: str, connections: int) -> None:
     with service.client() as reader:

@@ -87,11 +87,12 @@ def asker(operation: Any) -> Any:
     return ask_it
 
 
+@pytest.mark.slow
 def test_no_request_breaks_it(url: str) -> None:
     assert fuzz(url, QUICK) >= 20
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(600)
 def test_many_requests_do_not_break_it(url: str) -> None:
     fuzz(url, LONG)

@@ -22,6 +22,8 @@ from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.settings import resolve_settings
 from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
+pytestmark = pytest.mark.slow
+
 ROWS = Path(__file__).parents[3] / "environments" / "prorl_math" / "data" / "example.jsonl"
 
 
@@ -107,6 +109,7 @@ def test_another_reward_is_reported(replay: Any) -> None:
     assert (result.exit_code, result.output.splitlines()[-1].partition("; ")[2]) == (1, "reward was 1, is 0")
 
 
+@pytest.mark.default
 def test_what_cannot_be_replayed_is_said(replay: Any) -> None:
     assert isinstance(replay("theirs").exception, TaskError)
     assert "stranger" in str(replay("stranger").exception)

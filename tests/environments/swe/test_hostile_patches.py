@@ -71,7 +71,8 @@ async def test_a_hostile_patch_is_not_paid(name: str, backend: SandboxBackend) -
     assert score.reward == 0.0, score.detail
 
 
-@pytest.mark.parametrize("victim", [pytest.param(name, marks=pytest.mark.slow) for name in VICTIMS])
+@pytest.mark.product
+@pytest.mark.parametrize("victim", VICTIMS)
 async def test_every_right_repair_is_paid(victim: str, backend: SandboxBackend) -> None:
     found = VICTIMS[victim]
     for repair in found.repairs:
@@ -79,7 +80,7 @@ async def test_every_right_repair_is_paid(victim: str, backend: SandboxBackend) 
         assert score.reward == 1.0, (repair, score.detail)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(600)
 async def test_no_hostile_patch_is_paid(backend: SandboxBackend) -> None:
     tasks = {name: victim.task() for name, victim in VICTIMS.items()}

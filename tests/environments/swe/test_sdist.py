@@ -160,6 +160,7 @@ def test_requirements_are_those_of_the_sandboxes_python() -> None:
 # Fetching
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_what_requirements_need_is_chosen_by_the_sandboxes_python(tmp_path: Path) -> None:
     needs = ("deep; python_version == '3.9'", "host; python_version != '3.9'", "extra; extra == 'more'")
@@ -387,8 +388,8 @@ async def test_a_copy_of_a_source_keeps_faults_out_of_it() -> None:
 # The whole way, in real sandboxes
 
 
+@pytest.mark.release
 @pytest.mark.data
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_rows_of_a_project_are_solved_by_gold_only_and_are_the_same_again(leases: Leases, tmp_path: Path) -> None:
     url = index(tmp_path, sdist(tmp_path / "tiny_shop-1.2.tar.gz"))

@@ -27,7 +27,7 @@ from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxBackend
 from prorl_gym.settings import resolve_settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.data, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.release, pytest.mark.data, pytest.mark.timeout(1200)]
 
 FIRST = (
     *("cachetools==5.5.0", "inflection==0.5.1", "isodate==0.7.2", "jmespath==1.0.1", "markupsafe==3.0.2"),

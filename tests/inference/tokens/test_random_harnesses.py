@@ -225,8 +225,11 @@ def live(seed, name="small", steps=8):
     asyncio.run(run())
 
 
-def test_every_trained_token_was_sampled_once_and_every_edit_is_found():
-    for seed in range(FEW):
+@pytest.mark.parametrize(
+    "seeds", [range(30), pytest.param(range(30, FEW), marks=pytest.mark.slow)], ids=["few", "more"]
+)
+def test_every_trained_token_was_sampled_once_and_every_edit_is_found(seeds):
+    for seed in seeds:
         live(seed)
 
 
@@ -236,7 +239,7 @@ def test_templates_that_change_history_change_none_of_it(name):
         live(seed, name)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("first", range(FEW, MANY, FEW))
 def test_ten_thousand_random_harnesses(first):
     for seed in range(first, first + FEW):

@@ -13,6 +13,8 @@ from prorl_gym.errors import ConfigError
 from prorl_gym.rollout.nodes.ray_actor import NodeSupervisor
 from prorl_gym.rollout.nodes.ray_nodes import check_ray_address
 
+pytestmark = pytest.mark.slow
+
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds

@@ -175,6 +175,7 @@ def test_nodes_join_are_killed_and_leave(ray_processes: Callable[[], RayCluster]
     wait_for(lambda: not service.node_pids(), 5)
 
 
+@pytest.mark.release
 def test_the_service_goes_on_without_ray_and_adopts_a_new_cluster(
     ray_processes: Callable[[], RayCluster], service: Service
 ) -> None:

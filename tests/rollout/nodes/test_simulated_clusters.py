@@ -16,6 +16,7 @@ def check_seeds(seeds: range) -> None:
     assert all(result.rollouts for result in results)
 
 
+@pytest.mark.slow
 def test_invariants_hold_under_faults() -> None:
     check_seeds(range(6))
 
@@ -27,7 +28,7 @@ def test_a_seed_replays_exactly() -> None:
     assert play(10).trace_hash != first.trace_hash
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("first", range(0, 1000, BATCH))
 def test_invariants_hold_for_many_seeds(first: int) -> None:
     check_seeds(range(first, first + BATCH))

@@ -39,7 +39,6 @@ __all__ = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 async def test_conformance(check: Check, backend: NamespaceBackend) -> None:
     await run_check(check, backend)

@@ -20,7 +20,7 @@ from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.bwrap, pytest.mark.slow]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.bwrap, pytest.mark.product]
 
 bash = test_attacks.bash
 

@@ -48,6 +48,7 @@ async def test_layers_are_one_root_and_stay_while_used(
         await backend.close()
 
 
+@pytest.mark.slow
 async def test_missing_image_ends_the_start(scratch: Path, store: ImageStore, fake_registry: FakeRegistry) -> None:
     backend = NamespaceBackend("userns", SandboxConfig(scratch=scratch), store)
     try:

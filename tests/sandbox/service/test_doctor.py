@@ -259,6 +259,7 @@ def test_the_store_that_images_go_to_is_looked_at(
 
     monkeypatch.setattr(doctor_report, "collect_host_facts", gather)
     monkeypatch.setattr(doctor_report, "probe_backends", probe_all)
+    monkeypatch.setattr("prorl_gym.sandbox.service.python_packages.host_pythons", tuple[str, ...])
     monkeypatch.setenv("PRORL_GYM_CACHE", str(tmp_path))
     CliRunner().invoke(app, ["doctor", *(["--store", given] if given else [])])
     assert seen == [Path(given) if given else tmp_path / "store"]

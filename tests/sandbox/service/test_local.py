@@ -19,7 +19,7 @@ async def backend() -> AsyncIterator[LocalBackend]:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.slow
+@pytest.mark.product
 async def test_conformance(check: Check, backend: LocalBackend) -> None:
     await check(await backend.start_sandbox(CHECK_SPEC))
 

@@ -45,6 +45,7 @@ async def test_a_start_survives_its_spawner_at_any_moment(mortal: NamespaceBacke
 
 async def test_many_starts_share_the_next_spawner(mortal: NamespaceBackend) -> None:
     spawner = await mortal.spawner_pid()
+    os.kill(spawner, signal.SIGSTOP)  # so that it finishes none of these
     starts = [asyncio.create_task(mortal.start_sandbox(SandboxSpec())) for _ in range(8)]
     await asyncio.sleep(0)
     os.kill(spawner, signal.SIGKILL)

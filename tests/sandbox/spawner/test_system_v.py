@@ -93,6 +93,7 @@ async def unbounded(ground: Path) -> AsyncIterator[RunningSandbox]:
     await backend.close()
 
 
+@pytest.mark.slow
 @pytest.mark.apptainer
 async def test_without_bounds_there_is_none_of_it(unbounded: RunningSandbox) -> None:
     script = """

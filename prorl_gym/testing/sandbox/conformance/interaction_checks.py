@@ -24,9 +24,9 @@ async def _read_until(shell: Shell, text: str, first: ShellResult) -> str:
 
 async def _start_sleep(shell: Shell) -> None:
     """Start a program that sleeps, and wait until it is in the foreground: a key before that is the shell's."""
-    await _read_until(
-        shell, "up", await shell.start_command(f"bash -c 'echo up; exec sleep {unique_sleep_seconds()}'", wait=0.05)
-    )
+    # Until the exec it is a bash, which ignores SIGQUIT unless it has a trap.
+    program = f"bash -c 'trap \"exit 131\" QUIT; echo up; exec sleep {unique_sleep_seconds()}'"
+    await _read_until(shell, "up", await shell.start_command(program, wait=0.05))
 
 
 async def start_returns_while_it_runs(box: Sandbox) -> None:

@@ -106,7 +106,7 @@ async def only(check: str, leases: Leases, monkeypatch: pytest.MonkeyPatch, chan
         pass
 
     for name in {"_check_sealed", "_check_batch", "_check_standalone", "_check_interleaved"} - {check}:
-        monkeypatch.setattr(control_checks._ControlChecks, name, nothing)  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(control_checks._ControlChecks, name, nothing)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
     score = await judged(task(), {"calc.py": change}, leases)
     assert score.reward == 0.0
     return score.detail
@@ -283,8 +283,8 @@ async def test_hidden_tests_of_a_patch_have_controls(leases: Leases):
 def test_processes_share_sandboxes_only_where_each_own_one_costs_too_much():
     def shares(prepared: float, tests: float) -> list[int]:
         repair, cost = control_checks.RepairUnderTest(task(), b""), control_checks.GradingCost(prepared, tests)
-        checks = control_checks._ControlChecks(repair, ControlPlan(), Any, cost)  # pyright: ignore
-        return [len(share) for share in checks._split_runs([Any] * 10)]  # pyright: ignore
+        checks = control_checks._ControlChecks(repair, ControlPlan(), Any, cost)  # pyright: ignore  # noqa: SLF001
+        return [len(share) for share in checks._split_runs([Any] * 10)]  # pyright: ignore  # noqa: SLF001
 
     assert shares(0.1, 1.0) == [1] * 10
     assert shares(5.0, 1.0) == [4, 3, 3]

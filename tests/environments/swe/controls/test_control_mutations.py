@@ -41,7 +41,7 @@ def edits(name: str, seed: int):
     return file, list(propose_controls(file, name, random.Random(seed)))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=8)
 @given(st.integers(0, 500), st.sampled_from(["test_many", "TestX::test_call"]))
 def test_each_version_is_a_program_that_differs_at_one_place(seed: int, name: str):
     file, groups = edits(name, seed)
@@ -53,23 +53,20 @@ def test_each_version_is_a_program_that_differs_at_one_place(seed: int, name: st
             assert ast.dump(ast.parse(edit.apply(FILE))) != ast.dump(file.tree)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=8)
 @given(st.integers(0, 500))
 def test_a_wrong_constant_looks_like_the_right_one(seed: int):
     _, groups = edits("test_many", seed)
     constants = [edit for group in groups for edit in group if len(edit.text) == 1 == edit.end - edit.start]
     assert constants
+    right = [type(node.value) for node in ast.walk(ast.parse(FILE)) if isinstance(node, ast.Constant)]
     for edit in constants:
         old = FILE[edit.start : edit.end]
         wrong = edit.apply(FILE)
         assert (old.isdigit(), old.islower(), old.isupper()) == (
             edit.text.isdigit(), edit.text.islower(), edit.text.isupper()
         )  # fmt: skip
-        before, after = (
-            [type(node.value) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
-            for source in (FILE, wrong)
-        )
-        assert before == after
+        assert right == [type(node.value) for node in ast.walk(ast.parse(wrong)) if isinstance(node, ast.Constant)]
 
 
 def test_docstrings_are_never_changed():

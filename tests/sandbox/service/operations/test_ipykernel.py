@@ -22,7 +22,7 @@ from prorl_gym.testing.sandbox.conformance import CHECK_SPEC, PYTHON_CHECKS, Che
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.apptainer,
-    pytest.mark.slow,
+    pytest.mark.product,
     pytest.mark.timeout(300),
 ]
 

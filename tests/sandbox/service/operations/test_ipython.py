@@ -72,6 +72,7 @@ async def test_python_that_does_not_work_is_a_broken_image(backend: NamespaceBac
         await box.close()
 
 
+@pytest.mark.slow
 async def test_without_ipython_on_the_host_it_is_the_plain_console_and_said(
     scratch: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -92,6 +93,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prorl_gym.sandbox.service.python_packages.host_pythons", tuple[str, ...])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled")
 async def test_copy_that_was_removed_is_made_again(scratch: Path, ground: Path) -> None:
     cache = ground / "cache"
@@ -104,6 +106,7 @@ async def test_copy_that_was_removed_is_made_again(scratch: Path, ground: Path) 
         await backend.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled")
 async def test_closed_cache_does_not_stop_sandboxes(
     scratch: Path, ground: Path, caplog: pytest.LogCaptureFixture

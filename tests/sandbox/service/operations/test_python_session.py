@@ -22,6 +22,8 @@ from prorl_gym.sandbox.service.python_packages import IPYTHON_TARGET, PackageSet
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 from prorl_gym.testing.sandbox.conformance import CHECK_SPEC
 
+pytestmark = pytest.mark.slow
+
 WORKER = resources.files("prorl_gym.sandbox.guest").joinpath("cell_worker.py").read_text("utf-8")
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 
@@ -131,6 +133,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prorl_gym.sandbox.service.python_packages.host_pythons", tuple[str, ...])
 
 
+@pytest.mark.default
 @pytest.mark.usefixtures("uncompiled")
 def test_the_mount_is_made_once(tmp_path: Path) -> None:
     mount = ipython_mount(tmp_path, os.geteuid())

@@ -18,7 +18,7 @@ CASES = [json.loads(line) for line in Path(__file__).with_name("verifier_cases.j
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_answer_is_graded_as_the_case_says(case: dict[str, Any]) -> None:
-    """The same cases are the fixture of ``gym env test``, which NeMo Gym has since 0.6."""
+    """The same cases are the fixture of ``gym env test``, which NeMo Gym 0.7 has."""
     grading = RowVerifier().verify(VerifyRequest.model_validate(case["request"]))
     if "expected_error" in case:
         with pytest.raises(TaskError, match=case["expected_error"]):

@@ -132,9 +132,6 @@ def pytest_configure(config: pytest.Config) -> None:
         shutil.rmtree(own, ignore_errors=True)
 
     config.add_cleanup(remove)
-    # A service freezes its heap when it starts. Tests start thousands, in one process: nothing would ever be collected.
-    freeze, gc.freeze = gc.freeze, lambda: None
-    config.add_cleanup(lambda: setattr(gc, "freeze", freeze))
 
 
 _seconds: Counter[str] = Counter()
@@ -176,6 +173,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out := set(items) - set(chosen):
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = chosen
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave all that was imported out of garbage collections.
+
+    A service does so when it starts. Here thousands start in one process, and nothing would ever be collected.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.freeze = lambda: None
 
 
 @pytest.fixture(scope="session")

@@ -113,6 +113,7 @@ def test_without_balancing_every_engine_gets_as_many_rollouts():
     assert equal.choose(ask("s1"), engines) == "b"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", ["", "load balancing", "load balancing and admission", "fast shell", "clean-up"])
 def test_the_real_service_makes_the_steps(off: Part):
     made = execute(Job(SMALL, off, seed=1))
@@ -127,6 +128,7 @@ def test_a_run_is_alike_each_time():
     assert execute(job) == execute(job)
 
 
+@pytest.mark.slow
 def test_unneeded_work_takes_time():
     full, stale = (execute(Job(SMALL, off, seed=1)).seconds for off in ("", "clean-up"))
     assert stale > full

@@ -130,6 +130,7 @@ OPTIONAL_LIBRARIES = {"trainers": {"numpy"}, "routed_experts": {"numpy"}}
 """Imported on first use only: without them everything still loads, see below."""
 
 
+@cache
 def package_of(file: Path) -> str:
     return file.relative_to(ROOT).parts[0].removesuffix(".py")
 
@@ -204,6 +205,7 @@ def part_of(name: str, package: str) -> str:
     return name.removeprefix(prefix).partition(".")[0] if name.startswith(prefix) else ""
 
 
+@cache
 def module_of(file: Path) -> str:
     return ".".join(file.relative_to(ROOT.parent).with_suffix("").parts)
 

@@ -164,6 +164,7 @@ async def test_a_healthy_engine_plays_the_row_and_logs_it(tmp_path: Path) -> Non
         assert [entry["logprob"] for entry in entries] == sampled["logprobs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "body"), [("v1/chat/completions", CHAT), ("v1/completions", COMPLETION)])
 async def test_how_answers_are_spoilt(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
     async def answered(kind: str) -> tuple[int, str]:
@@ -198,6 +199,7 @@ async def test_a_hung_call_ends_with_the_fault(tmp_path: Path) -> None:
             await call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["refused", "unavailable"])
 async def test_an_outage_begins_with_a_call_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

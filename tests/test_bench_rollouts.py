@@ -224,6 +224,7 @@ def test_the_chat_engine_calls_the_tool_then_boxes_what_it_said() -> None:
         assert (message["content"], finish) == (f"The product is \\boxed{{{boxed}}}.", "stop")
 
 
+@pytest.mark.slow
 async def test_the_engines_rows_make_the_calls_that_are_expected(tmp_path: Path) -> None:
     systems, work = load("_rollout_systems"), load("_rollout_work")
     async with systems.running_engine(tmp_path) as (url, pid):

@@ -31,6 +31,7 @@ def test_efficiency_is_over_as_many_times_one_node_and_makespan_over_the_undistu
     assert values[f"{killed}, with `resume`"] == (1.1, 1.15)
 
 
+@pytest.mark.slow
 def test_a_simulated_run_repeats_exactly(monkeypatch) -> None:
     monkeypatch.setattr(_nodes_sim, "GROUPS", 1)
     first, second = (_nodes_sim.execute(_nodes_sim.Point(nodes=2, seed=3)) for _ in range(2))

@@ -18,9 +18,7 @@ def there() -> dict[str, set[str]]:
     shared: dict[str, set[str]] = {}
     for file in files_of_tests():
         found.setdefault(file.stem, set()).update(functions_of(file))
-        shared.setdefault(file.stem, set()).update(
-            re.findall(r"^from (\w+) import \*", file.read_text("utf-8"), re.M)
-        )
+        shared.setdefault(file.stem, set()).update(re.findall(r"^from (\w+) import \*", file.read_text("utf-8"), re.M))
     return {
         name: functions.union(*(found[module] for module in shared.get(name, ())))
         for name, functions in found.items()

@@ -44,6 +44,7 @@ def test_verdicts_are_the_labels(half: list[MathExample]):
     assert found.false_negative_rate <= 0.01, ids(found.false_negatives)
 
 
+@pytest.mark.slow
 def test_equality_is_symmetric(half: list[MathExample]):
     answers = [(pair.gold, answer) for pair in half if (answer := extract_answer(pair)) is not None]
     assert [pair for pair in answers if is_equal(*pair) != is_equal(*reversed(pair))] == []

@@ -149,6 +149,7 @@ def test_only_right_traces_solve(domain: type[Question]):
         }
 
 
+@pytest.mark.slow
 def test_the_mode_of_the_traces_is_wrong_and_some_are_right(domain: type[Question], language: TurnEncoder):
     rng, asked = random.Random(0), some(domain, 2000)
     ends: Counter[str] = Counter()

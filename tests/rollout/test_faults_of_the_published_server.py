@@ -7,9 +7,9 @@ import asyncio
 import gc
 import random
 import time
-import weakref
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from test_runner import Bench as RunnerBench
@@ -25,6 +25,7 @@ from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.records import Rollout, RolloutRequest, Score
 from prorl_gym.rollout.protocol import Finished, Job
+from prorl_gym.rollout.scheduling.attempt import Attempt
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
 from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.scheduling.stage_pools import PoolUsage
@@ -343,12 +344,21 @@ async def test_many_rounds_of_cancels_need_no_restart() -> None:
         assert (await settled(service, "after")).outcome.status == "completed"
 
 
-async def test_nothing_is_kept_of_what_is_over() -> None:
+async def test_nothing_is_kept_of_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """There, handles per job and the set of discarded ids only ever grew."""
+    kept = WeakSet[Attempt]()
+    begin = Attempt.__init__
+
+    def note(self: Attempt, *arguments: Any, **named: Any) -> None:
+        kept.add(self)
+        begin(self, *arguments, **named)
+
+    monkeypatch.setattr(Attempt, "__init__", note)
     bench = Bench()
     async with bench as service:
         await service.submit([ask(f"r{n}", run="hang" if n % 2 else "ok") for n in range(40)])
         await passes(50)
+        assert kept
         await service.cancel(runs=["default"])
         for n in range(40):
             await settled(service, f"r{n}")
@@ -357,11 +367,8 @@ async def test_nothing_is_kept_of_what_is_over() -> None:
         assert (service.pending, left.attempts, left.tasks) == (0, 0, 0)
         assert sum(pool.waiting for pool in left.pools.values()) == 0
         assert len(left.prewarm_waiting) == 1
-        walks = [thing for thing in gc.get_objects() if type(thing).__name__ == "Attempt"]
-        alive = [weakref.ref(walk) for walk in walks]
-        del walks
         gc.collect()
-        assert sum(one() is not None for one in alive) == 0
+        assert not kept
 
 
 # --- races --------------------------------------------------------------------------------------------------------

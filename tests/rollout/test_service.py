@@ -349,7 +349,7 @@ async def test_stop_with_a_full_disk_ends_and_loses_nothing() -> None:
 ACTIONS = ["ok", "ok", "ok", "hang", "crash", "limit:tokens", "sandbox_limit", "engine_timeout", "image_missing"]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
 def test_every_accepted_id_gets_exactly_one_record(seed: int) -> None:
     memory = MemoryLedger()
@@ -438,6 +438,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_sigkill_between_accept_and_finish_loses_nothing(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "l.db"

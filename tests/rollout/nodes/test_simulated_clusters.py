@@ -21,6 +21,7 @@ def test_invariants_hold_under_faults() -> None:
     check_seeds(range(6))
 
 
+@pytest.mark.slow
 def test_a_seed_replays_exactly() -> None:
     first, second = play(11), play(11)
     assert first.faults

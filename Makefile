@@ -6,6 +6,8 @@ RUN = $(VENV)/bin
 WORKERS ?= 2
 IN_PARALLEL = -n $(WORKERS) --dist loadgroup
 export VENV
+# With it, each start of a test worker or a server compiles everything again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo learn test test-all release-check lint docs dist clean
 

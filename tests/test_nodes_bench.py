@@ -7,6 +7,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import _nodes_ray
 import _nodes_sim
 import nodes
+import pytest
 
 
 def test_the_simulated_points_have_a_hundred_thousand_rollouts() -> None:

@@ -1,4 +1,4 @@
-"""What a hostile payload tries. Every attack runs on every real backend; `test_as_normal_user` repeats them all."""
+"""What a hostile payload tries, on every real backend; `.ci/as-user` repeats it as an ordinary user."""
 
 import asyncio
 import errno

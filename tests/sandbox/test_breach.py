@@ -47,7 +47,6 @@ def test_naming(facts: dict[str, object], breach: Breach | None) -> None:
     assert classify_breach(**{"observed": (), **facts}) is breach  # type: ignore[arg-type]
 
 
-# Apptainer, the same guest and limits over another root, runs with ``--all``.
 backend_name = backend_fixture("userns", APPTAINER)
 
 LIMITS = SandboxLimits(

@@ -1,7 +1,8 @@
 """Which tests a run plays: the default suite, what ``.ci/run`` adds to it, or all.
 
 ``slow`` tests, which start real sandboxes or servers, are added by ``--ci``; those that ask for a fixture of a real
-sandbox are slow without the mark, unless they are marked ``default``. Tests marked ``product`` repeat a promise on
+sandbox are slow without the mark. A test marked ``default`` is in the default suite though it or its module is slow.
+Tests marked ``product`` repeat a promise on
 another host (a backend, a user, a way to begin): ``--ci`` plays a tenth of them, which the commit chooses. Tests marked
 ``release`` are played with ``--all`` only (``make release-check``), which leaves nothing out.
 """
@@ -49,9 +50,9 @@ def tenth_of(config: pytest.Config) -> int:
 
 
 def mark_slow(items: Iterable[pytest.Item]) -> None:
-    """Mark the tests that start real sandboxes."""
+    """Mark the tests that start real sandboxes, save those that the default suite has for their class."""
     for item in items:
-        if REAL_SANDBOXES.intersection(getattr(item, "fixturenames", ())):
+        if not _has(item, "default") and REAL_SANDBOXES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
 
 
@@ -68,7 +69,7 @@ def select(
 ) -> list[pytest.Item]:
     """Return the tests of this run's tier, in their order."""
     left_out = () if config.getoption("--all") else ("release",) if config.getoption("--ci") else NOT_DEFAULT
-    chosen = [item for item in items if _has(item, "default") or not any(_has(item, name) for name in left_out)]
+    chosen = [item for item in items if not any(_is(item, name) for name in left_out)]
     if config.getoption("--sample"):
         chosen = _tenth(chosen, lambda item: True, tenth_of(config))
     elif config.getoption("--ci"):
@@ -78,6 +79,10 @@ def select(
 
 def _has(item: pytest.Item, marker: str) -> bool:
     return item.get_closest_marker(marker) is not None
+
+
+def _is(item: pytest.Item, tier: str) -> bool:
+    return _has(item, tier) and not (tier == "slow" and _has(item, "default"))
 
 
 def _tenth(items: list[pytest.Item], is_product: Callable[[pytest.Item], bool], tenth: int) -> list[pytest.Item]:

@@ -50,7 +50,7 @@ def host_pids(backend: NamespaceBackend, box: RunningSandbox) -> list[int]:
         pytest.param("umount /proc/sys", id="unmask proc/sys"),
         pytest.param("umount /proc/kallsyms", id="unmask kallsyms"),
         pytest.param("mkdir /tmp/m && mount -t tmpfs none /tmp/m", id="mount tmpfs"),
-        pytest.param("mkdir /tmp/b && mount --bind /usr /tmp/b", id="mount bind"),
+        pytest.param("mkdir /tmp/b && mount --bind /usr /tmp/b", id="mount bind", marks=pytest.mark.default),
         pytest.param("unshare --user true", id="user namespace"),
         pytest.param("unshare --mount true", id="mount namespace"),
         pytest.param("unshare --net true", id="net namespace"),
@@ -125,6 +125,7 @@ async def test_host_accounts_are_not_there(box: RunningSandbox) -> None:
     assert (await bash(box, "cat /etc/shadow /etc/gshadow /etc/sudoers")).stdout == b""
 
 
+@pytest.mark.default
 async def test_host_files_are_not_there(box: RunningSandbox, ground: Path) -> None:
     name = f"secret-{uuid.uuid4().hex}"
     secret = ground / name
@@ -150,6 +151,7 @@ async def test_host_environment_is_not_there(box: RunningSandbox) -> None:
     assert b"HOME=/root" in seen.stdout
 
 
+@pytest.mark.default
 async def test_host_processes_are_not_there(box: RunningSandbox) -> None:
     seen = (await bash(box, "cd /proc; for p in [0-9]*; do echo $p; cat $p/cmdline; done")).stdout
     pids = [line for line in seen.decode(errors="replace").splitlines() if line.isdigit()]
@@ -247,6 +249,7 @@ async def test_memory_backed_places_have_their_own_limit(small_box: RunningSandb
     assert 0 < int(result.stdout) <= limit
 
 
+@pytest.mark.default
 async def test_number_of_files_is_bounded(small_box: RunningSandbox) -> None:
     result = await bash(
         small_box, "mkdir /tmp/many; cd /tmp/many; touch {1..20000} 2>&1 | tail -n 1; ls | wc -l; rm -r /tmp/many"

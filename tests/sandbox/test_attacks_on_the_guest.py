@@ -82,6 +82,7 @@ async def test_the_guest_cannot_be_slowed_down(box: RunningSandbox, call: str) -
 
 
 @on_x86_64
+@pytest.mark.default
 async def test_the_i386_interface_is_no_way_to_the_limits_of_another(box: RunningSandbox) -> None:
     # mov eax, 340 (prlimit64); mov ebx, 1; mov ecx, 7; mov edx, 1 (no pointer of ours); xor esi, esi; int 0x80
     code = "53b854010000bb01000000b907000000ba0100000031f6cd805bc3"

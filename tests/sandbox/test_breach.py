@@ -164,6 +164,7 @@ async def test_python_session_names_them(tight: RunningSandbox) -> None:
     assert (await python.run_cell("1 + 1", timeout=20)).output == "2\n"
 
 
+@pytest.mark.default
 @on_loop
 @needs_python
 async def test_only_the_hog_dies(tight: RunningSandbox) -> None:

@@ -77,6 +77,7 @@ async def test_the_hosts_kernel_log_is_not_there_whatever_the_site_allows(box: R
     assert (await box.exec(["/bin/cat", "/dev/kmsg"], timeout=SECONDS)).stdout == b""
 
 
+@pytest.mark.default
 async def test_chroot_with_an_open_directory_leads_no_higher_than_the_own_root(
     fresh: RunningSandbox, secret: Path
 ) -> None:

@@ -115,6 +115,7 @@ async def test_the_command_text_cannot_be_made_a_store(box: RunningSandbox) -> N
     assert result.output == "Operation not permitted\n"
 
 
+@pytest.mark.default
 async def test_a_flood_of_answers_costs_the_service_nothing(box: RunningSandbox) -> None:
     session = await box.python()
     flood = "import os\nfor _ in range(64): os.write(3, b'\\n' * 65536)"

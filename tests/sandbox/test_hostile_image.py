@@ -97,6 +97,7 @@ async def test_links_to_what_is_open_while_it_is_built_write_nothing_to_the_host
         assert os.listdir(target) == [], number
 
 
+@pytest.mark.default
 async def test_nothing_of_an_image_runs_before_it_is_confined(backend: NamespaceBackend, image: Path) -> None:
     replace_bash(image, REMEMBER)
     for place in (".singularity.d/env", ".singularity.d/actions"):

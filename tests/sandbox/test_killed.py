@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
 from sandbox_support import children_of, wait_until_dead
 
 from prorl_gym.sandbox.config import SandboxConfig
@@ -65,6 +66,7 @@ async def reap_with_a_new_service(scratch: Path) -> Reaped:
         await backend.close()
 
 
+@pytest.mark.default
 async def test_killed_service_leaves_nothing(backend_name: str, own_scratch: Path) -> None:
     with busy_service(backend_name, own_scratch) as running:
         assert len(running.handles) > 6 * COUNT

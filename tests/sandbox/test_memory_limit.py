@@ -44,6 +44,7 @@ async def test_what_is_reserved_is_no_memory(tight: RunningSandbox) -> None:
     assert result.stdout == b"True\nTrue\n", result
 
 
+@pytest.mark.default
 async def test_what_is_touched_is(tight: RunningSandbox) -> None:
     result = await tight.exec(
         ["/usr/bin/python3", "-c", "import time; b = bytearray(b'1') * (300 << 20); time.sleep(30)"], timeout=60

@@ -72,6 +72,7 @@ async def test_a_session_that_kills_itself_is_reported_as_such(box: RunningSandb
     assert (await PythonTool(source, 20.0)({"code": "6 * 7"})).text == "42"
 
 
+@pytest.mark.default
 async def test_a_shell_that_kills_itself_is_reported_as_such(box: RunningSandbox) -> None:
     async def source() -> Sandbox:
         return box

@@ -166,6 +166,7 @@ async def test_shell_that_its_own_payload_stopped_is_replaced(backend: Namespace
         await box.close()
 
 
+@pytest.mark.default
 async def test_killing_the_control_process_takes_nothing_but_the_own_sandbox(backend: NamespaceBackend) -> None:
     own, other = await backend.start_sandbox(SandboxSpec()), await backend.start_sandbox(SandboxSpec())
     try:

@@ -244,6 +244,7 @@ print(code[:5])
     assert result.stdout.splitlines() == [b"b'hello' 1 0", b"b'hello'"], result
 
 
+@pytest.mark.default
 @on_x86_64
 async def test_calls_that_hide_memory_are_refused(small: RunningSandbox) -> None:
     script = """

@@ -83,6 +83,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(
     assert int(await python(box, script)) == answer
 
 
+@pytest.mark.default
 async def test_a_crash_cannot_run_the_hosts_core_handler(box: RunningSandbox) -> None:
     script = """
 import resource

@@ -1,7 +1,8 @@
 """Run a command as an ordinary user although interpreter and checkout lie where only root may go.
 
 ``python become_user.py DIRECTORY UID COMMAND...`` as root: in a mount namespace of its own, opens the way to the
-interpreter and to the checkout, gives the user an account with a home in DIRECTORY, gives up root, and runs the command.
+interpreter and to the checkout, gives the user an account with a home in DIRECTORY, gives up root, and runs the
+command.
 """
 
 import os

@@ -1,5 +1,6 @@
 """Memory that no process shows: on every backend, it ends what holds it as a breach of a limit, or cannot be had."""
 
+import asyncio
 import os
 import re
 from collections.abc import AsyncIterator
@@ -205,7 +206,9 @@ async def test_it_is_found_or_refused(small: RunningSandbox, way: str) -> None:
 async def test_what_is_hidden_is_freed(small: RunningSandbox) -> None:
     before = shmem()
     await run(small, WAYS["a shared mapping, all but the first page unmapped"] + HELD)
-    assert shmem() - before < MEMORY // 2
+    async with asyncio.timeout(20):  # other tests on this machine have some for a while
+        while shmem() - before >= MEMORY // 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
     again = await run(small, "address = share(64 * MB)\nctypes.memset(address, 1, 64 * MB)\nprint('fits')")
     assert again.stdout == b"fits\n", again
 

@@ -17,7 +17,7 @@ help:
 	@echo "make learn [DOMAIN=math|code|stem|swe] [LEARN_FLAGS=--short]   train a tiny policy from nothing (CPU, 8 minutes)"
 	@echo "make test [WORKERS=0]                 the default test suite (no network, GPU or root needed); 0: in one process"
 	@echo "make test-all                         every test; PRORL_GYM_REQUIRE=apptainer,gym makes a missing one fail"
-	@echo "make release-check [PARTS='kills gym']  what .ci/run plays in part, whole: under two hours; each part runs alone"
+	@echo "make release-check [PARTS='products gym']  what .ci/run plays in part, whole: under two hours; each part runs alone"
 	@echo "make lint                             ruff and pyright"
 	@echo "make docs                             the documentation as a site, in site/"
 	@echo "make dist                             wheel and sdist, checked, in dist/"

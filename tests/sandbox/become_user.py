@@ -52,7 +52,7 @@ def give_account(directory: str, uid: int) -> None:
     """Apptainer by itself runs for accounts only."""
     if all(account.pw_uid != uid for account in pwd.getpwall()):
         accounts = Path(directory, "passwd")
-        accounts.write_text(f"{Path('/etc/passwd').read_text()}somebody:x:{uid}:{uid}::{directory}/home:/bin/sh\n")
+        accounts.write_text(f"{Path('/etc/passwd').read_text()}prorl-test:x:{uid}:{uid}::{directory}/home:/bin/sh\n")
         accounts.chmod(0o644)
         syscalls.mount(str(accounts), "/etc/passwd", None, syscalls.MS_BIND)
 

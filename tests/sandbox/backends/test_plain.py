@@ -175,7 +175,7 @@ def repository(ground: Path, image: str) -> Path:
     return copy
 
 
-@pytest.mark.slow
+@pytest.mark.root  # who alone may copy an image with all its owners
 async def test_working_directory_of_an_image_is_a_true_copy(backend: NamespaceBackend, repository: Path) -> None:
     box = await backend.start_sandbox(SandboxSpec(image=str(repository), workdir="/testbed"))
     try:
@@ -195,7 +195,7 @@ def sif(ground: Path, image: str) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.root  # who alone may copy an image with all its owners
 async def test_sif_file_is_used_as_it_is(backend: NamespaceBackend, sif: Path) -> None:
     box = await backend.start_sandbox(SandboxSpec(image=str(sif)))
     try:

@@ -15,14 +15,17 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def test_only_the_sandbox_itself_reaches_the_port(box: RunningSandbox, backend: NamespaceBackend) -> None:
     other = await backend.start_sandbox(SandboxSpec())
     try:
-        with await box.listen(0) as listener, await other.listen(0) as unused:
-            port = listener.getsockname()[1]
-            assert unused.getsockname()[0] == "127.0.0.1"
+        # Bound and not listening: at the sandbox's port this host has nobody who would answer in its place.
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            port = silent.getsockname()[1]
             connect = ["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port}"]
-            assert (await other.exec(connect, timeout=20)).exit_code != 0
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.1", port), timeout=5)
-            assert (await box.exec(connect, timeout=20)).exit_code == 0
+            with await box.listen(port) as listener:
+                assert listener.getsockname() == ("127.0.0.1", port)
+                assert (await other.exec(connect, timeout=20)).exit_code != 0
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection(silent.getsockname(), timeout=5)
+                assert (await box.exec(connect, timeout=20)).exit_code == 0
     finally:
         await other.close()
 

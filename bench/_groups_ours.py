@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from _groups_sim import ActiveGroup, Job, Workers, new_group
 from _groups_workload import Tasks
 
-from prorl_gym.client.wire_models import GroupsStatus, RolloutSummary
-from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
+from prorl_gym.client.wire_models import RolloutSummary
+from prorl_gym.demand import Demand, RedundantHandling
 from prorl_gym.errors import CancelReason
 from prorl_gym.rollout.groups.group import Replica
 from prorl_gym.rollout.groups.group_actions import GroupActions
-from prorl_gym.rollout.groups.group_report import groups_status
 from prorl_gym.rollout.groups.group_scheduler import GroupScheduler
 from prorl_gym.rollout.protocol import AttemptPosition, Stage
 
@@ -25,7 +24,6 @@ class ServiceScheme:
     Args:
         workers: carry it out.
         tasks: what is submitted, in order.
-        early_stop: the opt-in rule.
         redundant: what becomes of what is not needed.
     """
 
@@ -33,7 +31,6 @@ class ServiceScheme:
         self,
         workers: Workers,
         tasks: Tasks,
-        early_stop: EarlyStop | None = None,
         redundant: RedundantHandling | None = None,
     ) -> None:
         self._workers, self._tasks = workers, tasks
@@ -41,7 +38,6 @@ class ServiceScheme:
         self._demand = Demand(
             groups=setting.batch,
             max_staleness=setting.staleness,
-            early_stop=early_stop,
             redundant=redundant or RedundantHandling(),
         )
         self._book = GroupScheduler(_RUN, self._demand)
@@ -51,8 +47,6 @@ class ServiceScheme:
         self._settled: dict[str, ActiveGroup] = {}
         self._came = self._cursor = 0
         self._tick: float | None = None
-        self.stopped: set[int] = set()
-        """Groups that were stopped on a chance."""
 
     def on_step_start(self, version: int) -> None:
         """See ``Scheme.on_step_start``."""
@@ -88,10 +82,6 @@ class ServiceScheme:
         taken = fresh[: self._demand.groups]
         self._demand = self._demand.model_copy(update={"after": taken[-1].cursor})
         return [self._settled[one.group_id] for one in taken]
-
-    def status(self) -> GroupsStatus:
-        """Return what the service would report."""
-        return groups_status(self._book)
 
     def _fresh(self, oldest: int | None) -> bool:
         return oldest is None or self._workers.version - oldest <= self._workers.setting.staleness
@@ -158,12 +148,11 @@ class ServiceScheme:
     def _end(self, job: Job, cut: CancelReason | None = None) -> None:
         self._cursor += 1
         del self._jobs[job.name]
-        group_id = str(job.group.task.number)
         member = RolloutSummary(
             cursor=self._cursor,
             rollout_id=job.name,
             run_id=_RUN,
-            group_id=group_id,
+            group_id=str(job.group.task.number),
             group_size=len(job.group.jobs),
             replica=0,
             environment="env",
@@ -182,6 +171,3 @@ class ServiceScheme:
             released=False,
         )
         self._book.on_finished(member, job.spent)
-        group = self._book.groups.get(group_id)
-        if group is not None and group.is_predicted_uninformative and not group.is_audited:
-            self.stopped.add(job.group.task.number)

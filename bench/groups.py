@@ -24,14 +24,13 @@ from _groups_sim import Result, Scheme, Workers, simulate
 from _groups_workload import MAIN, SEEDS, SLOTS, TAILS, TRAINS, Population, Setting, Task, Tasks, train_seconds
 from _report import SHORT, Figure, Report, figure, interval, peer, report
 
-from prorl_gym.demand import EarlyStop, RedundantHandling
+from prorl_gym.demand import RedundantHandling
 
 ROUNDS = (1.0, 2.0, 3.0, 4.0, 6.0)
 BEGUN = (2.0, 4.0, 6.0, 8.0, 12.0)
 UNDER_WAY = (1.5, 2.0, 2.5, 3.0, 4.0)
 BUFFERS = (1.0, 2.0)
 """Grids of the peers, in batches."""
-EARLY = EarlyStop(chance=0.25, after=6, audit=0.1)
 LENGTH_MARGIN = 0.02
 """Of the mean logarithm of RUN seconds: what is delivered is no more than about 2 % shorter or longer."""
 REWARD_MARGIN = 0.02
@@ -52,38 +51,17 @@ class Arm:
     many: float = 0.0
     buffer: float = 0.0
     reuse: Reuse = "lost"
-    early: bool = False
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ArmResult:
-    """One run, made."""
-
-    result: Result
-    stopped: int = 0
-    false_stops: int = 0
-    audited: int = 0
-    audited_false: int = 0
-
-
-def execute(arm: Arm) -> ArmResult:
+def execute(arm: Arm) -> Result:
     """Make a run."""
     workers, tasks = Workers(arm.setting), Tasks(arm.setting, arm.seed)
     if arm.scheme != "ours":
-        return ArmResult(simulate(workers, _peer(arm, workers, tasks), _training(arm.setting)))
+        return simulate(workers, _peer(arm, workers, tasks), _training(arm.setting))
     training = _training(arm.setting)
     redundant = RedundantHandling(park_seconds=max(_PARK_SECONDS, 2 * training))
-    ours = ServiceScheme(workers, tasks, EARLY if arm.early else None, redundant)
-    result = simulate(workers, ours, training)
-    told = ours.status().early_stop
-    return ArmResult(
-        result,
-        len(ours.stopped),
-        sum(tasks[number].informative for number in ours.stopped),
-        told.audited if told else 0,
-        told.audited_informative if told else 0,
-    )
+    return simulate(workers, ServiceScheme(workers, tasks, redundant), training)
 
 
 def _peer(arm: Arm, workers: Workers, tasks: Tasks) -> Scheme:
@@ -104,7 +82,7 @@ class ArmCache:
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self._seeds = seeds
-        self._done: dict[Arm, list[ArmResult]] = {}
+        self._done: dict[Arm, list[Result]] = {}
 
     def prepare(self, arms: Sequence[Arm]) -> None:
         """Run what is not there yet, on all cores."""
@@ -115,12 +93,12 @@ class ArmCache:
         for place, arm in enumerate(new):
             self._done[arm] = made[place * len(self._seeds) : (place + 1) * len(self._seeds)]
 
-    def __getitem__(self, arm: Arm) -> list[ArmResult]:
+    def __getitem__(self, arm: Arm) -> list[Result]:
         return self._done[arm]
 
     def rates(self, arm: Arm) -> list[float]:
         """Return informative groups per 1000 worker-seconds, by seed."""
-        return [made.result.rate for made in self[arm]]
+        return [made.rate for made in self[arm]]
 
     def best(self, arms: Sequence[Arm]) -> Arm:
         """Return the arm with the highest mean rate."""
@@ -132,7 +110,7 @@ class ArmCache:
 
     def delivered(self, arm: Arm) -> list[Task]:
         """Return the groups that trainers got, of all seeds."""
-        return [task for made in self[arm] for task in made.result.delivered]
+        return [task for made in self[arm] for task in made.delivered]
 
 
 def peers(setting: Setting) -> dict[str, list[Arm]]:
@@ -155,33 +133,13 @@ def main_figures(arms: ArmCache) -> list[Figure]:
     """The published batch."""
     ours, ideal = Arm("ours", MAIN), [Arm("full", MAIN, many, reuse="kept") for many in BEGUN]
     grids = peers(MAIN)
-    early = Arm("ours", MAIN, early=True)
-    arms.prepare([ours, early, *ideal, *(arm for grid in grids.values() for arm in grid)])
+    arms.prepare([ours, *ideal, *(arm for grid in grids.values() for arm in grid)])
     rows = [_ratio(f"ours over `{name}`", arms, ours, grid, TARGETS.get(name, 1.1)) for name, grid in grids.items()]
     rows.append(_ratio("ours over reuse with every sandbox kept, at any age and for nothing", arms, ours, ideal))
     rows.append(figure("ours: informative groups per 1000 worker-seconds", arms.rates(ours), "", better="higher"))
-    parked = [float(made.result.most_parked) for made in arms[ours]]
+    parked = [float(made.most_parked) for made in arms[ours]]
     rows.append(figure("ours: most agents parked at once, each with its sandbox", parked, "", better="lower"))
-    return rows + early_figures(arms, early, ours) + bias(arms, ours, grids)
-
-
-def early_figures(arms: ArmCache, early: Arm, ours: Arm) -> list[Figure]:
-    """The opt-in rule: what it gives, what it costs, and whether its audit tells the truth."""
-    made = arms[early]
-    wrong = 100 * sum(one.false_stops for one in made) / max(1, sum(one.stopped for one in made))
-    told = 100 * sum(one.audited_false for one in made) / max(1, sum(one.audited for one in made))
-    audited = sum(one.audited for one in made)
-    gain = arms.speedups(early, ours)
-    return [
-        figure("`early_stop` (0.25, after 6) over without", gain, "x", better="higher", interval=interval(gain)),
-        figure(
-            "`early_stop`: stopped groups that would have been informative",
-            [wrong],
-            "%",
-            better="lower",
-            peers=[peer(f"what its audit reported ({audited} groups)", [told])],
-        ),
-    ]
+    return rows + bias(arms, ours, grids)
 
 
 def bias(arms: ArmCache, ours: Arm, grids: dict[str, list[Arm]]) -> list[Figure]:

@@ -5,8 +5,7 @@ rewards differ, so that a group-relative advantage is not zero) and stops redund
 Evaluation and rollouts without a group are never stopped. The rules avoid a selection by the length of the text:
 
 * a group is stopped, kept or completed as a whole: no member is cut because its siblings were faster;
-* extra replicas only race a straggler in INIT or EVAL, and the race ends when either begins to sample;
-* stopping a group on its first rewards is off by default, and a share of such groups runs on as an audit.
+* extra replicas only race a straggler in INIT or EVAL, and the race ends when either begins to sample.
 
 ``docs/groups.md`` describes what is stopped when, and what each option costs.
 """
@@ -44,23 +43,6 @@ class RedundantHandling(DemandModel):
     """Longest time a group is kept; then the members that are left are cancelled."""
 
 
-class EarlyStop(DemandModel):
-    """Stop a group whose first rewards are all equal when it is unlikely that the rest will differ.
-
-    The chance comes from a Beta-Binomial posterior on the group's pass rate with a uniform prior: when ``k`` of ``G``
-    rewards are known and equal, the rest differs with probability ``(G - k) / (G + 1)``. The prior is cautious: at
-    ``chance`` 0.05 no group of fewer than 20 is ever stopped. Stopping saves work and loses some informative groups;
-    ``audit`` measures how many.
-    """
-
-    chance: Annotated[float, Field(gt=0, lt=0.5)] = 0.25
-    """Stop when the rest differs with less than this probability. The default stops 8 rollouts after 6."""
-    after: Annotated[int, Field(ge=2)] = 4
-    """Rewards that must be known before a group may be stopped."""
-    audit: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """Share of such groups that run to their end, to measure how often stopping would have been wrong."""
-
-
 class Demand(DemandModel):
     """What a trainer needs of a run from now on; each demand replaces the one before."""
 
@@ -84,7 +66,6 @@ class Demand(DemandModel):
     cancels those that a new version makes too stale, and marks records delivered too late.
     Evaluation and rollouts without a group are exempt."""
     redundant: RedundantHandling = RedundantHandling()
-    early_stop: EarlyStop | None = None
     replace: Annotated[int, Field(ge=0, le=16)] = 2
     """Most replacements in a group: rollouts that replace members which infrastructure failed for good. A replacement
     is the failed request, including its seed, under another id, ``<id>:r1``."""

@@ -19,7 +19,7 @@ from prorl_gym.client.async_client import encode_batches
 from prorl_gym.client.record_stream import split_lines
 from prorl_gym.client.transport import RetryableError, RetryBudget
 from prorl_gym.client.wire_models import RolloutSummary
-from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
+from prorl_gym.demand import Demand, RedundantHandling
 from prorl_gym.errors import ConfigError, GoneError, NotFoundError, TaskError
 from prorl_gym.records import RolloutRequest
 
@@ -263,12 +263,7 @@ async def test_a_newer_record_asks_for_an_upgrade_and_later_fields_do_not() -> N
 
 
 async def test_later_fields_of_other_answers_are_ignored() -> None:
-    demand = {
-        "groups": 4,
-        "later": 1,
-        "redundant": {"run": "kill", "later": 1},
-        "early_stop": {"audit": 0.5, "later": 1},
-    }
+    demand = {"groups": 4, "later": 1, "redundant": {"run": "kill", "later": 1}}
     groups = {"run_id": "run", "demand": demand, "states": {"open": 2, "a later state": 1}, "later": 1}
     summary = dict.fromkeys((field.name for field in dataclasses.fields(RolloutSummary)), None)
     summary |= {"cursor": 7, "group_size": 1, "replica": 0, "turns": 0, "sampled_tokens": 0, "later": 1}
@@ -282,7 +277,7 @@ async def test_later_fields_of_other_answers_are_ignored() -> None:
         return web.json_response(answers[request.path.rpartition("/")[2]])
 
     async with service(handler) as url, Client(url, token=TOKEN) as client:
-        wanted = Demand(groups=4, redundant=RedundantHandling(run="kill"), early_stop=EarlyStop(audit=0.5))
+        wanted = Demand(groups=4, redundant=RedundantHandling(run="kill"))
         assert await client.demand("run") == (await client.groups("run")).demand == wanted
         assert (await client.groups("run")).states == {"open": 2, "a later state": 1}
         assert [one.cursor for one in (await client.rollouts()).rollouts] == [7]

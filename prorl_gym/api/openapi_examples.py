@@ -238,7 +238,6 @@ GROUPS: Any = {
     "extras": 0,
     "wasted_tokens": 900,
     "reclaimed_seconds": 310.5,
-    "early_stop": None,
     "ready_groups": [{"group_id": "prompt-3", "cursor": 41, "oldest_version": 7, "stale": False}],
 }
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, field_validator
 
-from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
+from prorl_gym.demand import Demand, RedundantHandling
 from prorl_gym.errors import CancelReason, Cause, FailureKind, Limit
 from prorl_gym.records import (
     BatchMismatch,
@@ -422,33 +422,15 @@ class ReadyGroup(Record):
     """Whether it is older than the demand allows."""
 
 
-class EarlyStopReport(Record):
-    """Outcomes of groups whose first rewards predicted the rest."""
-
-    stopped: int
-    """Groups that were stopped."""
-    audited: int
-    """Groups that ran to their end instead, as an audit."""
-    audited_informative: int
-    """Audited groups that turned out informative: stopping them would have been wrong."""
-    rate: float | None
-    """``audited_informative / audited``; ``None`` before the first audit."""
-    low: float
-    """Lower end of the rate's 95 % interval (Wilson 1927)."""
-    high: float
-    """Upper end of the interval."""
-
-
 def _drop_unknown_fields(value: object) -> object:
     """Drop fields of a later release: a demand refuses unknown fields when it is set, not when it is read."""
-    nested: dict[str, type[BaseModel]] = {"redundant": RedundantHandling, "early_stop": EarlyStop}
 
     def known(fields: object, model: type[BaseModel]) -> object:
         if not isinstance(fields, Mapping):
             return fields
         given = cast(Mapping[str, Any], fields).items()
         return {
-            name: known(one, nested[name]) if name in nested else one
+            name: known(one, RedundantHandling) if name == "redundant" else one
             for name, one in given
             if name in model.model_fields
         }
@@ -502,8 +484,6 @@ class GroupsStatus(Record):
     reclaimed_seconds: float = 0.0
     """Estimated working time that those cancels saved since the service started: for each, the mean of the
     environment's latest rollouts with a reward, less the time already worked, never below 0."""
-    early_stop: EarlyStopReport | None = None
-    """Present if the demand has ``early_stop``."""
     ready_groups: tuple[ReadyGroup, ...] = ()
     """The ready groups past ``demand.after`` by cursor, at most 1,000."""
 

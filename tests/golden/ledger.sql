@@ -21,7 +21,7 @@ INSERT INTO "bodies" VALUES(5,'{"environment":"scripted","group_id":"g","group_s
 INSERT INTO "bodies" VALUES(6,'{"environment":"scripted","metadata":{"step":"3"},"rollout_id":"of-a-run","run_id":"run","task":{}}');
 INSERT INTO "bodies" VALUES(7,'{"environment":"scripted","rollout_id":"pending","task":{"run":"hang"}}');
 CREATE TABLE demands (run_id TEXT PRIMARY KEY, demand TEXT NOT NULL, set_at REAL NOT NULL) STRICT, WITHOUT ROWID;
-INSERT INTO "demands" VALUES('run','{"groups":1,"after":0,"spare":0,"version":null,"pool":"policy","max_staleness":null,"redundant":{"init":"kill","run":"park","park_seconds":600.0},"early_stop":null,"replace":2,"extra":0,"straggler_factor":3.0,"straggler_seconds":30.0,"epsilon":1e-6}',1.79552772742875576018e+09);
+INSERT INTO "demands" VALUES('run','{"groups":1,"after":0,"spare":0,"version":null,"pool":"policy","max_staleness":null,"redundant":{"init":"kill","run":"park","park_seconds":600.0},"replace":2,"extra":0,"straggler_factor":3.0,"straggler_seconds":30.0,"epsilon":1e-6}',1.79552772742875576018e+09);
 CREATE TABLE marks (
         epoch INTEGER NOT NULL,
         last_cursor INTEGER NOT NULL,

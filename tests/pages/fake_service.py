@@ -252,9 +252,8 @@ def groups(run: str) -> dict[str, Any]:
         "stale": 4,
         "short": 2,
     }
-    early = {"stopped": 118, "audited": 9, "audited_informative": 1, "rate": 0.111, "low": 0.02, "high": 0.435}
     return {
-        **{"run_id": run, "demand": {"groups": 64, "early_stop": {}}, "version": 102, "satisfied": False},
+        **{"run_id": run, "demand": {"groups": 64}, "version": 102, "satisfied": False},
         **{
             "wanted": 64,
             "ready": 41,
@@ -266,7 +265,7 @@ def groups(run: str) -> dict[str, Any]:
             "parked": 6,
         },
         **{"states": states, "replaced": 2, "extras": 1, "wasted_tokens": 91_000, "reclaimed_seconds": 5210.5},
-        **{"early_stop": early, "ready_groups": []},
+        "ready_groups": [],
     }
 
 

@@ -87,7 +87,7 @@ def test_the_status_of_the_service_is_on_the_page(browser: "Browser") -> None:
             assert said in text
         for said in ("101", "turns 4-7", "4.0e-4"):
             assert said in page.get_by_label("Mismatch of log-probs by run").inner_text()
-        for said in ("decided: ready", "11 % of 9 audited", "policy-3", "judge: judge-0"):
+        for said in ("decided: ready", "41 of 64 wanted", "policy-3", "judge: judge-0"):
             assert said in text
         assert page.locator("#charts .chart:visible").count() == 7
         page.get_by_label("Run of the groups").select_option("eval-17")

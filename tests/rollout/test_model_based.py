@@ -17,7 +17,7 @@ import pytest
 from reliability_model import EVERYTHING, Model, Reader
 from reliability_world import PARKED, WRITES, World
 
-from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
+from prorl_gym.demand import Demand, RedundantHandling
 from prorl_gym.errors import ConflictError, GoneError, NotFoundError, ShuttingDownError
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.template_check import load_codec
@@ -284,7 +284,6 @@ class Story:
                     run=dice.choice(["finish", "park", "park", "park", "kill"]),
                     park_seconds=dice.choice([0.02, 5.0]),
                 ),
-                early_stop=dice.choice([None, None, EarlyStop(chance=0.3, after=2)]),
                 replace=dice.choice([0, 2]),
                 extra=dice.choice([0, 1]),
                 straggler_seconds=0.01,

@@ -235,15 +235,9 @@ class GroupCollector(Collector):
         states: Counter[str] = Counter()
         for report in reports:
             states.update(report.states)
-        early = [report.early_stop for report in reports if report.early_stop is not None]
         held = sum(report.held for report in reports)
         wasted = sum(report.wasted_tokens for report in reports)
         saved = sum(report.reclaimed_seconds for report in reports)
-        ends = {
-            ("stopped",): sum(one.stopped for one in early),
-            ("audited",): sum(one.audited for one in early),
-            ("audited_informative",): sum(one.audited_informative for one in early),
-        }
         by_state = {(state,): count for state, count in states.items()}
         yield _GAUGE("prorl_demands", "Runs with a demand.", len(reports))
         yield _family(_GAUGE, "prorl_groups", "Groups of runs with a demand.", ("state",), by_state)
@@ -252,7 +246,6 @@ class GroupCollector(Collector):
             "prorl_groups_wasted_tokens", "Tokens sampled in rollouts cancelled as redundant or stale.", wasted
         )
         yield _GAUGE("prorl_groups_reclaimed_seconds", "Estimated working time saved by these cancels.", saved)
-        yield _family(_GAUGE, "prorl_early_stops", "Groups whose first rewards predicted the rest.", ("end",), ends)
 
 
 class NodeCollector(Collector):

@@ -16,8 +16,6 @@ function groupPanel(status) {
     ["Rollouts held", count(status.held)], ["Parked", count(status.parked)], ["Replaced", count(status.replaced)], ["Racing stragglers", count(status.extras)],
     ["Tokens wasted", figure(status.wasted_tokens)], ["Agent time saved", lasting(status.reclaimed_seconds)],
   ];
-  const early = status.early_stop;
-  if (early) pairs.push(["Stopped early", count(early.stopped)], ["Stops that would have been wrong", early.audited ? `${percent(early.rate)} of ${count(early.audited)} audited (95 %: ${percent(early.low)} to ${percent(early.high)})` : "none audited yet"]);
   return make("div", {}, table("Groups by state", ["Groups", "Number", "Share", "Because"], rows, ""),
     make("dl", { class: "pairs" }, ...pairs.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))));
 }

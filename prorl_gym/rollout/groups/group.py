@@ -185,10 +185,6 @@ class Group:
     stop_reason: CancelReason | None = None
     cancel_stages: frozenset[Stage] = frozenset()
     """Stages in which the rollouts of a stopped group are cancelled."""
-    is_predicted_uninformative: bool = False
-    """Its first rewards made it unlikely that the rest differs."""
-    is_audited: bool = False
-    """And it runs on all the same, to be counted."""
     alarm_at: float | None = None
     """Unix seconds at which it is to be looked at again."""
     positions: list[GroupPosition] = field(default_factory=list[GroupPosition])

@@ -2,11 +2,10 @@
 
 from collections import Counter
 
-from prorl_gym.client.wire_models import EarlyStopReport, GroupsStatus, GroupState, ReadyGroup
+from prorl_gym.client.wire_models import GroupsStatus, GroupState, ReadyGroup
 from prorl_gym.errors import CancelReason
 from prorl_gym.rollout.groups.group import Group, is_informative
 from prorl_gym.rollout.groups.group_results import is_too_old
-from prorl_gym.rollout.groups.group_rules import wilson_interval
 from prorl_gym.rollout.groups.group_scheduler import GroupScheduler
 
 _MAX_LISTED = 1000
@@ -39,7 +38,6 @@ def groups_status(scheduler: GroupScheduler) -> GroupsStatus:
         extras=results.extras,
         wasted_tokens=results.wasted_tokens,
         reclaimed_seconds=results.reclaimed_seconds,
-        early_stop=_early_stop(scheduler),
         ready_groups=tuple(
             ReadyGroup(
                 group_id=settled.group_id,
@@ -57,18 +55,3 @@ def _state(group: Group, epsilon: float) -> GroupState:
     if group.stop_reason is not None:
         return "stale" if group.stop_reason is CancelReason.STALE else "redundant"
     return "informative" if is_informative(group.rewarded_ends(), epsilon) else "open"
-
-
-def _early_stop(scheduler: GroupScheduler) -> EarlyStopReport | None:
-    if scheduler.demand.early_stop is None:
-        return None
-    hits, trials = scheduler.results.audited_informative, scheduler.results.audited
-    low, high = wilson_interval(hits, trials)
-    return EarlyStopReport(
-        stopped=scheduler.results.early_stopped,
-        audited=trials,
-        audited_informative=hits,
-        rate=hits / trials if trials else None,
-        low=low,
-        high=high,
-    )

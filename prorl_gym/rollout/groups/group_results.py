@@ -43,9 +43,6 @@ class GroupResults:
         self.extras = 0
         self.wasted_tokens = 0
         self.reclaimed_seconds = 0.0
-        self.early_stopped = 0
-        self.audited = 0
-        self.audited_informative = 0
         self._latest: deque[bool] = deque(maxlen=_WINDOW)
         self._settled: dict[str, SettledGroup] = {}
         self._ready: list[SettledGroup] = []
@@ -70,11 +67,6 @@ class GroupResults:
             del self._ready[:-_MAX_REMEMBERED]
         if len(self._settled) > _MAX_REMEMBERED:
             del self._settled[next(iter(self._settled))]
-        if group.is_predicted_uninformative:
-            complete = state in ("ready", "uninformative")
-            self.audited += group.is_audited and complete
-            self.audited_informative += group.is_audited and state == "ready"
-            self.early_stopped += not group.is_audited and state == "redundant"
 
     def count_replacement(self, replacement: str) -> None:
         """Count a rollout that stands in for another one."""

@@ -3,16 +3,12 @@
 import math
 from collections import deque
 from collections.abc import Iterator
-from hashlib import blake2b
 from statistics import median
 
 from prorl_gym.demand import Demand, RedundantHandling
 from prorl_gym.errors import CancelReason
 from prorl_gym.rollout.groups.group import Group, GroupPosition, Replacement, Replica, was_unneeded
 from prorl_gym.rollout.protocol import Stage
-
-_Z95 = 1.959963984540054
-"""Two-sided 95 % quantile of the normal distribution."""
 
 _WINDOW = 64
 """Latest durations that count: conditions change with the policy and the machine."""
@@ -66,50 +62,6 @@ def max_begun_groups(demand: Demand, ready: int, informative_share: float) -> in
         return None
     most = max((demand.max_staleness + 1) * demand.groups, demand.groups + demand.spare)
     return max(0, math.ceil((most - ready) / informative_share))
-
-
-def is_predicted_uninformative(group: Group, demand: Demand) -> bool:
-    """Whether the rewards that are in are all equal, and the rest is unlikely to differ."""
-    rule = demand.early_stop
-    if rule is None:
-        return False
-    rewards = [end.reward for end in group.rewarded_ends() if end.reward is not None]
-    rest = max(group.size, len(group.positions)) - len(rewards)
-    if rest <= 0 or len(rewards) < rule.after or max(rewards) - min(rewards) > demand.epsilon:
-        return False
-    return probability_of_difference(len(rewards), rest) < rule.chance
-
-
-def probability_of_difference(equal: int, rest: int) -> float:
-    """Return the probability that at least one of ``rest`` rewards differs from the ``equal`` that are in.
-
-    Whether a reward is the one seen so far is a Bernoulli trial with a rate that is uniform a priori; after ``k`` of
-    ``k`` the rate is Beta(k + 1, 1), so that the next ``m`` all agree with probability ``(k + 1) / (k + m + 1)``: the
-    Beta-Binomial, or Laplace's rule of succession taken ``m`` times (Gelman et al., Bayesian Data Analysis, 3rd
-    edition, section 2.4).
-
-    Args:
-        equal: rewards that are in, all equal; at least 0.
-        rest: rewards still to come.
-    """
-    return rest / (equal + rest + 1)
-
-
-def is_audited(run_id: str, group_id: str, share: float) -> bool:
-    """Whether a group belongs to the share that runs to its end to be counted: the same after every restart."""
-    digest = blake2b(f"{run_id}\0{group_id}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < share * 2**64
-
-
-def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
-    """Return the 95 % score interval of a rate (Wilson 1927), which holds for few trials too; (0, 1) without any."""
-    if trials == 0:
-        return 0.0, 1.0
-    rate, square = hits / trials, _Z95 * _Z95
-    middle = (rate + square / (2 * trials)) / (1 + square / trials)
-    half = _Z95 / (1 + square / trials) * math.sqrt(rate * (1 - rate) / trials + square / (4 * trials * trials))
-    # At the ends the two terms cancel exactly but for rounding.
-    return (0.0 if hits == 0 else max(0.0, middle - half), 1.0 if hits == trials else min(1.0, middle + half))
 
 
 def lost_reason(group: Group) -> CancelReason | None:

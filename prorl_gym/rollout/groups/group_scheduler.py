@@ -26,7 +26,7 @@ from prorl_gym.rollout.groups.group import (
 )
 from prorl_gym.rollout.groups.group_actions import ALL_BUT_EVAL, ALL_STAGES, GroupActions
 from prorl_gym.rollout.groups.group_results import GroupResults, is_too_old
-from prorl_gym.rollout.groups.group_rules import StageDurations, is_audited
+from prorl_gym.rollout.groups.group_rules import StageDurations
 from prorl_gym.rollout.protocol import Stage
 
 
@@ -142,7 +142,6 @@ class GroupScheduler:
         if not self._record_end(group, replica, member):
             return
         self._cancel_rivals(group, member)
-        self._predict(group)
         self._mark_dirty(group)
 
     def on_replacement_refused(self, replacement: Replacement, again_at: float | None = None) -> None:
@@ -301,8 +300,6 @@ class GroupScheduler:
             group.stop(CancelReason.STALE, ALL_STAGES)
         elif not group_rules.has_ungraded_work(group):
             group.kept_since = None
-        elif not group.is_audited and group_rules.is_predicted_uninformative(group, self.demand):
-            group.stop(CancelReason.REDUNDANT, ALL_BUT_EVAL)
         elif not self.is_satisfied:
             group.kept_since, group.arrived_after_demand = None, False
         elif group.kept_since is not None and now >= group.kept_since + policy.park_seconds:
@@ -395,15 +392,6 @@ class GroupScheduler:
         if not failed_permanently(member) and not was_unneeded(member):
             rivals = self._position_of(group, member).live_replicas
             self._lost_races += [(rival, CancelReason.REDUNDANT) for rival in rivals]
-
-    def _predict(self, group: Group) -> None:
-        """Note once whether a group is unlikely to become informative, and whether it runs on to be counted."""
-        early_stop = self.demand.early_stop
-        if early_stop is None or group.is_predicted_uninformative:
-            return
-        if group_rules.is_predicted_uninformative(group, self.demand):
-            group.is_predicted_uninformative = True
-            group.is_audited = is_audited(self.run_id, group.group_id, early_stop.audit)
 
     @staticmethod
     def _position_of(group: Group, member: RolloutSummary) -> GroupPosition:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from prorl_gym.client.wire_models import AcceptedRollout
-from prorl_gym.demand import Demand, EarlyStop
+from prorl_gym.demand import Demand, RedundantHandling
 from prorl_gym.errors import (
     CancelReason,
     Cause,
@@ -445,7 +445,7 @@ async def versions_are_remembered(ledger: Ledger) -> None:
 
 async def demands_are_remembered(ledger: Ledger) -> None:
     """The last demand of a run stands; without one its rollouts are all wanted again."""
-    first = Demand(groups=8, max_staleness=2, early_stop=EarlyStop(audit=0.1))
+    first = Demand(groups=8, max_staleness=2, redundant=RedundantHandling(park_seconds=5.0))
     await ledger.set_demand("a", first)
     await ledger.set_demand("b", Demand(groups=0))
     assert await ledger.demands() == {"a": first, "b": Demand(groups=0)}

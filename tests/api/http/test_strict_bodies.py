@@ -34,10 +34,7 @@ BODIES: list[tuple[type[BaseModel], Any]] = [
     (ResumeBody, openapi_examples.RESUME),
     (EngineBody, openapi_examples.ENGINE_BODY),
     (MismatchBody, openapi_examples.MISMATCH),
-    (
-        Demand,
-        openapi_examples.DEMAND | {"redundant": {"park_seconds": 5.0}, "early_stop": {"audit": 0.1}, "replace": 1},
-    ),
+    (Demand, openapi_examples.DEMAND | {"redundant": {"park_seconds": 5.0}, "replace": 1}),
 ]
 VALUES: list[Any] = [
     "1",

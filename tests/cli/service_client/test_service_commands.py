@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from prorl_gym.cli.main import app
 from prorl_gym.cli.service_client.show import rollout_report
 from prorl_gym.client import SyncClient
-from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
+from prorl_gym.demand import Demand, RedundantHandling
 from prorl_gym.errors import ConfigError
 from prorl_gym.records import BatchMismatch, GradedSubmission, Mismatch, RolloutRequest, Score
 
@@ -221,14 +221,14 @@ def test_a_demand_is_set_shown_and_cleared(url: str) -> None:
 
 def test_a_whole_demand_comes_from_a_file(url: str, tmp_path: Path) -> None:
     file = tmp_path / "demand.yaml"
-    file.write_text("groups: 2\nearly_stop: {chance: 0.2}\nredundant: {park_seconds: 60}\n")
+    file.write_text("groups: 2\nredundant: {park_seconds: 60}\n")
     assert "wanted: 2\n" in call("demand", "default", "--file", str(file)).output
     with SyncClient(url, token=TOKEN) as client:
         demand = client.demand("default")
-    wanted = Demand(groups=2, early_stop=EarlyStop(chance=0.2), redundant=RedundantHandling(park_seconds=60))
+    wanted = Demand(groups=2, redundant=RedundantHandling(park_seconds=60))
     assert demand is not None and demand.model_dump() == wanted.model_dump()
-    file.write_text("groups: 2\nearly_stops: {}\n")
-    assert "early_stop" in str(call("demand", "default", "--file", str(file)).exception)
+    file.write_text("groups: 2\nmax_stalenes: 1\n")
+    assert "max_staleness" in str(call("demand", "default", "--file", str(file)).exception)
     assert isinstance(call("demand", "default", "--file", str(file), "--groups", "1").exception, ConfigError)
 
 

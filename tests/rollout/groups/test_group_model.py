@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from prorl_gym.client.wire_models import GroupState, RolloutSummary
-from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
+from prorl_gym.demand import Demand, RedundantHandling
 from prorl_gym.errors import CancelReason, FailureKind
 from prorl_gym.rollout.groups.group_report import groups_status
 from prorl_gym.rollout.protocol import Stage
@@ -24,7 +24,6 @@ demands = st.builds(
         run=st.sampled_from(["finish", "park", "kill"]),
         park_seconds=st.sampled_from([5.0, 100.0]),
     ),
-    early_stop=st.none() | st.just(EarlyStop(chance=0.4, after=2, audit=0.5)),
     replace=st.just(1),
     extra=st.integers(0, 1),
     straggler_factor=st.just(1.5),
@@ -45,7 +44,6 @@ class Checked(World):
             self.is_satisfied()
             or any(rival.stage in ("run", "eval") or rival.ended is not None for rival in rivals)
             or made.group_id in self.verdicts
-            or self.is_foretold(made.group_id)
             or self.was_cut(made.group_id)
         )
 
@@ -87,10 +85,6 @@ class Checked(World):
             )
             fresh += self.is_ready(group_id) and not spent and not old
         return fresh >= self.demand.groups + self.demand.spare
-
-    def is_foretold(self, group_id: str) -> bool:
-        rewards = {end.reward for end in self.ends(group_id)}
-        return self.demand.early_stop is not None and len(rewards) == 1 and len(self.ends(group_id)) >= 2
 
     def was_cut(self, group_id: str) -> bool:
         return any(made.cancel is not None for made in self.group(group_id))
@@ -168,8 +162,7 @@ class Groups(RuleBasedStateMachine):
     @rule(demand=demands, used=st.booleans())
     def want(self, demand: Demand, used: bool) -> None:
         after = len(self.world.members) if used else self.world.demand.after
-        early = self.world.demand.early_stop  # who changes the rules of stopping is not judged alike afterwards
-        self.world.want(demand.model_copy(update={"after": after, "early_stop": early}))
+        self.world.want(demand.model_copy(update={"after": after}))
 
     @rule()
     def new_version(self) -> None:

@@ -2,14 +2,11 @@
 
 import pytest
 from groups_world import World
-from hypothesis import given
-from hypothesis import strategies as st
 
-from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
+from prorl_gym.demand import Demand, RedundantHandling
 from prorl_gym.errors import CancelReason, FailureKind
 from prorl_gym.rollout.groups.group import MAX_POSITIONS, Replica, replacement_id
 from prorl_gym.rollout.groups.group_report import groups_status
-from prorl_gym.rollout.groups.group_rules import is_audited, probability_of_difference, wilson_interval
 from prorl_gym.rollout.groups.group_scheduler import GroupScheduler
 
 KILL = RedundantHandling(init="kill", run="kill")
@@ -403,37 +400,6 @@ def test_versions_are_never_lowered() -> None:
     assert groups_status(world.book).version == 3
 
 
-def early(audit: float) -> World:
-    world = World(Demand(groups=50, early_stop=EarlyStop(chance=0.25, after=4, audit=audit)))
-    ids = world.submit("g", 8)
-    world.run(*ids)
-    for name in ids[:6]:
-        world.finish(name, 0.0)
-    return world
-
-
-def test_a_group_that_is_predicted_uninformative_is_stopped() -> None:
-    world = early(0.0)
-    assert probability_of_difference(5, 3) > 0.25 > probability_of_difference(6, 2)
-    assert world.cancels() == {"g.6": REDUNDANT, "g.7": REDUNDANT}
-    world.sweep()
-    status = groups_status(world.book)
-    assert status.early_stop is not None
-    assert (world.verdicts["g"], status.early_stop.stopped, status.early_stop.rate) == ("redundant", 1, None)
-
-
-def test_an_audited_group_runs_on_and_is_counted() -> None:
-    world = early(1.0)
-    assert world.cancels() == {}
-    world.finish("g.6", 0.0)
-    world.finish("g.7", 1.0)
-    counted = groups_status(world.book).early_stop
-    assert counted is not None
-    assert (counted.stopped, counted.audited, counted.audited_informative, counted.rate) == (0, 1, 1, 1.0)
-    world.restart()
-    assert groups_status(world.book).early_stop == counted
-
-
 def test_a_restart_knows_of_a_version_by_what_it_sampled() -> None:
     world = World(Demand(groups=5, max_staleness=1))
     world.raise_version(7)
@@ -508,29 +474,6 @@ def test_ids_of_replacements_are_short_enough_and_apart() -> None:
     assert len(ids) == 8
     assert all(len(name) <= 128 for name in ids)
     assert replacement_id("abc", "r", 1) == "abc:r1"
-
-
-@given(st.integers(0, 40), st.integers(0, 40))
-def test_the_chance_is_that_of_the_product_of_single_draws(equal: int, rest: int) -> None:
-    agree = 1.0
-    for seen in range(equal, equal + rest):
-        agree *= (seen + 1) / (seen + 2)  # Laplace's rule of succession, draw by draw
-    assert probability_of_difference(equal, rest) == pytest.approx(1 - agree)
-
-
-def test_the_audit_takes_its_share_of_groups() -> None:
-    share = sum(is_audited("run", f"g{index}", 0.05) for index in range(20_000)) / 20_000
-    assert 0.045 < share < 0.055
-    assert not is_audited("run", "g", 0.0)
-    assert is_audited("run", "g", 1.0)
-
-
-@pytest.mark.parametrize(
-    ("hits", "trials", "low", "high"),
-    [(0, 0, 0.0, 1.0), (0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0)],
-)
-def test_wilson_intervals_are_those_of_the_tables(hits: int, trials: int, low: float, high: float) -> None:
-    assert wilson_interval(hits, trials) == pytest.approx((low, high), abs=1e-4)
 
 
 def test_stand_ins_are_counted_for_good() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from prorl_gym.client.wire_models import GroupsStatus
-from prorl_gym.demand import Demand, EarlyStop, RedundantHandling
+from prorl_gym.demand import Demand, RedundantHandling
 from prorl_gym.errors import NotFoundError, ShuttingDownError
 from prorl_gym.records import RolloutRequest
 from prorl_gym.rollout.ledger.ledger_config import LedgerError
@@ -234,7 +234,6 @@ class _Story:
                 run=dice.choice(["finish", "park", "park", "kill"]),
                 park_seconds=dice.choice([5.0, 600.0]),
             ),
-            early_stop=dice.choice([None, None, EarlyStop(chance=0.3, after=2)]),
             extra=dice.choice([0, 1]),
         )
 

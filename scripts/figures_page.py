@@ -1,12 +1,12 @@
 """Write ``docs/figures.md`` out of the committed reports: ``python scripts/figures_page.py``.
 
 A report is what ``prorl-gym bench NAME --json`` printed, kept as ``bench/results/NAME.json``. A test compares the page
-with what this writes, so no figure is copied by hand, and every row that is lost is on the page.
+with what this writes, so no figure is copied by hand, and every row that is lost is marked.
 """
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ BACKENDS = ("userns", "apptainer")
 
 HEAD = """# Figures
 
-What was measured, with which script, under which conditions, and where we lose. Written by `scripts/figures_page.py`
-out of the reports in `bench/results`; the chart on the [front page](../README.md#measured) shows headline figures and
-every missed target of these tables. A run on two real vLLM servers has
-[a page of its own](../bench/results/real-vllm.md). To measure again, on a machine that does nothing else:
+What was measured, with which script, under which conditions. In the tables, bold marks where we lose: a missed target
+or a better peer. Written by `scripts/figures_page.py` out of the reports in `bench/results`; the chart on the
+[front page](../README.md#measured) shows headline figures and every missed target of these tables. A run on two real
+vLLM servers has [a page of its own](../bench/results/real-vllm.md). To measure again, on a machine that does nothing
+else:
 
 ```bash
 export PRORL_BENCH_IMAGE=$(bench/make-image)       # python3, git and pytest; as a SIF, too
@@ -377,20 +378,6 @@ def other_table(groups: Sequence[dict[str | None, Row]], *, quiet: bool) -> str:
     return table(["figure", "measured", "target", "peer, same run", "measured", "ours against it"], rows)
 
 
-def losses(report: Report) -> Iterator[str]:
-    """Yield every row that missed its target or has a better peer."""
-    for row in report["figures"]:
-        name = f"{row['backend']}: {label(row)}" if row["backend"] else label(row)
-        if not meets_target(row):
-            yield f"{name}: {number(row['value'])}, target {target_cell(row)}"
-        for peer in row["peers"]:
-            times = ratio(row, peer)
-            if times < 1:
-                yield f"{name}: {number(row['value'])}; {peer['name']}: {number(peer['value'])}"
-            elif report["ratios"] is not None and peer["target"] is not None and times < peer["target"]:
-                yield f"{name}: {number(times)}x against {peer['name']}, wanted {number(peer['target'])}x"
-
-
 def conditions(report: Report) -> str:
     """Return when, on what and beside how much else it was measured."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
@@ -408,9 +395,8 @@ def section(about: Section, report: Report | None) -> str:
         return f"{head}Not measured yet.\n"
     groups, quiet = by_name(report), report["ratios"] is not None
     tables = figures_table(groups) + peers_table(groups, quiet=quiet) + other_table(groups, quiet=quiet)
-    lost = "".join(f"- {line}\n" for line in losses(report)) or "- no row\n"
     provided = table(about.provides[0], about.provides[1:]) if about.provides else ""
-    return f"{head}{conditions(report)}\n{tables}{provided}\nWhere we lose:\n\n{lost}\n{about.notes}\n"
+    return f"{head}{conditions(report)}\n{tables}{provided}\n{about.notes}\n"
 
 
 def page(reports: dict[str, Report]) -> str:

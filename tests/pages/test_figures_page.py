@@ -1,4 +1,4 @@
-"""The figures on the pages are those of the committed reports, and no lost row is left out."""
+"""The figures on the pages are those of the committed reports, and every lost row is marked."""
 
 import json
 import sys
@@ -56,22 +56,22 @@ def test_backends_with_targets_of_their_own(script: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "line"),
+    ("lost", "mark"),
     [
-        (row(9.0, peer=10.0), "- userns: speed, ms: 9, target <= 4"),
-        (row(peer=1.0), "- userns: speed, ms: 2; rival: 1"),
-        (row(wanted=5.0), "- userns: speed, ms: 4x against rival, wanted 5x"),
+        (row(9.0, peer=10.0), "**9 (missed)**"),
+        (row(peer=1.0), "**0.5x: the peer is better**"),
+        (row(wanted=5.0), "4x (wanted: 5x, **missed**)"),
         (row(peer=1.0, better="higher", target=None), ""),
-        (row(peer=8.0, better="higher", target=None), "- userns: speed, ms: 2; rival: 8"),
+        (row(peer=8.0, better="higher", target=None), "**0.25x: the peer is better**"),
         (row(0.0, peer=0.0, target=0.0), ""),
     ],
     ids=["target", "peer", "ratio", "higher is better", "lower than a peer", "nothing left of nothing"],
 )
-def test_what_is_lost_is_said(script: ModuleType, lost: dict[str, Any], line: str) -> None:
-    said = list(script.losses(report(lost)))
-    assert said == ([line.removeprefix("- ")] if line else [])
-    listed = [found for found in script.page({"shell": report(lost)}).splitlines() if found.startswith("- ")]
-    assert listed == [line or "- no row"]
+@pytest.mark.parametrize("backend", ["userns", None], ids=["a sandbox's", "no backend's"])
+def test_what_is_lost_is_marked(script: ModuleType, lost: dict[str, Any], mark: str, backend: str | None) -> None:
+    page = script.page({"shell": report({**lost, "backend": backend})}).removeprefix(script.HEAD)
+    marked = [cell for line in page.splitlines() for cell in line.split(" | ") if "**" in cell]
+    assert [cell.strip("| ") for cell in marked] == ([mark] if mark else [])
 
 
 def test_a_better_peer_keeps_the_ratio_that_was_wanted(script: ModuleType) -> None:

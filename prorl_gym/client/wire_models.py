@@ -159,9 +159,9 @@ class RolloutSummary:
     released: bool
     """Whether its record was acknowledged or has expired, and is deleted."""
     begun_at: float | None = None
-    """When its last attempt began; null: it never did, or an earlier release wrote the record."""
+    """When its last attempt began; null: it never did."""
     row_id: str = ""
-    """The row's own id, or a short hash of the task; empty where an earlier release wrote the record."""
+    """The row's own id, or a short hash of the task."""
     why: str = ""
     """Why the reward is not 1, or why there is none, in one line."""
 
@@ -296,7 +296,7 @@ class Problem(Record):
     run_id: str
     environment: str
     problem: str
-    """The row's name (``row_id``), or its group's in records of earlier releases."""
+    """The row's name (``row_id``)."""
     count: int
     """Finished rollouts."""
     rewarded: int

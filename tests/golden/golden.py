@@ -22,7 +22,6 @@ from typer.main import get_command
 from prorl_gym.api.app import create_app
 from prorl_gym.api.config import ServiceConfig
 from prorl_gym.cli.main import app
-from prorl_gym.demand import Demand
 from prorl_gym.environments import registry
 from prorl_gym.environments.row_format import read_rows
 from prorl_gym.inference.config import InferenceConfig, build_pool
@@ -33,7 +32,6 @@ from prorl_gym.oracle.row_index import load_rows
 from prorl_gym.records import Rollout, RolloutRequest
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
-from prorl_gym.rollout.protocol import Ledger
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
@@ -67,9 +65,9 @@ def without_prose(value: Any, *, names: bool = False) -> Any:
     return value
 
 
-def service(ledger: Ledger | None = None) -> RolloutService:
+def service() -> RolloutService:
     runner = InProcessRunner(environment_lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
-    return RolloutService(ledger or MemoryLedger(), runner, RetryConfig(pause_seconds=0.001))
+    return RolloutService(MemoryLedger(), runner, RetryConfig(pause_seconds=0.001))
 
 
 def routes() -> Any:
@@ -134,39 +132,6 @@ def ledger_schema() -> Any:
         "version": version[0],
         "objects": [[kind, name, " ".join((sql or "").split())] for kind, name, sql in found],
     }
-
-
-ROLLOUTS: list[dict[str, Any]] = [
-    {"rollout_id": "finished", "task": {}},
-    {"rollout_id": "lost-once", "task": {"run": "sandbox_lost", "flaky": 1, "id": "lost-once"}},
-    {"rollout_id": "cancelled", "task": {"run": "hang"}},
-    *({"rollout_id": f"g{n}", "group_id": "g", "group_size": 2, "replica": n, "task": {}} for n in range(2)),
-    {"rollout_id": "of-a-run", "run_id": "run", "task": {}, "metadata": {"step": "3"}},
-]
-
-
-def ledger_file() -> str:
-    """Return, as statements of SQL, a ledger in which rollouts have ended, and some have not."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "ledger.sqlite3"
-
-        async def work() -> None:
-            ledger = await SqliteLedger.open(LedgerConfig(path=path))
-            working = service(ledger)
-            await working.start()
-            await working.submit([RolloutRequest(environment="scripted", **one) for one in ROLLOUTS])
-            await working.set_demand("run", Demand(groups=1))
-            await working.cancel(["cancelled"])
-            for one in ROLLOUTS:
-                await working.result(one["rollout_id"], wait=20)
-            hanging = {"rollout_id": "pending", "environment": "scripted", "task": {"run": "hang"}}
-            await working.submit([RolloutRequest(**hanging)])
-            working.begin_shutdown()
-            await working.stop(drain=False)
-
-        asyncio.run(work())
-        with sqlite3.connect(path) as connection:
-            return "\n".join(connection.iterdump()) + "\n"
 
 
 ENVIRONMENTS = ("code", "math", "stem", "swe", "taskdir")
@@ -258,8 +223,6 @@ def main(names: list[str]) -> None:
     for environment in ENVIRONMENTS:
         if not names or environment in names:
             (FOLDER / f"{environment}.json").write_text(text(asyncio.run(records(environment))), encoding="utf-8")
-    if not names or "ledger" in names:
-        (FOLDER / "ledger.sql").write_text(ledger_file(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -145,7 +145,10 @@ class World:
                 ],
             )
             ended = [(seq, one) for seq, one in every if "cursor" in one]
-            rows = [{**{name: one[name] for name in _OUTCOME_COLUMNS}, "seq": seq} for seq, one in ended]
+            rows = [
+                {**{name: one[name] for name in _OUTCOME_COLUMNS}, "seq": seq, "written_at": one["finished_at"]}
+                for seq, one in ended
+            ]
             _insert(connection, "outcomes", rows)
             self._built = content, connection
         return self._built[1]

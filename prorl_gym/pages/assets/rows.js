@@ -17,7 +17,7 @@ const PLACES = {
 
 // Heading, look, cell, and the column that the service sorts by.
 const FINISHED_COLUMNS = [
-  ["Rollout", "id", (one) => one.rollout_id, "rollout"], ["Problem", "problem", (one) => one.row_id || one.group_id || one.rollout_id, "problem"], ["Run", "run", (one) => one.run_id, "run"],
+  ["Rollout", "id", (one) => one.rollout_id, "rollout"], ["Problem", "problem", (one) => one.row_id, "problem"], ["Run", "run", (one) => one.run_id, "run"],
   ["Environment", "environment", (one) => one.environment, "environment"], ["Outcome", "outcome", outcomeWords, "outcome"], ["Reward", "reward", rewardBadge, "reward"],
   ["Why", "why", (one) => one.why, "why"], ["Turns", "turns", (one) => count(one.turns), "turns"], ["Tokens", "tokens", (one) => count(one.sampled_tokens), "tokens"],
   ["Version", "version", (one) => one.oldest_version ?? "\u2013", "version"],

@@ -40,7 +40,7 @@ _MAX_NAMES = 200
 
 _MAX_MEMBERS = 64
 
-_FINISHED = f"""{SUMMARY_COLUMNS}, coalesce(nullif(o.row_id, ''), o.group_id, r.rollout_id) AS problem
+_FINISHED = f"""{SUMMARY_COLUMNS}, o.row_id AS problem
 FROM outcomes o JOIN rollouts r USING (seq)"""
 
 _PENDING = """

@@ -29,8 +29,8 @@ class LedgerClock:
         """Return the clock of an open ledger, continued from the time in the file."""
         boot, since, start = db.execute("SELECT boot, uptime, clock FROM marks").fetchone()
         now = uptime()
-        if start is None:
-            start = _latest_timestamp(db)
+        if start is None:  # a new file
+            start = time.time()
         elif boot == boot_id():
             start += max(0.0, now - since)
         return cls(start, now)
@@ -43,13 +43,3 @@ class LedgerClock:
 def uptime() -> float:
     """Return seconds since boot, including suspended time."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _latest_timestamp(db: sqlite3.Connection) -> float:
-    """Return the start of the clock for a file without one: its latest timestamp, but not after now."""
-    (stamp,) = db.execute(
-        "SELECT max(stamp) FROM (SELECT max(accepted_at) AS stamp FROM rollouts UNION ALL"
-        " SELECT max(finished_at) FROM outcomes UNION ALL SELECT max(released_at) FROM outcomes UNION ALL"
-        " SELECT max(set_at) FROM demands)"
-    ).fetchone()
-    return time.time() if stamp is None else min(time.time(), stamp)

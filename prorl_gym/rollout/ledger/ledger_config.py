@@ -34,7 +34,7 @@ class LedgerConfig(ConfigModel):
 
 
 class LedgerError(ProrlError):
-    """The ledger's file cannot be used: missing or full disk, corrupt or locked file, newer schema."""
+    """The ledger's file cannot be used: missing or full disk, corrupt or locked file, another schema."""
 
 
 class DamagedLedgerError(LedgerError):

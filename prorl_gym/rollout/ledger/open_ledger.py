@@ -1,4 +1,4 @@
-"""Opens the ledger's file for one process: locks it, sets up SQLite, and checks or upgrades the schema.
+"""Opens the ledger's file for one process: locks it, sets up SQLite, and checks the schema.
 
 On a local disk it uses a write-ahead log and a lock that ends with the process. A network file system supports neither:
 there it uses a rollback journal, a lease file with a heartbeat, and an epoch in the database, which every transaction
@@ -21,7 +21,7 @@ from prorl_gym.rollout.ledger.ledger_config import (
     translated_errors,
 )
 from prorl_gym.rollout.ledger.sidecar_files import CommitMark, DiskReserve
-from prorl_gym.rollout.ledger.sql_schema import LEDGER_SCHEMA, create_tables, migrate_tables
+from prorl_gym.rollout.ledger.sql_schema import LEDGER_SCHEMA, create_tables
 
 _WAL_PAGES = 4096
 """Pages of the log at which it is copied into the file; a page that was written several times is copied once."""
@@ -121,12 +121,8 @@ class OpenLedger:
                     os.close(lock)
 
 
-def open_ledger_file(config: LedgerConfig, *, upgrade: bool = True) -> OpenLedger:
+def open_ledger_file(config: LedgerConfig) -> OpenLedger:
     """Open or create the file and lock it for this process.
-
-    Args:
-        config: of the ledger.
-        upgrade: migrate the tables of an earlier release; otherwise they are refused.
 
     Raises:
         LedgerError: the file cannot be used; the subclasses in ``ledger_config`` name the reasons that callers tell
@@ -138,16 +134,16 @@ def open_ledger_file(config: LedgerConfig, *, upgrade: bool = True) -> OpenLedge
         raise LedgerError(f"{config.path}: the directory {directory} does not exist.", "Make it, or set ledger.path.")
     kind = network_filesystem(directory)
     if kind is None:
-        return _open_local(config, upgrade)
+        return _open_local(config)
     if config.allow_network_filesystem:
-        return _open_on_network(config, upgrade)
+        return _open_on_network(config)
     raise LedgerError(
         f"{config.path}: lies on a network file system ({kind}), where SQLite's log is not safe.",
         "Set ledger.path to a local disk, or ledger.allow_network_filesystem: true (slower, safe by a lease).",
     )
 
 
-def _open_local(config: LedgerConfig, upgrade: bool) -> OpenLedger:
+def _open_local(config: LedgerConfig) -> OpenLedger:
     path = config.path
     with ExitStack() as undo:
         locks = [_acquire_lock_file(path)]
@@ -162,17 +158,16 @@ def _open_local(config: LedgerConfig, upgrade: bool) -> OpenLedger:
             undo.callback(connection.close)  # rolls back
             _enable_wal(connection, path)
             connection.execute("BEGIN IMMEDIATE")
-            _ensure_schema(connection, path, upgrade)
+            _ensure_schema(connection, path)
             (commits, home) = connection.execute("SELECT commits, home FROM marks").fetchone()
             _refuse_hard_link(path, home)
             mark.check_commits(commits)
             clock = LedgerClock.resume(connection)
             opened = OpenLedger(connection, LocalSidecars(tuple(locks), mark, reserve), None, clock)
-            if upgrade:
-                clock.save(connection)
-                connection.execute("UPDATE marks SET home = ?", (str(path),))
+            clock.save(connection)
+            connection.execute("UPDATE marks SET home = ?", (str(path),))
             opened.commit()
-            if upgrade and home != str(path):  # into the file itself: under another name there is no log
+            if home != str(path):  # into the file itself: under another name there is no log
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             reserve.acquire()
         undo.pop_all()
@@ -188,7 +183,7 @@ def _refuse_hard_link(path: Path, home: str | None) -> None:
         )
 
 
-def _open_on_network(config: LedgerConfig, upgrade: bool) -> OpenLedger:
+def _open_on_network(config: LedgerConfig) -> OpenLedger:
     with translated_errors(config.path):
         _create_file(config.path)
         connection = _connect(config)
@@ -198,13 +193,12 @@ def _open_on_network(config: LedgerConfig, upgrade: bool) -> OpenLedger:
             # One transaction: of two processes that find a stale lease, the second waits here and finds a fresh one.
             connection.execute("BEGIN EXCLUSIVE")
             claim = Lease.claim(config.path, config.lease_seconds)
-            _ensure_schema(connection, config.path, upgrade)
+            _ensure_schema(connection, config.path)
             (epoch,) = connection.execute("SELECT epoch FROM marks").fetchone()
             lease = claim.acquire(epoch)
             clock = LedgerClock.resume(connection)
             connection.execute("UPDATE marks SET epoch = ?", (lease.epoch,))
-            if upgrade:
-                clock.save(connection)
+            clock.save(connection)
             connection.execute("COMMIT")
         except BaseException:
             connection.close()  # rolls back
@@ -307,26 +301,21 @@ def _is_wal(path: Path) -> bool:
         return file.read(20)[18:] == b"\x02\x02"
 
 
-def _ensure_schema(connection: sqlite3.Connection, path: Path, upgrade: bool) -> None:
+def _ensure_schema(connection: sqlite3.Connection, path: Path) -> None:
+    """Create the tables of a new file; refuse a file with tables of another kind or version."""
     tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not tables:
         create_tables(connection)
         return
-    row = connection.execute("SELECT version FROM schema_version").fetchone() if "schema_version" in tables else None
+    is_ledger = tables >= {"schema_version", "marks"}
+    row = connection.execute("SELECT version FROM schema_version").fetchone() if is_ledger else None
     if row is None:
         raise LedgerError(f"{path}: an SQLite file, but not a ledger.", "Set ledger.path to a file of its own.")
-    version = row[0]
-    if version > LEDGER_SCHEMA:
+    if row[0] != LEDGER_SCHEMA:
         raise LedgerError(
-            f"{path}: ledger schema {version} is newer than {LEDGER_SCHEMA}.",
-            "Upgrade prorl-gym, or use another file.",
+            f"{path}: its ledger schema is {row[0]}; this version of prorl-gym needs {LEDGER_SCHEMA}.",
+            "Start with another state directory, or use the version of prorl-gym that wrote the file.",
         )
-    if version < LEDGER_SCHEMA:
-        if not upgrade:
-            raise LedgerError(
-                f"{path}: ledger schema {version} is of an earlier release.", "Start the service once: it upgrades it."
-            )
-        migrate_tables(connection, version)
 
 
 def network_filesystem(path: Path, mountinfo: str | None = None) -> str | None:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
-from pydantic_core import from_json
 
 from prorl_gym.client.wire_models import RolloutSummary, UnacknowledgedRollout
 from prorl_gym.demand import Demand
@@ -280,19 +279,10 @@ def _unreadable_error(rollout_id: str, what: str, why: str) -> UnreadableRecordE
 
 
 def damage_of(record: str | None, crc: int | None) -> str:
-    """Return what is wrong with a stored record; empty when nothing is.
-
-    One without a checksum, of an earlier release, has to be JSON.
-    """
+    """Return what is wrong with a stored record; empty when nothing is."""
     if record is None:
         return "it is missing"
-    if crc is not None:
-        return "" if checksum(record) == crc else "its checksum is wrong"
-    try:
-        from_json(record)
-    except ValueError:
-        return "it is not JSON"
-    return ""
+    return "" if checksum(record) == crc else "its checksum is wrong"
 
 
 def _page(deliveries: Iterable[Delivery]) -> list[Delivery]:

@@ -153,7 +153,7 @@ class Retention:
             return False
         self._db.execute(f"PRAGMA incremental_vacuum({_PAGES})").fetchall()
         self._db.execute("UPDATE marks SET last_cursor = last_cursor")  # a change that counts, so that it is committed
-        return self._db.execute("PRAGMA freelist_count").fetchone()[0] < free  # not in a file made by release 1
+        return self._db.execute("PRAGMA freelist_count").fetchone()[0] < free  # not in a file from a dump
 
     def count_garbage(self, now: float) -> GarbageSlice:
         """Count what there is to do."""
@@ -214,7 +214,7 @@ def collect_garbage(config: LedgerConfig, *, dry_run: bool) -> GarbageReport:
         raise LedgerError(f"{config.path}: there is no such ledger.", "Name the file, or the service's --config.")
     before = config.path.stat().st_size
     try:
-        opened = open_ledger_file(config, upgrade=not dry_run)
+        opened = open_ledger_file(config)
     except LedgerInUseError as error:
         raise LedgerInUseError(error.what, "That service collects by itself, at its start and every hour.") from None
     try:
@@ -223,8 +223,6 @@ def collect_garbage(config: LedgerConfig, *, dry_run: bool) -> GarbageReport:
             retention = Retention(opened.connection, store, config)
             done = retention.count_garbage(opened.clock()) if dry_run else _collect(opened, retention)
             left = retention.usage()
-            if not dry_run:
-                _vacuum(opened, left.bytes)
     finally:
         opened.close()
     return GarbageReport(done.records, done.tombstones, before, config.path.stat().st_size, left)
@@ -241,12 +239,3 @@ def _collect(opened: OpenLedger, retention: Retention) -> GarbageSlice:
         opened.commit()
         records, tombstones, more = records + part.records, tombstones + part.tombstones, part.more
     return GarbageSlice(records, tombstones, more=False)
-
-
-def _vacuum(opened: OpenLedger, used: int) -> None:
-    """Write a file anew that cannot give pages back one by one: one of release 1."""
-    (pages,) = opened.connection.execute("PRAGMA page_count").fetchone()
-    (size,) = opened.connection.execute("PRAGMA page_size").fetchone()
-    if pages * size > used:
-        opened.connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        opened.connection.execute("VACUUM")

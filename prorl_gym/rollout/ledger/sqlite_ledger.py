@@ -74,7 +74,7 @@ class SqliteLedger:
             clock: seconds by which ages are measured; the file's own (``LedgerClock``) by default.
 
         Raises:
-            LedgerError: directory missing or not writable, file damaged, of a newer schema, or in use by another
+            LedgerError: directory missing or not writable, file damaged, of another schema, or in use by another
                 process, network file system.
         """
         return cls(await LedgerWriter.open(config, clock), clock)

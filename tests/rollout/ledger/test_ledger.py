@@ -17,6 +17,7 @@ from prorl_gym.errors import ConflictError, NotFoundError, ShuttingDownError
 from prorl_gym.records import RolloutRequest
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, LedgerError
 from prorl_gym.rollout.ledger.open_ledger import network_filesystem
+from prorl_gym.rollout.ledger.sql_schema import LEDGER_SCHEMA
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.rollout.ledger.writer_thread import LedgerTables
 from prorl_gym.rollout.protocol import Ledger
@@ -155,23 +156,37 @@ async def test_not_a_database(tmp_path: Path) -> None:
     )
 
 
-async def test_another_database(tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", ["somebody", "schema_version"])
+async def test_another_database(tmp_path: Path, table: str) -> None:
     with sqlite3.connect(tmp_path / "l.db") as other:
-        other.execute("CREATE TABLE somebody (x)")
+        other.execute(f"CREATE TABLE {table} (x)")
     other.close()
     assert await complaint(tmp_path / "l.db") == (
         "DIR/l.db: an SQLite file, but not a ledger.\nSet ledger.path to a file of its own."
     )
 
 
-async def test_newer_schema(tmp_path: Path) -> None:
-    await (await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"))).close()
-    with sqlite3.connect(tmp_path / "l.db") as file:
-        file.execute("UPDATE schema_version SET version = 99")
+def set_schema(path: Path, version: int) -> None:
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE schema_version SET version = ?", (version,))
     file.close()
-    assert await complaint(tmp_path / "l.db") == (
-        "DIR/l.db: ledger schema 99 is newer than 6.\nUpgrade prorl-gym, or use another file."
+
+
+@pytest.mark.parametrize("version", [LEDGER_SCHEMA - 1, LEDGER_SCHEMA + 1], ids=["older", "newer"])
+async def test_another_schema_is_refused_and_the_file_keeps_its_rollouts(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "l.db"
+    ledger = await SqliteLedger.open(LedgerConfig(path=path))
+    await ledger.add_rollouts([make("kept")])
+    await ledger.close()
+    set_schema(path, version)
+    assert await complaint(path) == (
+        f"DIR/l.db: its ledger schema is {version}; this version of prorl-gym needs {LEDGER_SCHEMA}.\n"
+        "Start with another state directory, or use the version of prorl-gym that wrote the file."
     )
+    set_schema(path, LEDGER_SCHEMA)
+    ledger = await SqliteLedger.open(LedgerConfig(path=path))
+    assert [job.request.rollout_id for job in await ledger.pending_jobs()] == ["kept"]
+    await ledger.close()
 
 
 async def test_damaged_file_is_reported_at_the_call(tmp_path: Path) -> None:

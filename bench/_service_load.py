@@ -144,7 +144,8 @@ async def batch_latency(server: Server, run_id: str) -> list[float]:
 async def echo_throughput(server: Server, count: int = work.SINGLE) -> float:
     """Return requests per second of a route that only gives 20 kB back."""
     body = work.request("echo").model_dump_json().encode()
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    headers = {"Authorization": f"Bearer {TOKEN}"}  # without it the server reads no body
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
 
         async def caller(first: int) -> None:
             for _ in range(first, count, work.CALLERS):

@@ -43,7 +43,6 @@ class LoadedService:
     """``None``: attempts run on nodes."""
     pool: EnginePool
     codec: ChatCodec
-    environments: EnvironmentLookup
     resources: AsyncExitStack
     pools: tuple[EnginePool, ...] = ()
     """``pool``, and those that requests may name."""
@@ -150,7 +149,6 @@ async def load_service(accepting: AcceptingService) -> LoadedService:
             backend,
             pool,
             codec,
-            accepting.environments,
             owned.pop_all(),
             pools=(pool, *allowed.values()),
             weight_updaters=weight_updaters,

@@ -11,7 +11,6 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from prorl_gym.agents.catalog import AgentCatalog, require_known
 from prorl_gym.agents.command import CommandConfig
-from prorl_gym.api.compat.config import CompatConfig
 from prorl_gym.client import default_state_dir
 from prorl_gym.config import ConfigModel
 from prorl_gym.errors import TaskError
@@ -47,9 +46,6 @@ class HttpConfig(ConfigModel):
     """Seconds between two points of the dashboard's curves; 720 points are kept."""
     stop_seconds: Annotated[float, Field(gt=0)] = 600.0
     """How long a stop waits for running rollouts; a second signal stops at once. The next start redoes the rest."""
-    compat: CompatConfig | None = None
-    """Also serve the routes of the published ProRL rollout server (docs/migration.md). Off by default; ``{}`` or
-    ``serve --compat`` enables it."""
 
     @field_validator("engine_urls")
     @classmethod

@@ -4,21 +4,13 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
-from starlette.types import Scope
-
 from prorl_gym.api.app import app_from_context
 from prorl_gym.api.app_context import AppContext
-from prorl_gym.api.compat.config import CompatConfig
 from prorl_gym.api.config import ServiceConfig
-from prorl_gym.api.http.connection_limits import Connections
 from prorl_gym.api.http.http_server import HttpServer
-from prorl_gym.api.http.middleware import has_bearer_token
 from prorl_gym.api.monitoring.tracing import RolloutTracer
 from prorl_gym.api.startup import AcceptingService, load_or_create_token, open_service
 from prorl_gym.errors import ConfigError
@@ -58,11 +50,8 @@ async def serve(config: ServiceConfig, ray: RayCluster | None = None) -> None:
     signals = StopSignals()
     token = await asyncio.to_thread(load_or_create_token, config.token_file)
     register_secret(token)
-    with ExitStack() as sockets:
-        listener = sockets.enter_context(open_listener(config.http.host, config.http.port))
-        compat = config.http.compat
-        published = compat and sockets.enter_context(open_listener(compat.host, compat.port, "http.compat.port"))
-        service = _ServiceProcess(await open_service(config), token, listener, published, signals)
+    with open_listener(config.http.host, config.http.port) as listener:
+        service = _ServiceProcess(await open_service(config), token, listener, signals)
         tracing = RolloutTracer.from_environment()
         if tracing is not None:
             service.accepting.service.add_record_observer(tracing.export_rollout)
@@ -91,33 +80,21 @@ async def serve(config: ServiceConfig, ray: RayCluster | None = None) -> None:
 
 
 class _ServiceProcess:
-    """A service behind its sockets: it answers while it loads its tokenizer, engines and sandboxes.
+    """A service behind its socket: it answers while it loads its tokenizer, engines and sandboxes.
 
     Args:
         accepting: accepts rollouts.
         token: required by its routes.
-        listener: of its own routes.
-        compat_listener: of the routes of the published server, if enabled: they answer once everything is loaded.
+        listener: of its routes.
         signals: stop it.
     """
 
-    def __init__(
-        self,
-        accepting: AcceptingService,
-        token: str,
-        listener: socket.socket,
-        compat_listener: socket.socket | None,
-        signals: StopSignals,
-    ) -> None:
+    def __init__(self, accepting: AcceptingService, token: str, listener: socket.socket, signals: StopSignals) -> None:
         self.accepting = accepting
         self._token = token
         self._listener = listener
-        self._compat_listener = compat_listener
         self._signals = signals
         self._loaded: LoadedService | None = None
-        self._connections = Connections()
-        self._servers: list[HttpServer] = []
-        self._server_tasks: list[asyncio.Task[None]] = []
 
     async def serve_until_signal(self) -> None:
         """Answer requests until a signal.
@@ -136,13 +113,16 @@ class _ServiceProcess:
         )
         async with context.history:
             app = app_from_context(context, self._token, config.max_body_bytes)
-            self._start_server("serving", app, has_bearer_token, self._listener)
+            server = HttpServer(app, self._token)
+            serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+            host, port = self._listener.getsockname()[:2]
+            _LOG.info("serving on http://%s:%d, token in %s", host, port, self.accepting.config.token_file)
             loading = asyncio.create_task(self._load(context))
             stopping = asyncio.create_task(self._signals.drain_requested.wait())
             try:
-                await asyncio.wait({loading, stopping, *self._server_tasks}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({loading, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
                 if loading.done() and loading.exception() is None:
-                    await asyncio.wait({stopping, *self._server_tasks}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stopping.cancel()
                 loading.cancel()
@@ -152,7 +132,9 @@ class _ServiceProcess:
                 await self._log_stop()
                 if self.accepting.config.nodes is not None:
                     await stop_service(self, self._signals)  # nodes report over HTTP until their work is done
-                await self._close_servers()
+                self.accepting.service.begin_shutdown()  # ends the open streams, for which the server would wait
+                server.should_exit = True
+                await serving
                 await context.policies.close()
             if not loading.cancelled():
                 loading.result()
@@ -167,23 +149,7 @@ class _ServiceProcess:
     async def _load(self, context: AppContext) -> None:
         built = self._loaded = await load_service(self.accepting)
         context.attach_pools(built.pools, built.weight_updaters, built.registries, built.decode, built.render_prompt)
-        if self._compat_listener is not None:
-            from prorl_gym.api.compat.compat_app import has_compat_token
-
-            app = await _compat_app(built, self.accepting.config, self._token)
-            self._start_server("published routes", app, has_compat_token, self._compat_listener)
         _LOG.info("tokenizer and sandboxes are loaded: accepted rollouts begin")
-
-    def _start_server(
-        self, name: str, app: FastAPI, has_token: Callable[[Scope, bytes], bool], listener: socket.socket
-    ) -> None:
-        """Start answering on a socket."""
-        token = self._token.encode("ascii")
-        server = HttpServer(app, lambda scope: has_token(scope, token), self._connections)
-        self._servers.append(server)
-        self._server_tasks.append(asyncio.create_task(server.serve(sockets=[listener])))
-        host, port = listener.getsockname()[:2]
-        _LOG.info("%s on http://%s:%d, token in %s", name, host, port, self.accepting.config.token_file)
 
     async def _log_stop(self) -> None:
         status = await self.accepting.service.status()
@@ -193,13 +159,6 @@ class _ServiceProcess:
             *(self.accepting.config.http.stop_seconds, status.running, status.queued),
         )
 
-    async def _close_servers(self) -> None:
-        """Finish open requests, then close the sockets."""
-        self.accepting.service.begin_shutdown()  # ends the open streams, for which the server would wait
-        for server in self._servers:
-            server.should_exit = True
-        await asyncio.gather(*self._server_tasks)
-
 
 async def load_service(accepting: AcceptingService) -> "LoadedService":
     """See ``build.load_service``."""
@@ -207,24 +166,6 @@ async def load_service(accepting: AcceptingService) -> "LoadedService":
     from prorl_gym.api import build
 
     return await build.load_service(accepting)
-
-
-async def _compat_app(loaded: "LoadedService", config: ServiceConfig, token: str) -> FastAPI:
-    """Return the routes of the published server, ready to take calls."""
-    from prorl_gym.api.compat.compat_app import create_compat_app
-    from prorl_gym.api.compat.compat_service import CompatService
-
-    limits = config.http
-    service = CompatService(
-        loaded.service,
-        limits.compat or CompatConfig(),
-        loaded.environments,
-        loaded.pool,
-        loaded.registries[loaded.pool.name],
-        max_pending=limits.max_pending,
-    )
-    await service.cancel_leftover_jobs()
-    return create_compat_app(service, token, max_body_bytes=limits.max_body_bytes)
 
 
 async def stop_service(service: _ServiceProcess, signals: StopSignals) -> None:
@@ -240,13 +181,12 @@ async def stop_service(service: _ServiceProcess, signals: StopSignals) -> None:
     await closing
 
 
-def open_listener(host: str, port: int, key: str = "http.port") -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """Return a listening socket.
 
     Args:
         host: address.
         port: 0 takes a free one.
-        key: of the configuration, for the message.
 
     Raises:
         ConfigError: the address is in use or not of this host.
@@ -261,6 +201,6 @@ def open_listener(host: str, port: int, key: str = "http.port") -> socket.socket
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"{host}:{port}: cannot listen there ({error.strerror}).", f"Set {key} to a free one, or 0."
+            f"{host}:{port}: cannot listen there ({error.strerror}).", "Set http.port to a free one, or 0."
         ) from None
     return listener

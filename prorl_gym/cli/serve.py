@@ -14,9 +14,6 @@ engine = typer.Typer(no_args_is_help=True, help="Engines that come with prorl-gy
 def serve(
     config: Annotated[Path, typer.Option("--config", "-c", help="YAML file; see prorl_gym/api/config.py.")],
     port: Annotated[int | None, typer.Option(help="Port, instead of the file's; 0: any free one.")] = None,
-    compat: Annotated[
-        bool, typer.Option("--compat", help="Also serve the routes of the published server, on port 8006 by default.")
-    ] = False,
     nodes: Annotated[
         Literal["ray"] | None,
         typer.Option(help="Run attempts on nodes, one on each node of a Ray cluster with the resource prorl_node."),
@@ -34,7 +31,6 @@ def serve(
     The first signal finishes running rollouts, for at most http.stop_seconds of the configuration (600 by default);
     queued ones wait for the next start. A second signal stops at once; the next start runs again what it cut off.
     """
-    from prorl_gym.api.compat.config import CompatConfig
     from prorl_gym.api.config import ServiceConfig
     from prorl_gym.api.service_process import serve as serve_until_signal
     from prorl_gym.config import load_config
@@ -43,12 +39,8 @@ def serve(
     from prorl_gym.rollout.nodes.ray_nodes import RayCluster, check_ray_address
 
     loaded = load_config(ServiceConfig, config)
-    http = loaded.http
     if port is not None:
-        http = http.model_copy(update={"port": port})
-    if compat and http.compat is None:
-        http = http.model_copy(update={"compat": CompatConfig()})
-    loaded = loaded.model_copy(update={"http": http})
+        loaded = loaded.model_copy(update={"http": loaded.http.model_copy(update={"port": port})})
     ray = None
     if nodes == "ray":
         ray = RayCluster(address=check_ray_address(address), memory=node_memory)

@@ -5,7 +5,6 @@ import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import aiohttp
@@ -13,7 +12,6 @@ from quick_server import QuickHttpServer
 
 from prorl_gym.api.app import create_app
 from prorl_gym.api.http.connection_limits import ConnectionLimits, Connections
-from prorl_gym.api.http.middleware import has_bearer_token
 from prorl_gym.client.wire_models import FirstPrompt, FirstPromptBody
 from prorl_gym.rollout.protocol import Ledger
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
@@ -60,7 +58,7 @@ async def serving(
     """The same over a socket; options are those of ``create_app``."""
     async with running(ledger) as service:
         app = create_app(service, TOKEN, render_prompt=_render_prompt, **options)
-        server = QuickHttpServer(app, partial(has_bearer_token, token=TOKEN.encode()), Connections(limits))
+        server = QuickHttpServer(app, TOKEN, Connections(limits))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             url = await server.begin(listener)
             async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:

@@ -43,6 +43,16 @@ async def test_an_unfinished_rollout_is_null(served: Served) -> None:
     assert await served.ask("GET", "/v1/rollouts/a?wait=0.01") == (200, {"rollout": None})
 
 
+async def test_answers_grow_with_the_tokens_not_with_their_square(served: Served) -> None:
+    sizes: list[int] = []
+    for turns in (16, 32, 64):
+        await served.ask("POST", "/v1/rollouts", ask(f"turns-{turns}", turns=turns))
+        _, answer = await served.ask("GET", f"/v1/rollouts/turns-{turns}?wait=10")
+        assert answer["rollout"]["outcome"]["status"] == "completed"
+        sizes.append(len(json.dumps(answer)))
+    assert (sizes[2] - sizes[1]) < 2.2 * (sizes[1] - sizes[0])
+
+
 async def test_cancel(served: Served) -> None:
     await served.ask("POST", "/v1/rollouts", [ask("a", run="hang"), ask("b", run="hang")])
     assert await served.ask("POST", "/v1/cancel", {"rollouts": ["a"]}) == (200, {"cancelled": ["a"]})
@@ -156,6 +166,15 @@ BAD = [
     ("POST", "/v1/rollouts", b"x" * 30_000, 413, "The body is larger than 20000 bytes."),
     ("POST", "/v1/rollouts", b"[" * 10_000, 422, "recursion limit exceeded"),
     ("POST", "/v1/rollouts", b'{"environment":"scripted","task":{"x":NaN}}', 422, "its task is not JSON"),
+    (
+        "POST",
+        "/v1/rollouts",
+        b'{"environment":"scripted","task":{"id":"\\ud800"}}',
+        422,
+        "unexpected end of hex escape",
+    ),
+    ("POST", "/v1/rollouts", b'{"environment":"scripted","task":{"id":1%s}}' % (b"0" * 5000), 422, "out of range"),
+    ("POST", "/v1/rollouts", b"\xff", 422, "The body is wrong: Invalid JSON"),
     ("POST", "/v1/rollouts", {"environment": "made-up", "task": {}}, 422, "There is no environment 'made-up'."),
     ("POST", "/v1/cancel", {"rollout": ["a"]}, 422, "The field 'rollout' of the body is wrong: Extra inputs"),
     ("GET", "/v1/rollouts/stranger", None, 404, "rollout stranger was never accepted."),

@@ -117,6 +117,13 @@ async def test_nothing_outside_of_the_list_joins(stage: Stage, url: str) -> None
     assert stage.pool.version == 0
 
 
+async def test_a_password_in_an_address_is_refused_and_not_repeated(stage: Stage) -> None:
+    with pytest.raises(ApiError) as caught:
+        stage.controller.register_engine("http://user:pw@10.0.0.5:8000/v1")
+    assert caught.value.status == 422
+    assert "pw" not in str(caught.value)
+
+
 async def test_a_pool_of_one_router_takes_another_address_only_in_its_place() -> None:
     async with EnginePool("policy") as pool:
         pool.add_engine(FakeEngine("policy-0", lambda _: Reply((2,))))

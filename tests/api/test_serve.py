@@ -44,7 +44,7 @@ async def open_service(config):
 async def load(opened):
     runner = InProcessRunner(opened.environments, FakePolicySource(), EmptyBackend(), opened.config.runner)
     await opened.service.start_dispatching(runner)
-    return LoadedService(opened.service, EmptyBackend(), None, None, opened.environments, AsyncExitStack())
+    return LoadedService(opened.service, EmptyBackend(), None, None, AsyncExitStack())
 
 service_process.open_service, service_process.load_service = open_service, load
 configure_logging("info", "json")

@@ -40,6 +40,11 @@ def test_its_arguments_are_taken(name: str) -> None:
     COMMANDS[name].make_context(name, shlex.split(EXAMPLES[name]))  # raises what a user would be told
 
 
+@pytest.mark.parametrize("words", ["doctor --json False", "doctor --json=False", "gc --dry-run=False"])
+def test_a_switch_has_no_text_that_could_mean_its_opposite(words: str) -> None:
+    assert CliRunner().invoke(app, words.split()).exit_code == 2
+
+
 def test_the_committed_page_is_current() -> None:
     spec = spec_from_file_location("cli_page", SCRIPT)
     assert spec is not None and spec.loader is not None

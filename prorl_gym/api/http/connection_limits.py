@@ -122,7 +122,7 @@ class BoundedConnections:
 
 
 class Connections:
-    """The open connections of all sockets of a process, and the bounds that they share.
+    """The open connections of a process, and their bounds.
 
     Args:
         limits: the bounds.

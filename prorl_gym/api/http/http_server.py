@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from prorl_gym.api.http.connection_limits import Connections, peer_key
 from prorl_gym.api.http.error_responses import error_response
+from prorl_gym.api.http.middleware import has_bearer_token
 
 MAX_HEAD_BYTES = 32 << 10
 """Of a request line with its fields, and of everything else that is no body: trailers, sizes of chunks."""
@@ -52,15 +53,13 @@ class HttpServer(uvicorn.Server):
 
     Args:
         app: the routes.
-        has_token: whether a request carries the token that the routes require.
-        connections: shared by all servers of the process.
+        token: that the routes require.
+        connections: counts and bounds the open ones.
     """
 
-    def __init__(
-        self, app: ASGIApp, has_token: Callable[[Scope], bool], connections: Connections | None = None
-    ) -> None:
+    def __init__(self, app: ASGIApp, token: str, connections: Connections | None = None) -> None:
         self._connections = connections or Connections()
-        self._has_token = has_token
+        self._token = token.encode("ascii")
         self._silent: WeakSet[_SilentConnection] = WeakSet()
         self._starting: set[asyncio.Task[Any]] = set()
         config = uvicorn.Config(
@@ -68,7 +67,7 @@ class HttpServer(uvicorn.Server):
             http=cast(Any, self._make_protocol),
             ws="none",
             log_config=None,
-            log_level="warning",  # its "Started server process", once per server, adds nothing to our own lines
+            log_level="warning",  # its "Started server process" adds nothing to our own lines
             access_log=False,
             lifespan="off",
             server_header=False,
@@ -130,7 +129,7 @@ class HttpServer(uvicorn.Server):
         task.add_done_callback(self._starting.discard)
 
     def _make_protocol(self, data: bytes = b"", **options: Any) -> "GuardedProtocol":
-        return GuardedProtocol(self._connections, self._has_token, data, **options)
+        return GuardedProtocol(self._connections, self._token, data, **options)
 
 
 class _SilentConnection:
@@ -196,19 +195,17 @@ class GuardedProtocol(HttpToolsProtocol):
 
     Args:
         connections: counts this one.
-        has_token: whether a request carries the token.
+        token: that the routes require.
         data: what has arrived already.
         options: see ``HttpToolsProtocol``.
     """
 
-    def __init__(
-        self, connections: Connections, has_token: Callable[[Scope], bool], data: bytes = b"", **options: Any
-    ) -> None:
+    def __init__(self, connections: Connections, token: bytes, data: bytes = b"", **options: Any) -> None:
         super().__init__(**options)
         self.peer = ""
         self._received = data
         self._connections = connections
-        self._has_token = has_token
+        self._token = token
         self._is_authenticated = False
         self._is_finished = False
         """No further request is read."""
@@ -288,7 +285,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self._is_authenticated and self._connections.is_full:
             self.app = cast(Any, _FULL_RESPONSE)
         super().on_headers_complete()
-        if not self._is_authenticated and self.app is not _FULL_RESPONSE and self._has_token(cast(Scope, self.scope)):
+        scope = cast(Scope, self.scope)
+        if not self._is_authenticated and self.app is not _FULL_RESPONSE and has_bearer_token(scope, self._token):
             self._is_authenticated = True
             self._connections.unauthenticated.discard(self)
             self._connections.authenticated.add(self)

@@ -86,11 +86,6 @@ _ERRORS: Mapping[int, tuple[str, str, str]] = {
         "The service takes no more work.",
         "Submit again when it is back.",
     ),
-    504: (
-        "The answer took longer than the configuration allows.",
-        "There was no result within 600 s.",
-        "Raise http.compat.answer_seconds, or leave it out.",
-    ),
 }
 """Status -> when it is sent, and an example of ``what`` and ``fix``."""
 
@@ -124,7 +119,7 @@ class JsonBody:
 
 def describe(
     tag: str,
-    summary: str | None,
+    summary: str,
     example: Any,
     *,
     errors: Sequence[int] = (),
@@ -139,7 +134,7 @@ def describe(
 
     Args:
         tag: part of the document.
-        summary: one line; ``None``: made from the function's name.
+        summary: one line.
         example: of the answer.
         errors: further statuses of the route, beside those of the token and the body.
         model: of a JSON answer.

@@ -20,7 +20,6 @@ from prorl_gym.cli.prepare import import_tasks, prepare
 from prorl_gym.cli.serve import engine, gc, node, serve
 from prorl_gym.cli.service_client.control import ack, demand, engines, hold, policy, release
 from prorl_gym.cli.service_client.evaluate import evaluate
-from prorl_gym.cli.service_client.plan import plan
 from prorl_gym.cli.service_client.replay import replay
 from prorl_gym.cli.service_client.show import dashboard, export, predictions, show, show_html
 from prorl_gym.cli.service_client.submit import cancel, submit
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = (
     *(serve, node, submit, cancel, watch, show, export, replay, demand, ack, hold, release, dashboard, gc, validate),
-    *(prepare, doctor, bench, root, venvs, show_html, predictions, demo, init, import_tasks, evaluate, plan),
+    *(prepare, doctor, bench, root, venvs, show_html, predictions, demo, init, import_tasks, evaluate),
 )
 _GROUPS = {"policy": policy, "engines": engines, "engine": engine, "images": images, "agents": agents}
 
@@ -64,7 +63,6 @@ EXAMPLES: Mapping[str, str] = {
     "prepare": "swe data.parquet --output rows.jsonl",
     "doctor": "--json",
     "evaluate": "math rows.jsonl --samples 8 --k 1,4 --temperature 0.6",
-    "plan": "100000 --run pilot --hours 12 --sandboxes 64",
     "init": "my_env",
     "import-tasks": "tasks --output rows.jsonl --image-map python:3.13-slim=prorl-python --run built --keep /app",
     "images build": "prorl-python",

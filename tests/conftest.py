@@ -75,7 +75,6 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: any(shutil.which(name) for name in ("apptainer", "singularity")),
         "Apptainer is not installed",
     ),
-    "bwrap": (lambda: shutil.which("bwrap") is not None, "bubblewrap is not installed"),
     "chromium": (
         lambda: shutil.which("chromium") is not None and find_spec("playwright") is not None and _axe().is_file(),
         "Chromium, playwright or axe-core is not installed (.ci/chromium)",

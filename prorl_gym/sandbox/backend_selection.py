@@ -7,19 +7,13 @@ from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.images.protocol import ImageResolver
 from prorl_gym.sandbox.images.store import ImageStore
 from prorl_gym.sandbox.protocol import HOST_IMAGE, ProbeResult, SandboxBackend
-from prorl_gym.sandbox.service.host_facts import runtime_path
+from prorl_gym.sandbox.service.host_facts import find_apptainer
 from prorl_gym.sandbox.service.local_backend import LocalBackend
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.service.warm_pool import with_warm_pool
 from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
 log = logging.getLogger(__name__)
-
-_WEAKER_BACKENDS: tuple[tuple[BackendName, str], ...] = (
-    ("bwrap", "since this user may not create user namespaces, but bubblewrap may"),
-    ("apptainer-plain", "since this user may not create user namespaces, but Apptainer works"),
-)
-_WEAKER_NAMES = frozenset(name for name, _ in _WEAKER_BACKENDS)
 
 
 async def open_backend(config: SandboxConfig, images: ImageResolver | None = None) -> SandboxBackend:
@@ -39,7 +33,7 @@ async def open_backend(config: SandboxConfig, images: ImageResolver | None = Non
         return LocalBackend(allow_unsafe_local=config.allow_unsafe_local)
     refused: list[ProbeResult] = []
     for name, reason in backend_candidates(config):
-        if name in _WEAKER_NAMES and any(probe.misconfigured for probe in refused):
+        if name == "apptainer-plain" and any(probe.misconfigured for probe in refused):
             break  # a wrong image must be fixed; a weaker backend is no remedy
         backend = _create_backend(name, config, images)
         probe = await backend.probe()
@@ -64,11 +58,14 @@ def _create_backend(name: BackendName, config: SandboxConfig, images: ImageResol
 def backend_candidates(config: SandboxConfig) -> list[tuple[BackendName, str]]:
     """Return the backends to try, best first, each with the reason for the log.
 
-    ``bwrap`` and ``apptainer-plain`` promise less; they come last, and only where their program is installed.
+    ``apptainer-plain`` promises less and comes last.
     """
     if config.backend not in ("auto", "local"):
         return [(config.backend, "as configured")]
-    best: list[tuple[BackendName, str]] = [("userns", "the default, which needs nothing but the kernel")]
-    if config.image != HOST_IMAGE and runtime_path("apptainer", config):
-        best.insert(0, ("apptainer", "since it is installed and sandbox.image is set"))
-    return best + [(name, reason) for name, reason in _WEAKER_BACKENDS if runtime_path(name, config)]
+    candidates: list[tuple[BackendName, str]] = [("userns", "the default, which needs nothing but the kernel")]
+    if find_apptainer(config):
+        if config.image != HOST_IMAGE:
+            candidates.insert(0, ("apptainer", "since it is installed and sandbox.image is set"))
+        reason = "since this user may not create user namespaces, but Apptainer works"
+        candidates.append(("apptainer-plain", reason))
+    return candidates

@@ -48,9 +48,9 @@ class LimitsConfig(ConfigModel):
 class SandboxConfig(ConfigModel):
     """Backend, image, directories and bounds of sandboxes."""
 
-    backend: Literal["auto", "apptainer", "userns", "bwrap", "apptainer-plain", "local"] = "auto"
+    backend: Literal["auto", "apptainer", "userns", "apptainer-plain", "local"] = "auto"
     """``auto``: the first that starts a sandbox here: Apptainer when it is installed and ``image`` is set, user
-    namespaces, then the weaker ones (see docs/sandboxes.md): bubblewrap, plain Apptainer."""
+    namespaces, then the weaker ``apptainer-plain`` (see docs/sandboxes.md)."""
     allow_unsafe_local: bool = False
     """Allow the ``local`` backend, which isolates nothing."""
     image: str = HOST_IMAGE
@@ -63,8 +63,6 @@ class SandboxConfig(ConfigModel):
     """Unprivileged uid (and gid) of sandboxes when the service runs as root. It must own the images."""
     apptainer: Path | None = None
     """The Apptainer or Singularity program; searched in PATH by default."""
-    bwrap: Path | None = None
-    """The bubblewrap program; searched in PATH by default."""
     images: ImagesConfig | None = None
     """The image store of this node, for SIF files, ``docker://...`` and names in it. Without it: directories only."""
     cache: Path | None = None

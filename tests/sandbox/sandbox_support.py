@@ -30,8 +30,7 @@ DEBIAN_IMAGE = CACHE / "images" / f"bookworm-{os.geteuid() or SANDBOX_UID}"
 """Made by ``.ci/base-image``."""
 
 APPTAINER = pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.slow, pytest.mark.product])
-BWRAP = pytest.param("bwrap", marks=[pytest.mark.bwrap, pytest.mark.slow, pytest.mark.product])
-"""Backends beside ``userns``, as parameters with their marks."""
+"""The backend beside ``userns``, as a parameter with its marks."""
 
 _TINY_PROGRAMS = ("bash", "ls", "rm", "mkdir", "mv", "touch", "cat", "true", "sleep", "id", "stat", "head", "ln")
 

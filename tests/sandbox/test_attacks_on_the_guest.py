@@ -4,13 +4,11 @@ import asyncio
 import platform
 
 import pytest
-from sandbox_support import APPTAINER, BWRAP, backend_fixture
 
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 
-backend_name = backend_fixture("userns", APPTAINER, BWRAP)
 PRELUDE = "import ctypes, errno, os, resource, signal, sys, time\nc = ctypes.CDLL(None, use_errno=True)\n"
 on_x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers and code of x86")
 

@@ -194,6 +194,12 @@ async def test_missing_apptainer_is_one_clear_message(monkeypatch: pytest.Monkey
     assert "userns" in probe.fix
 
 
+async def test_missing_program_of_the_configuration_is_one_clear_message() -> None:
+    probe = await NamespaceBackend("apptainer", SandboxConfig(apptainer=Path("/nowhere/apptainer"))).probe()
+    assert (probe.ok, probe.detail) == (False, "sandbox.apptainer: no program /nowhere/apptainer.")
+    assert "Install apptainer" in probe.fix
+
+
 @pytest.mark.slow
 async def test_unusable_scratch_is_one_clear_message(ground: Path) -> None:
     link = ground / "link"

@@ -22,14 +22,13 @@ from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
     ("config", "installed", "names"),
     [
         ({}, (), ["userns"]),
-        ({}, ("apptainer", "bwrap"), ["userns", "bwrap", "apptainer-plain"]),
+        ({}, ("apptainer",), ["userns", "apptainer-plain"]),
         ({"image": "/"}, ("apptainer",), ["apptainer", "userns", "apptainer-plain"]),
         ({"image": "/"}, ("singularity",), ["apptainer", "userns", "apptainer-plain"]),
         ({"image": "/"}, (), ["userns"]),
         ({"backend": "userns", "image": "/"}, ("apptainer",), ["userns"]),
         ({"backend": "apptainer"}, (), ["apptainer"]),
-        ({"backend": "apptainer-plain"}, ("bwrap",), ["apptainer-plain"]),
-        ({"backend": "bwrap"}, (), ["bwrap"]),
+        ({"backend": "apptainer-plain"}, (), ["apptainer-plain"]),
     ],
 )
 def test_order_of_candidates(
@@ -54,14 +53,13 @@ async def test_the_first_that_works_is_taken_and_the_log_has_the_reason(
         return ProbeResult(backend.name, works, "1.4.5" if works else f"{backend.name} is refused.")
 
     monkeypatch.setattr(NamespaceBackend, "probe", probe)
-    monkeypatch.setattr(backend_selection, "runtime_path", lambda *_: "/usr/bin/any")
+    monkeypatch.setattr(backend_selection, "find_apptainer", lambda _: "/usr/bin/any")
     with caplog.at_level("INFO"):
         backend = await open_backend(SandboxConfig(image="/"))
     await backend.close()
     assert [record.getMessage() for record in caplog.records] == [
         "sandboxes: apptainer does not work here: apptainer is refused.",
         "sandboxes: userns does not work here: userns is refused.",
-        "sandboxes: bwrap does not work here: bwrap is refused.",
         "sandboxes: apptainer-plain, since this user may not create user namespaces, but Apptainer works (1.4.5)",
     ]
 
@@ -71,13 +69,13 @@ async def test_a_wrong_image_is_no_reason_for_weaker_backends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, scratch: Path, ground: Path
 ) -> None:
     """``apptainer-plain`` takes images of other owners and SIF files: it must not be chosen for them."""
-    monkeypatch.setattr(backend_selection, "runtime_path", lambda name, _: name != "apptainer")
+    monkeypatch.setattr(backend_selection, "find_apptainer", lambda _: "/usr/bin/any")
     file = ground / "wrong.sif"
     file.write_bytes(b"x")
     with pytest.raises(SandboxError, match=r"no sandbox backend works as configured: image .* is a file"):
         await open_backend(SandboxConfig(image=str(file), scratch=scratch))
-    refused = [record.getMessage() for record in caplog.records if "does not work here" in record.getMessage()]
-    assert len(refused) == 1 and refused[0].startswith("sandboxes: userns ")
+    refused = [record.args for record in caplog.records if "does not work here" in record.getMessage()]
+    assert [name for name, _ in refused] == ["apptainer", "userns"]
 
 
 async def test_local_only_with_the_flag() -> None:

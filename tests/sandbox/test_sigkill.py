@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from sandbox_support import APPTAINER, BWRAP, backend_fixture, children_of
+from sandbox_support import children_of
 
 from prorl_gym.agents.tools import BashTool, PythonTool
 from prorl_gym.errors import Cause, Evidence, SandboxError
@@ -19,7 +19,6 @@ from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 
 FROM_OUTSIDE = {Evidence.SANDBOX_LOST_UNEXPLAINED, Evidence.SANDBOX_KILLED_OUTSIDE}
-backend_name = backend_fixture("userns", APPTAINER, BWRAP)
 
 
 async def kill_from_outside(backend: NamespaceBackend, name: str) -> None:

@@ -39,7 +39,7 @@ def build_command(launch: LaunchRequest, base: str) -> RuntimeCommand:
     binds = [_bind(mount.source, os.path.join("/", mount.target), read_only=True) for mount in launch.spec.mounts]
     argv = [launch.runtime_path, *_FLAGS, *binds, *root]
     environment = BASE_ENVIRONMENT if launch.lower_dirs else HOST_ENVIRONMENT
-    return RuntimeCommand(argv, {**environment, **home}, fill_root=False, limitations=_LIMITATIONS)
+    return RuntimeCommand(argv, {**environment, **home}, _LIMITATIONS)
 
 
 def _check_account() -> None:

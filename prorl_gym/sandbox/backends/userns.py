@@ -9,7 +9,6 @@ from functools import partial
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import syscalls
 from prorl_gym.sandbox.guest.confine import confine, prepare_confinement
-from prorl_gym.sandbox.guest.container_entry import make_root_files
 from prorl_gym.sandbox.guest.pid1 import GuestOptions, serve
 from prorl_gym.sandbox.protocol import HOST_IMAGE, SandboxSpec
 from prorl_gym.sandbox.spawner import host_root, kernel_files
@@ -31,6 +30,7 @@ BASE_ENVIRONMENT = {
 """What every payload finds in its environment; nothing comes from the host's. The spec's variables win."""
 HOST_ENVIRONMENT = {**BASE_ENVIRONMENT, "PATH": f"{BASE_ENVIRONMENT['PATH']}:{host_root.EXTRA_PROGRAMS}"}
 """The same without an image."""
+_DIRECTORIES = (("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/run", 0o755), ("/root", 0o700))
 
 
 def run_init(launch: LaunchRequest, base: str, control: socket.socket, on_note: Callable[[str], None]) -> int:
@@ -71,9 +71,35 @@ def finish_root(launch: LaunchRequest, devices: dict[str, int], mounts: list[Det
     kernel_files.forbid_user_namespaces()
     system_v = kernel_files.limit_kernel_memory(launch.spec.limits.shm_size)
     kernel_files.mask_proc()
-    make_root_files(launch.spec.workdir, keep_etc=not launch.lower_dirs)
+    _make_root_files(launch.spec.workdir, keep_etc=not launch.lower_dirs)
     attach_mounts(mounts)
     return system_v
+
+
+def _make_root_files(workdir: str, *, keep_etc: bool) -> None:
+    """Make the usual directories, the working directory and, unless kept, the files of a machine without a network.
+
+    Args:
+        workdir: of the sandbox.
+        keep_etc: ``/etc`` is of our own making already.
+    """
+    for name, mode in _DIRECTORIES:
+        if not os.path.isdir(name):
+            os.makedirs(name)
+            os.chmod(name, mode)
+    os.makedirs(os.path.join("/", workdir), exist_ok=True)
+    if not keep_etc:
+        for name in ("resolv.conf", "hosts"):
+            _replace_file(f"/etc/{name}", host_root.SYNTHETIC_FILES[name])
+
+
+def _replace_file(path: str, text: str) -> None:
+    """Write a file anew; an image may have a symbolic link there."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if os.path.lexists(path):
+        os.unlink(path)
+    with open(path, "x", encoding="ascii") as file:
+        file.write(text)
 
 
 def isolate_process() -> None:

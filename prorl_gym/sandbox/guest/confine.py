@@ -11,7 +11,7 @@ from prorl_gym.sandbox.protocol import SandboxLimits
 
 # Docker's default set without MKNOD, NET_RAW, SETPCAP, AUDIT_WRITE and SETFCAP. They hold in the sandbox's own user
 # namespace only: enough for chown, package installers and servers on low ports; nothing that mounts or traces.
-PAYLOAD_CAPABILITIES = {
+_PAYLOAD_CAPABILITIES = {
     "CHOWN": 0,
     "DAC_OVERRIDE": 1,
     "FOWNER": 3,
@@ -50,7 +50,7 @@ def confine(limits: SandboxLimits, on_listener: Callable[[int], None], *, allow_
         OSError: the kernel refused one of the steps; the child must not exec then.
     """
     syscalls.set_no_new_privileges()
-    syscalls.keep_capabilities(PAYLOAD_CAPABILITIES.values())
+    syscalls.keep_capabilities(_PAYLOAD_CAPABILITIES.values())
     _reset_signals()
     _limit(resource.RLIMIT_CORE, _CORE_LIMIT)
     if (listener := seccomp.install_filter(allow_system_v=allow_system_v)) is not None:
@@ -64,7 +64,7 @@ def prepare_confinement() -> None:
     The process must not execute a program itself, since it would not get its rights again.
     """
     changed_signals()
-    syscalls.limit_bounding_set(PAYLOAD_CAPABILITIES.values())
+    syscalls.limit_bounding_set(_PAYLOAD_CAPABILITIES.values())
 
 
 def _limit_resources(limits: SandboxLimits) -> None:

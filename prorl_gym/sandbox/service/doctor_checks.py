@@ -161,13 +161,13 @@ def _check_cgroups(facts: HostFacts) -> Iterator[Finding]:
         yield Finding("cgroups", "yes", f"the kernel bounds memory: one for each sandbox, below {found}")
 
 
-def _check_runtimes(facts: HostFacts) -> Iterator[Finding]:
-    for name, program in (("Apptainer", facts.apptainer), ("bubblewrap", facts.bwrap)):
-        if program is None:
-            yield Finding(name, "info", "is not installed; 'userns' needs none.")
-            continue
-        mode = f"setuid ({program.setuid})" if program.setuid else "not setuid"
-        yield Finding(name, "info", f"{program.version or 'of unknown version'} at {program.path}, {mode}")
+def _check_apptainer(facts: HostFacts) -> Iterator[Finding]:
+    found = facts.apptainer
+    if found is None:
+        yield Finding("Apptainer", "info", "is not installed; 'userns' needs none.")
+    else:
+        mode = f"setuid ({found.setuid_starter})" if found.setuid_starter else "not setuid"
+        yield Finding("Apptainer", "info", f"{found.version or 'of unknown version'} at {found.path}, {mode}")
 
 
 _DOCTOR_CHECKS: tuple[DoctorCheck, ...] = (
@@ -180,7 +180,7 @@ _DOCTOR_CHECKS: tuple[DoctorCheck, ...] = (
     _check_memory,
     _check_ulimits,
     _check_cgroups,
-    _check_runtimes,
+    _check_apptainer,
 )
 
 

@@ -18,7 +18,6 @@ from prorl_gym.sandbox.spawner.cgroup import CgroupsUnavailable, find_delegated,
 from prorl_gym.sandbox.spawner.namespaces import read_sysctl
 from prorl_gym.sandbox.spawner.rootfs import file_system_of
 from prorl_gym.sandbox.spawner.scratch import default_scratch
-from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
 _SYSCTLS = (
     "user.max_user_namespaces",
@@ -29,6 +28,8 @@ _SYSCTLS = (
     "kernel.apparmor_restrict_unprivileged_userns",
 )
 _VERSION_SECONDS = 10
+_APPTAINER_PROGRAMS = ("apptainer", "singularity")
+"""Names in PATH, best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,13 @@ class DirectoryFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class RuntimeFacts:
-    """A container runtime that is installed."""
+class ApptainerFacts:
+    """An installed Apptainer or Singularity."""
 
     path: str
     version: str
-    setuid: str = ""
-    """Its setuid part, when it has one: the program itself, or Apptainer's starter."""
+    setuid_starter: str = ""
+    """Path of its setuid part; "" in an installation without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,7 @@ class HostFacts:
     """Where Unix sockets with a name are made."""
     cgroups: str | CgroupsUnavailable
     """The cgroup that is divided up among the sandboxes, or why there is none."""
-    apptainer: RuntimeFacts | None = None
-    bwrap: RuntimeFacts | None = None
+    apptainer: ApptainerFacts | None = None
     limits: Mapping[str, int] = field(default_factory=dict[str, int])
     """The configured bounds of one sandbox that a machine must have room for: ``open_files``, ``root_size``."""
 
@@ -112,8 +112,7 @@ def collect_host_facts(config: SandboxConfig, store: Path | None = None) -> Host
         processes=resource.getrlimit(resource.RLIMIT_NPROC)[1],
         free_memory=_free_memory(),
         socket_directory=str(scratch),
-        apptainer=_describe_runtime("apptainer", config),
-        bwrap=_describe_runtime("bwrap", config),
+        apptainer=_describe_apptainer(config),
         cgroups=_find_cgroup(),
         limits={"open_files": config.limits.open_files, "root_size": config.limits.root_size},
     )
@@ -172,27 +171,23 @@ def _find_cgroup() -> str | CgroupsUnavailable:
     return found if isinstance(found, CgroupsUnavailable) else str(found)
 
 
-def _describe_runtime(backend: BackendName, config: SandboxConfig) -> RuntimeFacts | None:
-    path = runtime_path(backend, config)
+def _describe_apptainer(config: SandboxConfig) -> ApptainerFacts | None:
+    path = find_apptainer(config)
     if path is None:
         return None
-    return RuntimeFacts(
-        path, _first_output_line(path, "--version"), _setuid_part(path, is_apptainer=backend == "apptainer")
-    )
+    return ApptainerFacts(path, _first_output_line(path, "--version"), _setuid_starter(path))
 
 
-def _setuid_part(path: str, *, is_apptainer: bool) -> str:
-    candidates = [path]
-    if is_apptainer:  # the program is never setuid itself; its starter is, in a setuid installation
-        libexec = _first_output_line(path, "buildcfg", "LIBEXECDIR")
-        candidates += [f"{libexec}/{name}/bin/starter-suid" for name in ("apptainer", "singularity")]
-    for candidate in candidates:
+def _setuid_starter(path: str) -> str:
+    libexec = _first_output_line(path, "buildcfg", "LIBEXECDIR")
+    for name in _APPTAINER_PROGRAMS:
+        starter = f"{libexec}/{name}/bin/starter-suid"
         try:
-            found = os.stat(candidate)
+            found = os.stat(starter)
         except OSError:
             continue
         if found.st_mode & stat.S_ISUID and found.st_uid == 0:
-            return candidate
+            return starter
     return ""
 
 
@@ -207,42 +202,26 @@ def _first_output_line(*command: str) -> str:
     return (done.stdout.strip().splitlines() or [""])[0][:100]
 
 
-@dataclass(frozen=True, slots=True)
-class _Runtime:
-    name: str
-    programs: tuple[str, ...]
-    """Names in PATH, best first."""
-    setting: str
-    package: str
-
-
-_APPTAINER = _Runtime("Apptainer", ("apptainer", "singularity"), "apptainer", "apptainer or singularity-ce")
-_BWRAP = _Runtime("bubblewrap", ("bwrap",), "bwrap", "bubblewrap")
-
-_RUNTIMES: dict[BackendName, _Runtime] = {"apptainer": _APPTAINER, "apptainer-plain": _APPTAINER, "bwrap": _BWRAP}
-
-
-def runtime_path(backend: BackendName, config: SandboxConfig) -> str | None:
-    """Return the path of a backend's program, or ``None``. SingularityCE's name serves where Apptainer's is missing."""
-    runtime = _RUNTIMES[backend]
-    wanted: Path | None = getattr(config, runtime.setting)
-    found = str(wanted) if wanted else next(filter(None, map(shutil.which, runtime.programs)), None)
+def find_apptainer(config: SandboxConfig) -> str | None:
+    """Return the path of the program, or ``None``. SingularityCE's name serves where Apptainer's is missing."""
+    found = (
+        str(config.apptainer) if config.apptainer else next(filter(None, map(shutil.which, _APPTAINER_PROGRAMS)), None)
+    )
     return found if found and os.access(found, os.X_OK) else None
 
 
-def require_runtime(backend: BackendName, config: SandboxConfig) -> str:
-    """Return the path of a backend's program.
+def require_apptainer(config: SandboxConfig) -> str:
+    """Return the path of the program.
 
     Raises:
         SandboxError: ``SANDBOX_UNAVAILABLE``: it is not installed.
     """
-    found = runtime_path(backend, config)
+    found = find_apptainer(config)
     if found is not None:
         return found
-    runtime = _RUNTIMES[backend]
-    wanted: Path | None = getattr(config, runtime.setting)
+    wanted = config.apptainer
     raise SandboxError(
         FailureKind.SANDBOX_UNAVAILABLE,
-        f"{runtime.name} is not installed." if wanted is None else f"sandbox.{runtime.setting}: no program {wanted}.",
-        f"Install {runtime.package}, or choose the backend 'userns', which needs none.",
+        "Apptainer is not installed." if wanted is None else f"sandbox.apptainer: no program {wanted}.",
+        "Install apptainer or singularity-ce, or choose the backend 'userns', which needs none.",
     )

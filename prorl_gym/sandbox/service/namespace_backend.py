@@ -23,7 +23,7 @@ from prorl_gym.sandbox.protocol import HOST_IMAGE, Mount, ProbeResult, SandboxSp
 from prorl_gym.sandbox.service.egress.proxy import open_egress, with_proxy_environment
 from prorl_gym.sandbox.service.egress.rules import AllowList
 from prorl_gym.sandbox.service.guest_channel import GuestChannel, GuestTimeouts
-from prorl_gym.sandbox.service.host_facts import require_runtime
+from prorl_gym.sandbox.service.host_facts import require_apptainer
 from prorl_gym.sandbox.service.operations.execute import invalid_env_reason, invalid_reason
 from prorl_gym.sandbox.service.python_packages import IPYTHON_TARGET, ipython_mount
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
@@ -281,7 +281,7 @@ class NamespaceBackend:
             log.warning("%s sandboxes: %s", self._name, text)
 
     def _runtime_path(self) -> str:
-        return "" if self._name == "userns" else require_runtime(self._name, self._config)
+        return "" if self._name == "userns" else require_apptainer(self._config)
 
 
 def _as_start_failure(error: BaseException) -> BaseException:

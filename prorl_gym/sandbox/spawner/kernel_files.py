@@ -3,7 +3,6 @@
 Runs in a process whose root is the sandbox's already, so an image's symbolic links cannot lead out of it.
 """
 
-import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ _DEVICE_LINKS = {
 }
 
 # What container runtimes hide, too: kernel memory, keys, timers.
-HIDDEN_FILES = (
+_HIDDEN_FILES = (
     "/proc/kcore",
     "/proc/keys",
     "/proc/key-users",
@@ -34,7 +33,7 @@ HIDDEN_FILES = (
     "/proc/1/cmdline",  # so that nothing of the guest is listed among what runs inside
     "/proc/1/task/1/cmdline",
 )
-HIDDEN_DIRECTORIES = ("/proc/acpi", "/proc/scsi")
+_HIDDEN_DIRECTORIES = ("/proc/acpi", "/proc/scsi")
 _MAX_TERMINALS = 64
 """Of one sandbox; the kernel has 3072 for all of them together."""
 _NOTIFY_LIMITS = {
@@ -49,7 +48,6 @@ _SAFE_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
 _OOM_SCORE = 800
 """From -1000 to 1000; the service normally has 0."""
 _PAGE = os.sysconf("SC_PAGESIZE")
-_NS_GET_USERNS = 0xB701
 
 
 def write_setting(path: str | Path, text: str) -> None:
@@ -115,11 +113,11 @@ def limit_system_v(shm_size: int, settings: str = "/proc/sys/kernel") -> bool:
 
     Args:
         shm_size: bytes of shared memory.
-        settings: where the files are. Any procfs will do: it shows the namespace of the process that opens it.
+        settings: where the files are.
 
     Returns:
-        Whether every bound holds. It does not before Linux 5.19, where only the host's root may set any, nor where
-        this process is not the root of the namespace's owner: payloads must not have the calls then.
+        Whether every bound holds. It does not before Linux 5.19, where only the host's root may set any: payloads must
+        not have the calls then.
     """
     try:
         for name, value in (
@@ -134,35 +132,6 @@ def limit_system_v(shm_size: int, settings: str = "/proc/sys/kernel") -> bool:
     return True
 
 
-def limit_system_v_of(pid: int, shm_size: int) -> bool:
-    """Apply ``limit_system_v`` to the ipc namespace of another process, which has no writable procfs.
-
-    A child enters the user namespace that owns the ipc namespace, and uses the ``/proc`` of this process.
-
-    Returns:
-        Whether every bound holds; ``False`` also when another uid than ours made these namespaces.
-    """
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            _enter_ipc_namespace(pid)
-            status = 0 if limit_system_v(shm_size) else 1
-        finally:
-            os._exit(status)
-    return os.waitpid(child, 0)[1] == 0
-
-
-def _enter_ipc_namespace(pid: int) -> None:
-    """Enter a process's ipc namespace, and first the user namespace that owns it.
-
-    That is not always the process's own: bubblewrap makes two, to forbid a third.
-    """
-    ipc = os.open(f"/proc/{pid}/ns/ipc", os.O_RDONLY | os.O_CLOEXEC)
-    syscalls.setns(fcntl.ioctl(ipc, _NS_GET_USERNS), syscalls.CLONE_NEWUSER)
-    syscalls.setns(ipc, syscalls.CLONE_NEWIPC)
-
-
 def mask_proc() -> None:
     """Make ``/proc`` read-only and hide its revealing parts.
 
@@ -170,9 +139,9 @@ def mask_proc() -> None:
     killed in its place when memory runs out. Files behind the links in ``/proc/PID/fd`` stay writable.
     """
     syscalls.restrict_mount("/proc", syscalls.MOUNT_ATTR_RDONLY)
-    for path in filter(os.path.exists, HIDDEN_FILES):
+    for path in filter(os.path.exists, _HIDDEN_FILES):
         syscalls.mount("/dev/null", path, None, syscalls.MS_BIND)
-    for path in filter(os.path.exists, HIDDEN_DIRECTORIES):
+    for path in filter(os.path.exists, _HIDDEN_DIRECTORIES):
         _mount_empty(path)
 
 

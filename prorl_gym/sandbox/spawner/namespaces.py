@@ -21,7 +21,7 @@ from prorl_gym.sandbox.guest import seccomp
 from prorl_gym.sandbox.guest.fork_exec import close_all_except
 from prorl_gym.sandbox.spawner.kernel_files import write_setting
 
-HOSTNAME = "sandbox"
+_HOSTNAME = "sandbox"
 _NAMESPACES = (
     syscalls.CLONE_NEWUSER
     | syscalls.CLONE_NEWNS
@@ -109,7 +109,7 @@ def _run_child(control: socket.socket, spawner: socket.socket, main: InitMain) -
         _detach_from_spawner(control, spawner)
         # The spawner's until now, which shows where the host keeps its interpreter. Payloads can read that of
         # every child of the guest until its exec.
-        syscalls.set_command_line(HOSTNAME)
+        syscalls.set_command_line(_HOSTNAME)
         status = _run_init(spawner, main)
     except BaseException as error:
         report_setup_error(control, error)
@@ -147,7 +147,7 @@ def map_ids(uid: int, gid: int) -> None:
         write_setting("/proc/self/setgroups", "deny")
         write_setting("/proc/self/uid_map", f"0 {uid} 1")
         write_setting("/proc/self/gid_map", f"0 {gid} 1")
-        socket.sethostname(HOSTNAME)
+        socket.sethostname(_HOSTNAME)
     except OSError as error:
         raise explain_user_namespaces(error.errno or 0) from None
 

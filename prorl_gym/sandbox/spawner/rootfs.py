@@ -143,16 +143,10 @@ def check_storage(launch: LaunchRequest, base: str) -> None:
         base: the empty directory of this sandbox.
 
     Raises:
-        SandboxError: the backend keeps no root on disk, or this file system can be no overlay's upper directory.
+        SandboxError: this file system can be no overlay's upper directory.
     """
     if launch.spec.limits.root_on == "memory" or launch.backend == "apptainer-plain":  # which has it there anyway
         return
-    if launch.backend == "bwrap":
-        raise SandboxError(
-            FailureKind.SANDBOX_UNAVAILABLE,
-            "limits.root_on: disk is not possible with the backend 'bwrap', whose root is in memory.",
-            "Choose the backend 'userns' or 'apptainer', or limits.root_on: memory.",
-        )
     unfit = unsupported_upper(file_system_of(base))
     if unfit is not None:
         raise _upper_error(base, f"on {unfit}, which cannot take the changes of an overlay")

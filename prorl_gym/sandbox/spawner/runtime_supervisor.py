@@ -2,7 +2,7 @@
 
     spawner
      '- supervisor          in the host's namespaces, as the sandboxes' uid; adopts what is orphaned below it
-         '- bwrap, apptainer
+         '- apptainer
              '- guest       inside, pid 1 of the container's namespace; serves the service's socket
                  '- payload
 
@@ -19,7 +19,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -31,11 +30,10 @@ import ptyprocess  # pyright: ignore[reportMissingTypeStubs]
 import prorl_gym
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import syscalls
-from prorl_gym.sandbox.guest.container_entry import READY, SYSTEM_V_LIMITED, SYSTEM_V_UNLIMITED
 from prorl_gym.sandbox.guest.fork_exec import open_signal_pipe
 from prorl_gym.sandbox.guest.process_table import ProcessTable
 from prorl_gym.sandbox.guest.python_template import SITE_MODULES
-from prorl_gym.sandbox.spawner.kernel_files import limit_system_v_of, raise_oom_score
+from prorl_gym.sandbox.spawner.kernel_files import raise_oom_score
 from prorl_gym.sandbox.spawner.spawner_protocol import LaunchRequest
 
 RUNTIME_ENVIRONMENT = {
@@ -68,11 +66,7 @@ class RuntimeCommand:
     """Up to where the program to run inside follows."""
     env: dict[str, str]
     """Environment of everything that runs inside."""
-    copies: Sequence[tuple[str, str]] = ()
-    """Directories, by their paths inside, that the guest copies into the writable root first."""
-    fill_root: bool = True
-    """The guest adds to the root the directories that every root must have, and the files of its network."""
-    limitations: str = ""
+    limitations: str
     """What this sandbox does not promise, as text for the operator."""
 
 
@@ -116,16 +110,11 @@ class _Runtime:
         self._launch = launch
         self._control = control
         self._startup_socket, started = socket.socketpair()
-        # The kernel adds the guest's pid to what it writes, translated into our pid namespace.
-        self._startup_socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._stderr_fd = os.memfd_create("stderr")
         options = {
             "limits": asdict(launch.spec.limits),
             "workdir": os.path.join("/", launch.spec.workdir),
             "env": {**command.env, **launch.spec.env},
-            "copies": list(command.copies),
-            "fill_root": command.fill_root,
-            "keep_etc": not launch.lower_dirs,
         }
         inherited = {
             _CONTROL: control.fileno(),
@@ -165,14 +154,9 @@ class _Runtime:
                     return code
 
     def _complete_startup(self) -> None:
-        """Read the guest's report; if it is up, answer whether payloads may have System V IPC."""
-        word, ancillary, _, _ = self._startup_socket.recvmsg(1, socket.CMSG_SPACE(struct.calcsize("3i")))
-        if not word:  # the other end is closed
+        """Leave the control socket to the guest, if it reports that it uses it."""
+        if not self._startup_socket.recv(1):  # the other end is closed
             raise self._start_error()
-        if word == READY:
-            pid: int = struct.unpack("3i", ancillary[0][2])[0]
-            bounded = limit_system_v_of(pid, self._launch.spec.limits.shm_size)
-            self._startup_socket.send(SYSTEM_V_LIMITED if bounded else SYSTEM_V_UNLIMITED, socket.MSG_NOSIGNAL)
         self._control.close()
 
     def _reap_runtime(self) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from prorl_gym.sandbox.protocol import Mount, SandboxLimits, SandboxSpec
 
-BackendName = Literal["userns", "apptainer", "bwrap", "apptainer-plain"]
+BackendName = Literal["userns", "apptainer", "apptainer-plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class LaunchRequest:
     backend: BackendName
     spec: SandboxSpec
     runtime_path: str = ""
-    """Path of Apptainer or bubblewrap, for backends that use one."""
+    """Path of Apptainer, for backends that use it."""
     lower_dirs: tuple[str, ...] = ()
     """Directories of the image, topmost first; none for the host's ``/usr``. ``apptainer-plain`` also takes one SIF."""
 

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import test_attacks
-from every_backend import *  # noqa: F403 - the same tests, on this module's backend
-from sandbox_support import SECRET
+import test_base_image
+import test_ipython
+import test_killed
+import test_root
+from sandbox_support import SECRET, run_check
+from test_backend_layers import Named
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.config import SandboxConfig
@@ -21,10 +25,12 @@ from prorl_gym.sandbox.protocol import Mount, SandboxLimits, SandboxSpec
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
+from prorl_gym.testing.sandbox.conformance import CHECKS, Check
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.apptainer, pytest.mark.product]
 
 bash = test_attacks.bash
+image = test_base_image.image
 
 NOBODY = 65534
 """An uid with an account on every machine: Apptainer by itself runs for accounts only."""
@@ -39,6 +45,16 @@ test_killing_everything_kills_only_the_payload = test_attacks.test_killing_every
 test_init_cannot_be_traced = test_attacks.test_init_cannot_be_traced
 test_other_sandboxes_are_not_there = test_attacks.test_other_sandboxes_are_not_there
 test_fork_bomb_is_bounded = test_attacks.test_fork_bomb_is_bounded
+test_displayed_pictures_come_back = test_ipython.test_displayed_pictures_come_back
+test_magics_and_shell_lines_work = test_ipython.test_magics_and_shell_lines_work
+test_mount_cannot_be_written = test_ipython.test_mount_cannot_be_written
+test_python_tool_is_ipython = test_ipython.test_python_tool_is_ipython
+test_killed_service_leaves_nothing = test_killed.test_killed_service_leaves_nothing
+test_killed_spawner_takes_its_sandboxes_along = test_killed.test_killed_spawner_takes_its_sandboxes_along
+test_service_and_spawner_killed_at_once = test_killed.test_service_and_spawner_killed_at_once
+test_git_commits_without_an_identity = test_root.test_git_commits_without_an_identity
+test_git_works_in_the_directory_of_another_uid = test_root.test_git_works_in_the_directory_of_another_uid
+test_python_has_its_short_name = test_root.test_python_has_its_short_name
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +81,11 @@ async def backend(ground: Path) -> AsyncIterator[NamespaceBackend]:
     yield backend
     await backend.close()
     del os.environ["PRORL_GYM_TEST_SECRET"], os.environ["APPTAINERENV_LEAK"]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_conformance(check: Check, backend: NamespaceBackend) -> None:
+    await run_check(check, backend)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +138,11 @@ async def test_mounts_are_read_only(backend: NamespaceBackend, ground: Path) -> 
         assert (result.stdout, result.exit_code) == (b"given", 1)
     finally:
         await box.close()
+
+
+async def test_missing_mount_source_is_our_message(backend: NamespaceBackend) -> None:
+    with pytest.raises(SandboxError, match="mount source /does/not/exist: No such file"):
+        await backend.start_sandbox(SandboxSpec(mounts=(Mount("/does/not/exist", "/x"),)))
 
 
 async def test_path_that_the_runtime_would_misread_is_refused(backend: NamespaceBackend, ground: Path) -> None:
@@ -209,6 +235,19 @@ async def test_image_that_the_runtime_refuses_is_its_last_word(backend: Namespac
         await backend.start_sandbox(SandboxSpec(image=str(tiny_image)))
     assert caught.value.kind is FailureKind.SANDBOX_UNAVAILABLE
     assert caught.value.what.startswith(f"apptainer cannot run {tiny_image}: ") and "/dev" in caught.value.what
+    assert "needs python3 in the image" in caught.value.fix
+
+
+async def test_layers_are_refused(backend: NamespaceBackend, tiny_image: Path) -> None:
+    names = Named()
+    names.images["two"] = (str(tiny_image), str(tiny_image))
+    other = NamespaceBackend("apptainer-plain", SandboxConfig(scratch=backend.scratch, uid=NOBODY), names)
+    try:
+        with pytest.raises(SandboxError) as caught:
+            await other.start_sandbox(SandboxSpec(image="two"))
+    finally:
+        await other.close()
+    assert caught.value.kind is FailureKind.SANDBOX_UNAVAILABLE and "2 layers" in caught.value.what
 
 
 @pytest.mark.root

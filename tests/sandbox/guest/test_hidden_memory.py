@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sandbox_support import APPTAINER, BWRAP, backend_fixture
 from test_kernel_surface import LINUX, on_x86_64
 
 from prorl_gym.sandbox.limit_breach import Breach
@@ -23,7 +22,6 @@ pytestmark = [
 
 MB = 1 << 20
 MEMORY, SHM = 128 * MB, 32 * MB
-backend_name = backend_fixture("userns", APPTAINER, BWRAP)
 asks = pytest.mark.skipif(LINUX < (5, 14), reason="this kernel cannot ask the guest about shared memory")
 
 PRELUDE = """

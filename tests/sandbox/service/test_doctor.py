@@ -18,9 +18,9 @@ from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import ProbeResult
 from prorl_gym.sandbox.service.doctor_checks import Finding, run_checks
 from prorl_gym.sandbox.service.host_facts import (
+    ApptainerFacts,
     DirectoryFacts,
     HostFacts,
-    RuntimeFacts,
     collect_host_facts,
     describe_directory,
 )
@@ -41,8 +41,7 @@ GOOD = HostFacts(
     free_memory=64 << 30,
     socket_directory="/var/tmp/s",
     cgroups="/sys/fs/cgroup/unit",
-    apptainer=RuntimeFacts("/usr/bin/apptainer", "apptainer version 1.4.5"),
-    bwrap=RuntimeFacts("/usr/bin/bwrap", "bubblewrap 0.8.0"),
+    apptainer=ApptainerFacts("/usr/bin/apptainer", "apptainer version 1.4.5"),
     limits={"open_files": 4096, "root_size": 2 << 30},
 )
 
@@ -140,12 +139,19 @@ def test_each_cause_is_named_with_its_fix(cause: str) -> None:
     assert "\n" not in found[0].detail + found[0].fix
 
 
-def test_runtimes_are_shown_with_version_and_setuid_mode() -> None:
+def test_apptainer_is_shown_with_version_and_setuid_mode() -> None:
+    def line(found: ApptainerFacts | None) -> str:
+        return next(
+            finding.detail for finding in run_checks(replace(GOOD, apptainer=found)) if finding.name == "Apptainer"
+        )
+
     starter = "/usr/libexec/apptainer/bin/starter-suid"
-    facts = replace(GOOD, apptainer=RuntimeFacts("/usr/bin/apptainer", "apptainer version 1.4.5", starter), bwrap=None)
-    lines = {finding.name: finding.detail for finding in run_checks(facts)}
-    assert lines["Apptainer"] == f"apptainer version 1.4.5 at /usr/bin/apptainer, setuid ({starter})"
-    assert lines["bubblewrap"] == "is not installed; 'userns' needs none."
+    shown = "apptainer version 1.4.5 at /usr/bin/apptainer"
+    assert line(GOOD.apptainer) == f"{shown}, not setuid"
+    assert (
+        line(ApptainerFacts("/usr/bin/apptainer", "apptainer version 1.4.5", starter)) == f"{shown}, setuid ({starter})"
+    )
+    assert line(None) == "is not installed; 'userns' needs none."
 
 
 def test_cgroups_are_said_and_why_there_are_none() -> None:
@@ -208,7 +214,7 @@ def test_setuid_starter_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "stat", as_root_made_it)
     found = collect_host_facts(SandboxConfig(scratch=tmp_path, apptainer=program)).apptainer
-    assert found == RuntimeFacts(str(program), "singularity-ce version 4.1", str(starter))
+    assert found == ApptainerFacts(str(program), "singularity-ce version 4.1", str(starter))
 
 
 @pytest.mark.parametrize(("works", "code"), [(True, 0), (False, 1)])
@@ -232,7 +238,7 @@ def test_table_has_a_fix_below_each_complaint(monkeypatch: pytest.MonkeyPatch) -
     async def probe_all(config: SandboxConfig) -> list[ProbeResult]:
         return [
             ProbeResult("userns", True, "Linux 6.1"),
-            ProbeResult("bwrap", False, "bubblewrap is not installed.", "Install it."),
+            ProbeResult("apptainer", False, "Apptainer is not installed.", "Install it."),
         ]
 
     monkeypatch.setattr(doctor_report, "probe_backends", probe_all)
@@ -241,7 +247,7 @@ def test_table_has_a_fix_below_each_complaint(monkeypatch: pytest.MonkeyPatch) -
     assert shown.exit_code == 0
     lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
     assert "sandbox: userns yes Linux 6.1" in lines
-    assert lines[-2:] == ["sandbox: bwrap no bubblewrap is not installed.", "Install it."]
+    assert lines[-2:] == ["sandbox: apptainer no Apptainer is not installed.", "Install it."]
 
 
 @pytest.mark.parametrize("given", [None, "/a/store"])

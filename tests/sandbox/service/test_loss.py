@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from sandbox_support import APPTAINER, BWRAP, backend_fixture, children_of
+from sandbox_support import children_of
 
 from prorl_gym.errors import Evidence, SandboxError
 from prorl_gym.sandbox.config import SandboxConfig
@@ -23,7 +23,6 @@ from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 
 UNEXPLAINED, OUTSIDE = Evidence.SANDBOX_LOST_UNEXPLAINED, Evidence.SANDBOX_KILLED_OUTSIDE
-backend_name = backend_fixture("userns", APPTAINER, BWRAP)
 
 
 def processes_of(backend: NamespaceBackend, box: RunningSandbox) -> list[int]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from sandbox_support import APPTAINER, BWRAP, backend_fixture, children_of
+from sandbox_support import children_of
 from test_attacks import bash
 
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
@@ -11,8 +11,6 @@ from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 from prorl_gym.sandbox.spawner.scratch import read_state
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-backend_name = backend_fixture("userns", APPTAINER, BWRAP)
 
 
 @pytest.mark.parametrize("score", [0, 799, 1000])

@@ -53,11 +53,6 @@ def test_root_in_memory_asks_nothing_of_the_disk(monkeypatch: pytest.MonkeyPatch
     check_storage(replace(ON_DISK, spec=SandboxSpec()), BASE)
 
 
-def test_backend_without_it_reports_that() -> None:
-    with pytest.raises(SandboxError, match="not possible with the backend 'bwrap'"):
-        check_storage(replace(ON_DISK, backend="bwrap"), BASE)
-
-
 def test_file_system_without_attributes_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(ENOTSUP, os.strerror(ENOTSUP))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sandbox_support import APPTAINER, BWRAP, backend_fixture
 from test_kernel_surface import LINUX, python
 
 from prorl_gym.sandbox.config import SandboxConfig
@@ -21,7 +20,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 NOBODY = 65534
 """An uid with an account on every machine: Apptainer by itself runs for accounts only."""
 SEGMENT = 4 << 20
-backend_name = backend_fixture("userns", APPTAINER, BWRAP)
 
 FILL = f"""
 segments = []

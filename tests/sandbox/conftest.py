@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sandbox_support import APPTAINER, SECRET, backend_fixture, give_to_sandboxes, make_tiny_image
+from sandbox_support import (
+    SECRET,
+    give_to_sandboxes,
+    kernel_has_user_namespaces,
+    make_tiny_image,
+    skip_unless_required,
+)
 
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
@@ -17,7 +23,14 @@ from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
-backend_name = backend_fixture("userns", APPTAINER)
+APPTAINER = pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.slow, pytest.mark.product])
+
+
+@pytest.fixture(scope="module", params=["userns", APPTAINER])
+def backend_name(request: pytest.FixtureRequest) -> BackendName:
+    if not kernel_has_user_namespaces():
+        skip_unless_required("this kernel refuses user namespaces to ordinary users")
+    return request.param
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
-from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 from prorl_gym.testing.sandbox.conformance import CHECK_SPEC, Check
 
 SANDBOX_UID = 61099
@@ -28,9 +27,6 @@ CACHE = Path(
 )
 DEBIAN_IMAGE = CACHE / "images" / f"bookworm-{os.geteuid() or SANDBOX_UID}"
 """Made by ``.ci/base-image``."""
-
-APPTAINER = pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.slow, pytest.mark.product])
-"""The backend beside ``userns``, as a parameter with its marks."""
 
 _TINY_PROGRAMS = ("bash", "ls", "rm", "mkdir", "mv", "touch", "cat", "true", "sleep", "id", "stat", "head", "ln")
 
@@ -79,18 +75,6 @@ def downloaded_once(name: str, download: Callable[[Path], None]) -> Path:
                 raise
             shutil.rmtree(fresh)  # another worker was faster
     return kept
-
-
-def backend_fixture(*names: Any) -> Any:
-    """Return a fixture ``backend_name`` that runs the tests of a module on each of these backends."""
-
-    @pytest.fixture(scope="module", params=names)
-    def backend_name(request: pytest.FixtureRequest) -> BackendName:
-        if not kernel_has_user_namespaces():
-            skip_unless_required("this kernel refuses user namespaces to ordinary users")
-        return request.param
-
-    return backend_name
 
 
 async def run_check(check: Check, backend: NamespaceBackend) -> None:

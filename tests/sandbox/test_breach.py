@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from sandbox_support import APPTAINER, backend_fixture
 
 from prorl_gym.sandbox.limit_breach import Breach, classify_breach
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
@@ -46,8 +45,6 @@ MB = 1 << 20
 def test_naming(facts: dict[str, object], breach: Breach | None) -> None:
     assert classify_breach(**{"observed": (), **facts}) is breach  # type: ignore[arg-type]
 
-
-backend_name = backend_fixture("userns", APPTAINER)
 
 LIMITS = SandboxLimits(
     memory=110 * MB,

@@ -204,9 +204,8 @@ def _first_output_line(*command: str) -> str:
 
 def find_apptainer(config: SandboxConfig) -> str | None:
     """Return the path of the program, or ``None``. SingularityCE's name serves where Apptainer's is missing."""
-    found = (
-        str(config.apptainer) if config.apptainer else next(filter(None, map(shutil.which, _APPTAINER_PROGRAMS)), None)
-    )
+    installed = next(filter(None, map(shutil.which, _APPTAINER_PROGRAMS)), None)
+    found = str(config.apptainer) if config.apptainer else installed
     return found if found and os.access(found, os.X_OK) else None
 
 

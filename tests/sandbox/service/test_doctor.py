@@ -146,11 +146,9 @@ def test_apptainer_is_shown_with_version_and_setuid_mode() -> None:
         )
 
     starter = "/usr/libexec/apptainer/bin/starter-suid"
-    shown = "apptainer version 1.4.5 at /usr/bin/apptainer"
-    assert line(GOOD.apptainer) == f"{shown}, not setuid"
-    assert (
-        line(ApptainerFacts("/usr/bin/apptainer", "apptainer version 1.4.5", starter)) == f"{shown}, setuid ({starter})"
-    )
+    setuid = ApptainerFacts("/usr/bin/apptainer", "apptainer version 1.4.5", starter)
+    assert line(setuid) == f"apptainer version 1.4.5 at /usr/bin/apptainer, setuid ({starter})"
+    assert line(GOOD.apptainer) == "apptainer version 1.4.5 at /usr/bin/apptainer, not setuid"
     assert line(None) == "is not installed; 'userns' needs none."
 
 

@@ -175,7 +175,7 @@ async def _answer(app: Any) -> None:
     from prorl_gym.api.service_process import open_listener
 
     with open_listener("127.0.0.1", 0) as listener:
-        server = HttpServer(app, TOKEN)
+        server = HttpServer(app)
         answering = asyncio.create_task(server.serve(sockets=[listener]))
         lines = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from aiohttp import web
 from quick_server import listening
 
 from prorl_gym.api.app import create_app
+from prorl_gym.api.http.http_server import KEEP_ALIVE_SECONDS
 from prorl_gym.api.service_process import open_listener
 from prorl_gym.client import AcceptedRollout, Client, ServiceError, SyncClient, read_token
 from prorl_gym.errors import ConfigError, ConflictError, NotFoundError
@@ -148,9 +148,8 @@ async def test_an_idle_connection_is_not_used_when_the_service_may_be_closing_it
         callers.add(request.transport.get_extra_info("peername"))
         return web.json_response({"cancelled": []})
 
-    service_closes_after = uvicorn.Config("app:app").timeout_keep_alive
     async with misbehaving(answer) as url, Client(url, token=TOKEN, retry_seconds=0.0) as client:
-        for later in (0.0, service_closes_after - 1.0):
+        for later in (0.0, KEEP_ALIVE_SECONDS - 1.0):
             now = time.monotonic() + later
             monkeypatch.setattr("aiohttp.connector.monotonic", lambda now=now: now)
             await client.cancel(["a"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 from importlib import import_module
@@ -48,6 +49,7 @@ async def serve(config: ServiceConfig, ray: RayCluster | None = None) -> None:
         ProrlError: see ``build_service``; or the address is in use.
     """
     signals = StopSignals()
+    _raise_open_file_limit()
     token = await asyncio.to_thread(load_or_create_token, config.token_file)
     register_secret(token)
     with open_listener(config.http.host, config.http.port) as listener:
@@ -77,6 +79,12 @@ async def serve(config: ServiceConfig, ray: RayCluster | None = None) -> None:
                 await asyncio.wait({placing})
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
+
+
+def _raise_open_file_limit() -> None:
+    """Let this process open as many files as the system does: every connection is one (see ``HttpServer``)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _ServiceProcess:
@@ -113,7 +121,7 @@ class _ServiceProcess:
         )
         async with context.history:
             app = app_from_context(context, self._token, config.max_body_bytes)
-            server = HttpServer(app, self._token)
+            server = HttpServer(app)
             serving = asyncio.create_task(server.serve(sockets=[self._listener]))
             host, port = self._listener.getsockname()[:2]
             _LOG.info("serving on http://%s:%d, token in %s", host, port, self.accepting.config.token_file)

@@ -224,6 +224,8 @@ class Transport:
             what, fix, kind = str(error["what"])[:2000], str(error["fix"])[:2000], error.get("kind")
         except (ValueError, KeyError, TypeError, RecursionError):
             fix = "Is that address a prorl-gym service?"
+            if response.status == 503:
+                fix = "It has too many connections (see its ulimit -n), or a proxy does not reach it."
         if response.status == 401:
             return ServiceError(
                 f"{self.url}: the service refuses the token from {self._token_source}.",

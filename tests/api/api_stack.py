@@ -11,7 +11,6 @@ import aiohttp
 from quick_server import QuickHttpServer
 
 from prorl_gym.api.app import create_app
-from prorl_gym.api.http.connection_limits import ConnectionLimits, Connections
 from prorl_gym.client.wire_models import FirstPrompt, FirstPromptBody
 from prorl_gym.rollout.protocol import Ledger
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
@@ -52,13 +51,11 @@ async def running(ledger: Ledger | None = None) -> AsyncGenerator[RolloutService
 
 
 @asynccontextmanager
-async def serving(
-    ledger: Ledger | None = None, *, limits: ConnectionLimits | None = None, **options: Any
-) -> AsyncGenerator[Served]:
+async def serving(ledger: Ledger | None = None, **options: Any) -> AsyncGenerator[Served]:
     """The same over a socket; options are those of ``create_app``."""
     async with running(ledger) as service:
         app = create_app(service, TOKEN, render_prompt=_render_prompt, **options)
-        server = QuickHttpServer(app, TOKEN, Connections(limits))
+        server = QuickHttpServer(app)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             url = await server.begin(listener)
             async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:

@@ -177,6 +177,16 @@ async def test_bodies_are_bounded(monkeypatch: pytest.MonkeyPatch):
         assert (await one.call(CHAT, tools=[]))[0] == 200
 
 
+@pytest.mark.parametrize("endless", ["X: a\r\n", "a"], ids=["fields", "line"])
+async def test_heads_are_bounded(endless: str):
+    async with served(said("Hi.")) as one:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(one.url.rpartition(":")[2]))
+        with suppress(ConnectionError):  # reset before the answer is read where more was on its way
+            writer.write(b"GET / HTTP/1.1\r\nX: " + endless.encode() * 100_000)
+            assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.0 400")
+        assert (await one.call(CHAT))[0] == 200
+
+
 async def test_objects_of_a_body_are_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(body_reader, "MAX_OBJECTS", 100)
     body = json.dumps(BODIES[CHAT] | {"user": [{}] * (body_reader.MAX_OBJECTS + 1)}).encode()

@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import re
 import socket
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,7 +58,6 @@ COMMANDS = {
     "one line without end": "tr '\\0' x < /dev/zero",
     "forks": ":(){ :|:& };: 2>/dev/null; wait",
 }
-FLOODS = ("silent", "heads", "bodies", "pipelined")
 
 
 async def attack_by_program(box: Sandbox, script: str) -> None:
@@ -117,22 +114,6 @@ class Attackers:
                     await box.close()
 
 
-@contextlib.contextmanager
-def flooded(port: int) -> Generator[None]:
-    """Every kind of flood of the port, by callers without the token."""
-    script = str(TESTS / "api" / "http" / "flood.py")
-    flooders = [
-        subprocess.Popen([sys.executable, script, kind, str(port), f"127.0.0.{host}", "200", "120", "65534"])
-        for host, kind in enumerate(FLOODS, start=2)
-    ]
-    try:
-        yield
-    finally:
-        for one in flooders:
-            one.kill()
-            one.wait()
-
-
 def is_right(request: RolloutRequest) -> bool:
     return request.rollout_id.endswith("-right")
 
@@ -153,16 +134,15 @@ def requests() -> list[RolloutRequest]:
 
 
 @contextlib.asynccontextmanager
-async def attacked(backend: SandboxBackend, port: int) -> AsyncGenerator[Attackers]:
+async def attacked(backend: SandboxBackend) -> AsyncGenerator[Attackers]:
     attackers = Attackers(backend)
-    with flooded(port):
-        working = [asyncio.create_task(attackers.work(k * len(ATTACKS) // ATTACKERS)) for k in range(ATTACKERS)]
-        try:
-            yield attackers
-        finally:
-            for one in working:
-                one.cancel()
-            ended = await asyncio.gather(*working, return_exceptions=True)
+    working = [asyncio.create_task(attackers.work(k * len(ATTACKS) // ATTACKERS)) for k in range(ATTACKERS)]
+    try:
+        yield attackers
+    finally:
+        for one in working:
+            one.cancel()
+        ended = await asyncio.gather(*working, return_exceptions=True)
     assert all(isinstance(one, asyncio.CancelledError) for one in ended), ended
 
 
@@ -177,13 +157,12 @@ async def test_no_attack_changes_the_reward_of_a_neighbour() -> None:
     runner = InProcessRunner(registry.get, ScriptedPolicies(steps_of), backend, RunnerConfig(init=2, run=2, eval=2))
     service = RolloutService(MemoryLedger(), runner, RetryConfig(pause_seconds=0.001))
     await service.start()
-    server = HttpServer(create_app(service, TOKEN), TOKEN)
+    server = HttpServer(create_app(service, TOKEN))
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            port = listener.getsockname()[1]
-            url = f"http://127.0.0.1:{port}"
-            async with LoopWatch() as watch, attacked(backend, port) as attackers:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            async with LoopWatch() as watch, attacked(backend) as attackers:
                 rounds = [await rewards_of(url, asked, "round-0")]
                 while set(attackers.done) != set(ATTACKS):  # every attack is to run beside some rollout
                     rounds.append(await rewards_of(url, asked, f"round-{len(rounds)}"))

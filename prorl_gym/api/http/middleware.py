@@ -32,13 +32,6 @@ DOCS_HEADERS = {
 """Of the page that describes the routes, whose scripts are files of this service."""
 
 
-def has_bearer_token(scope: Scope, token: bytes) -> bool:
-    """Return whether a request carries the token."""
-    given = [value for name, value in scope["headers"] if name == b"authorization"]
-    scheme, _, value = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-    return scheme.lower() == b"bearer" and hmac.compare_digest(value.strip(), token)
-
-
 class BearerAuth:
     """Refuses requests without the token: on a cluster node, every user reaches 127.0.0.1.
 
@@ -53,11 +46,7 @@ class BearerAuth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if (
-            scope["type"] != "lifespan"
-            and scope["path"] not in PUBLIC_PATHS
-            and not has_bearer_token(scope, self._token)
-        ):
+        if scope["type"] != "lifespan" and scope["path"] not in PUBLIC_PATHS and not self._has_token(scope):
             answer = error_response(
                 401,
                 "The bearer token is missing or wrong.",
@@ -67,6 +56,11 @@ class BearerAuth:
             await answer(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+    def _has_token(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, value = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(value.strip(), self._token)
 
 
 class CrossSiteGuard:

@@ -166,6 +166,7 @@ def _tail(log: Path) -> str:
 
 def _serve_rollouts() -> None:
     import prorl_gym.gym_root.resources_servers.prorl_rollout.embedded_service as hosted
+    from prorl_gym.api.build import LoadedService
     from prorl_gym.gym_root.resources_servers.prorl_rollout.app import ProrlRolloutServer
     from prorl_gym.inference.tokens.template_check import load_codec
     from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
@@ -175,6 +176,8 @@ def _serve_rollouts() -> None:
 
     class Built:
         """What ``build_service`` would give, on the bench's environment."""
+
+        render_prompt = LoadedService.render_prompt
 
         def __init__(self, service: RolloutService) -> None:
             self.service, self.backend, self.codec = service, EmptyBackend(), load_codec("small")

@@ -121,7 +121,7 @@ async def _serve(kind: Kind, directory: Path, arguments: list[str]) -> None:
     from _service_cancel import Busy, engines_at
     from _service_work import CANCELLED, RUNNING, RecordPolicySource, TimedEnvironment
 
-    from prorl_gym.api.app import app_from_context
+    from prorl_gym.api.app import create_app
     from prorl_gym.api.app_context import AppContext
     from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
     from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
@@ -136,7 +136,7 @@ async def _serve(kind: Kind, directory: Path, arguments: list[str]) -> None:
             runner = InProcessRunner(environment_lookup(Busy()), policies, backend, RunnerConfig(run=CANCELLED))
             service = RolloutService(ledger, runner)
             await service.start()
-            await _answer(app_from_context(AppContext.create(service), TOKEN))
+            await _answer(create_app(AppContext.create(service), TOKEN))
             service.begin_shutdown()
             await service.stop(drain=False)
             await backend.close()
@@ -147,7 +147,7 @@ async def _serve(kind: Kind, directory: Path, arguments: list[str]) -> None:
     await service.start()
     serving = AppContext.create(service)
     async with serving.history:
-        await _answer(app_from_context(serving, TOKEN))
+        await _answer(create_app(serving, TOKEN))
     service.begin_shutdown()
     await service.stop(drain=False)
 
@@ -172,9 +172,10 @@ def _echo() -> Any:
 async def _answer(app: Any) -> None:
     """Answer until the input ends."""
     from prorl_gym.api.http.http_server import HttpServer
-    from prorl_gym.api.service_process import open_listener
+    from prorl_gym.api.service_process import bind_socket
 
-    with open_listener("127.0.0.1", 0) as listener:
+    with bind_socket("127.0.0.1", 0) as listener:
+        listener.listen()
         server = HttpServer(app)
         answering = asyncio.create_task(server.serve(sockets=[listener]))
         lines = asyncio.StreamReader()

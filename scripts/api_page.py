@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prorl_gym.api.app import create_app
+from prorl_gym.api.app_context import AppContext
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.testing.rollout.fake_rollout import EmptyBackend, FakePolicySource, environment_lookup
@@ -90,7 +91,8 @@ may have further words; a record only with a higher `schema_version`.
 def document() -> Any:
     """Return the OpenAPI document."""
     runner = InProcessRunner(environment_lookup(), FakePolicySource(), EmptyBackend())
-    return create_app(RolloutService(MemoryLedger(), runner), "token").openapi()
+    context = AppContext.create(RolloutService(MemoryLedger(), runner))
+    return create_app(context, "token").openapi()
 
 
 def operations(openapi: Any) -> list[tuple[str, str, Any]]:

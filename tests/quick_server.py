@@ -9,7 +9,7 @@ from typing import Any
 import uvicorn
 
 from prorl_gym.api.http.http_server import HttpServer
-from prorl_gym.api.service_process import open_listener
+from prorl_gym.api.service_process import bind_socket
 
 
 class QuickServer(uvicorn.Server):
@@ -32,6 +32,7 @@ class QuickServer(uvicorn.Server):
 
     async def begin(self, listener: socket.socket) -> str:
         """Serve on a bound socket, return its address."""
+        listener.listen()
         self._over = asyncio.Event()
         self._task = asyncio.create_task(self.serve(sockets=[listener]))
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -51,7 +52,7 @@ class QuickHttpServer(HttpServer, QuickServer):
 async def listening(app: Any, lifespan: Any = "off") -> AsyncGenerator[str]:
     """Serve an app on a free port of the loopback; yield its address."""
     server = QuickServer(uvicorn.Config(app, log_config=None, log_level="error", lifespan=lifespan, access_log=False))
-    with open_listener("127.0.0.1", 0) as listener:
+    with bind_socket("127.0.0.1", 0) as listener:
         try:
             yield await server.begin(listener)
         finally:

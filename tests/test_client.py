@@ -14,8 +14,9 @@ from aiohttp import web
 from quick_server import listening
 
 from prorl_gym.api.app import create_app
+from prorl_gym.api.app_context import AppContext
 from prorl_gym.api.http.http_server import KEEP_ALIVE_SECONDS
-from prorl_gym.api.service_process import open_listener
+from prorl_gym.api.service_process import bind_socket
 from prorl_gym.client import AcceptedRollout, Client, ServiceError, SyncClient, read_token
 from prorl_gym.errors import ConfigError, ConflictError, NotFoundError
 from prorl_gym.records import RolloutRequest
@@ -37,7 +38,7 @@ async def url() -> AsyncIterator[str]:
     runner = InProcessRunner(environment_lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
     service = RolloutService(MemoryLedger(), runner)
     await service.start()
-    async with listening(create_app(service, TOKEN)) as address:
+    async with listening(create_app(AppContext.create(service), TOKEN)) as address:
         yield address
         service.begin_shutdown()
     await service.stop(drain=False)
@@ -94,7 +95,7 @@ async def test_a_wrong_token_is_said_at_once(url: str) -> None:
 
 
 async def test_service_unreachable() -> None:
-    with open_listener("127.0.0.1", 0) as listener:
+    with bind_socket("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
     async with Client(f"http://127.0.0.1:{port}", token=TOKEN, retry_seconds=0.02, retry_delay=0.001) as client:
         with pytest.raises(ServiceError) as caught:
@@ -114,7 +115,7 @@ async def misbehaving(handler: Handler) -> AsyncIterator[str]:
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app)
     await runner.setup()
-    with open_listener("127.0.0.1", 0) as listener:
+    with bind_socket("127.0.0.1", 0) as listener:
         await web.SockSite(runner, listener).start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         await runner.cleanup()

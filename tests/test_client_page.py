@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from prorl_gym.api.app import create_app
+from prorl_gym.api.app_context import AppContext
 from prorl_gym.client import Client, CompletedGroup, SyncClient
 from prorl_gym.client.async_client import BATCH_BYTES, BATCH_ROLLOUTS
 from prorl_gym.client.record_stream import ACKNOWLEDGE_RECORDS, ACKNOWLEDGE_SECONDS
@@ -47,7 +48,7 @@ def test_the_table_names_every_call_and_its_route() -> None:
 
 async def test_the_routes_are_there() -> None:
     service = RolloutService(MemoryLedger(), InProcessRunner(environment_lookup(), FakePolicySource(), EmptyBackend()))
-    known = create_app(service, "token").openapi()["paths"]
+    known = create_app(AppContext.create(service), "token").openapi()["paths"]
     for path in re.findall(r"(/v1/[^`?]+)", PAGE.partition("## All calls")[2]):
         assert re.sub(r"\{\w+\}", "{}", path) in {re.sub(r"\{\w+\}", "{}", one) for one in known}, path
 

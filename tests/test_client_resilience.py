@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from sample_records import BROKEN, member, record
 
-from prorl_gym.api.service_process import open_listener
+from prorl_gym.api.service_process import bind_socket
 from prorl_gym.client import BusyError, Client, ServiceError
 from prorl_gym.client.async_client import encode_batches
 from prorl_gym.client.record_stream import split_lines
@@ -34,7 +34,7 @@ async def service(handler: Handler, port: int = 0) -> AsyncIterator[str]:
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.01)
     await runner.setup()
-    with open_listener("127.0.0.1", port) as listener:
+    with bind_socket("127.0.0.1", port) as listener:
         await web.SockSite(runner, listener).start()
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -1,22 +1,18 @@
 """The HTTP side of a service: its routes put together, with the token and the bounds around them."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import APIRouter, FastAPI
 
 from prorl_gym import __version__
-from prorl_gym.api.app_context import AppContext, PromptRenderer, TokenDecoder
+from prorl_gym.api.app_context import AppContext, PromptRenderer
 from prorl_gym.api.http import openapi
 from prorl_gym.api.http.error_responses import install_error_handlers
 from prorl_gym.api.http.middleware import BearerAuth, BodyLimit, CrossSiteGuard
-from prorl_gym.api.policy_control import EngineRegistry
 from prorl_gym.api.routes import analysis, nodes, pages, policy, rollouts, runs
 from prorl_gym.api.routes import service as service_routes
 from prorl_gym.client.wire_models import Body, DeliveredRecord, PauseNotice, RolloutSubmission
 from prorl_gym.demand import Demand
-from prorl_gym.inference.balance.engine_pool import EnginePool
-from prorl_gym.inference.weights.weight_updater import WeightUpdater
 from prorl_gym.rollout.service import RolloutService
 
 _EMBEDDED_PATHS = frozenset(
@@ -35,29 +31,7 @@ _EMBEDDED_BODY_BYTES = 512 << 20
 """A row of 64 MiB, with each byte written as an escape sequence."""
 
 
-def create_app(
-    service: RolloutService,
-    token: str,
-    *,
-    pools: Sequence[EnginePool] = (),
-    weight_updaters: Mapping[str, WeightUpdater] | None = None,
-    registries: Mapping[str, EngineRegistry] | None = None,
-    count_sandboxes: Callable[[], int | None] = lambda: None,
-    decode: TokenDecoder | None = None,
-    render_prompt: PromptRenderer | None = None,
-    max_body_bytes: int = 64 << 20,
-    max_pending: int = 100_000,
-) -> FastAPI:
-    """Return the routes over a service that the caller starts and stops.
-
-    See ``AppContext.create`` and ``AppContext.attach_pools``.
-    """
-    context = AppContext.create(service, count_sandboxes=count_sandboxes, max_pending=max_pending)
-    context.attach_pools(pools, weight_updaters or {}, registries or {}, decode, render_prompt)
-    return app_from_context(context, token, max_body_bytes)
-
-
-def app_from_context(context: AppContext, token: str, max_body_bytes: int = 64 << 20) -> FastAPI:
+def create_app(context: AppContext, token: str, max_body_bytes: int = 64 << 20) -> FastAPI:
     """Return the routes.
 
     Args:
@@ -86,14 +60,13 @@ def app_from_context(context: AppContext, token: str, max_body_bytes: int = 64 <
     return app
 
 
-def create_embedded_app(service: RolloutService, render_prompt: PromptRenderer | None = None) -> FastAPI:
+def create_embedded_app(service: RolloutService, render_prompt: PromptRenderer) -> FastAPI:
     """Return the routes to submit, read, acknowledge and cancel, for a server that embeds the service.
 
     They ask for no token, accept any number of pending rollouts, and show no task.
     """
     routes = APIRouter()
-    context = AppContext.create(service, max_pending=sys.maxsize)
-    context.render_prompt = render_prompt
+    context = AppContext.create(service, render_prompt=render_prompt, max_pending=sys.maxsize)
     rollouts.add_routes(routes, context)
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_error_handlers(app)

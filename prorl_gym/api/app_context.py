@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from prorl_gym.api.http.error_responses import ApiError
 from prorl_gym.api.monitoring.history import History, RolloutCounters
 from prorl_gym.api.monitoring.mismatch_reports import MismatchReports
 from prorl_gym.api.monitoring.problems import find_problem, pool_problem
@@ -23,9 +24,13 @@ PromptRenderer = Callable[[FirstPromptBody], FirstPrompt]
 """The first prompt of a row to token ids."""
 
 
+def _render_nothing(_: FirstPromptBody) -> FirstPrompt:
+    raise ApiError(404, "This service has no tokenizer.")
+
+
 @dataclass(slots=True)
 class AppContext:
-    """Answers before pools, sandboxes and tokenizer are loaded: ``attach_pools`` adds them."""
+    """A service with its pools, counters and metrics. See ``create``."""
 
     service: RolloutService
     max_pending: int
@@ -35,17 +40,17 @@ class AppContext:
     history: History
     mismatches: MismatchReports
     policies: PolicyControllers
-    pools: list[EnginePool]
+    pools: Sequence[EnginePool]
     count_sandboxes: Callable[[], int | None]
     """Returns the number of running sandboxes; ``None``: unknown."""
-    decode: TokenDecoder | None = None
+    decode: TokenDecoder | None
     """Of the tokenizer, for pages; ``None``: there is none."""
-    node_config: str = ""
-    """What nodes need of the configuration, as JSON; empty: the service has no nodes."""
-    find_nodes: Callable[[], NodeRunners | None] = lambda: None
-    """Returns the nodes; ``None``: there are none, or the service is loading."""
-    render_prompt: PromptRenderer | None = None
-    """By the tokenizer and its template; ``None``: there is none yet."""
+    render_prompt: PromptRenderer
+    """By the tokenizer and its template."""
+    nodes: NodeRunners | None
+    """Where attempts run; ``None``: in this process."""
+    node_config: str
+    """What nodes need of the configuration, as JSON."""
     started_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -63,31 +68,49 @@ class AppContext:
         cls,
         service: RolloutService,
         *,
+        pools: Sequence[EnginePool] = (),
+        weight_updaters: Mapping[str, WeightUpdater] | None = None,
+        registries: Mapping[str, EngineRegistry] | None = None,
         count_sandboxes: Callable[[], int | None] = lambda: None,
+        decode: TokenDecoder | None = None,
+        render_prompt: PromptRenderer = _render_nothing,
         max_pending: int = 100_000,
         history_interval_seconds: float = 5.0,
+        nodes: NodeRunners | None = None,
         node_config: str = "",
-        find_nodes: Callable[[], NodeRunners | None] = lambda: None,
     ) -> Self:
         """Observe a service.
 
         Args:
             service: the caller starts and stops it.
-            count_sandboxes: returns the number of running sandboxes; ``None``: unknown.
+            pools: engines whose figures are shown.
+            weight_updaters: by name of the pool, of those that a trainer may pause and update.
+            registries: by name of the pool, of those whose engines a trainer may change.
+            count_sandboxes: see the field.
+            decode: see the field.
+            render_prompt: see the field.
             max_pending: see the field.
             history_interval_seconds: between two samples; nothing is sampled before ``history`` is entered.
+            nodes: see the field.
             node_config: see the field.
-            find_nodes: see the field.
         """
+        weight_updaters, registries = weight_updaters or {}, registries or {}
         counters = RolloutCounters()
-        pools: list[EnginePool] = []
         mismatches = MismatchReports()
-        metrics = ServiceMetrics(service, counters, pools, count_sandboxes, mismatches, find_nodes)
+        metrics = ServiceMetrics(service, counters, pools, count_sandboxes, mismatches, nodes)
         history = History(service, counters, pools, mismatches, interval_seconds=history_interval_seconds)
         history.lag.observers.append(metrics.observe_loop_lag)
         service.add_record_observer(counters.count_rollout)
         service.add_record_observer(metrics.observe_rollout)
-        policies = PolicyControllers()
+        policies = PolicyControllers(
+            [
+                PolicyController(
+                    pool, weight_updaters[pool.name], registries.get(pool.name), service.set_policy_version
+                )
+                for pool in pools
+                if pool.name in weight_updaters
+            ]
+        )
         return cls(
             service,
             max_pending,
@@ -98,35 +121,8 @@ class AppContext:
             policies,
             pools,
             count_sandboxes,
-            node_config=node_config,
-            find_nodes=find_nodes,
-        )
-
-    def attach_pools(
-        self,
-        pools: Sequence[EnginePool],
-        weight_updaters: Mapping[str, WeightUpdater],
-        registries: Mapping[str, EngineRegistry],
-        decode: TokenDecoder | None,
-        render_prompt: PromptRenderer | None = None,
-    ) -> None:
-        """Show and steer these pools from now on. Once.
-
-        Args:
-            pools: engines whose figures are shown.
-            weight_updaters: by name of the pool, of those that a trainer may pause and update.
-            registries: by name of the pool, of those whose engines a trainer may change.
-            decode: of the tokenizer, for pages of rollouts.
-            render_prompt: by the tokenizer and its template, for rows whose rollout never ran.
-        """
-        self.pools.extend(pools)
-        self.decode, self.render_prompt = decode, render_prompt
-        self.policies.set_controllers(
-            [
-                PolicyController(
-                    pool, weight_updaters[pool.name], registries.get(pool.name), self.service.set_policy_version
-                )
-                for pool in pools
-                if pool.name in weight_updaters
-            ]
+            decode,
+            render_prompt,
+            nodes,
+            node_config,
         )

@@ -3,17 +3,24 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Mapping
+import os
+import secrets
+import stat
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from prorl_gym.api.app_context import TokenDecoder
 from prorl_gym.api.config import AllowedUrls, ServiceConfig
 from prorl_gym.api.policy_control import EngineRegistry
-from prorl_gym.api.startup import AcceptingService, open_service
+from prorl_gym.client import read_token
 from prorl_gym.client.wire_models import MAX_ENGINES, FirstPrompt, FirstPromptBody
+from prorl_gym.environments import registry
 from prorl_gym.environments.judge import EngineJudge, Judge
-from prorl_gym.errors import FailureKind, TaskError
+from prorl_gym.environments.protocol import Environment
+from prorl_gym.errors import ConfigError, FailureKind, TaskError
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.config import InferenceConfig, build_pool, pool_engine_factory
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
@@ -21,6 +28,7 @@ from prorl_gym.inference.tokens.prompt_builder import function_schema
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.inference.weights.weight_updater import WeightUpdater
 from prorl_gym.records import Message
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
 from prorl_gym.rollout.protocol import AgentPrograms
 from prorl_gym.rollout.scheduling.attempt import EnvironmentLookup
@@ -89,33 +97,22 @@ class LoadedService:
 
 
 async def build_service(config: ServiceConfig) -> LoadedService:
-    """Build and start a service.
+    """Load tokenizer, engines and sandboxes, then start the service, which begins what the ledger has.
 
     An engine that does not answer does not prevent the start: it is logged, and may come up later.
 
     Raises:
-        ConfigError: an unknown environment, a tokenizer that cannot be loaded, a missing variable.
+        ConfigError: an unknown environment, a state directory that cannot be made, a tokenizer that cannot be loaded, a
+            missing variable.
         EngineError: ``TEMPLATE_UNSAFE``.
         SandboxError: no sandbox backend works here.
         LedgerError: the ledger's file cannot be used.
     """
-    opened = await open_service(config)
-    try:
-        return await load_service(opened)
-    except BaseException:
-        await opened.service.stop(drain=False)
-        raise
-
-
-async def load_service(accepting: AcceptingService) -> LoadedService:
-    """Load tokenizer, engines and sandboxes, then begin accepted rollouts: the second part of ``build_service``.
-
-    Raises:
-        ConfigError, EngineError, SandboxError: see ``build_service``. Nothing was begun; stop the service.
-    """
-    config, service = accepting.config, accepting.service
-    codec = await load_codec_of(config.inference)
+    environments = offered_environments(config.environments)
     async with AsyncExitStack() as owned:
+        ledger = await _open_ledger(config)
+        owned.push_async_callback(ledger.close)
+        codec = await load_codec_of(config.inference)
         pool = await owned.enter_async_context(_build_pool("policy", config.inference, codec))
         allowed = {
             url: await owned.enter_async_context(_build_single_engine_pool(pool_name_of(url), url, config, codec))
@@ -129,7 +126,7 @@ async def load_service(accepting: AcceptingService) -> LoadedService:
         for name, health in (await pool.check_health()).items():
             if not health.ok:
                 _LOG.warning("engine %s is not well yet: %s", name, health.detail)
-        served = await accepting.ledger.policy_versions()  # engines outlive the service and keep their weights
+        served = await ledger.policy_versions()  # engines outlive the service and keep their weights
         for one in (pool, *allowed.values()):
             one.set_version(served.get(one.name, 0))
         judge = EngineJudge(*judges[0]) if judges else None
@@ -137,13 +134,24 @@ async def load_service(accepting: AcceptingService) -> LoadedService:
         if config.nodes is None:
             backend = await open_backend(config.sandbox)
             owned.push_async_callback(backend.close)
-            runner = build_runner(config, accepting.environments, pool, codec, allowed, backend, judge)
+            runner = build_runner(config, environments, pool, codec, allowed, backend, judge)
         else:
             called = {one.name: one for one in (pool, *allowed.values(), *(one for one, _ in judges))}
-            runner = nodes = NodeRunners(config.nodes, called, accepting.environments, service.claim_attempt)
+            runner = nodes = NodeRunners(
+                config.nodes, called, environments, lambda rollout, attempt: service.claim_attempt(rollout, attempt)
+            )
             owned.push_async_callback(nodes.release)
+        service = RolloutService(
+            ledger,
+            runner,
+            config.retry,
+            config.runner.shares,
+            claim_seconds=None if config.nodes is None else config.nodes.lease_seconds,
+        )
+        owned.push_async_callback(service.stop, drain=False)  # does nothing after ``LoadedService.close``
+        if nodes is not None:
             service.add_settlement_observer(nodes.on_settled)
-        await service.start_dispatching(runner)
+        await service.start()
         return LoadedService(
             service,
             backend,
@@ -157,6 +165,31 @@ async def load_service(accepting: AcceptingService) -> LoadedService:
             judge=judge,
             nodes=nodes,
         )
+
+
+def offered_environments(names: Sequence[str]) -> EnvironmentLookup:
+    """Return a lookup of environments with these names only (of all installed ones, if none is given).
+
+    Raises:
+        ConfigError: a name is not installed.
+    """
+    for name in names:
+        try:
+            registry.get(name)
+        except TaskError as error:
+            raise ConfigError(f"environments: {error.what}", error.fix) from None
+
+    def find(name: str) -> Environment[Any]:
+        known = names or registry.names()
+        if name not in known:
+            raise TaskError(
+                FailureKind.UNKNOWN_ENVIRONMENT,
+                f"This service does not offer environment '{name[:80]}'.",
+                f"It offers: {', '.join(known)}.",
+            )
+        return registry.get(name)
+
+    return find
 
 
 async def load_codec_of(config: InferenceConfig) -> ChatCodec:
@@ -253,3 +286,63 @@ def _build_pool(name: str, config: InferenceConfig, codec: ChatCodec) -> EngineP
         encode=codec.tokenizer.encode_untrusted,
         control_ids=codec.tokenizer.control_ids.values(),
     )
+
+
+async def _open_ledger(config: ServiceConfig) -> SqliteLedger:
+    if config.ledger is None:
+        await asyncio.to_thread(_make_private_directory, config.state, "state")
+    elif config.ledger.path.parent.is_dir():  # otherwise opening the ledger reports that it is missing
+        await asyncio.to_thread(_make_private_directory, config.ledger.path.parent, "ledger.path")
+    return await SqliteLedger.open(config.ledger_config)
+
+
+def load_or_create_token(path: Path) -> str:
+    """Return the bearer token in this file, readable by its owner only; make both at the first start.
+
+    Raises:
+        ConfigError: the file cannot be made, is not this user's alone, or other users can write to its directory.
+    """
+    _make_private_directory(path.parent, "state")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        return read_token(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: the token file cannot be made ({error.strerror}).", "Set 'state' to a writable directory."
+        ) from None
+    token = secrets.token_urlsafe(32)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(token + "\n")
+    return token
+
+
+def _make_private_directory(directory: Path, key: str) -> None:
+    """Make a directory for this user alone, or check that no other user can put files into it.
+
+    What lies there decides what the service believes.
+
+    Args:
+        directory: of a token or a ledger.
+        key: of the configuration, for messages.
+
+    Raises:
+        ConfigError: it cannot be made, or every user may write to it.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
+    except OSError as error:
+        raise ConfigError(
+            f"{key}: {directory} cannot be made ({error.strerror}).", f"Set '{key}' to a writable directory."
+        ) from None
+    if found.st_mode & stat.S_IWOTH:
+        raise ConfigError(
+            f"{key}: every user may write to {directory}.",
+            f"chmod go-w {directory}, or set '{key}' to a directory of this user's.",
+        )
+    # A group may consist of this user alone, and the root of a container owns none of its volumes.
+    if found.st_mode & stat.S_IWGRP:
+        _LOG.warning("%s: the group of %s may write to it: chmod g-w, unless you trust its members", key, directory)
+    if found.st_uid not in (os.geteuid(), 0):
+        _LOG.warning("%s: %s belongs to another user (%d), who can replace its files", key, directory, found.st_uid)

@@ -9,10 +9,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from prorl_gym.api.build import build_runner, load_codec_of, pool_name_of
+from prorl_gym.api.build import build_runner, load_codec_of, offered_environments, pool_name_of
 from prorl_gym.api.config import ServiceConfig
 from prorl_gym.api.service_process import StopSignals
-from prorl_gym.api.startup import offered_environments
 from prorl_gym.client.service_credentials import read_token, service_url, token_source
 from prorl_gym.client.transport import RetryableError, ServiceError, Transport
 from prorl_gym.client.wire_models import IgnoredResponse
@@ -89,7 +88,7 @@ async def _work_until_signal(node: Node, signals: StopSignals) -> None:
 
 @asynccontextmanager
 async def _open_node(config: ServiceConfig, head: "HttpHead") -> AsyncGenerator[Node]:
-    """Build the parts of a service that make attempts; see ``build.load_service``."""
+    """Build the parts of a service that make attempts; see ``build.build_service``."""
     outbox = Outbox()
     codec = await load_codec_of(config.inference)
     policy = _remote_pool("policy", config.inference, codec, outbox)

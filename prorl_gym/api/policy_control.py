@@ -272,27 +272,21 @@ def _has_failed(task: asyncio.Task[UpdateResult]) -> bool:
 
 
 class PolicyControllers:
-    """The controllers of all pools, by name. Calls wait until ``set_controllers``."""
+    """The controllers of all pools, by name.
 
-    def __init__(self) -> None:
-        self._controllers: Mapping[str, PolicyController] = {}
-        self._loaded = asyncio.Event()
-        self._closed = False
+    Args:
+        controllers: one per pool.
+    """
 
-    def set_controllers(self, controllers: Sequence[PolicyController]) -> None:
-        """Set the controllers, one per pool."""
+    def __init__(self, controllers: Sequence[PolicyController]) -> None:
         self._controllers = {one.pool.name: one for one in controllers}
-        self._loaded.set()
 
-    async def get_controller(self, name: str) -> PolicyController:
+    def get_controller(self, name: str) -> PolicyController:
         """Return the one of this name.
 
         Raises:
-            ApiError: 404; 503, the service stops before its pools are loaded.
+            ApiError: 404.
         """
-        await self._loaded.wait()
-        if self._closed and not self._controllers:
-            raise ApiError(503, "The service stops before its engines were loaded.", "Send it again when it is back.")
         controller = self._controllers.get(name)
         if controller is None:
             known = ", ".join(list(self._controllers)[:20]) or "none"
@@ -313,9 +307,7 @@ class PolicyControllers:
         ]
 
     async def close(self) -> None:
-        """Close all controllers, and fail the calls that wait for one. Idempotent."""
-        self._closed = True
-        self._loaded.set()
+        """Close all controllers. Idempotent."""
         for controller in self._controllers.values():
             await controller.close()
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from prorl_gym.client import SyncClient
 
 _ADDRESS_LINE = re.compile(r"serving on (http://[\w.:\[\]-]+)")
-_READY_TEXT = "accepted rollouts begin"
 _STOP_TIMEOUT_SECONDS = 60.0
 
 
@@ -61,17 +60,15 @@ def temporary_service(config: Mapping[str, Any]) -> Generator["SyncClient", None
 
 
 def _wait_until_ready(child: "subprocess.Popen[str]", place: str) -> str:
-    """Return the address once rollouts begin: it is logged before the tokenizer and the sandboxes are loaded.
+    """Return the address, which is logged once the service answers.
 
     Errors leave out ``place``: the user did not write that file.
     """
     assert child.stdout is not None
-    address: re.Match[str] | None = None
     output: deque[str] = deque(maxlen=4)
     for line in child.stdout:
         output.append(line.strip())
-        address = address or _ADDRESS_LINE.search(line)
-        if address and _READY_TEXT in line:
+        if address := _ADDRESS_LINE.search(line):
             # Keep reading: a full pipe would block it.
             threading.Thread(target=deque, args=(child.stdout, 0), name="own-service-log", daemon=True).start()
             return address[1]

@@ -169,10 +169,9 @@ class RolloutSummary:
 PendingState = Literal["running", "waiting"]
 """``running``: in INIT, RUN or EVAL with a slot; ``waiting``: everything else without a record."""
 
-PendingPlace = Literal["loading", "held", "queue", "retry", "slot", "parked", "init", "run", "eval", "record"]
-"""Where a rollout without a record is: not read from the ledger yet, held back by its run's demand or a hold, in the
-dispatch queue, in the pause before another attempt, in the runner before a stage, parked, in a stage, or ended with its
-record being written."""
+PendingPlace = Literal["held", "queue", "retry", "slot", "parked", "init", "run", "eval", "record"]
+"""Where a rollout without a record is: held back by its run's demand or a hold, in the dispatch queue, in the pause
+before another attempt, in the runner before a stage, parked, in a stage, or ended with its record being written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,14 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
-from prorl_gym.client.wire_models import AcceptedRollout, Capacity
+from prorl_gym.client.wire_models import AcceptedRollout
 from prorl_gym.errors import CancelReason, ConflictError, ShuttingDownError, TaskError
 from prorl_gym.records import RolloutRequest
 from prorl_gym.rollout.groups.group_controller import GroupController
-from prorl_gym.rollout.protocol import Job, Ledger, RecoveredRollout, RunnerEvent
+from prorl_gym.rollout.protocol import Job, Ledger, RecoveredRollout
 from prorl_gym.rollout.scheduling.dispatcher import Dispatcher
 from prorl_gym.rollout.scheduling.pending import PendingRollout
 
@@ -33,8 +33,6 @@ class Intake:
         self.groups = GroupController(ledger, dispatcher, self.accept_batch)
         self.is_closed = False
         """Nothing more is accepted: the service stops."""
-        self.unread_count = 0
-        """Pending rollouts that are in the ledger only, before ``recover`` has read them."""
         self._ledger = ledger
         self._dispatcher = dispatcher
         self._pending = dispatcher.pending
@@ -45,9 +43,6 @@ class Intake:
         self.claims_settled = asyncio.Event()
         """Set while there are none."""
         self.claims_settled.set()
-        self._is_recovered = False
-        self._accepted_early: list[RolloutRequest] = []
-        """Requests accepted before ``recover`` finished."""
 
     async def accept_batch(
         self, requests: Sequence[RolloutRequest]
@@ -72,11 +67,7 @@ class Intake:
             except (ConflictError, TaskError) as error:
                 return error
         fresh = [request for request, answer in zip(requests, answers, strict=True) if not answer.duplicate]
-        if self._is_recovered:
-            self._enqueue(fresh, {job.request.rollout_id: job for job in begun})
-        else:  # older rollouts, which are not in memory yet, go first
-            self._accepted_early += fresh
-            self.unread_count += len(fresh)
+        self._enqueue(fresh, {job.request.rollout_id: job for job in begun})
         return answers
 
     @asynccontextmanager
@@ -95,8 +86,8 @@ class Intake:
             self._pending.reserved -= reserved
 
     def _enqueue(self, accepted: Sequence[RolloutRequest], begun: Mapping[str, Job]) -> None:
-        """Enqueue what was accepted, except for what ``recover`` has read already."""
-        fresh = [PendingRollout.from_source(one) for one in accepted if one.rollout_id not in self._pending]
+        """Enqueue what was accepted."""
+        fresh = [PendingRollout.from_source(one) for one in accepted]
         for entry in fresh:
             entry.begun_job = begun.get(entry.rollout_id)
             self._pending.reserved += entry.begun_job is not None
@@ -105,7 +96,7 @@ class Intake:
         self.groups.on_accepted(fresh)  # at once: what it holds must not be dispatched before
 
     async def recover(self) -> None:
-        """Read what is pending in the ledger, and enqueue it before what was accepted since the start.
+        """Read what is pending in the ledger, and enqueue it. Before anything is submitted.
 
         Raises:
             LedgerError: the file cannot be read.
@@ -120,10 +111,6 @@ class Intake:
             self._keep_open_attempts(recovered, entries)
             self._enqueue_recovered(entries)
             self.groups.on_recovered(entries)
-        self._is_recovered = True
-        self.unread_count = 0
-        early, self._accepted_early = self._accepted_early, []
-        self._enqueue(early, {})
 
     def claim_attempt(self, rollout_id: str, attempt: int) -> bool:
         """Whether an attempt that a node has in hand is the one that was left open; then the node makes it, once."""
@@ -164,55 +151,6 @@ class Intake:
                 self._pending.enqueue(entry)
         for reason, ended in cancelled.items():
             self._dispatcher.settler.end_cancelled(ended, reason)
-
-
-class LoadingRunner:
-    """Implements ``Runner`` while the real runner loads its tokenizer and sandboxes: it has no room and no jobs.
-
-    ``RolloutService.start_dispatching`` replaces it.
-
-    Args:
-        require_environment: raises a ``TaskError`` for an environment that the real one will not have.
-    """
-
-    def __init__(self, require_environment: Callable[[str], None]) -> None:
-        self._require_environment = require_environment
-
-    def require_environment(self, environment: str) -> None:
-        """See ``Runner.require_environment``."""
-        self._require_environment(environment)
-
-    async def accept(self, job: Job) -> None:
-        """See ``Runner.accept``.
-
-        Raises:
-            ShuttingDownError: always.
-        """
-        raise ShuttingDownError("The runner is not loaded yet.", "Call RolloutService.start_dispatching first.")
-
-    async def events(self) -> AsyncIterator[RunnerEvent]:
-        """See ``Runner.events``."""
-        for event in ():
-            yield event
-
-    async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> None:
-        """See ``Runner.cancel``."""
-
-    async def park(self, rollout_ids: Sequence[str]) -> None:
-        """See ``Runner.park``."""
-
-    async def unpark(self, rollout_ids: Sequence[str]) -> None:
-        """See ``Runner.unpark``."""
-
-    async def capacity(self) -> Capacity:
-        """See ``Runner.capacity``."""
-        return Capacity(queued=0, init=0, run=0, eval=0, free=0)
-
-    async def drain(self) -> None:
-        """See ``Runner.drain``."""
-
-    async def close(self) -> None:
-        """See ``Runner.close``."""
 
 
 @contextmanager

@@ -40,19 +40,17 @@ from prorl_gym.rollout.protocol import (
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.dispatcher import RESTART_ADVICE, Dispatcher
 
-_LOADING = "The service is loading its tokenizer and sandboxes: it accepts rollouts, and begins them after that."
-
-_OUTSIDE_THE_RUNNER: tuple[PendingPlace, ...] = ("loading", "held", "queue", "retry")
+_OUTSIDE_THE_RUNNER: tuple[PendingPlace, ...] = ("held", "queue", "retry")
 _PAGE = 32
 """Records read for a stream at once: they may be large."""
 
 
 class RolloutService:
-    """On one event loop. Call ``start`` (or ``start_accepting`` and ``start_dispatching``) once, ``stop`` at the end.
+    """On one event loop. Call ``start`` once, ``stop`` at the end.
 
     Args:
         ledger: durable memory; the service closes it.
-        runner: executes attempts; the service closes it. ``start_dispatching`` may replace it (see ``LoadingRunner``).
+        runner: executes attempts; the service closes it.
         config: retries.
         environment_weights: weights of environments for their shares of worker-seconds. See ``FairQueue``.
         claim_seconds: how long nodes may claim the attempts that a killed service left open; ``None``: there are no
@@ -78,54 +76,20 @@ class RolloutService:
         self._claim_seconds = claim_seconds
         self._claim_timer: asyncio.TimerHandle | None = None
         self._record_written = asyncio.Event()
-        self._recovery: asyncio.Task[None] | None = None
-        self._is_accepting = False
-        self._is_dispatching = False
+        self._is_started = False
         self._is_stopped = False
         self._finished_count = 0
         self._observers: list[Callable[[Rollout], None]] = []
 
     async def start(self) -> None:
-        """Accept rollouts and dispatch them: ``start_accepting`` and ``start_dispatching`` in one.
+        """Enqueue what is pending in the ledger, dispatch it, and accept rollouts from now on.
 
         Raises:
             LedgerError: the file cannot be used.
         """
-        await self.start_accepting()
-        await self.start_dispatching(self._runner)
-
-    async def start_accepting(self) -> None:
-        """Accept rollouts; none begins before ``start_dispatching``. Costs the same however many are pending.
-
-        Raises:
-            LedgerError: the file cannot be used.
-        """
-        self._intake.unread_count = (await self._ledger.usage()).pending
-        self._is_accepting = True
-
-    async def wait_until_recovered(self) -> None:
-        """Wait until the ledger's pending rollouts are in memory. After ``start_accepting``, the first call reads them.
-
-        Raises:
-            LedgerError: the file cannot be used.
-        """
-        if self._recovery is None:
-            if not self._is_accepting or self.is_shutting_down:
-                return
-            self._recovery = self._dispatcher.spawn(self._intake.recover())
-        await asyncio.shield(self._recovery)
-
-    async def start_dispatching(self, runner: Runner) -> None:
-        """Hand accepted rollouts to this runner. After ``start_accepting``.
-
-        Raises:
-            LedgerError: the file cannot be used.
-        """
-        await self.wait_until_recovered()
-        self._runner = runner
-        self._dispatcher.set_runner(runner)
+        await self._intake.recover()
         self._dispatcher.start()
-        self._is_dispatching = True
+        self._is_started = True
         if self._claim_seconds is not None:
             loop = asyncio.get_running_loop()
             self._claim_timer = loop.call_later(self._claim_seconds, self._intake.requeue_unclaimed)
@@ -153,7 +117,6 @@ class RolloutService:
 
     async def wait_until_claimed(self) -> None:
         """Wait until no node can have an attempt in hand that this service does not know: its model calls count."""
-        await self.wait_until_recovered()
         await self._intake.claims_settled.wait()
 
     async def abort_drain(self) -> None:
@@ -186,7 +149,7 @@ class RolloutService:
             LedgerError: nothing can be remembered now.
             ShuttingDownError: the service is stopping, was not started, or is broken.
         """
-        if not self._is_accepting or self.is_shutting_down:
+        if not self._is_started or self.is_shutting_down:
             raise ShuttingDownError("The service takes no more work.", "Submit again when it is back.")
         self._raise_if_broken()
         await self._require_environments(requests)
@@ -203,7 +166,6 @@ class RolloutService:
             NotFoundError: never accepted.
             ShuttingDownError: the service broke; the rollout will end after a restart.
         """
-        await self.wait_until_recovered()
         entry = self._pending.get(rollout_id)
         if entry is None:
             found = await self._ledger.get(rollout_id)
@@ -243,7 +205,6 @@ class RolloutService:
         Raises:
             LedgerError: it cannot be remembered now; nothing was cancelled.
         """
-        await self.wait_until_recovered()
         chosen = [entry for entry in self._pending.select(rollout_ids, groups, runs) if entry.cancel_reason is None]
         if not chosen:
             return []
@@ -365,8 +326,6 @@ class RolloutService:
     async def status(self) -> DispatchStatus:
         """Report what is going on."""
         places = Counter[PendingPlace](entry.place for entry in self._pending.all())
-        if self._intake.unread_count:
-            places["loading"] = self._intake.unread_count
         queued = sum(places[place] for place in _OUTSIDE_THE_RUNNER)
         return DispatchStatus(
             ready=not self.problem,
@@ -382,14 +341,14 @@ class RolloutService:
     @property
     def problem(self) -> str:
         """Why it takes no work; empty while it does. Costs nothing, however much is pending."""
-        if self.is_shutting_down or not self._is_accepting:
+        if self.is_shutting_down or not self._is_started:
             return "The service is stopping." if self.is_shutting_down else "The service was not started."
-        return self._dispatcher.problem if self._is_dispatching else _LOADING
+        return self._dispatcher.problem
 
     @property
     def pending(self) -> int:
         """How many rollouts have no terminal record yet."""
-        return self._intake.unread_count + len(self._pending)
+        return len(self._pending)
 
     @property
     def task_count(self) -> int:
@@ -418,10 +377,9 @@ class RolloutService:
             LedgerError: it cannot be remembered; what held before holds.
             ShuttingDownError: the service is stopping, was not started, or is broken.
         """
-        if not self._is_accepting or self.is_shutting_down:
+        if not self._is_started or self.is_shutting_down:
             raise ShuttingDownError("The service takes no more demands.", "Send it again when it is back.")
         self._raise_if_broken()
-        await self.wait_until_recovered()
         await self._group_controller.set_demand(run_id, demand)
         return self._group_controller.status(run_id)
 
@@ -441,7 +399,6 @@ class RolloutService:
         Raises:
             LedgerError: it cannot be remembered now; set it again.
         """
-        await self.wait_until_recovered()
         await self._ledger.set_policy_version(pool, version)
         self._group_controller.raise_policy_version(version, pool)
 
@@ -459,7 +416,6 @@ class RolloutService:
             NotFoundError: never accepted, or not kept any more.
             ShuttingDownError: the service stops before the verdict; wait for it again after the restart.
         """
-        await self.wait_until_recovered()
         asked = self._pending.get(rollout_id) or await self.get_request(rollout_id)
         return await self._group_controller.wait_for_verdict(asked.run_id, asked.group_id, evaluation=asked.evaluation)
 

@@ -11,6 +11,7 @@ import aiohttp
 from quick_server import QuickHttpServer
 
 from prorl_gym.api.app import create_app
+from prorl_gym.api.app_context import AppContext
 from prorl_gym.client.wire_models import FirstPrompt, FirstPromptBody
 from prorl_gym.rollout.protocol import Ledger
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
@@ -51,11 +52,13 @@ async def running(ledger: Ledger | None = None) -> AsyncGenerator[RolloutService
 
 
 @asynccontextmanager
-async def serving(ledger: Ledger | None = None, **options: Any) -> AsyncGenerator[Served]:
-    """The same over a socket; options are those of ``create_app``."""
+async def serving(
+    ledger: Ledger | None = None, *, max_body_bytes: int = 64 << 20, **options: Any
+) -> AsyncGenerator[Served]:
+    """The same over a socket; options are those of ``AppContext.create``."""
     async with running(ledger) as service:
-        app = create_app(service, TOKEN, render_prompt=_render_prompt, **options)
-        server = QuickHttpServer(app)
+        context = AppContext.create(service, render_prompt=_render_prompt, **options)
+        server = QuickHttpServer(create_app(context, TOKEN, max_body_bytes))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             url = await server.begin(listener)
             async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:

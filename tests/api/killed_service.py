@@ -19,8 +19,8 @@ from prorl_gym.records import RolloutRequest
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "prorl_gym"]
+LOADING = r"(loading tokenizer and sandboxes)"
 SERVING = r"serving on (http://[\d.:]+)"
-LOADED = "accepted rollouts begin"
 ENGINE = r"(http://[\d.:]+/v1)"
 
 

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from api_stack import TOKEN, Served, ask, serving
 
+from prorl_gym.api.build import build_service, load_or_create_token
 from prorl_gym.api.config import ServiceConfig
-from prorl_gym.api.startup import load_or_create_token, open_service
 from prorl_gym.client.wire_models import AcceptedRollout
 from prorl_gym.errors import ConfigError
 from prorl_gym.records import RolloutRequest
@@ -317,7 +317,7 @@ async def test_a_ledger_where_every_user_may_write_is_refused(tmp_path: Path) ->
         }
     )
     with pytest.raises(ConfigError, match=r"ledger\.path: every user may write to"):
-        await open_service(config)
+        await build_service(config)
 
 
 def test_token_is_not_written_through_a_link(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from prorl_gym.api.build import offered_environments
 from prorl_gym.api.config import ServiceConfig
-from prorl_gym.api.service_process import open_listener
-from prorl_gym.api.startup import offered_environments
+from prorl_gym.api.service_process import bind_socket
 from prorl_gym.config import load_config
 from prorl_gym.errors import ConfigError, TaskError
 from prorl_gym.inference.config import InferenceConfig
@@ -98,10 +98,11 @@ def test_a_service_that_offers_all_names_them() -> None:
 
 
 def test_an_address_that_is_taken() -> None:
-    with open_listener("127.0.0.1", 0) as first:
+    with bind_socket("127.0.0.1", 0) as first:
+        first.listen()
         port = first.getsockname()[1]
         with pytest.raises(ConfigError) as caught:
-            open_listener("127.0.0.1", port)
+            bind_socket("127.0.0.1", port)
     assert str(caught.value) == (
         f"127.0.0.1:{port}: cannot listen there (Address already in use).\nSet http.port to a free one, or 0."
     )
@@ -115,7 +116,7 @@ async def test_answers_do_not_wait_for_acknowledgements() -> None:
         off.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         writer.close()
 
-    with open_listener("127.0.0.1", 0) as listener:
+    with bind_socket("127.0.0.1", 0) as listener:
         async with await asyncio.start_server(accepted, sock=listener):
             _, writer = await asyncio.open_connection(*listener.getsockname())
             assert await off

@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 from killed_service import (
     ENGINE,
-    LOADED,
+    LOADING,
     SERVING,
-    announcement,
     configure,
     example_requests,
     gone,
@@ -111,11 +110,14 @@ def test_a_service_that_is_killed_again_and_again_keeps_every_promise() -> None:
     with place() as ground, started(oracle, ENGINE) as (_, engine):
         serve = configure(ground, engine)
         for number in range(ROUNDS):
+            if number % 3 == 1:  # a life that may end while it loads
+                with started(serve, LOADING) as (process, _):
+                    kill_soon(process, client.dice.uniform(0.0, 3.0)).join()
+                    assert process.wait(10) == -signal.SIGKILL
+                assert gone(ground, 5.0), f"of the killed service there are still {who_sees(ground)}"
             with started(serve, SERVING) as (process, address):
                 with SyncClient(address, token=token(ground), retry_seconds=0) as service:
                     client.sent_again(service)
-                    if number % 2:  # else it may be killed while it loads
-                        announcement(process, LOADED)
                     timer = kill_soon(process, client.dice.uniform(0.3, 1.5))
                     with suppress(ServiceError):
                         client.work(service, example_requests(REPLICAS, f"k{number}-"))

@@ -29,12 +29,12 @@ NODE_SLOTS = {"queue": 8, "init": 2, "run": 16, "eval": 2}
 class Cluster:
     """A head and two nodes on this host."""
 
-    def __init__(self, ground: Path, engine: str) -> None:
+    def __init__(self, ground: Path, engine: str, lease: float) -> None:
         self.ground = ground
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        more = {"nodes": {"lease_seconds": LEASE}, "runner": NODE_SLOTS}
+        more = {"nodes": {"lease_seconds": lease}, "runner": NODE_SLOTS}
         self._serve = configure(ground, engine, more, port=self.port)
         self._stack = ExitStack()
         self.processes: dict[str, subprocess.Popen[str]] = {}
@@ -54,7 +54,7 @@ class Cluster:
         self._stack.close()
 
     def start_head(self) -> None:
-        self._start("head", self._serve, "accepted rollouts begin")
+        self._start("head", self._serve, "serving on")
 
     def start_node(self, name: str) -> None:
         token = str(self.ground / "state" / "token")
@@ -120,9 +120,14 @@ def _child(arguments: list[str]) -> Iterator["subprocess.Popen[str]"]:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def lease() -> float:
+    return LEASE
+
+
+@pytest.fixture
+def cluster(lease: float) -> Iterator[Cluster]:
     oracle = ["engine", "oracle", "--port", "0", "--seed", "3", "--tokens-per-second", "60"]
-    with place() as ground, started(oracle, ENGINE) as (_, engine), Cluster(ground, engine) as one:
+    with place() as ground, started(oracle, ENGINE) as (_, engine), Cluster(ground, engine, lease) as one:
         yield one
 
 
@@ -161,6 +166,7 @@ def test_a_stopped_node_that_goes_on_past_its_lease_ends_nothing_but_itself(clus
     assert set(kinds(rollouts)) == {FailureKind.NODE_LOST}
 
 
+@pytest.mark.parametrize("lease", [20.0])  # longer than a head takes to load
 def test_a_restarted_head_adopts_its_nodes(cluster: Cluster) -> None:
     wanted = example_requests(4)
     assert len(wanted) <= 2 * sum(NODE_SLOTS.values()), "all are in hand at once"

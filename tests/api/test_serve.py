@@ -17,7 +17,7 @@ from prorl_gym.records import RolloutRequest
 
 pytestmark = pytest.mark.slow
 
-# The wiring of `open_service` and `load` without sandboxes and engines, which other tests start.
+# The wiring of `build_service` without sandboxes and engines, which other tests start.
 SERVE = """
 import asyncio, sys
 from contextlib import AsyncExitStack
@@ -25,28 +25,23 @@ from pathlib import Path
 from prorl_gym.api import service_process
 from prorl_gym.api.build import LoadedService
 from prorl_gym.api.config import ServiceConfig
-from prorl_gym.api.startup import AcceptingService
 from prorl_gym.config import load_config
 from prorl_gym.logs import configure_logging
 from prorl_gym.testing.rollout.fake_rollout import EmptyBackend, FakePolicySource, ScriptedEnvironment
 from prorl_gym.testing.rollout.fake_rollout import environment_lookup
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
-from prorl_gym.rollout.intake import LoadingRunner
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import (RolloutService,)
 
-async def open_service(config):
+async def build_service(config):
     ledger = await SqliteLedger.open(config.ledger_config)
-    service = RolloutService(ledger, LoadingRunner(lambda _: None))
-    await service.start_accepting()
-    return AcceptingService(config, service, ledger, environment_lookup(ScriptedEnvironment()))
+    environments = environment_lookup(ScriptedEnvironment())
+    runner = InProcessRunner(environments, FakePolicySource(), EmptyBackend(), config.runner)
+    service = RolloutService(ledger, runner)
+    await service.start()
+    return LoadedService(service, EmptyBackend(), None, None, environments, AsyncExitStack())
 
-async def load(opened):
-    runner = InProcessRunner(opened.environments, FakePolicySource(), EmptyBackend(), opened.config.runner)
-    await opened.service.start_dispatching(runner)
-    return LoadedService(opened.service, EmptyBackend(), None, None, AsyncExitStack())
-
-service_process.open_service, service_process.load_service = open_service, load
+service_process.build_service = build_service
 configure_logging("info", "json")
 asyncio.run(service_process.serve(load_config(ServiceConfig, Path(sys.argv[1]))))
 print("ended in order")

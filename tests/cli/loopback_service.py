@@ -10,6 +10,7 @@ from typing import Any
 from quick_server import listening
 
 from prorl_gym.api.app import create_app
+from prorl_gym.api.app_context import AppContext
 from prorl_gym.api.config import AllowedUrls
 from prorl_gym.api.policy_control import EngineRegistry
 from prorl_gym.inference.balance.engine_pool import EnginePool
@@ -48,16 +49,15 @@ async def served(ledger: Ledger | None = None) -> AsyncIterator[str]:
         updater = WeightUpdater(pool, 1000)
         owned.push_async_callback(updater.close)
         fleet = EngineRegistry(pool, ENGINES, _engine, AllowedUrls(list(ENGINES.values()), ["http://10.0.0.*:8000/v1"]))
-        app = create_app(
+        context = AppContext.create(
             service,
-            TOKEN,
             pools=[pool],
             weight_updaters={"policy": updater},
             registries={"policy": fleet},
             decode=_decode,
         )
         try:
-            async with listening(app) as address:
+            async with listening(create_app(context, TOKEN)) as address:
                 try:
                     yield address
                 finally:

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.main import get_command
 
 from prorl_gym.api.app import create_app
+from prorl_gym.api.app_context import AppContext
 from prorl_gym.api.config import ServiceConfig
 from prorl_gym.cli.main import app
 from prorl_gym.environments import registry
@@ -71,7 +72,7 @@ def service() -> RolloutService:
 
 
 def routes() -> Any:
-    return without_prose(create_app(service(), "token").openapi())
+    return without_prose(create_app(AppContext.create(service()), "token").openapi())
 
 
 def record() -> Any:

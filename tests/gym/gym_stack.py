@@ -186,6 +186,7 @@ async def post(url: str, rows: Sequence[dict[str, Any]], at_once: int = 0) -> li
 
 def _serve_rollouts() -> None:
     import prorl_gym.gym_root.resources_servers.prorl_rollout.embedded_service as hosted
+    from prorl_gym.api.build import LoadedService
     from prorl_gym.gym_root.resources_servers.prorl_rollout.app import ProrlRolloutServer
     from prorl_gym.inference.tokens.template_check import load_codec
     from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
@@ -213,9 +214,10 @@ def _serve_rollouts() -> None:
             await super()._act(task, "ok" if action == "gate" else action)
 
     class Built:
+        render_prompt = LoadedService.render_prompt
+
         def __init__(self, service: RolloutService, backend: EmptyBackend, codec: Any) -> None:
             self.service, self.backend, self.codec = service, backend, codec
-            self.render_prompt = None
 
         async def close(self, *, drain: bool) -> None:
             await self.service.stop(drain=drain)

@@ -11,8 +11,9 @@ from fastapi import FastAPI
 from quick_server import QuickServer
 
 from prorl_gym.api.app import create_embedded_app
-from prorl_gym.api.service_process import open_listener
+from prorl_gym.api.service_process import bind_socket
 from prorl_gym.client import UnacknowledgedRollout
+from prorl_gym.client.wire_models import FirstPrompt, FirstPromptBody
 from prorl_gym.errors import CancelReason, NotFoundError
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_handler import AgentProfile, RowHandler
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.service_connection import SERVICE_PATH
@@ -110,9 +111,9 @@ class EmbeddedRollouts:
         self.service = RolloutService(self._ledger(), runner)
         await self.service.start()
         app = FastAPI()
-        app.mount(SERVICE_PATH, create_embedded_app(self.service))
+        app.mount(SERVICE_PATH, create_embedded_app(self.service, _render_prompt))
         self.server = QuickServer(uvicorn.Config(app, log_config=None, lifespan="off", access_log=False))
-        listener = open_listener("127.0.0.1", self.port)
+        listener = bind_socket("127.0.0.1", self.port)
         self.port = listener.getsockname()[1]
         await self.server.begin(listener)
         self._is_running = True
@@ -146,3 +147,7 @@ class Agent:
         self.handler.mark_delivered(answer)
         assert answer.status == 200, answer.body
         return json.loads(answer.body)
+
+
+def _render_prompt(_: FirstPromptBody) -> FirstPrompt:
+    return FirstPrompt(prompt_token_ids=(7, 8), terminator_id=9)

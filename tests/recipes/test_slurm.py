@@ -103,8 +103,9 @@ def connect(directory: Path) -> SyncClient:
 
 
 def node_count(client: SyncClient) -> int:
-    nodes = client.status().nodes  # none while the service loads
-    return 0 if nodes is None else len(nodes.nodes)
+    nodes = client.status().nodes
+    assert nodes is not None
+    return len(nodes.nodes)
 
 
 def groups(prefix: str, count: int, size: int) -> list[RolloutRequest]:

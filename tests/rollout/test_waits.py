@@ -13,7 +13,6 @@ WAITS = {
     *("asyncio.Queue", "asyncio.PriorityQueue", "asyncio.LifoQueue", "asyncio.Barrier", "fcntl.flock", "fcntl.lockf"),
 }
 NO_ROLLOUT_WAITS = {
-    ("policy_control.py", "PolicyControllers"): "callers wait for the start of the service",
     ("service_process.py", "StopSignals"): "the process waits for a signal",
     ("control_checks.py", "_ControlChecks"): "bounds the sandboxes of one grading, its own",
     ("node.py", "Node"): "the node waits for signals and messages, no rollout",

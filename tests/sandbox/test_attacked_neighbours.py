@@ -19,6 +19,7 @@ from test_files import HOLD, HOLD_TEXT, KILL, STOP
 from test_hidden_memory import PRELUDE, WAYS
 
 from prorl_gym.api.app import create_app
+from prorl_gym.api.app_context import AppContext
 from prorl_gym.api.http.http_server import HttpServer
 from prorl_gym.client import Client
 from prorl_gym.environments import registry
@@ -157,7 +158,7 @@ async def test_no_attack_changes_the_reward_of_a_neighbour() -> None:
     runner = InProcessRunner(registry.get, ScriptedPolicies(steps_of), backend, RunnerConfig(init=2, run=2, eval=2))
     service = RolloutService(MemoryLedger(), runner, RetryConfig(pause_seconds=0.001))
     await service.start()
-    server = HttpServer(create_app(service, TOKEN))
+    server = HttpServer(create_app(AppContext.create(service), TOKEN))
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             serving = asyncio.create_task(server.serve(sockets=[listener]))

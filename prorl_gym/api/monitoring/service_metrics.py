@@ -36,7 +36,7 @@ class ServiceMetrics:
         pools: its engines.
         count_sandboxes: how many are alive; ``None``: unknown.
         mismatches: that trainers reported.
-        find_nodes: returns the nodes; ``None``: there are none.
+        nodes: where attempts run; ``None``: in the service's process.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ServiceMetrics:
         pools: Sequence[EnginePool] = (),
         count_sandboxes: Callable[[], int | None] = lambda: None,
         mismatches: MismatchReports | None = None,
-        find_nodes: Callable[[], NodeRunners | None] = lambda: None,
+        nodes: NodeRunners | None = None,
     ) -> None:
         self._service = service
         self._count_sandboxes = count_sandboxes
@@ -81,7 +81,8 @@ class ServiceMetrics:
         known.register(RolloutCollector(counters))
         known.register(GroupCollector(service))
         known.register(PoolCollector(pools))
-        known.register(NodeCollector(find_nodes))
+        if nodes is not None:
+            known.register(NodeCollector(nodes))
         known.register(MismatchCollector(mismatches or MismatchReports()))
 
     async def render(self) -> bytes:
@@ -249,21 +250,18 @@ class GroupCollector(Collector):
 
 
 class NodeCollector(Collector):
-    """Collects the state of nodes. Without nodes, their metrics are left out.
+    """Collects the state of nodes.
 
     Args:
-        find_nodes: returns them; ``None``: there are none.
+        nodes: the nodes.
     """
 
-    def __init__(self, find_nodes: Callable[[], NodeRunners | None]) -> None:
-        self._find_nodes = find_nodes
+    def __init__(self, nodes: NodeRunners) -> None:
+        self._nodes = nodes
 
     def collect(self) -> Iterator[Metric]:
         """Return all families."""
-        nodes = self._find_nodes()
-        if nodes is None:
-            return
-        status = nodes.status()
+        status = self._nodes.status()
         in_hand = {(node.name,): node.in_hand for node in status.nodes}
         yield _GAUGE("prorl_nodes", "Joined nodes.", len(status.nodes))
         yield _COUNTER("prorl_nodes_joined", "Times that a node joined.", status.joined)

@@ -11,7 +11,7 @@ from prorl_gym.api.http.error_responses import ApiError
 from prorl_gym.api.http.json_bodies import json_response, read_json
 from prorl_gym.api.routes import IDENTIFIER
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
-from prorl_gym.rollout.nodes.wire import MUST_JOIN, ExchangeBody, JoinBody, JoinResponse, LeaveBody
+from prorl_gym.rollout.nodes.wire import ExchangeBody, JoinBody, LeaveBody
 
 _JOIN = TypeAdapter(JoinBody)
 _EXCHANGE = TypeAdapter(ExchangeBody)
@@ -23,15 +23,14 @@ _NodePath = Annotated[str, Path(pattern=IDENTIFIER)]
 def add_routes(routes: APIRouter, context: AppContext) -> None:
     """Add the routes. The OpenAPI document leaves them out: they change with every release."""
 
-    def head() -> NodeRunners | None:
-        """Return the nodes; ``None``: the service is loading."""
-        if not context.node_config:
+    def head() -> NodeRunners:
+        if context.nodes is None:
             raise ApiError(404, "This service has no nodes.", "Add 'nodes: {}' to its configuration.")
-        return context.find_nodes()
+        return context.nodes
 
     async def exchange(request: Request) -> Response:
         body, nodes = await read_json(request, _EXCHANGE), head()
-        answer = MUST_JOIN if nodes is None else await nodes.exchange(request.path_params["name"], body)
+        answer = await nodes.exchange(request.path_params["name"], body)
         return Response(answer, media_type="application/json")
 
     # Most requests of a busy head: without FastAPI's work on parameters, and the first that is looked at.
@@ -46,11 +45,10 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
     @routes.post("/v1/nodes/{name}/join", include_in_schema=False)
     async def join(request: Request, name: _NodePath) -> Response:  # pyright: ignore[reportUnusedFunction]
         body, nodes = await read_json(request, _JOIN), head()
-        return json_response(JoinResponse() if nodes is None else nodes.join(name, body))
+        return json_response(nodes.join(name, body))
 
     @routes.post("/v1/nodes/{name}/leave", include_in_schema=False)
     async def leave(request: Request, name: _NodePath) -> Response:  # pyright: ignore[reportUnusedFunction]
         body, nodes = await read_json(request, _LEAVE), head()
-        if nodes is not None:
-            nodes.leave(name, body)
+        nodes.leave(name, body)
         return Response("{}", media_type="application/json")

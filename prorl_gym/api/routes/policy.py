@@ -41,7 +41,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
     )
     async def look(pool: PoolQuery = "policy") -> Response:  # pyright: ignore[reportUnusedFunction]
         """Version, engines, whether it is paused, and the tokens of the weight check."""
-        return json_response((await policies.get_controller(pool)).policy_status())
+        return json_response(policies.get_controller(pool).policy_status())
 
     @routes.put(
         "/v1/policy",
@@ -67,7 +67,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         """
         body = await read_json(request, _UPDATE, empty=_DEFAULTS)
         await context.service.wait_until_claimed()
-        return json_response(await (await policies.get_controller(body.pool)).update(body))
+        return json_response(await policies.get_controller(body.pool).update(body))
 
     @routes.post(
         "/v1/policy/pause",
@@ -75,7 +75,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
             "policy",
             "Pause the policy",
             examples.PAUSED,
-            errors=(404, 409, 503),
+            errors=(404, 409),
             model=PauseResponse,
             description="No call is running any more (except in mode `keep`).",
             body=JsonBody(PauseBody, examples.PAUSE, is_required=False),
@@ -88,7 +88,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         """
         body = await read_json(request, _PAUSE, empty=_DEFAULTS)
         await context.service.wait_until_claimed()
-        return json_response(await (await policies.get_controller(body.pool)).pause(body.mode, body.expire_seconds))
+        return json_response(await policies.get_controller(body.pool).pause(body.mode, body.expire_seconds))
 
     @routes.post(
         "/v1/policy/resume",
@@ -96,7 +96,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
             "policy",
             "Resume the policy",
             examples.RESUMED,
-            errors=(404, 409, 503),
+            errors=(404, 409),
             model=PauseResponse,
             body=JsonBody(ResumeBody, examples.RESUME, is_required=False),
         ),
@@ -107,7 +107,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         After a pause without an update, each engine first has to show that its weights are those of before.
         """
         body = await read_json(request, _RESUME, empty=_DEFAULTS)
-        return json_response(await (await policies.get_controller(body.pool)).resume())
+        return json_response(await policies.get_controller(body.pool).resume())
 
     @routes.post(
         "/v1/engines",
@@ -115,7 +115,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
             "policy",
             "Register an engine",
             examples.ENGINE,
-            errors=(404, 409, 503),
+            errors=(404, 409),
             model=EngineRegistration,
             body=JsonBody(EngineBody, examples.ENGINE_BODY),
         ),
@@ -126,7 +126,7 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         Only addresses on the service's allow-list are accepted. A registered engine keeps its name.
         """
         body = await read_json(request, _ENGINE, empty=_DEFAULTS)
-        return json_response((await policies.get_controller(body.pool)).register_engine(body.url))
+        return json_response(policies.get_controller(body.pool).register_engine(body.url))
 
     @routes.delete(
         "/v1/engines/{name}",
@@ -143,4 +143,4 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
         pool: PoolQuery = "policy",
     ) -> Response:
         """It gets no more calls and is removed when its last call ends; its rollouts continue on other engines."""
-        return json_response((await policies.get_controller(pool)).deregister_engine(name))
+        return json_response(policies.get_controller(pool).deregister_engine(name))

@@ -282,7 +282,6 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
             "rollouts",
             "Render the first prompt of a row",
             examples.FIRST_PROMPT,
-            errors=(503,),
             model=FirstPrompt,
             body=JsonBody(FirstPromptBody, examples.FIRST_PROMPT_BODY),
         ),
@@ -290,8 +289,6 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
     async def first_prompt(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """For trainers that group rows by their prompts: a row whose rollout never ran has no other prompt."""
         body = await read_json(request, _FIRST_PROMPT)
-        if context.render_prompt is None:
-            raise ApiError(503, "The service has not loaded its tokenizer yet.", "Send it again.", retry_after=1)
         return json_response(context.render_prompt(body))
 
 
@@ -333,7 +330,6 @@ def _line(delivery: Delivery, stale: bool) -> str:
 
 async def _stale_cursors(service: RolloutService, run: str | None, page: Sequence[Delivery]) -> set[int]:
     """Return the cursors of those whose groups are further behind the policy than their run's demand allows."""
-    await service.wait_until_recovered()
     demands = service.demands()
     bounded = demands.values() if run is None else [demands[run]] if run in demands else []
     if all(demand.max_staleness is None for demand in bounded):

@@ -47,14 +47,13 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
             "runs",
             "Get a run's demand",
             examples.DEMAND,
-            errors=(404, 422, 503),
+            errors=(404, 422),
             model=Demand,
             description="The demand that is in force.",
         ),
     )
     async def get(run: RunPath) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Without one (404), every accepted rollout runs to its end."""
-        await service.wait_until_recovered()
         demand = service.demands().get(run)
         if demand is None:
             raise NotFoundError(f"run {run} has no demand.", "Every accepted rollout of it runs.")
@@ -73,11 +72,10 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
 
     @routes.get(
         "/v1/runs/{run}/groups",
-        **describe("runs", "Get the groups of a run", examples.GROUPS, errors=(422, 503), model=GroupsStatus),
+        **describe("runs", "Get the groups of a run", examples.GROUPS, errors=(422,), model=GroupsStatus),
     )
     async def groups(run: RunPath) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Numbers of decided, undecided and stopped groups, and the time that stopping them saved."""
-        await service.wait_until_recovered()
         return json_response(service.groups_status(run))
 
     @routes.post(

@@ -29,7 +29,7 @@ _READINESS = describe(
 )
 _READINESS["responses"][503] = {
     "model": ReadinessResponse,
-    "description": "The service is loading, stopping or cannot write; /v1/status has the reason.",
+    "description": "The service is stopping or cannot write; /v1/status has the reason.",
     "content": {"application/json": {"example": {"ready": False}}},
 }
 
@@ -102,10 +102,9 @@ def add_routes(routes: APIRouter, context: AppContext) -> None:
     @routes.get("/readyz", **_READINESS)
     @routes.head("/readyz", include_in_schema=False)
     async def ready() -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Not while the service loads its tokenizer and sandboxes, although it already accepts rollouts.
+        """Also without any engine: engines may still be loading, or be registered later.
 
-        Engines may still be loading, or be registered later, so the service is ready without any: `problem` then says
-        so, without a cause, since this route needs no token.
+        `problem` then says so, without a cause, since this route needs no token.
         """
         is_ready = not service.problem
         headline = context.engine_problem.partition(":")[0]
@@ -130,7 +129,7 @@ async def _service_status(context: AppContext) -> ServiceStatus:
         wasted_tokens=counters.wasted_tokens,
         mismatches=context.mismatches.latest(),
         sandboxes=context.count_sandboxes(),
-        nodes=None if (nodes := context.find_nodes()) is None else nodes.status(),
+        nodes=None if context.nodes is None else context.nodes.status(),
         ledger=await context.service.usage(),
         event_loop_lag_seconds=context.history.lag.max_seconds,
     )

@@ -11,7 +11,7 @@ function rewardBadge(one) {
 
 const age = (one) => seconds(Math.max(Date.now() / 1000 - one.accepted_at, 0));
 const PLACES = {
-  loading: "the service is loading", held: "held back by the demand", queue: "in the queue", retry: "pause before a retry", slot: "for a free slot", parked: "parked",
+  held: "held back by the demand", queue: "in the queue", retry: "pause before a retry", slot: "for a free slot", parked: "parked",
   init: "INIT", run: "RUN", eval: "EVAL", record: "its record is written",
 };
 

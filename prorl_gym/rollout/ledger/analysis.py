@@ -144,7 +144,7 @@ class LedgerAnalysis:
                 evaluation=bool(evaluation),
                 problem=problem,
                 attempt=attempt,
-                place="loading",
+                place="record" if state == "running" else "queue",  # the service knows better, unless it just changed
                 since=None,
                 accepted_at=accepted_at,
             )

@@ -48,7 +48,7 @@ PACE_SECONDS = 0.02
 together."""
 
 _PAUSES_PER_LEASE = 30
-"""Longest pause between two requests to a head that cannot be reached or is loading."""
+"""Longest pause between two requests to a head that cannot be reached."""
 
 
 class HeadAwayError(ProrlError):
@@ -208,8 +208,7 @@ class Node:
             init_slots=self._init_slots,
             in_hand=tuple(JobSent.of(one.job) for one in held),
         )
-        while not (answer := await self._repeat(lambda: self._head.join(body))).epoch:  # noqa: ASYNC110 - it loads
-            await asyncio.sleep(self._lease_seconds / _PAUSES_PER_LEASE)
+        answer = await self._repeat(lambda: self._head.join(body))
         self._epoch = answer.epoch
         _LOG.info("joined the head with %d attempts in hand, %d of them over", len(held), len(answer.cancelled))
         self._spawn(self._cancel(CancelSent(rollouts=answer.cancelled, reason=CancelReason.SHUTDOWN)))

@@ -277,10 +277,10 @@ class JoinBody(Record):
 
 
 class JoinResponse(Record):
-    """The node is joined, or has to ask again."""
+    """The node is joined."""
 
-    epoch: str = ""
-    """Of the head's process; empty while that loads: it begins no attempt before nodes can join."""
+    epoch: str
+    """Of the head's process."""
     cancelled: tuple[str, ...] = ()
     """Rollouts in hand there under an attempt that is over."""
     max_model_lens: dict[str, int | None] = Field(default_factory=dict[str, int | None])

@@ -84,10 +84,6 @@ class Dispatcher:
         """Call this with every stage that is entered, and when agents are parked. It must be quick and not raise."""
         self.settler.stage_observers.append(observer)
 
-    def set_runner(self, runner: Runner) -> None:
-        """Use this runner. Before ``start``."""
-        self._runner = runner
-
     def start(self) -> None:
         """Begin to dispatch, and to follow the runner's events."""
         self._loops = [self.spawn(self.settler.consume(self._runner.events())), self.spawn(self.dispatch())]

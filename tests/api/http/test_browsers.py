@@ -5,12 +5,13 @@ from api_stack import TOKEN, running
 from fastapi.testclient import TestClient
 
 from prorl_gym.api.app import create_app
+from prorl_gym.api.app_context import AppContext
 
 
 @pytest.fixture
 async def browser() -> TestClient:
     async with running() as service:
-        app = create_app(service, TOKEN)
+        app = create_app(AppContext.create(service), TOKEN)
         return TestClient(app, "http://localhost:8770", headers={"Authorization": f"Bearer {TOKEN}"})
 
 

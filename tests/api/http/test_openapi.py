@@ -9,13 +9,14 @@ from fastapi.testclient import TestClient
 from jsonschema import Draft202012Validator
 
 from prorl_gym.api.app import create_app
+from prorl_gym.api.app_context import AppContext
 from prorl_gym.api.http.middleware import PUBLIC_PATHS
 
 
 @pytest.fixture
 async def app() -> FastAPI:
     async with running() as service:
-        return create_app(service, TOKEN)
+        return create_app(AppContext.create(service), TOKEN)
 
 
 @pytest.fixture

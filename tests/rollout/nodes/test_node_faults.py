@@ -89,11 +89,15 @@ class Cluster:
 
     async def start_head(self) -> None:
         self._life: Any = _MortalLedger(self.ledger)
-        self.service = RolloutService(self._life, None, RetryConfig(pause_seconds=0.1), claim_seconds=LEASE)  # type: ignore[arg-type]
-        await self.service.start_accepting()
-        head = NodeRunners(NodesConfig(lease_seconds=LEASE), {}, lambda _: None, self.service.claim_attempt)
+        head = NodeRunners(
+            NodesConfig(lease_seconds=LEASE),
+            {},
+            lambda _: None,
+            lambda rollout, attempt: self.service.claim_attempt(rollout, attempt),
+        )
+        self.service = RolloutService(self._life, head, RetryConfig(pause_seconds=0.1), claim_seconds=LEASE)
         self.service.add_settlement_observer(head.on_settled)
-        await self.service.start_dispatching(head)
+        await self.service.start()
         self.head = head
 
     async def kill_head(self) -> None:

@@ -58,8 +58,9 @@ class Service:
 
     def nodes(self) -> dict[str, int]:
         """Attempts in hand of the nodes that have joined, by name."""
-        status = self.client.status().nodes  # none while the service loads
-        return {} if status is None else {node.name: node.in_hand for node in status.nodes}
+        status = self.client.status().nodes
+        assert status is not None
+        return {node.name: node.in_hand for node in status.nodes}
 
     def node_pids(self) -> dict[str, int]:
         """Processes of its nodes, by name."""
@@ -87,7 +88,7 @@ def service(ray_processes: object) -> Iterator[Service]:
         command = configure(ground, engine)
         file, log = Path(command[-1]), ground / "service.log"
         config = json.loads(file.read_text())
-        config["nodes"] = {"lease_seconds": 6}
+        config["nodes"] = {"lease_seconds": 30}  # a service that is killed is back within it
         config["runner"] = {"queue": 4, "init": 2, "run": 4, "eval": 2}
         file.write_text(json.dumps(config))
         command = [*COMMAND, *command, "--nodes", "ray", "--address", ADDRESS]
@@ -146,7 +147,7 @@ def test_nodes_join_are_killed_and_leave(ray_processes: Callable[[], RayCluster]
     wait_for(lambda: len(service.nodes()) == 3, 60)
     cluster.remove_node(last)
     service.results(ids)
-    wait_for(lambda: len(service.nodes()) == 2, 30)
+    wait_for(lambda: len(service.nodes()) == 2, 60)
     assert service.nodes().keys() != names
 
     # Ray drains a node: what it has in hand is finished there, and it gets nothing more.

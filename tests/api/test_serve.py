@@ -31,7 +31,7 @@ from prorl_gym.testing.rollout.fake_rollout import EmptyBackend, FakePolicySourc
 from prorl_gym.testing.rollout.fake_rollout import environment_lookup
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
-from prorl_gym.rollout.service import (RolloutService,)
+from prorl_gym.rollout.service import RolloutService
 
 async def build_service(config):
     ledger = await SqliteLedger.open(config.ledger_config)
@@ -39,7 +39,7 @@ async def build_service(config):
     runner = InProcessRunner(environments, FakePolicySource(), EmptyBackend(), config.runner)
     service = RolloutService(ledger, runner)
     await service.start()
-    return LoadedService(service, EmptyBackend(), None, None, environments, AsyncExitStack())
+    return LoadedService(service, EmptyBackend(), None, None, AsyncExitStack())
 
 service_process.build_service = build_service
 configure_logging("info", "json")

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from prorl_gym.api.app import create_app
+from prorl_gym.api.app_context import AppContext
 from prorl_gym.api.http import http_server
 from prorl_gym.api.http.http_server import HttpServer
 from prorl_gym.client import Client
@@ -228,7 +229,7 @@ def test_a_port_has_a_quarter_of_the_files() -> None:
 
 async def test_requests_that_are_open_at_the_end_are_answered() -> None:
     async with running() as service:
-        server = HttpServer(create_app(service, TOKEN))
+        server = HttpServer(create_app(AppContext.create(service), TOKEN))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -18,6 +18,6 @@ def _cases() -> list[object]:
     ]
 
 
-@pytest.mark.parametrize(("backend_name", "check"), _cases(), scope="module")
+@pytest.mark.parametrize(("backend_name", "check"), _cases(), indirect=["backend_name"], scope="module")
 async def test_conformance(check: Check, backend: NamespaceBackend) -> None:
     await run_check(check, backend)

@@ -183,7 +183,7 @@ async def pool(backend: NamespaceBackend) -> AsyncIterator[WarmPool]:
 
 
 @on_loop
-@pytest.mark.parametrize("backend_name", ["userns"], scope="module")
+@pytest.mark.parametrize("backend_name", ["userns"], indirect=True, scope="module")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.slow
 async def test_conformance_of_warm_ones(check: Check, pool: WarmPool) -> None:

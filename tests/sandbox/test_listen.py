@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def test_only_the_sandbox_itself_reaches_the_port(box: RunningSandbox, backend: NamespaceBackend) -> None:
     other = await backend.start_sandbox(SandboxSpec())
     try:
-        # Bound and not listening: at the sandbox's port this host has nobody who would answer in its place.
+        # Bound but not listening: the host refuses connections to the port that the sandbox listens on.
         with socket.socket() as silent:
             silent.bind(("127.0.0.1", 0))
             port = silent.getsockname()[1]

@@ -11,13 +11,14 @@ import pytest
 import pytest_asyncio
 from api_stack import TOKEN, Served, ask, running, serving
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from prorl_gym.api.app import create_app
 from prorl_gym.api.app_context import AppContext
 from prorl_gym.api.http import http_server
 from prorl_gym.api.http.http_server import HttpServer
-from prorl_gym.client import Client
+from prorl_gym.client import BusyError, Client
 
 pytestmark = pytest.mark.slow
 
@@ -207,6 +208,13 @@ async def test_a_full_port_answers_503_and_closes_further_connections(
     assert caplog.records == []
 
 
+@within(MAX_CONNECTIONS=1)
+async def test_the_client_names_the_cause_of_a_full_port(served: Served) -> None:
+    async with Client(served.url, token=TOKEN, retry_seconds=0) as client:
+        with pytest.raises(BusyError, match="too many connections"):
+            await client.status()
+
+
 @within(MAX_CONNECTIONS=3, KEEP_ALIVE_SECONDS=0.2)
 async def test_the_client_calls_a_full_port_again(served: Served) -> None:
     silent = [await Raw.open(served.url) for _ in range(3)]
@@ -229,14 +237,19 @@ def test_a_port_has_a_quarter_of_the_files() -> None:
 
 async def test_requests_that_are_open_at_the_end_are_answered() -> None:
     async with running() as service:
-        server = HttpServer(create_app(AppContext.create(service), TOKEN))
+        app, begun = create_app(AppContext.create(service), TOKEN), asyncio.Event()
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            begun.set()
+            await app(scope, receive, send)
+
+        server = HttpServer(answer)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             raw, silent = await Raw.open(url), await Raw.open(url)
             raw.send(f"POST /v1/cancel HTTP/1.1\r\n{HEAD}Content-Length: 19\r\n\r\n")
-            while not server.server_state.tasks:  # noqa: ASYNC110 - uvicorn has no event for it
-                await asyncio.sleep(0.01)
+            await asyncio.wait_for(begun.wait(), 10)
             server.should_exit = True
             assert await silent.rest() == b""
             raw.send('{"rollouts": ["a"]}')

@@ -156,7 +156,7 @@ async def test_not_a_database(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("table", ["somebody", "schema_version"])
+@pytest.mark.parametrize("table", ["notes", "schema_version"])
 async def test_another_database(tmp_path: Path, table: str) -> None:
     with sqlite3.connect(tmp_path / "l.db") as other:
         other.execute(f"CREATE TABLE {table} (x)")

@@ -156,7 +156,7 @@ def test_nodes_join_are_killed_and_leave(ray_processes: Callable[[], RayCluster]
     drained = next(iter(service.nodes()))
     cluster.drain_node(drained)
     assert not any(one.retries for one in service.results(ids))
-    wait_for(lambda: service.nodes().keys() == service.node_pids().keys() and drained not in service.nodes(), 30)
+    wait_for(lambda: drained not in service.nodes() and drained not in service.node_pids(), 30)  # it leaves, then ends
 
     # The service is killed: the next one finds the actors, whose nodes have gone on.
     ids = service.submit("d", 4)

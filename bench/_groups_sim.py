@@ -1,24 +1,127 @@
-"""Workers, rollouts and a trainer, on a virtual clock. What is begun and stopped is up to a scheme (``_groups_*``).
+"""Workers, rollouts and a trainer, on a virtual clock, and the workload of ``bench groups``.
 
-A worker-second is a slot of RUN for a second in which it works, or in which the trainer waits for rollouts: until then
-nothing else may have it. While the trainer trains, an idle worker is free for others and is counted for no scheme.
+What is begun and stopped is up to a scheme (``_groups_schemes``). A worker-second is a slot of RUN for a second in
+which it works, or in which the trainer waits for rollouts: until then nothing else may have it. While the trainer
+trains, an idle worker is free for others and is counted for no scheme.
+
+The workload is drawn once per seed, the same groups for every arm. Most groups teach nothing (all fail, or all pass),
+most rollouts are short and a few are ten times as long, and those that fail take longer: the shape of agents on
+repositories. Seconds and sizes are those of the published batch (32 groups of 8). It was committed before the first
+measurement; what is measured does not choose it.
 """
 
 import heapq
+import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import Literal, Protocol
 
-from _groups_workload import TURN_SECONDS, Draw, Setting, Task
+SEEDS = (1, 2, 3, 4, 5)
+TURN_SECONDS = 10.0
+"""Between two model calls: an agent that is to be parked goes on for so long at most."""
+TOOL_SHARE = 0.4
+"""Of RUN: what has to be done again to bring a fresh sandbox to where a lost one was."""
+
+_PASS_RATES = ((0.4, 0.1, 3.0), (0.3, 3.0, 0.1), (0.3, 1.5, 1.5))
+"""Share of the prompts, alpha and beta: mostly failed, mostly passed, in between."""
+_LONGEST = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A workload's shape, the workers and the trainer."""
+
+    batch: int = 32
+    size: int = 8
+    steps: int = 12
+    init: int = 64
+    run: int = 256
+    eval: int = 64
+    staleness: int = 2
+    tail: float = 0.8
+    """Spread of the rollouts of one prompt (sigma of a log-normal distribution)."""
+    stuck: float = 0.03
+    """Share of the rollouts that take four times as long."""
+    train: float = 1.0
+    """Seconds of training over the seconds in which all workers, never idle, make one batch without loss."""
+
+
+MAIN = Setting()
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What one rollout will turn out to be. Seconds."""
+
+    init: float
+    run: float
+    eval: float
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    number: int
+    members: tuple[Draw, ...]
+
+    @property
+    def informative(self) -> bool:
+        """Whether its rewards differ."""
+        return len({member.reward for member in self.members}) > 1
+
+
+class Tasks:
+    """The endless groups of a seed: the n-th is the same for every scheme and at every time."""
+
+    def __init__(self, setting: Setting, seed: int | str) -> None:
+        self._setting = setting
+        self._seed = seed
+
+    def __getitem__(self, number: int) -> Task:
+        setting = self._setting
+        rng = random.Random(f"{self._seed}/{number}")
+        _, alpha, beta = rng.choices(_PASS_RATES, [share for share, _, _ in _PASS_RATES])[0]
+        rate, scale = rng.betavariate(alpha, beta), 120.0 * rng.lognormvariate(0.0, 0.5)
+        return Task(number, tuple(self._member(rng, rate, scale, setting) for _ in range(setting.size)))
+
+    @staticmethod
+    def _member(rng: random.Random, rate: float, scale: float, setting: Setting) -> Draw:
+        reward = float(rng.random() < rate)
+        longer = (1.0 if reward else 1.3) * (4.0 if rng.random() < setting.stuck else 1.0)
+        run = min(_LONGEST, scale * longer * rng.lognormvariate(0.0, setting.tail))
+        return Draw(10.0 * rng.lognormvariate(0.0, 0.5), run, 20.0 * rng.lognormvariate(0.0, 0.8), reward)
+
+
+class Population:
+    """What would be delivered if nothing were ever stopped, from groups that no arm sees."""
+
+    def __init__(self, setting: Setting, groups: int = 4000) -> None:
+        tasks = Tasks(setting, "population")
+        self._tasks = [tasks[number] for number in range(groups)]
+
+    @cached_property
+    def informative(self) -> list[Task]:
+        """Those that teach something."""
+        return [task for task in self._tasks if task.informative]
+
+    @cached_property
+    def work(self) -> float:
+        """Seconds of RUN per informative group, the others' included."""
+        return sum(member.run for task in self._tasks for member in task.members) / len(self.informative)
+
+
+@cache
+def train_seconds(setting: Setting) -> float:
+    return setting.train * setting.batch * Population(setting).work / setting.run
+
 
 JobState = Literal["new", "init", "ready", "run", "parked", "graded", "eval", "done", "gone"]
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One rollout."""
-
     name: str
     group: "ActiveGroup"
     draw: Draw
@@ -26,31 +129,24 @@ class Job:
     left: float = 0.0
     """Seconds of RUN that are still to be done."""
     since: float = 0.0
-    """When it entered the stage it is in."""
     version: int | None = None
-    """The policy's when it began to sample."""
     epoch: int = 0
     """What was planned for an earlier one does not happen any more."""
     spent: float = 0.0
-    """Seconds of RUN that it has used."""
     to_park: bool = False
 
     @property
     def live(self) -> bool:
-        """Whether it may still get a reward."""
         return self.state not in ("done", "gone")
 
 
 @dataclass(slots=True, eq=False)
 class ActiveGroup:
-    """A group under way."""
-
     task: Task
     jobs: list[Job] = field(default_factory=list[Job])
 
     @property
     def complete(self) -> bool:
-        """Whether all rewards are in."""
         return all(job.state == "done" for job in self.jobs)
 
     @property
@@ -63,30 +159,24 @@ class Scheme(Protocol):
     """Decides what is begun and what is stopped."""
 
     def on_step_start(self, version: int) -> None:
-        """The trainer waits for a batch, at this version of the policy. Told at the start of each step."""
+        """Called at the start of each step: the trainer waits for a batch, at this version of the policy."""
         ...
 
-    def on_training(self) -> None:
-        """The trainer has its batch, and trains."""
-        ...
+    def on_training(self) -> None: ...
 
     def on_stage_entered(self, job: Job) -> None:
-        """A rollout entered INIT, RUN or EVAL, was parked, or goes on."""
+        """Called when a rollout entered INIT, RUN or EVAL, was parked, or goes on."""
         ...
 
-    def on_reward(self, job: Job) -> None:
-        """A rollout has its reward."""
-        ...
+    def on_reward(self, job: Job) -> None: ...
 
     def pop_batch(self) -> list[ActiveGroup] | None:
-        """Return the batch, once there is one. Asked after everything that happens while the trainer waits."""
+        """Return the batch, once there is one. Called after everything that happens while the trainer waits."""
         ...
 
 
 @dataclass(slots=True)
 class Result:
-    """What one run showed."""
-
     seconds: float = 0.0
     worker_seconds: float = 0.0
     busy: float = 0.0
@@ -95,12 +185,10 @@ class Result:
     behind: list[int] = field(default_factory=list[int])
     """Versions between each delivered group's oldest token and the step that used it."""
     waits: list[float] = field(default_factory=list[float])
-    """Seconds that the trainer waited, per step."""
     most_parked: int = 0
 
     @property
     def rate(self) -> float:
-        """Informative groups per 1000 worker-seconds."""
         return 1000 * len(self.delivered) / self.worker_seconds
 
 
@@ -120,22 +208,12 @@ class Workers:
         self._eval: deque[Job] = deque()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._ticket = 0
-        self._tell: Scheme | None = None
-
-    def set_scheme(self, scheme: Scheme) -> None:
-        """Tell this scheme what happens."""
-        self._tell = scheme
+        self.scheme: Scheme | None = None
 
     # --- what schemes do ----------------------------------------------------------------------------------------
 
     def enqueue(self, job: Job, *, done: float = 0.0, again: float = 0.0) -> None:
-        """Let a rollout stand in line.
-
-        Args:
-            job: new, or cut before.
-            done: seconds of its RUN that are kept.
-            again: seconds of RUN that have to be spent once more first.
-        """
+        """Let a rollout stand in line."""
         job.left = job.draw.run - done + again
         job.state, job.to_park = "new", False
         job.epoch += 1
@@ -161,7 +239,7 @@ class Workers:
             self._init.remove(job)
 
     def park(self, job: Job) -> None:
-        """Let an agent stop before its next model call. It keeps its sandbox."""
+        """Have an agent stop before its next model call. It keeps its sandbox."""
         job.to_park = True
         if job.state == "ready" and job.version is not None:  # it was to go on, and stands in line for that
             self._run.remove(job)
@@ -178,7 +256,6 @@ class Workers:
             self._run.appendleft(job)
 
     def call_at(self, when: float, act: Callable[[], None]) -> None:
-        """Do something later."""
         self._ticket += 1
         heapq.heappush(self._events, (max(when, self.now), self._ticket, act))
 
@@ -198,11 +275,6 @@ class Workers:
             self._enter(job, "init", job.draw.init, self._prepared)
 
     def step(self) -> None:
-        """Go on to the next thing that happens.
-
-        Raises:
-            RuntimeError: nothing will ever happen: a scheme waits for what it did not begin.
-        """
         if not self._events:
             raise RuntimeError(f"stuck at {self.now:.0f} s")
         when, _, act = heapq.heappop(self._events)
@@ -221,12 +293,12 @@ class Workers:
         *,
         tell: bool = True,
     ) -> None:
-        assert self._tell is not None
+        assert self.scheme is not None
         self._free[stage] -= 1
         job.state, job.since = stage, self.now
         self._after(seconds, then, job)
         if tell:
-            self._tell.on_stage_entered(job)
+            self.scheme.on_stage_entered(job)
 
     def _after(self, seconds: float, act: Callable[[Job], None], job: Job) -> None:
         epoch = job.epoch
@@ -248,20 +320,20 @@ class Workers:
         self._eval.append(job)
 
     def _graded(self, job: Job) -> None:
-        assert self._tell is not None
+        assert self.scheme is not None
         self._free["eval"] += 1
         job.state = "done"
-        self._tell.on_reward(job)
+        self.scheme.on_reward(job)
 
     def _parks(self, job: Job) -> None:
         if job.state == "run" and job.to_park:
-            assert self._tell is not None
+            assert self.scheme is not None
             self._stop_running(job)
             job.epoch += 1
             job.state = "parked"
             self.parked += 1
             self.result.most_parked = max(self.result.most_parked, self.parked)
-            self._tell.on_stage_entered(job)
+            self.scheme.on_stage_entered(job)
 
     def _stop_running(self, job: Job) -> None:
         self._free["run"] += 1
@@ -270,14 +342,8 @@ class Workers:
 
 
 def simulate(workers: Workers, scheme: Scheme, train: float) -> Result:
-    """Make all steps of a training run.
-
-    Args:
-        workers: fresh ones.
-        scheme: what is compared.
-        train: seconds that a step's training takes.
-    """
-    workers.set_scheme(scheme)
+    """Make all steps of a training run."""
+    workers.scheme = scheme
     result, setting = workers.result, workers.setting
     began = 0.0
 
@@ -308,7 +374,6 @@ def simulate(workers: Workers, scheme: Scheme, train: float) -> Result:
 
 
 def new_group(task: Task) -> ActiveGroup:
-    """Return a fresh group."""
     group = ActiveGroup(task)
     group.jobs = [Job(f"{task.number}-{place}", group, draw) for place, draw in enumerate(task.members)]
     return group

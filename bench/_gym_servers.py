@@ -1,17 +1,23 @@
-"""Gym's servers for ``bench gym``, each in a process of its own, as Gym starts them.
+"""Gym's servers for ``bench gym``, each in a process of its own, as Gym starts them, and the collector's side.
 
 Agent and rollouts are ours, over an instant environment and policy. Beside them an empty agent only gives as many bytes
 back: what a row costs there is Gym's own. Both have an environment server in front of them. ``running_servers`` starts
-all. Run as a program this module is one of them.
+all. Run as a program this module is one of them, or the collector, which posts rows to ``/run`` with Gym's own client:
+
+``latency URL PID...`` posts rows at random moments to every arm in turn, round after round, and prints the milliseconds
+of each, and the CPU time of the processes; ``URL`` is a service of the same environment that is called directly.
+``rate`` prints rows per second, ``crowd COUNT`` how long so many take that are posted at once.
 """
 
 import asyncio
+import gc
 import json
 import os
+import resource
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -19,10 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import _service_work as work
-import aiohttp
+from _load import closed_loop, poisson_arrivals
+from _processes import cpu_seconds
+from _programs import BenchRefusedError, last_words, wait_answering
+from _service_server import TOKEN, submit_and_wait
 
 from prorl_gym.cli.demo.stack import HOST, free_ports
 from prorl_gym.cli.installation import gym_root
+from prorl_gym.client import Client
 
 AGENT, RELAY = "bench_agent", "bench_environment_server"
 EMPTY, EMPTY_RELAY = "bench_empty_agent", "bench_empty_environment_server"
@@ -31,60 +41,153 @@ SERVERS = (ROLLOUTS, AGENT, RELAY, EMPTY, EMPTY_RELAY)
 AGENT_SERVER = gym_root() / "responses_api_agents" / "prorl_rollout_agent" / "app.py"
 AS_NEMO_RL = {"global_aiohttp_connector_limit": 65536, "global_aiohttp_connector_limit_per_host": 16384}
 """Connections of Gym's clients. The default of 1,024 for a host would not let thousands of rows in."""
+DIRECT = "direct"
+RATE = 100.0
+ROUNDS, ROUND_SECONDS = (2, 1.5) if work.SHORT else (10, 4.0)
+CALLERS = 64
+CLOSED_LOOP = 200 if work.SHORT else 2000
+
+
+def row(index: int) -> dict[str, Any]:
+    return {
+        "responses_create_params": {"input": [{"role": "user", "content": "q" * 200}]},
+        "agent_ref": {"type": "responses_api_agents", "name": AGENT},
+        "environment": work.ENVIRONMENT,
+        "task": {"id": index},
+        "_ng_task_index": index,
+        "_ng_rollout_index": 0,
+    }
+
+
+class Collector:
+    """Posts rows, each with an index of its own."""
+
+    def __init__(self) -> None:
+        from nemo_gym.server_utils import ServerClient  # pyright: ignore[reportMissingTypeStubs]
+
+        self._gym: Any = ServerClient.load_from_global_config()
+        self._posted = 0
+
+    async def post(self, server: str) -> dict[str, Any]:
+        from nemo_gym.server_utils import get_response_json  # pyright: ignore[reportMissingTypeStubs]
+
+        self._posted += 1
+        answer = await self._gym.post(server_name=server, url_path="/run", json=row(self._posted))
+        result = await get_response_json(answer)
+        if answer.status != 200 or result["reward"] != 1.0:
+            raise RuntimeError(f"{server} answers {answer.status}: {str(result)[:500]}")
+        return result
+
+
+async def latency(url: str, servers: Sequence[int]) -> dict[str, dict[str, list[float]]]:
+    """Return milliseconds by arm: of each row, and of the servers' CPU for a row, by round.
+
+    The arms take turns, and see the same arrivals.
+    """
+    collector = Collector()
+    async with Client(url, token=TOKEN, retry_seconds=0.0) as client:
+        arms: dict[str, Callable[[], Awaitable[object]]] = {
+            DIRECT: lambda: submit_and_wait(client, work.request("direct"))
+        }
+        arms |= {name: lambda name=name: collector.post(name) for name in (AGENT, RELAY, EMPTY, EMPTY_RELAY)}
+        rows: dict[str, list[float]] = {name: [] for name in arms}
+        cpu: dict[str, list[float]] = {name: [] for name in arms}
+
+        async def measure(name: str, seconds: float) -> list[float]:
+            async def act(due: float) -> list[float]:
+                await arms[name]()
+                return [(time.perf_counter() - due) * 1000]
+
+            return await poisson_arrivals(RATE, act, seconds, work.SEED)
+
+        for name in arms:
+            await measure(name, 1.0)  # opens connections
+        for first in range(ROUNDS):
+            order = [*arms][first % len(arms) :] + [*arms][: first % len(arms)]
+            for name in order:
+                before = cpu_seconds(servers)
+                measured = await measure(name, ROUND_SECONDS)
+                rows[name] += measured
+                cpu[name].append((cpu_seconds(servers) - before) * 1000 / len(measured))
+    return {"rows": rows, "cpu": cpu}
+
+
+async def rate() -> dict[str, list[float]]:
+    """Return rows per second of callers that each post one row after the other, by arm; the arms take turns."""
+    collector = Collector()
+
+    found: dict[str, list[float]] = {name: [] for name in (AGENT, RELAY, EMPTY, EMPTY_RELAY)}
+    for _ in range(work.RUNS):
+        for name, rates in found.items():
+            seconds = await closed_loop(CLOSED_LOOP, CALLERS, lambda name=name: collector.post(name))
+            rates.append(CLOSED_LOOP / seconds)
+    return found
+
+
+async def crowd(count: int) -> dict[str, Any]:
+    """Return the seconds in which rows posted at once are answered, by arm; and how many rollouts there were."""
+    collector = Collector()
+    seconds: dict[str, float] = {}
+    rollouts: set[str] = set()
+    for name in (EMPTY_RELAY, RELAY):
+        began = time.perf_counter()
+        results = await asyncio.gather(*(collector.post(name) for _ in range(count)))
+        seconds[name] = time.perf_counter() - began
+        rollouts = {str(result.get("prorl_rollout_id")) for result in results}
+    return {"seconds": seconds, "answered": len(rollouts)}
+
+
+def _collect(arguments: list[str]) -> Any:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    import nemo_gym.server_utils  # noqa: F401  # pyright: ignore[reportMissingTypeStubs, reportUnusedImport]
+
+    gc.freeze()  # a collection over what Gym imports would count as latency of the servers
+    match arguments:
+        case ["latency", url, *servers]:
+            return asyncio.run(latency(url, [*map(int, servers)]))
+        case ["rate"]:
+            return asyncio.run(rate())
+        case ["crowd", count]:
+            return asyncio.run(crowd(int(count)))
+        case _:
+            raise SystemExit(__doc__)
 
 
 def is_installed() -> bool:
-    """Whether there is a NeMo Gym here that has environment servers."""
     return find_spec("nemo_gym") is not None and find_spec("environment_servers") is not None
 
 
 @dataclass(frozen=True, slots=True)
 class GymServers:
-    """The running servers."""
-
     config: dict[str, Any]
     children: dict[str, asyncio.subprocess.Process]
     directory: Path
 
     @property
     def pids(self) -> list[int]:
-        """Their processes."""
         return [child.pid for child in self.children.values()]
 
-    def peak_mb(self, instance: str) -> float:
-        """Return the largest resident set that a server had."""
-        status = Path(f"/proc/{self.children[instance].pid}/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) / 1024
-
-    async def run_program(self, script: Path, *arguments: str) -> Any:
-        """Run a program as Gym's client of these servers; return the JSON that it prints.
-
-        Raises:
-            RuntimeError: it failed.
-        """
-        child = await _spawn([str(script), *arguments], AGENT, self.config, self.directory / "client.log")
+    async def collect(self, *arguments: str) -> Any:
+        """Run the collector as Gym's client of these servers; return the JSON that it prints."""
+        child = await _spawn([__file__, *arguments], AGENT, self.config, self.directory / "client.log")
         output, _ = await child.communicate()
         if child.returncode:
-            raise RuntimeError("Gym's client failed:\n" + _tail(self.directory / "client.log"))
+            raise BenchRefusedError("Gym's client failed.", last_words(self.directory / "client.log"))
         return json.loads(output.splitlines()[-1])
 
 
 @asynccontextmanager
 async def running_servers(directory: Path) -> AsyncGenerator[GymServers]:
-    """Run the servers for the block.
-
-    Raises:
-        RuntimeError: one did not start.
-    """
+    """Run the servers for the block. Raises ``RuntimeError`` if one did not start."""
     config = _config()
     children: dict[str, asyncio.subprocess.Process] = {}
     try:
         for instance in SERVERS:
             script = [str(AGENT_SERVER)] if instance == AGENT else [__file__, instance]
             children[instance] = await _spawn(script, instance, config, directory / f"{instance}.log")
-        async with aiohttp.ClientSession() as session:
-            for instance, child in children.items():
-                await _wait_ready(session, _address(config, instance), child, directory / f"{instance}.log")
+        for instance, child in children.items():
+            await wait_answering(_address(config, instance) + "/livez", child, directory / f"{instance}.log")
         yield GymServers(config, children, directory)
     finally:
         for child in children.values():
@@ -94,7 +197,6 @@ async def running_servers(directory: Path) -> AsyncGenerator[GymServers]:
 
 
 def _config() -> dict[str, Any]:
-    """Return Gym's whole configuration, as ``gym env start`` would have merged it."""
     head, *ports = free_ports(1 + len(SERVERS))
     port_of: dict[str, int] = dict(zip(SERVERS, ports, strict=True))
 
@@ -146,26 +248,8 @@ async def _spawn(script: list[str], instance: str, config: dict[str, Any], log: 
         )
 
 
-async def _wait_ready(session: aiohttp.ClientSession, url: str, child: asyncio.subprocess.Process, log: Path) -> None:
-    deadline = time.monotonic() + 90
-    while True:
-        try:
-            async with session.get(url + "/livez") as answer:
-                if answer.status == 200:
-                    return
-        except aiohttp.ClientError:
-            pass
-        if child.returncode is not None or time.monotonic() > deadline:
-            raise RuntimeError("a server of Gym did not start:\n" + _tail(log))
-        await asyncio.sleep(0.1)  # another process: there is no event to wait for
-
-
-def _tail(log: Path) -> str:
-    return log.read_text(errors="replace")[-4000:]
-
-
 def _serve_rollouts() -> None:
-    import prorl_gym.gym_root.resources_servers.prorl_rollout.embedded_service as hosted
+    import prorl_gym.gym_root.resources_servers.prorl_rollout.app as hosted
     from prorl_gym.api.build import LoadedService
     from prorl_gym.gym_root.resources_servers.prorl_rollout.app import ProrlRolloutServer
     from prorl_gym.inference.tokens.template_check import load_codec
@@ -206,8 +290,6 @@ def _serve_empty() -> None:
     result = orjson.dumps({"reward": 1.0, "logprobs": [-0.12345678901234567] * work.TOKENS})
 
     class EmptyAgent(ProrlRolloutAgent):
-        """Answers at once."""
-
         async def run(self, request: Request) -> Response:
             orjson.loads(await request.body())
             return Response(result, media_type="application/json")
@@ -227,4 +309,12 @@ def _serve_relay() -> None:
 
 
 if __name__ == "__main__":
-    {ROLLOUTS: _serve_rollouts, EMPTY: _serve_empty}.get(sys.argv[1], _serve_relay)()
+    match sys.argv[1:]:
+        case ["bench_empty_agent"]:
+            _serve_empty()
+        case ["prorl_rollout"]:
+            _serve_rollouts()
+        case ["latency" | "rate" | "crowd", *_]:
+            print(json.dumps(_collect(sys.argv[1:])))
+        case _:
+            _serve_relay()

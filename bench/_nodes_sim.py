@@ -1,14 +1,13 @@
 """The simulated part of ``bench nodes``: a service over 1 to 256 nodes on a virtual clock.
 
 Everything that decides is real (service, ledger, placement, channel, engine pool with its balancer and admission, the
-nodes' runners); engines, commands, the network and time are simulated (``prorl_gym.testing.simulation``). The head's
-own work takes no virtual time: the processor time of a whole run, simulation included, is a figure of its own.
+nodes' runners); engines, commands, the network and time are simulated (``simulation``). The head's own work takes no
+virtual time.
 
-Work per node is constant: its slots, one engine, and ``GROUPS`` groups of ``SIZE`` rollouts. All are submitted at the
-start. Throughput is that between the ends of the first and the last quarter of the rollouts, so that neither filling
-nor the longest rollouts decide; the throughput of the whole run stands beside it. Efficiency is throughput over ``n``
-times the mean throughput of one node. Small installations are run with several seeds, so that each point has as many
-rollouts as 16 nodes, and all points together have 100,000.
+Work per node is constant: its slots, one engine, and ``GROUPS`` groups of ``SIZE`` rollouts, all submitted at once.
+Throughput is that between the ends of the first and the last quarter of the rollouts, so that neither filling nor the
+longest rollouts decide. Small installations are run with several seeds, so that each point has as many rollouts as 16
+nodes, and all points together have 100,000.
 
 This file was committed before the first measurement; what is measured does not choose its workload.
 """
@@ -16,65 +15,50 @@ This file was committed before the first measurement; what is measured does not 
 import asyncio
 import random
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from _report import SHORT
+from simulation.cluster import Cluster, ClusterConfig
+from simulation.planned_rollouts import Shape
+from simulation.virtual_clock import run_deterministically
 
 from prorl_gym.records import Rollout, RolloutRequest
 from prorl_gym.rollout.scheduling.runner import RunnerConfig
-from prorl_gym.testing.simulation.cluster import Cluster, ClusterConfig
-from prorl_gym.testing.simulation.planned_rollouts import Shape
-from prorl_gym.testing.virtual_clock import run_deterministically
 
 SIZE = 8
 GROUPS = 4 if SHORT else 29
 POINTS = (1, 2, 4, 8) if SHORT else (1, 2, 4, 8, 16, 32, 64, 256)
-"""Numbers of nodes."""
 SEEDED = 2 if SHORT else 16
 """Nodes that the seeds of a point have together, at least."""
 NODE = RunnerConfig(queue=8, init=8, run=32, eval=16)
 KV_TOKENS = 400_000
 SHAPE = Shape(turns_per_call=5)
-"""Turns, tokens and commands of ``_sim_workload.py``."""
+"""Turns, tokens and commands of ``balance_sim.py``."""
 COMMIT_SECONDS = 0.002
 """Shortest time to and from the ledger's writer, doubled at random: a commit on a solid-state disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One run."""
-
     nodes: int
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class PointResult:
-    """What one run showed."""
-
     throughput: float
     """Rollouts per virtual second in the middle half."""
-    whole_throughput: float
-    processor_seconds: float
     virtual_seconds: float
     rollouts: int
-    engine_share: float
-    """Share of the time for which engines worked."""
 
 
 def points() -> list[Point]:
-    """Return the runs, the longest first."""
     return [Point(nodes, seed) for nodes in reversed(POINTS) for seed in range(max(1, SEEDED // nodes))]
 
 
 def execute(point: Point) -> PointResult:
-    """Make a run.
-
-    Raises:
-        RuntimeError: an invariant of the simulation was violated.
-    """
+    """Make a run. Raises ``RuntimeError`` if an invariant of the simulation was violated."""
     delays = random.Random(f"{point.seed}/threads")
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
@@ -101,8 +85,8 @@ async def _run(point: Point, ledger: Path) -> PointResult:
         if len(ends) == total:
             done.set()
 
-    life.service.add_record_observer(on_record)
-    began, processor = loop.time(), time.process_time()
+    life.service.record_observers.append(on_record)
+    began = loop.time()
     for group in range(point.nodes * GROUPS):
         requests = [
             RolloutRequest(
@@ -118,10 +102,9 @@ async def _run(point: Point, ledger: Path) -> PointResult:
         ]
         await life.process.spawn(life.service.submit(requests))
     await done.wait()
-    processor, seconds = time.process_time() - processor, loop.time() - began
-    busy = sum(engine.busy for engine in cluster.engines.values()) / point.nodes / seconds
+    seconds = loop.time() - began
     await cluster.stop_head()
     if cluster.complaints:
         raise RuntimeError(f"{len(cluster.complaints)} violations: {cluster.complaints[:3]}")
     middle = ends[3 * total // 4] - ends[total // 4]
-    return PointResult(total / 2 / middle, total / seconds, processor, seconds, total, busy)
+    return PointResult(total / 2 / middle, seconds, total)

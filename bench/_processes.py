@@ -8,6 +8,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+UNSHARE = (
+    *("unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts"),
+    *("--fork", "--mount-proc", "true"),
+)
+"""The namespaces of a sandbox, with nothing else of one."""
+
 
 def all_processes() -> Iterator[int]:
     """Yield every process of this pid namespace."""
@@ -31,11 +37,7 @@ def process_tree(pid: int) -> list[int]:
 
 
 def pss(pids: Iterable[int]) -> float:
-    """Return MB of some processes; those that have ended count nothing.
-
-    Raises:
-        PermissionError: one may not be looked at: the sum would be worthless.
-    """
+    """Return MB of some processes; those that have ended count nothing."""
     total = 0
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):

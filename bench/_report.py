@@ -2,8 +2,9 @@
 
 import os
 import platform
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +15,8 @@ _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Quantiles of Student's t at 97.5 %, for 1 to 9 degrees of freedom."""
 _Z95 = 1.959964
 
+LOAD_AVERAGE = os.getloadavg()[0]
+"""When a bench is loaded: its own work raises it, too."""
 Better = Literal["lower", "higher"]
 SHORT = os.environ.get("PRORL_BENCH_SHORT") == "1"
 """Measure a tenth, to try a bench: its report is not for publication. Set by ``prorl-gym bench NAME --short``; a
@@ -56,24 +59,11 @@ class Report(TypedDict):
     ratios: dict[str, float] | None
     """How many times better than each peer; ``None`` when more was running than there are cores."""
     load_average: float
-    """When the bench began: what else was running."""
+    """When the bench began."""
     load_average_after: float
-    """When it ended, with what the bench itself ran."""
     cores: int | None
     machine: str
     versions: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class StartConditions:
-    """What a bench notes before it measures anything: its own work raises the load average, too."""
-
-    load_average: float
-
-    @classmethod
-    def capture(cls) -> "StartConditions":
-        """Look at the machine."""
-        return cls(os.getloadavg()[0])
 
 
 def peer(name: str, runs: Sequence[float], *, target: float | None = None) -> Peer:
@@ -86,7 +76,7 @@ def figure(
     runs: Sequence[float],
     unit: str,
     *,
-    better: Better,
+    better: Better = "lower",
     backend: str | None = None,
     target: float | None = None,
     peers: Sequence[Peer] = (),
@@ -107,11 +97,7 @@ def figure(
 
 
 def interval(runs: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of some runs (Student's t).
-
-    Raises:
-        ValueError: there are fewer than two.
-    """
+    """Return the 95 % interval of the mean of some runs (Student's t)."""
     if len(runs) < 2:
         raise ValueError(f"no interval of {len(runs)} runs")
     freedom = len(runs) - 1
@@ -133,33 +119,24 @@ def report(
     bench: str,
     figures: list[Figure],
     *packages: str,
-    begun: StartConditions | None = None,
+    begun: float = LOAD_AVERAGE,
     also: Mapping[str, str] | None = None,
 ) -> Report:
-    """Return the report, with the versions of Python, the kernel, this package and ``packages``.
-
-    Args:
-        bench: its name.
-        figures: what it measured.
-        packages: distributions whose versions belong to the figures.
-        begun: noted before the first measurement; a bench that hardly loads the machine may leave it out.
-        also: further versions, of what peers are made of.
-    """
-    begun = begun or StartConditions.capture()
+    """Return the report, with the versions of Python, the kernel, this package and ``packages``."""
     versions = {"python": platform.python_version(), "kernel": platform.release().split("-")[0]}
     for package in ("prorl-gym", *packages):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "not installed"
-    quiet = begun.load_average <= (os.cpu_count() or 1)  # a busy machine slows some peers more than others
+    quiet = begun <= (os.cpu_count() or 1)  # a busy machine slows some peers more than others
     return Report(
         bench=bench,
         date=datetime.now(UTC).date().isoformat(),
         quick=SHORT,
         figures=figures,
         ratios=_ratios(figures) if quiet else None,
-        load_average=begun.load_average,
+        load_average=begun,
         load_average_after=os.getloadavg()[0],
         cores=os.cpu_count(),
         machine=_machine(),
@@ -178,10 +155,33 @@ def _ratios(figures: Sequence[Figure]) -> dict[str, float]:
 
 
 def _machine() -> str:
-    """Say what the machine is without naming it."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30)
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     models = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
     who = "root" if os.geteuid() == 0 else "an ordinary user"
     kind = ", ".join(sorted(models)) or platform.machine()
     return f"{os.cpu_count()} cores ({kind}), {memory:.0f} GiB memory, started by {who}"
+
+
+def program_version(name: str, flag: str = "--version") -> dict[str, str]:
+    """Return the version of a program, by its name; nothing where it is not installed."""
+    path = shutil.which(name)
+    if path is None:
+        return {}
+    said = subprocess.run([path, flag], capture_output=True, text=True, check=False).stdout.split()
+    return {name: next((word for word in said if word[:1].isdigit()), "unknown")}
+
+
+def package_versions(variable: str, *packages: str) -> dict[str, str]:
+    """Return the versions of packages in the environment whose python an environment variable names."""
+    python = os.environ.get(variable)
+    return {} if python is None else versions_in(python, *packages)
+
+
+def versions_in(python: str | Path, *packages: str) -> dict[str, str]:
+    """Return the versions of packages in the environment of a python; nothing where it does not exist."""
+    if not Path(python).exists():
+        return {}
+    code = "import importlib.metadata, sys; [print(importlib.metadata.version(name)) for name in sys.argv[1:]]"
+    said = subprocess.run([python, "-c", code, *packages], capture_output=True, text=True, check=False).stdout.split()
+    return dict(zip(packages, said, strict=False))

@@ -12,12 +12,10 @@ Run by the python of its own environment: ``_rollout_bash_harness.py ENGINE_URL 
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import verifiers.v1 as vf
-from _rollout_load import answer_loads
+from _load import answer_loads
 from math_verify import parse, verify
 
 __all__ = ["QuestionTaskset"]
@@ -30,7 +28,6 @@ class QuestionTask(vf.Task[vf.TaskData]):
 
     @vf.reward(weight=1.0)
     async def correct(self, trace: vf.Trace) -> float:
-        """Compare with math-verify."""
         return float(verify(parse(f"\\boxed{{{ANSWER}}}"), parse(trace.last_reply)))
 
 
@@ -38,13 +35,10 @@ class QuestionTaskset(vf.Taskset[QuestionTask, vf.TasksetConfig]):
     """One task."""
 
     def load(self) -> list[QuestionTask]:
-        """Return it."""
         return [QuestionTask(vf.TaskData(prompt=QUESTION), self.config.task)]
 
 
-@asynccontextmanager
-async def serving(url: str, taskset: str, **client_options: Any) -> AsyncGenerator[Callable[[], Awaitable[Any]]]:
-    """Serve the environment of a taskset's module; yields what makes one episode."""
+async def _main(url: str) -> None:
     from verifiers.v1.configs.cli.eval import EvalConfig
     from verifiers.v1.utils.loaders import load_environment
 
@@ -52,9 +46,9 @@ async def serving(url: str, taskset: str, **client_options: Any) -> AsyncGenerat
     agent = {"harness": {"id": "bash"}, "runtime": {"type": "subprocess"}}
     config: Any = EvalConfig.model_validate(
         {
-            "env": {"taskset": {"id": taskset}, "agent": agent},
+            "env": {"taskset": {"id": "_rollout_bash_harness"}, "agent": agent},
             "model": "m",
-            "client": {"type": "eval", "base_url": url, "api_key_var": "BENCH_ENGINE_KEY", **client_options},
+            "client": {"type": "eval", "base_url": url, "api_key_var": "BENCH_ENGINE_KEY"},
             "push": False,
         }
     )
@@ -62,20 +56,11 @@ async def serving(url: str, taskset: str, **client_options: Any) -> AsyncGenerat
     context = vf.ModelContext(client=config.client, model=config.model, sampling=config.sampling)
     (task,) = list(environment.taskset)
 
-    async def episode() -> Any:
+    async def rollout() -> float:
         (slot,) = environment.slots(task)
-        return await environment.run_slot(slot, context)
+        return sum(trace.reward for trace in (await environment.run_slot(slot, context)).traces)
 
     async with environment.serving():
-        yield episode
-
-
-async def _main(url: str) -> None:
-    async with serving(url, "_rollout_bash_harness") as episode:
-
-        async def rollout() -> float:
-            return sum(trace.reward for trace in (await episode()).traces)
-
         await answer_loads(rollout)
 
 

@@ -10,21 +10,16 @@ words of PROGRAM before it (bubblewrap and its options, or nothing). ``MathRubri
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import verifiers as vf
-from _rollout_load import answer_loads
+from _load import answer_loads
 from datasets import Dataset
 from verifiers.clients import resolve_client
 from verifiers.types import ClientConfig
 
 
-def make_rollout(
-    url: str, question: str, answer: str, *wrapper: str, **client_options: Any
-) -> Callable[[], Awaitable[dict[str, Any]]]:
-    """Return what makes one rollout and returns its output."""
-
+async def _main(url: str, question: str, answer: str, *wrapper: str) -> None:
     async def python(code: str) -> str:
         """Run Python code and return what it prints.
 
@@ -43,23 +38,14 @@ def make_rollout(
     row = {"prompt": [{"role": "user", "content": question}], "answer": answer}
     environment: Any = vf.ToolEnv(tools=[python], dataset=Dataset.from_list([row]), rubric=vf.MathRubric(), max_turns=4)
     os.environ["BENCH_ENGINE_KEY"] = "none"
-    client = resolve_client(ClientConfig(api_key_var="BENCH_ENGINE_KEY", api_base_url=url, **client_options))
-
-    async def rollout() -> dict[str, Any]:
-        given: Any = {**row, "example_id": 0}
-        return await environment.run_rollout(given, client, "m", {})
-
-    return rollout
-
-
-async def _main() -> None:
-    make = make_rollout(*sys.argv[1:])
+    client = resolve_client(ClientConfig(api_key_var="BENCH_ENGINE_KEY", api_base_url=url))
 
     async def rollout() -> float:
-        return float((await make())["reward"])
+        given: Any = {**row, "example_id": 0}
+        return float((await environment.run_rollout(given, client, "m", {}))["reward"])
 
     await answer_loads(rollout)
 
 
 if __name__ == "__main__":
-    asyncio.run(_main())
+    asyncio.run(_main(*sys.argv[1:]))

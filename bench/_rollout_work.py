@@ -1,20 +1,16 @@
 r"""The rollouts of ``bench peers``: what the agent does, how many are made, which figures are wanted. Fixed beforehand.
 
 ``question``: one python call, then the answer in ``\boxed{}``. ``shell``: twenty commands on a small project, three of
-them edits, then its hidden tests, which must pass. ``program``: a program, tried with two tools, then hidden tests.
+them edits, then its hidden tests, which must pass.
 """
 
 import base64
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from _report import SHORT
 
-from prorl_gym.cli.installation import gym_root
-
 ENGINE_SECONDS = 0.02
-"""Time of every model call."""
 CALLERS = 32
 """Of the closed loop that rates are compared at; the open loop has half of that rate."""
 RUNS = 1 if SHORT else 3
@@ -26,7 +22,6 @@ class Sizes:
 
     warm_up: int
     closed: dict[int, int]
-    """Rollouts by the number of callers."""
     open: int
 
     def scaled(self, factor: float) -> "Sizes":
@@ -40,29 +35,21 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One kind of rollout."""
-
     name: str
     environment: str
     row: dict[str, Any]
     calls: int
-    """Model calls of one rollout."""
     sizes: Sizes
 
     @property
     def engine_ms(self) -> float:
-        """Milliseconds that the engine takes in one rollout."""
         return self.calls * ENGINE_SECONDS * 1000
 
-
-# --- one question -----------------------------------------------------------------------------------------------------
 
 QUESTION, ANSWER = "What is 12345 * 6789?", "83810205"
 CODE = "print(12345 * 6789)"
 
-# --- a small project --------------------------------------------------------------------------------------------------
-
-_FILES = {
+FILES = {
     "stats/__init__.py": 'from stats.core import mean, median, spread\n\n__all__ = ["mean", "median", "spread"]\n',
     "stats/core.py": (
         '"""Figures of a sample."""\n\n\n'
@@ -121,27 +108,21 @@ COMMANDS = (
 TEST_COMMAND = "python3 /tests/hidden.py"
 
 
-def project_files() -> dict[str, str]:
-    """Return the project by path."""
-    return dict(_FILES)
-
-
 def _base64(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def _question_row() -> dict[str, Any]:
-    steps = [
-        {"text": "I compute it.", "tool": "python", "arguments": {"code": CODE}},
-        {"text": "The product is \\boxed{{observation}}."},
-    ]
-    return {"id": "product", "question": QUESTION, "answer": ANSWER, "gold_steps": steps}
+_STEPS = [
+    {"text": "I compute it.", "tool": "python", "arguments": {"code": CODE}},
+    {"text": "The product is \\boxed{{observation}}."},
+]
+_QUESTION_ROW = {"id": "product", "question": QUESTION, "answer": ANSWER, "gold_steps": _STEPS}
 
 
 def _shell_row() -> dict[str, Any]:
     steps = [{"tool": "bash", "arguments": {"command": command}} for command in COMMANDS]
     steps.append({"tool": "finish", "arguments": {"answer": "The three functions are repaired."}})
-    files = [{"kind": "file", "path": f"/app/{path}", "data": _base64(text)} for path, text in _FILES.items()]
+    files = [{"kind": "file", "path": f"/app/{path}", "data": _base64(text)} for path, text in FILES.items()]
     return {
         "id": "stats",
         "question": "The functions mean, median and spread of the package `stats` are wrong. Repair them.",
@@ -155,15 +136,19 @@ def _shell_row() -> dict[str, Any]:
     }
 
 
-def _code_row() -> dict[str, Any]:
-    """Return the first example that ships with the package: bash, then python, then the program."""
-    return json.loads((gym_root() / "environments/prorl_code/data/example.jsonl").read_text().splitlines()[0])["task"]
-
-
 SCALE = 0.1 if SHORT else 1.0
 _ASKED = Sizes(48, {1: 60, CALLERS: 300, 128: 200}, 200).scaled(SCALE)
 _WORKED = Sizes(8, {1: 8, CALLERS: 96}, 48).scaled(SCALE)
-QUESTION_WORK = Work("one question", "math", _question_row(), 2, _ASKED)
+QUESTION_WORK = Work("one question", "math", _QUESTION_ROW, 2, _ASKED)
 SHELL_WORK = Work("shell task", "taskdir", _shell_row(), len(COMMANDS) + 1, _WORKED)
-CODE_WORK = Work("program", "code", _code_row(), 3, _WORKED)
-WORKS = (QUESTION_WORK, SHELL_WORK, CODE_WORK)
+WORKS = (QUESTION_WORK, SHELL_WORK)
+MINI_WORK = {
+    "engine_seconds": ENGINE_SECONDS,
+    "files": FILES,
+    "prepare": PREPARE,
+    "commands": COMMANDS,
+    "task": SHELL_WORK.row["question"],
+    "tests": TESTS,
+    "test_command": TEST_COMMAND,
+}
+"""The shell task for a peer that runs it by itself."""

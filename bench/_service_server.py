@@ -10,12 +10,22 @@ import os
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import quantiles
 from typing import Any, Literal
 
+from _load import percentile
+from _programs import BENCH, ask, read_line, running
+
 from prorl_gym.client import Client
+from prorl_gym.environments.protocol import Episode, RunContext
+from prorl_gym.inference.balance.engine_pool import EnginePool
+from prorl_gym.inference.engines.vllm import VllmEngine, VllmOptions
+from prorl_gym.inference.tokens.template_check import load_codec
+from prorl_gym.records import Rollout, RolloutRequest
+from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
+from prorl_gym.sandbox.protocol import SandboxSpec
+from prorl_gym.testing.rollout.fake_rollout import Script, ScriptedEnvironment
 
 Kind = Literal["noop", "queue", "cancel", "echo"]
 TOKEN = "bench-token-of-no-worth"
@@ -28,62 +38,61 @@ class Health:
     """How the server was since it was asked before."""
 
     lag_p99_ms: float
-    lag_max_ms: float
-    samples: int
     rss_mb: float
-    """Resident set."""
-    peak_mb: float
 
 
 class Server:
     """The process, from outside."""
 
-    def __init__(self, child: asyncio.subprocess.Process, url: str) -> None:
+    def __init__(self, child: asyncio.subprocess.Process, url: str, log: Path) -> None:
         self.url = url
         self.pid = child.pid
         self._child = child
+        self._log = log
 
     def client(self) -> Client:
-        """Return a client of it."""
         return Client(self.url, token=TOKEN, retry_seconds=0.0)
 
     async def health(self) -> Health:
-        """Ask how it is, since it was asked before.
-
-        Raises:
-            RuntimeError: it died.
-        """
-        assert self._child.stdin is not None
-        self._child.stdin.write(b"\n")
-        return Health(**await _said(self._child))
+        """Ask how it is, since it was asked before."""
+        return Health(**json.loads(await ask(self._child, "", self._log)))
 
 
 @asynccontextmanager
-async def running_server(kind: Kind, directory: Path, *arguments: str) -> AsyncGenerator[Server, None]:
-    """Run a server for the block."""
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, __file__, kind, str(directory), *arguments),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield Server(child, (await _said(child))["url"])
-    finally:
-        assert child.stdin is not None
-        child.stdin.close()
-        try:
-            await asyncio.wait_for(child.wait(), 30)
-        except TimeoutError:
-            child.kill()
-            await child.wait()
+async def running_server(kind: Kind, directory: Path, *arguments: str) -> AsyncGenerator[Server]:
+    log = directory / f"{kind}.log"
+    argv = [sys.executable, str(BENCH / "_service_server.py"), kind, str(directory), *arguments]
+    async with running(argv, log) as child:
+        yield Server(child, await read_line(child, log), log)
 
 
-async def _said(child: asyncio.subprocess.Process) -> dict[str, Any]:
-    assert child.stdout is not None
-    line = await asyncio.wait_for(child.stdout.readline(), 60)
-    if not line:
-        raise RuntimeError("the server of the bench died; its complaint is above")
-    return json.loads(line)
+def require_completed(rollout: Rollout) -> Rollout:
+    """Return it. Raises ``RuntimeError`` if it did not complete: the figure would be worthless."""
+    if rollout.outcome.status != "completed" or not rollout.segments:
+        raise RuntimeError(f"rollout {rollout.rollout_id}: {rollout.outcome}")
+    return rollout
+
+
+async def submit_and_wait(client: Client, request: RolloutRequest) -> Rollout:
+    await client.submit(request)
+    return require_completed(await client.result(request.rollout_id))
+
+
+class Busy(ScriptedEnvironment):
+    """Its agent leaves processes behind, one of them in a session of its own, and then asks the model."""
+
+    async def run(self, task: Script, episode: Episode, context: RunContext) -> None:
+        box = await context.leases.get_agent_sandbox(SandboxSpec())
+        shell = await box.shell()
+        await shell.run_command(f"sleep {task.id} & setsid -f sleep {task.id}; echo up", timeout=60)
+        await context.policy.start_conversation(episode.messages, ())
+
+
+@asynccontextmanager
+async def engines_at(url: str) -> AsyncGenerator[ModelPolicySource, None]:
+    async with EnginePool("policy") as pool:
+        pool.add_engine(VllmEngine("silent", url, VllmOptions(model="m", vocab_size=1000)))
+        yield ModelPolicySource(pool, load_codec("small"))
 
 
 class _Lag:
@@ -102,23 +111,13 @@ class _Lag:
         self.seen.append(max(0.0, asyncio.get_running_loop().time() - due) * 1000)
         self._ask()
 
-    def taken(self) -> Health:
+    def read(self) -> Health:
         seen, self.seen = self.seen, []
-        status = Path("/proc/self/status").read_text()
-        rss, peak = (int(status.split(f"{key}:")[1].split()[0]) / 1024 for key in ("VmRSS", "VmHWM"))
-        p99 = quantiles(seen, n=100)[98] if len(seen) > 1 else 0.0
-        return Health(p99, max(seen, default=0.0), len(seen), rss, peak)
-
-
-async def _backend(scratch: Path) -> Any:
-    from prorl_gym.sandbox.backend_selection import open_backend
-    from prorl_gym.sandbox.config import SandboxConfig
-
-    return await open_backend(SandboxConfig(backend="userns", warm=0, scratch=scratch))
+        rss = int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) / 1024
+        return Health(percentile(seen, 99) if len(seen) > 1 else 0.0, rss)
 
 
 async def _serve(kind: Kind, directory: Path, arguments: list[str]) -> None:
-    from _service_cancel import Busy, engines_at
     from _service_work import CANCELLED, RUNNING, RecordPolicySource, TimedEnvironment
 
     from prorl_gym.api.app import create_app
@@ -127,16 +126,18 @@ async def _serve(kind: Kind, directory: Path, arguments: list[str]) -> None:
     from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
     from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
     from prorl_gym.rollout.service import RolloutService
+    from prorl_gym.sandbox.backend_selection import open_backend
+    from prorl_gym.sandbox.config import SandboxConfig
     from prorl_gym.testing.rollout.fake_rollout import EmptyBackend, environment_lookup
 
     ledger = await SqliteLedger.open(LedgerConfig(path=directory / f"{kind}.sqlite"))
     if kind == "cancel":
         async with engines_at(arguments[0]) as policies:
-            backend = await _backend(directory / "scratch")
+            backend = await open_backend(SandboxConfig(backend="userns", warm=0, scratch=directory / "scratch"))
             runner = InProcessRunner(environment_lookup(Busy()), policies, backend, RunnerConfig(run=CANCELLED))
             service = RolloutService(ledger, runner)
             await service.start()
-            await _answer(create_app(AppContext.create(service), TOKEN))
+            await _answer(create_app(AppContext(service), TOKEN))
             service.begin_shutdown()
             await service.stop(drain=False)
             await backend.close()
@@ -145,7 +146,7 @@ async def _serve(kind: Kind, directory: Path, arguments: list[str]) -> None:
     find: Any = environment_lookup(TimedEnvironment())  # pyright: ignore[reportArgumentType]
     service = RolloutService(ledger, InProcessRunner(find, RecordPolicySource(), EmptyBackend(), config))
     await service.start()
-    serving = AppContext.create(service)
+    serving = AppContext(service)
     async with serving.history:
         await _answer(create_app(serving, TOKEN))
     service.begin_shutdown()
@@ -183,10 +184,9 @@ async def _answer(app: Any) -> None:
             lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(0, "rb")
         )
         lag = _Lag()
-        print(json.dumps({"url": f"http://127.0.0.1:{listener.getsockname()[1]}"}), flush=True)
+        print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
         while await lines.readline():
-            health = lag.taken()
-            print(json.dumps({name: getattr(health, name) for name in Health.__slots__}), flush=True)
+            print(json.dumps(asdict(lag.read())), flush=True)
         server.force_exit = server.should_exit = True
         await answering
 

@@ -6,45 +6,37 @@ Fixed before the first measurement. A record is 20 kB of JSON: 900 tokens, each 
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from _report import SHORT
+from simulation.planned_rollouts import Plan, PlannedEnvironment, Shape, Stage, Turn
 
-from prorl_gym.agents.protocol import Artifacts
-from prorl_gym.environments.protocol import Episode, Leases, RunContext, ScriptedStep
 from prorl_gym.inference.tokens.turn_log import TurnLog
-from prorl_gym.records import NOT_SAMPLED, Generation, Message, RolloutRequest, Score, Segment
+from prorl_gym.records import NOT_SAMPLED, Generation, RolloutRequest, Segment
 from prorl_gym.rollout.protocol import Job
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
 from prorl_gym.testing.rollout.fake_rollout import FakePolicySource, FakeSession
 
 ENVIRONMENT = "timed"
-Stage = Literal["init", "run", "eval"]
-
 TOKENS, PROMPT = 900, 300
 """Of a record; how many of them are its prompt."""
 SEED = 20
 RUNS = 1 if SHORT else 3
 
-# --- throughput and latency over HTTP ---------------------------------------------------------------------------------
-
 BATCH = 64
 BATCHED = 640 if SHORT else 6400
-"""Rollouts of one run in batches."""
 WINDOW = 8 * BATCH
 """Rollouts under way at most, when they are submitted in batches."""
 SINGLE = 400 if SHORT else 4000
 CALLERS = 64
 TARGETS = {"batches": 2000.0, "single": 1200.0, "gym": 200.0}
 """Rollouts per second."""
-ARRIVALS = {"batches": 500.0, "single": 200.0}
-"""Rollouts per second, while their latency is measured."""
+ARRIVAL_RATE = 200.0
+"""Rollouts per second, posted one by one, while their latency is measured."""
 LATENCY_SECONDS = 2.0 if SHORT else 20.0
 P50_MS, P99_MS = 3.0, 15.0
-
-# --- a long queue -----------------------------------------------------------------------------------------------------
 
 QUEUED, RUNNING = (1000, 100) if SHORT else (10_000, 1000)
 SPARE = 200 if SHORT else 2000
@@ -53,8 +45,6 @@ WATCHED_SECONDS = 3.0 if SHORT else 30.0
 TURNS, TURN_SECONDS = 20, 2.0
 """Of an agent that waits: how often, and for how long on average (exponential)."""
 RSS_MB, LAG_MS = 500.0, 50.0
-
-# --- overlap ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +69,10 @@ STEADY = (0.2, 0.8)
 """Between these shares of finished rollouts the overlap is looked at: not while it fills up and drains."""
 OVERLAP_PERCENT = 95.0
 
-# --- cancel -----------------------------------------------------------------------------------------------------------
-
 CANCELLED = 8 if SHORT else 64
 """Rollouts at work, cancelled one by one; then as many again, in groups."""
 GROUP = 8
 DEAD_MS, GONE_S = 200.0, 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """What a row asks for, in seconds."""
-
-    init: float = 0.0
-    run: tuple[float, ...] = (0.0,)
-    """Before each model call."""
-    eval: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,51 +85,27 @@ class Span:
     """That were asked for: a late event loop is no work."""
 
 
-@dataclass(slots=True)
-class TimedEnvironment:
-    """Implements ``Environment``: every stage waits for as long as the row says."""
+class TimedEnvironment(PlannedEnvironment):
+    """Every stage takes as many seconds as the row says: ``init``, ``run`` after each model call, and ``eval``."""
 
-    name: str = ENVIRONMENT
-    settings: RolloutSettings = field(default_factory=RolloutSettings)
-    spans: dict[Stage, list[Span]] = field(default_factory=lambda: {"init": [], "run": [], "eval": []})
-    record: bool = False
-    """Keep ``spans``."""
+    name = ENVIRONMENT
+    settings = RolloutSettings()
 
-    def parse_row(self, row: Mapping[str, Any]) -> Times:
-        """See ``Environment.parse_row``."""
-        return Times(row.get("init", 0.0), tuple(row.get("run", (0.0,))), row.get("eval", 0.0))
+    def __init__(self, *, record: bool = False) -> None:
+        super().__init__(Shape(), random.Random(0))
+        self.spans: dict[Stage, list[Span]] = {"init": [], "run": [], "eval": []}
+        self._record = record
 
-    async def init(self, task: Times, leases: Leases, settings: ResolvedSettings) -> Episode:
-        """See ``Environment.init``."""
-        await self._wait("init", task.init)
-        return Episode((Message(role="user", content="go"),), ())
+    def parse_row(self, row: Mapping[str, Any]) -> Plan:
+        turns = tuple(Turn(output=0, observation=0, tool_seconds=seconds) for seconds in row.get("run", (0.0,)))
+        return Plan(turns, row.get("init", 0.0), row.get("eval", 0.0), reward=1.0, ending="ok")
 
-    async def run(self, task: Times, episode: Episode, context: RunContext) -> None:
-        """See ``Environment.run``."""
-        context.artifacts.messages.extend(episode.messages)
-        for turn, seconds in enumerate(task.run):
-            await self._wait("run", seconds)
-            answer = await (
-                context.policy.respond(()) if turn else context.policy.start_conversation(episode.messages, ())
-            )
-            context.artifacts.answer = answer.text
-        context.artifacts.messages.append(Message(role="assistant", content=context.artifacts.answer or ""))
-
-    async def evaluate(self, task: Times, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
-        """See ``Environment.evaluate``."""
-        await self._wait("eval", task.eval)
-        return Score(reward=1.0)
-
-    def gold_steps(self, row: Mapping[str, Any]) -> Sequence[ScriptedStep]:
-        """See ``Environment.gold_steps``."""
-        return [ScriptedStep(text="go")]
-
-    async def _wait(self, stage: Stage, seconds: float) -> None:
+    async def pass_time(self, stage: Stage, seconds: float) -> None:
         if not seconds:
             return
         began = time.monotonic()
         await asyncio.sleep(seconds)
-        if self.record:
+        if self._record:
             self.spans[stage].append(Span(began, time.monotonic(), seconds))
 
 
@@ -179,7 +133,6 @@ class RecordPolicySource(FakePolicySource):
     """An instant policy whose records have the stated size."""
 
     def open_session(self, job: Job, settings: ResolvedSettings, turn_log: TurnLog | None = None) -> FakeSession:
-        """See ``PolicySource.open_session``."""
         self.opened += 1
         return _Session(self, evaluation=job.request.evaluation)
 
@@ -193,19 +146,16 @@ _VERSIONS = [NOT_SAMPLED] * PROMPT + [0] * _SAMPLED
 
 
 def request(run_id: str, task: Mapping[str, Any] | None = None) -> RolloutRequest:
-    """Return a rollout; without a task it does nothing."""
     return RolloutRequest(run_id=run_id, environment=ENVIRONMENT, task=dict(task or {"question": "q" * 200}))
 
 
 def waiting(count: int, run_id: str) -> list[RolloutRequest]:
-    """Return rollouts of agents that wait in every turn."""
     rng = random.Random(SEED)
     rows = [[round(rng.expovariate(1 / TURN_SECONDS), 3) for _ in range(TURNS)] for _ in range(count)]
     return [request(run_id, {"run": row}) for row in rows]
 
 
 def mixed(mix: Mix, run_id: str) -> list[RolloutRequest]:
-    """Return the rollouts of a mix."""
     rng = random.Random(SEED)
 
     def draw(stage: Stage) -> float:

@@ -11,14 +11,14 @@ import os
 import select
 import socket
 import sys
-import time
 from dataclasses import asdict
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from _load import times_ms
 from _report import Figure, figure, peer
 
-from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec, Shell
 from prorl_gym.sandbox.service.guest_channel import GuestChannel, GuestReply
 from prorl_gym.sandbox.service.operations.shell import PersistentShell
 
@@ -42,7 +42,7 @@ class RelayedChannel(GuestChannel):
     """A channel whose shells are reached through a relay in another process."""
 
     def __init__(self, sock: socket.socket, kind: str) -> None:
-        super().__init__(sock, asyncio.get_running_loop())
+        super().__init__(sock)
         self._kind = kind
         self.relays: list[asyncio.subprocess.Process] = []
 
@@ -76,6 +76,17 @@ def relay(pairs: dict[int, int]) -> None:
             os.write(pairs[source], data)
 
 
+async def time_echoes(shell: Shell, count: int) -> list[float]:
+    """Return ms of each ``echo hi`` in a shell."""
+
+    async def echo() -> None:
+        result = await shell.run_command("echo hi", timeout=30)
+        if (result.output, result.exit_code) != ("hi\n", 0):
+            raise RuntimeError(f"echo hi answered {result}")
+
+    return await times_ms(count, echo, _WARM_UP)
+
+
 async def _measure(control: str, relayed: str, count: int) -> tuple[list[float], list[float]]:
     """Return ms of pings of the guest and of ``echo hi`` in its shell."""
     ours, theirs = connected_pair(control)
@@ -90,36 +101,21 @@ async def _measure(control: str, relayed: str, count: int) -> tuple[list[float],
         channel = RelayedChannel(ours, relayed)
         try:
             await channel.wait_ready()
-            pings = [await _timed_ping(channel) for _ in range(count + _WARM_UP)]
+            pings = await times_ms(count, lambda: channel.request("ping"), _WARM_UP)
             echoes: list[float] = []
             if control == "packets":  # descriptors travel beside these alone
                 shell = PersistentShell(channel, spec)
-                echoes = [await _timed_echo(shell) for _ in range(count + _WARM_UP)]
+                echoes = await time_echoes(shell, count)
                 await shell.close()
         finally:
             channel.close()
             await guest.wait()
             for each in channel.relays:
                 await each.wait()  # it ends with the connections
-        return pings[_WARM_UP:], echoes[_WARM_UP:]
-
-
-async def _timed_ping(channel: GuestChannel) -> float:
-    began = time.perf_counter()
-    await channel.request("ping")
-    return (time.perf_counter() - began) * 1000
-
-
-async def _timed_echo(shell: PersistentShell) -> float:
-    began = time.perf_counter()
-    result = await shell.run_command("echo hi", timeout=30)
-    if (result.output, result.exit_code) != ("hi\n", 0):
-        raise RuntimeError(f"echo hi answered {result}")
-    return (time.perf_counter() - began) * 1000
+        return pings, echoes
 
 
 async def measure(count: int) -> list[Figure]:
-    """Return the figures of both channels."""
     pings, direct = await _measure("packets", "", count)
     tcp_pings, _ = await _measure("tcp", "", count)
     _, unix = await _measure("packets", "unix", count)
@@ -129,14 +125,12 @@ async def measure(count: int) -> list[Figure]:
             "control channel: round trip to the guest, Unix socket",
             pings,
             "ms",
-            better="lower",
             peers=[peer("the same guest over TCP loopback", tcp_pings)],
         ),
         figure(
             "shell channel: echo hi, descriptors handed over by a Unix socket",
             direct,
             "ms",
-            better="lower",
             peers=[peer("relayed over Unix sockets", unix), peer("relayed over TCP loopback", tcp)],
         ),
     ]

@@ -1,23 +1,110 @@
-"""Replays a workload on simulated engines, with the real policy and admission classes of the package.
+"""The workloads of ``bench balance``, and their replay on simulated engines with the real policy and admission.
 
 A discrete-event simulation: clients start sessions in the trace's order, each session sends its turns one after the
 other with tool time between them, the policy under test places every call. The admission under test is either a fixed
 number of live sessions, or the package's own book and AIMD fed by what simulated engines show as metrics.
+
+Workloads are recorded nowhere, drawn once per seed, the same for every arm: multi-turn agents in groups, whose samples
+share system and task prompt, then go their own ways. Lengths are log-normal, as agents' are: most sessions are short
+and a few are ten times as long. The shape (groups of 8, median 14 turns, outputs and observations of a few hundred
+tokens, tools of about a second) and the engines' figures are those of the vllm-router's published fit and of public
+traces of SWE agents. They were committed before the first measurement; what is measured does not choose them. Since
+then only the seeds of ``ROOMY`` have changed: five left open which of the sticky policies is the best, forty do not.
 """
 
 import heapq
 import math
+import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from _sim_workload import Session, Trace
+from simulation.engine import Call, Hardware, SimEngine, model_call
+from simulation.planned_rollouts import Turn
 
-from prorl_gym.inference.balance.admission_state import AdmissionState
-from prorl_gym.inference.balance.aimd_share import AimdShare
+from prorl_gym.inference.balance.admission_state import AdmissionState, AimdShare
 from prorl_gym.inference.balance.cache_estimate import PrefixReuse
 from prorl_gym.inference.protocol import BalancePolicy, CallOutcome, GenerationRequest
-from prorl_gym.testing.inference.simulated_engine import Call, EngineStats, Hardware, SimEngine
+
+SEEDS = (1, 2, 3, 4, 5)
+MANY_SEEDS = tuple(range(101, 141))
+"""Where systems differ by less than seeds do. Nothing was tuned on these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    id: str
+    group: str
+    turns: tuple[Turn, ...]
+
+    @property
+    def output(self) -> int:
+        return sum(turn.output for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Sessions in the order in which they want to start."""
+
+    sessions: tuple[Session, ...]
+    system_tokens: int = 2048
+    group_tokens: int = 2048
+    """Shared by a group, after the system prompt."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.system_tokens + self.group_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A trace's shape and the fleet it meets."""
+
+    name: str
+    engines: int
+    kv_tokens: int
+    groups: int
+    live: int
+    """Sessions that the client keeps live at once, where nothing cleverer decides."""
+    group_size: int = 8
+    seeds: tuple[int, ...] = SEEDS
+
+
+TIGHT = Workload("tight", engines=4, kv_tokens=200_000, groups=24, live=96)
+ROOMY = Workload("roomy", engines=4, kv_tokens=400_000, groups=24, live=64, seeds=MANY_SEEDS)
+CAPS = (16, 24, 32, 40, 48, 64, 96)
+"""Caps at which every policy is also tried, for its own best one."""
+
+
+def draw(workload: Workload, seed: int) -> Trace:
+    rng = random.Random(f"{workload.name}/{seed}")
+    sessions = tuple(
+        Session(f"g{group}-{sample}", f"g{group}", _turns(rng))
+        for group in range(workload.groups)
+        for sample in range(workload.group_size)
+    )
+    return Trace(sessions)
+
+
+def _turns(rng: random.Random) -> tuple[Turn, ...]:
+    count = min(99, max(1, round(_around(rng, 14, 0.8))))
+    return tuple(
+        Turn(
+            output=_tokens(_around(rng, 180, 0.6), 2000),
+            observation=_tokens(_around(rng, 450, 0.8), 6000),
+            tool_seconds=min(60.0, _around(rng, 1.0, 1.0)),
+        )
+        for _ in range(count)
+    )
+
+
+def _around(rng: random.Random, median: float, sigma: float) -> float:
+    return median * rng.lognormvariate(0.0, sigma)
+
+
+def _tokens(value: float, largest: int) -> int:
+    return min(largest, max(1, round(value)))
+
 
 SCRAPE_SECONDS = 5.0
 """Between two looks at the engines' metrics."""
@@ -30,7 +117,6 @@ class Clock:
         self.now = 0.0
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now
 
 
@@ -39,11 +125,8 @@ MakePolicy = Callable[[Clock], BalancePolicy]
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is compared."""
-
     policy: MakePolicy
     live: int
-    """Sessions live at once."""
     aimd: bool = False
     """``live`` is only the most, and the AIMD decides."""
 
@@ -57,63 +140,34 @@ class Incidents:
     kill: tuple[float, int] | None = None
     """When which engine dies for good."""
     join: float | None = None
-    """When the last engine of the fleet joins it."""
     epochs: tuple[float, ...] = ()
     """When weights change: caches are worthless then."""
 
 
 @dataclass(slots=True)
 class Result:
-    """What one run showed."""
-
     makespan: float
     sampled: int
     prompt_tokens: int
     hit_tokens: int
-    prefilled: int
-    preemptions: int
-    migrations: int
     finished: int
-    sessions: list[float]
-    """Seconds from start to end, per session."""
     busy: dict[str, float]
     late_share: float = math.nan
     """Share of the tokens sampled after it joined that the late engine sampled."""
 
     @property
-    def throughput(self) -> float:
-        """Useful tokens per second."""
-        return self.sampled / self.makespan
-
-    @property
     def hit_rate(self) -> float:
-        """Share of prompt tokens found in prefix caches."""
         return self.hit_tokens / self.prompt_tokens
 
 
 @dataclass(slots=True, eq=False)
 class _Life:
-    """A session that has begun."""
-
     session: Session
-    began: float
     turn: int = 0
     context: int = 0
-    home: str = ""
-    request: GenerationRequest | None = None
 
 
 class Simulation:
-    """One replay.
-
-    Args:
-        trace: sessions.
-        hardware: of each engine.
-        engines: how many.
-        arm: policy and admission.
-        incidents: what befalls them.
-    """
-
     def __init__(
         self, trace: Trace, hardware: Hardware, engines: int, arm: Arm, incidents: Incidents | None = None
     ) -> None:
@@ -140,16 +194,10 @@ class Simulation:
         self._share = AimdShare() if arm.aimd else None
         self._book = AdmissionState(math.inf)
         self._reuse = PrefixReuse()
-        self._durations: list[float] = []
-        self._sampled = self._migrations = 0
-        self._late_from: dict[str, EngineStats] = {}
+        self._sampled = self._ended = 0
+        self._late_from: dict[str, int] = {}
 
     def run(self) -> Result:
-        """Replay until every session has ended.
-
-        Raises:
-            RuntimeError: nothing can happen any more though sessions are open: a defect of policy or simulator.
-        """
         self._arm_incidents()
         if self._share is not None:
             self._look()
@@ -187,12 +235,11 @@ class Simulation:
     def _start_sessions(self) -> None:
         while self._pending and len(self._lives) < self._arm.live:
             session = self._pending.popleft()
-            life = self._lives[session.id] = _Life(session, self._clock.now, context=self._trace.prompt_tokens)
+            life = self._lives[session.id] = _Life(session, context=self._trace.prompt_tokens)
             self._ask(life)
         self._admit()
 
     def _ask(self, life: _Life) -> None:
-        """A session wants its next turn."""
         if self._share is None:
             self._send(life)
             return
@@ -213,20 +260,8 @@ class Simulation:
             self._homeless.append(life)
             return
         session, turn = life.session, life.session.turns[life.turn]
-        request = GenerationRequest(
-            request_id=f"{session.id}/{life.turn}",
-            session_id=session.id,
-            prompt_ids=range(life.context),
-            max_tokens=2048,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=-1,
-            stop_token_ids=(),
-            group_id=session.group,
-        )
+        request = model_call(f"{session.id}/{life.turn}", session.id, life.context, group=session.group)
         name = self._policy.choose(request, list(self._alive))
-        self._migrations += bool(life.home) and life.home != name
-        life.home = name
         self._placed[session.id] = (name, request)
         self._reuse.begin_call(request, name)
         self._alive[name].submit(
@@ -249,13 +284,12 @@ class Simulation:
             return
         self._policy.forget_session(call.session)
         self._reuse.forget_session(call.session)
-        self._durations.append(self._clock.now - life.began)
+        self._ended += 1
         del self._lives[call.session]
         self._book.remove_session(call.session)
         self._start_sessions()
 
     def _look(self) -> None:
-        """Scrape metrics, move the share, admit."""
         assert self._share is not None
         loads = {engine.name: engine.load() for engine in self._alive.values()}
         for name, load in loads.items():
@@ -282,7 +316,7 @@ class Simulation:
 
     def _join(self, engine: SimEngine) -> None:
         self._alive[engine.name] = engine
-        self._late_from = {one.name: _copy(one.tally) for one in self._engines}
+        self._late_from = {one.name: one.tally.sampled for one in self._engines}
         self._after(0.0, self._wake)
 
     def _wake(self) -> None:
@@ -300,32 +334,21 @@ class Simulation:
         tallies = {engine.name: engine.tally for engine in self._engines}
         late = math.nan
         if self._late_from:
-            since = {name: tally.sampled - self._late_from[name].sampled for name, tally in tallies.items()}
+            since = {name: tally.sampled - self._late_from[name] for name, tally in tallies.items()}
             late = since[self._engines[-1].name] / sum(since.values())
         return Result(
             makespan=self._clock.now,
             sampled=self._sampled,
             prompt_tokens=sum(tally.queried for tally in tallies.values()),
             hit_tokens=sum(tally.hit for tally in tallies.values()),
-            prefilled=sum(tally.prefilled for tally in tallies.values()),
-            preemptions=sum(tally.preemptions for tally in tallies.values()),
-            migrations=self._migrations,
-            finished=len(self._durations),
-            sessions=self._durations,
+            finished=self._ended,
             busy={name: tally.busy for name, tally in tallies.items()},
             late_share=late,
         )
 
 
 def replay(trace: Trace, hardware: Hardware, engines: int, arm: Arm, incidents: Incidents | None = None) -> Result:
-    """Replay a trace; see ``Simulation``."""
     return Simulation(trace, hardware, engines, arm, incidents).run()
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which ``share`` of the values lie."""
-    ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
 
 
 def _slowed(hardware: Hardware, index: int, slow: tuple[int, float] | None) -> Hardware:
@@ -339,7 +362,3 @@ def _slowed(hardware: Hardware, index: int, slow: tuple[int, float] | None) -> H
         step_per_call=hardware.step_per_call * factor,
         step_per_token=hardware.step_per_token * factor,
     )
-
-
-def _copy(tally: EngineStats) -> EngineStats:
-    return EngineStats(*(getattr(tally, name) for name in EngineStats.__slots__))

@@ -2,10 +2,9 @@
 
 Latency: one program whose history has grown to 64,000 tokens; a call's time as it sees it, less what the engine
 needed. Calls a second: 16 programs with histories of 4,000 tokens at once, each with a gateway of its own, beside a
-proxy that only captures text (``_gateway_proxy.py``). Programs, gateway and engine are a process each and share the
-cores; answers are streamed, and the engine samples at once. Texts are made of the licence's words. ``floor`` is what a
-gateway that sends ids cannot avoid: the same bodies over the same HTTP library, or read as JSON, and nothing else.
-Histories that are edited: ``_gateway_edits.py``.
+proxy that only captures text. Programs, gateway and engine are a process each; answers are streamed, and the engine
+samples at once. Texts are made of the licence's words. The floor is what a gateway that sends ids cannot avoid: the
+same bodies over the same HTTP library, and nothing else.
 """
 
 import asyncio
@@ -13,19 +12,20 @@ import json
 import random
 import socket
 import sys
-import timeit
-from collections.abc import AsyncGenerator
+import tempfile
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from _gateway_edits import play_histories
-from _gateway_proxy import CapturingProxy, FloorProxy
-from _report import SHORT, Figure, Report, StartConditions, figure, peer, report
+from _load import percentile
+from _programs import BENCH, ask, running
+from _report import SHORT, Figure, Report, figure, peer, report
 from aiohttp import web
 
-from prorl_gym.gateway.rollout_gateway import RolloutGateway
+from prorl_gym.harness.rollout_gateway import RolloutGateway
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.engines.vllm import VllmEngine, VllmOptions
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
@@ -40,111 +40,155 @@ CALLS = 20 if SHORT else 200
 """Measured at the long history."""
 PROGRAMS, CALLS_EACH = 16, 5 if SHORT else 50
 RUNS = 1 if SHORT else 5
-HISTORIES = 1_000 if SHORT else 10_000
-"""Played by appending, then edited once."""
 _SEED = 20261124
-_ROOT = Path(__file__).parent.parent
 _TEXT = 'I look at it.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls -l /work"}}\n</tool_call>'
 
 
+class CapturingProxy:
+    """Forwards chat completions, streamed, and keeps each call with its answer."""
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = upstream
+        self.captured: list[tuple[Any, str]] = []
+        """Messages of each call, and the text of its answer."""
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=1 << 26)
+        app.router.add_post("/v1/chat/completions", self._forward)
+        app.cleanup_ctx.append(self._client)
+        return app
+
+    async def _client(self, app: web.Application):
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as self._session:
+            yield
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        messages, stream = json.loads(body)["messages"], bytearray()
+        async with self._session.post(f"{self._upstream}/v1/chat/completions", data=body) as answer:
+            response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
+            await response.prepare(request)
+            async for chunk in answer.content.iter_any():
+                stream += chunk
+                await response.write(chunk)
+        events = [json.loads(line[6:]) for line in bytes(stream).split(b"\n") if line.startswith(b"data: {")]
+        deltas = (choice["delta"].get("content") or "" for event in events for choice in event["choices"])
+        self.captured.append((messages, "".join(deltas)))
+        return response
+
+
+class FloorProxy(CapturingProxy):
+    """Sends as many ids as a history has, the same in every call, and answers with a prepared stream. Keeps nothing."""
+
+    def __init__(self, upstream: str, ids: int, text: str) -> None:
+        super().__init__(upstream)
+        self._body = json.dumps({"stream": True, "max_tokens": 4096, "prompt": list(range(1000, 1000 + ids))}).encode()
+        choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+        self._answer = b"data: %b\n\ndata: [DONE]\n\n" % json.dumps({"choices": [choice]}).encode()
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        await request.read()
+        async with self._session.post(f"{self._upstream}/v1/completions", data=self._body) as answer:
+            async for _ in answer.content.iter_any():
+                pass
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write_eof(self._answer)
+        return response
+
+
 def run() -> Report:
-    """Measure."""
-    begun = StartConditions.capture()
-    return report("gateway", asyncio.run(_figures()), "aiohttp", "tokenizers", begun=begun)
+    with tempfile.TemporaryDirectory(prefix="prorl-bench-") as directory:
+        figures = asyncio.run(_figures(Path(directory)))
+    return report("gateway", figures, "aiohttp", "tokenizers")
 
 
-async def _figures() -> list[Figure]:
+async def _figures(directory: Path) -> list[Figure]:
     codec = load_codec("small")
-    words = (_ROOT / "LICENSE").read_text(encoding="utf-8").split()
-    async with _engine(codec) as engine:
-        added = await _added_latency(codec, engine, words)
-        floor = await _floor_latency(codec, engine, words)
+    words = (BENCH.parent / "LICENSE").read_text(encoding="utf-8").split()
+    texts = _Texts(codec, words)
+    ids = [*codec.tokenizer.encode_trusted(_TEXT), codec.terminator_id]
+    async with _program("engine", directory, {"ids": ids, "text": _TEXT}) as port:
+        engine = f"http://127.0.0.1:{port}"
+        added = await _added_latency(texts, engine, directory)
+        async with _serve_proxy(FloorProxy(engine, LONG, _TEXT)) as url:  # bodies as long as the gateway's
+            floor = await _latency(texts, engine, url, "", directory)
         gateways, proxies, floors = list[float](), list[float](), list[float]()
         for _ in range(RUNS):  # alternately: the machine may change its pace
-            gateways.append(await _gateway_rate(codec, engine, words))
-            proxies.append(await _proxy_rate(CapturingProxy(engine), words, codec))
-            floors.append(await _proxy_rate(FloorProxy(engine, SHORT_HISTORY, _TEXT), words, codec))
-    edits = await play_histories(codec, HISTORIES)
+            async with _pool(codec, engine) as pool, AsyncExitStack() as stack:
+                opened = [await _open_gateway(codec, pool, stack) for _ in range(PROGRAMS)]
+                urls, tokens = [url for _, url, _ in opened], [token for _, _, token in opened]
+                gateways.append(await _rate(texts, urls, tokens, directory))
+            for rates, proxy in ((proxies, CapturingProxy(engine)), (floors, FloorProxy(engine, SHORT_HISTORY, _TEXT))):
+                async with _serve_proxy(proxy) as url:
+                    rates.append(await _rate(texts, [url] * PROGRAMS, [""] * PROGRAMS, directory))
     return [
-        figure("added latency, 64 k history: p50", [_share(added, 0.5)], "ms", better="lower", target=10.0),
-        figure("added latency, 64 k history: p99", [_share(added, 0.99)], "ms", better="lower", target=30.0),
-        figure("floor: HTTP alone, 64 k history: p50", [_share(floor, 0.5)], "ms", better="lower"),
-        figure("floor: HTTP alone, 64 k history: p99", [_share(floor, 0.99)], "ms", better="lower"),
-        figure("floor: the body of a 64 k history as JSON", [_json_milliseconds(codec, words)], "ms", better="lower"),
+        *(
+            figure(
+                f"added latency, 64 k history: p{percent}",
+                [percentile(added, percent)],
+                "ms",
+                target=target,
+                peers=[peer("HTTP alone (floor)", [percentile(floor, percent)])],
+            )
+            for percent, target in ((50, 10.0), (99, 30.0))
+        ),
         figure(
             "calls a second, 4 k history",
             gateways,
             "1/s",
             better="higher",
             target=100.0,
-            peers=[peer("a proxy that only captures", proxies, target=0.8)],
-        ),
-        figure("floor: HTTP alone, calls a second, 4 k history", floors, "1/s", better="higher"),
-        figure(
-            f"segments of a history that is only appended to: most of {HISTORIES}",
-            [edits.most_segments],
-            "",
-            better="lower",
-            target=1.0,
-        ),
-        figure(
-            f"edits of {HISTORIES} histories that were found",
-            [100 * edits.found / edits.edits],
-            "%",
-            better="higher",
-            target=100.0,
+            peers=[peer("a proxy that only captures", proxies, target=0.8), peer("HTTP alone (floor)", floors)],
         ),
     ]
 
 
-async def _added_latency(codec: ChatCodec, engine: str, words: list[str]) -> list[float]:
-    """Return milliseconds that the gateway added to each call, in ascending order."""
-    async with _pool(codec, engine) as pool, AsyncExitStack() as open_gateways:
-        session, url, token = await _open_gateway(codec, pool, open_gateways)
-        added = await _latency(codec, engine, words, url, token)
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Texts of a wanted length, made of words."""
+
+    codec: ChatCodec
+    words: Sequence[str]
+
+    def make(self, tokens: int, seed: int) -> str:
+        chosen = random.Random(seed).choices(self.words, k=tokens)
+        ids = self.codec.tokenizer.encode_untrusted(" ".join(chosen))[:tokens]
+        return self.codec.decode(ids)
+
+
+async def _added_latency(texts: _Texts, engine: str, directory: Path) -> list[float]:
+    """Return milliseconds that the gateway added to each call."""
+    async with _pool(texts.codec, engine) as pool, AsyncExitStack() as stack:
+        session, url, token = await _open_gateway(texts.codec, pool, stack)
+        added = await _latency(texts, engine, url, token, directory)
         (segment,) = session.segments()
         if not LONG <= len(segment.token_ids) <= 1.5 * LONG:
             raise RuntimeError(f"the history has {len(segment.token_ids)} tokens")
         return added
 
 
-async def _floor_latency(codec: ChatCodec, engine: str, words: list[str]) -> list[float]:
-    """Return the same of HTTP alone, with bodies as long as the gateway's."""
-    async with _serve_proxy(FloorProxy(engine, LONG, _TEXT)) as url:
-        return await _latency(codec, engine, words, url, "")
-
-
-async def _latency(codec: ChatCodec, engine: str, words: list[str], url: str, token: str) -> list[float]:
-    outputs = [_text(codec, words, LONG // GROWING, seed) for seed in range(GROWING)]
-    outputs += [_text(codec, words, 20, seed) for seed in range(CALLS)]
+async def _latency(texts: _Texts, engine: str, url: str, token: str, directory: Path) -> list[float]:
+    outputs = [texts.make(LONG // GROWING, seed) for seed in range(GROWING)]
+    outputs += [texts.make(20, seed) for seed in range(CALLS)]
     job = {"urls": [url], "tokens": [token], "prompt": "Begin.", "outputs": outputs, "unmeasured": GROWING}
     await _engine_seconds(engine)
-    played = await _play(job)
-    pairs = zip(played["each"][0], (await _engine_seconds(engine))[GROWING:], strict=True)
-    return sorted(1000 * (seconds - engine) for seconds, engine in pairs)
+    async with _program("load", directory, job) as played:
+        seconds = json.loads(played)["each"][0]
+    pairs = zip(seconds, (await _engine_seconds(engine))[GROWING:], strict=True)
+    return [1000 * (whole - engine) for whole, engine in pairs]
 
 
-def _json_milliseconds(codec: ChatCodec, words: list[str]) -> float:
-    """Return the shortest time in which a body with a long history is read as JSON."""
-    texts = [_text(codec, words, LONG // GROWING, seed) for seed in range(GROWING)]
-    body = json.dumps({"messages": [{"role": "user", "content": text} for text in texts]})
-    return 1000 * min(timeit.repeat(lambda: json.loads(body), number=1, repeat=20))
-
-
-async def _gateway_rate(codec: ChatCodec, engine: str, words: list[str]) -> float:
-    async with _pool(codec, engine) as pool, AsyncExitStack() as open_gateways:
-        opened = [await _open_gateway(codec, pool, open_gateways) for _ in range(PROGRAMS)]
-        return await _rate(codec, words, [url for _, url, _ in opened], [token for _, _, token in opened])
-
-
-async def _proxy_rate(proxy: CapturingProxy, words: list[str], codec: ChatCodec) -> float:
-    async with _serve_proxy(proxy) as url:
-        return await _rate(codec, words, [url] * PROGRAMS, [""] * PROGRAMS)
+async def _rate(texts: _Texts, urls: list[str], tokens: list[str], directory: Path) -> float:
+    outputs = [texts.make(20, seed) for seed in range(CALLS_EACH)]
+    prompt = texts.make(SHORT_HISTORY, _SEED)
+    job = {"urls": urls, "tokens": tokens, "prompt": prompt, "outputs": outputs, "unmeasured": 0}
+    async with _program("load", directory, job) as played:
+        return PROGRAMS * CALLS_EACH / json.loads(played)["all"]
 
 
 @asynccontextmanager
 async def _serve_proxy(proxy: CapturingProxy) -> AsyncGenerator[str]:
-    """Start a proxy in this process; yield the address of its route."""
     runner = web.AppRunner(proxy.application(), access_log=None)
     await runner.setup()
     try:
@@ -152,13 +196,6 @@ async def _serve_proxy(proxy: CapturingProxy) -> AsyncGenerator[str]:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1/chat/completions"
     finally:
         await runner.cleanup()
-
-
-async def _rate(codec: ChatCodec, words: list[str], urls: list[str], tokens: list[str]) -> float:
-    outputs = [_text(codec, words, 20, seed) for seed in range(CALLS_EACH)]
-    prompt = _text(codec, words, SHORT_HISTORY, _SEED)
-    job = {"urls": urls, "tokens": tokens, "prompt": prompt, "outputs": outputs, "unmeasured": 0}
-    return PROGRAMS * CALLS_EACH / (await _play(job))["all"]
 
 
 async def _open_gateway(codec: ChatCodec, pool: EnginePool, stack: AsyncExitStack) -> tuple[HarnessSession, str, str]:
@@ -183,54 +220,12 @@ async def _pool(codec: ChatCodec, engine: str) -> AsyncGenerator[EnginePool]:
 
 
 @asynccontextmanager
-async def _engine(codec: ChatCodec) -> AsyncGenerator[str]:
-    """Start the engine; yield its address."""
-    ids = [*codec.tokenizer.encode_trusted(_TEXT), codec.terminator_id]
-    process = await _start("_gateway_engine.py", {"ids": ids, "text": _TEXT})
-    try:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(await process.stdout.readline())}"
-    finally:
-        process.kill()
-        await process.wait()
+async def _program(role: str, directory: Path, job: dict[str, Any]) -> AsyncGenerator[str]:
+    log = directory / f"{role}.log"
+    async with running([sys.executable, str(BENCH / "_gateway_programs.py"), role], log) as child:
+        yield await ask(child, json.dumps(job), log, 600.0)
 
 
 async def _engine_seconds(engine: str) -> list[float]:
     async with aiohttp.ClientSession() as client, client.get(f"{engine}/seconds") as answer:
         return await answer.json()
-
-
-async def _play(job: dict[str, Any]) -> dict[str, Any]:
-    """Run the programs; return what they measured."""
-    process = await _start("_gateway_load.py", job)
-    printed, _ = await process.communicate()
-    if process.returncode:
-        raise RuntimeError("the programs of the bench failed")
-    return json.loads(printed)
-
-
-async def _start(script: str, job: dict[str, Any]) -> asyncio.subprocess.Process:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, Path(__file__).parent / script),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(job).encode() + b"\n")
-    await process.stdin.drain()
-    return process
-
-
-def _text(codec: ChatCodec, words: list[str], tokens: int, seed: int) -> str:
-    """Return a text of about so many tokens."""
-    chosen = random.Random(seed).choices(words, k=tokens)
-    ids = codec.tokenizer.encode_untrusted(" ".join(chosen))[:tokens]
-    return codec.decode(ids)
-
-
-def _share(ordered: list[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-if __name__ == "__main__":
-    print(json.dumps(run(), indent=2))

@@ -1,7 +1,7 @@
 """How long commands take through the sandbox's persistent shell, as a tool call would make them, beside peers.
 
 Peers, in the same run: a bash on a pty of this host, ``/bin/true`` forked and executed, NeMo Gym's own Apptainer
-provider (as an ordinary user), SWE-ReX's session and tmux panes on the host. Also: the fixed mix of ``_mix``, a
+provider (as an ordinary user), SWE-ReX's session and tmux panes on the host. Also: the fixed mix of ``_shell_peers``, a
 megabyte of output, Unix sockets against TCP loopback for the real channels.
 
 ``PRORL_BENCH_IMAGE`` names the image directory (the host's /usr without it) and ``PRORL_BENCH_SIF`` a SIF of it for
@@ -10,17 +10,14 @@ environment with SWE-ReX. Without them these peers are left out. ``--short`` mea
 """
 
 import asyncio
-import json
 import os
-import time
 from collections.abc import Sequence
-from statistics import mean, median, quantiles
+from statistics import mean, median
 
-import _mix
 import _shell_peers
 import _transport
-import _versions
-from _report import SHORT, Figure, Report, StartConditions, figure, report
+from _load import percentile, times_ms
+from _report import SHORT, Figure, Report, figure, package_versions, program_version, report
 
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import HOST_IMAGE, SandboxLimits, SandboxSpec
@@ -40,69 +37,39 @@ SIF = os.environ.get("PRORL_BENCH_SIF")
 SPEC = SandboxSpec(image=IMAGE, limits=SandboxLimits(output=2 << 20))
 
 
-async def echoes(box: RunningSandbox) -> list[float]:
-    """Return ms of every ``echo hi``.
-
-    Raises:
-        RuntimeError: one did not answer "hi": the figures would be worthless.
-    """
-    shell = await box.shell()
-    times: list[float] = []
-    for _ in range(COUNTS.fast + 20):
-        began = time.perf_counter()
-        result = await shell.run_command("echo hi", timeout=30)
-        times.append((time.perf_counter() - began) * 1000)
-        if (result.output, result.exit_code) != ("hi\n", 0):
-            raise RuntimeError(f"echo hi answered {result}")
-    return times[20:]
-
-
 async def mix(box: RunningSandbox, *, pytest: bool) -> list[float]:
-    """Return ms of every action of the mix.
-
-    Raises:
-        RuntimeError: an action failed: the figures would be worthless.
-    """
+    """Return ms of every action of the mix."""
     shell = await box.shell()
-    times: list[float] = []
-    for action in (_mix.setup(), *(list(_mix.actions(pytest=pytest)) * COUNTS.rounds)):
-        began = time.perf_counter()
+    actions = iter([_shell_peers.setup(), *(list(_shell_peers.actions_of_mix(pytest=pytest)) * COUNTS.rounds)])
+
+    async def act() -> None:
+        action = next(actions)
         result = await shell.run_command(action, timeout=60)
-        times.append((time.perf_counter() - began) * 1000)
         if result.exit_code != 0:
             raise RuntimeError(f"{action!r} of the mix failed: {result.output[-500:]}")
-    return times[1:]
+
+    return await times_ms(COUNTS.rounds * len(_shell_peers.actions_of_mix(pytest=pytest)), act)
 
 
 async def bulk(box: RunningSandbox) -> tuple[list[float], list[float]]:
     """Return ms of a megabyte of output through the shell, and through ``exec``."""
     shell = await box.shell()
-    through_shell: list[float] = []
-    through_exec: list[float] = []
-    for _ in range(COUNTS.bulk + 1):
-        began = time.perf_counter()
-        seen = len((await shell.run_command(MEGABYTE, timeout=30)).output)
-        through_shell.append((time.perf_counter() - began) * 1000)
-        began = time.perf_counter()
-        seen += len((await box.exec(["sh", "-c", MEGABYTE], timeout=30)).stdout)
-        through_exec.append((time.perf_counter() - began) * 1000)
-        if seen != 2_000_000:
-            raise RuntimeError(f"two megabytes came back as {seen} bytes")
-    return through_shell[1:], through_exec[1:]
+
+    async def through_shell() -> None:
+        _require_megabyte(len((await shell.run_command(MEGABYTE, timeout=30)).output))
+
+    async def through_exec() -> None:
+        _require_megabyte(len((await box.exec(["sh", "-c", MEGABYTE], timeout=30)).stdout))
+
+    return await times_ms(COUNTS.bulk, through_shell), await times_ms(COUNTS.bulk, through_exec)
 
 
-async def once(box: RunningSandbox) -> list[float]:
-    """Return ms of one-shot ``true``."""
-    times: list[float] = []
-    for _ in range(100):
-        began = time.perf_counter()
-        await box.exec(["true"], timeout=30)
-        times.append((time.perf_counter() - began) * 1000)
-    return times
+def _require_megabyte(seen: int) -> None:
+    if seen != 1_000_000:
+        raise RuntimeError(f"a megabyte came back as {seen} bytes")
 
 
 async def measure(name: BackendName, peers: _shell_peers.Peers, *, pytest: bool) -> list[Figure]:
-    """Return the figures of a backend; none where it does not work."""
     backend = NamespaceBackend(name, SandboxConfig())
     try:
         if not (await backend.probe()).ok:
@@ -110,67 +77,53 @@ async def measure(name: BackendName, peers: _shell_peers.Peers, *, pytest: bool)
         runs: list[list[float]] = []
         for _ in range(RUNS):
             box = await backend.start_sandbox(SPEC)
-            runs.append(await echoes(box))
+            runs.append(await _transport.time_echoes(await box.shell(), COUNTS.fast))
             await box.close()
         box = await backend.start_sandbox(SPEC)
-        actions, (shell_ms, exec_ms), one_shot = await mix(box, pytest=pytest), await bulk(box), await once(box)
+        actions, (shell_ms, exec_ms) = await mix(box, pytest=pytest), await bulk(box)
     finally:
         await backend.close()
     raw_echo, raw_bulk = (
         next(row["value"] for row in rows if row["name"] == _shell_peers.FLOOR) for rows in (peers.echo, peers.bulk)
     )
-    medians, p99 = [median(times) for times in runs], [tail(times) for times in runs]
+    medians, p99 = [median(times) for times in runs], [percentile(times, 99) for times in runs]
 
     def row(
         what: str, times: Sequence[float], target: float | None = None, beside: Sequence[_shell_peers.Peer] = ()
     ) -> Figure:
-        return figure(what, times, "ms", better="lower", backend=name, target=target, peers=beside)
+        return figure(what, times, "ms", backend=name, target=target, peers=beside)
 
     return [
         row("echo hi, median", medians, max(TARGET_MS, TARGET_RATIO * raw_echo), peers.echo),
         row("echo hi, p99", p99, TARGET_P99_MS),
-        row(mix_name(pytest), [mean(actions)], beside=peers.mix),
+        row(
+            f"mean action of the mix ({'with pytest' if pytest else 'without pytest: not in the image'})",
+            [mean(actions)],
+            beside=peers.mix,
+        ),
         row("1 MB of output, shell", shell_ms, TARGET_BULK * raw_bulk, peers.bulk),
         row("1 MB of output, exec", exec_ms, TARGET_EXEC_MS),
-        row("one-shot true, median", [median(one_shot)]),
     ]
 
 
-def mix_name(pytest: bool) -> str:
-    """Return the figure's name, which says what the mix had."""
-    return f"mean action of the mix ({'with pytest' if pytest else 'without pytest: not in the image'})"
-
-
-def tail(times: Sequence[float]) -> float:
-    """Return the 99th percentile."""
-    return quantiles(times, n=100)[98]
-
-
 async def image_has_pytest() -> bool:
-    """Whether the sandboxes' image has it, as their own python3 sees it."""
     backend = NamespaceBackend(BACKENDS[0], SandboxConfig())
     try:
         box = await backend.start_sandbox(SPEC)
-        return (await box.exec(["sh", "-c", _mix.HAS_PYTEST], timeout=60)).exit_code == 0
+        return (await box.exec(["sh", "-c", _shell_peers.HAS_PYTEST], timeout=60)).exit_code == 0
     finally:
         await backend.close()
 
 
 def run() -> Report:
-    """Measure every peer, and every backend that works here."""
-    begun = StartConditions.capture()
     pytest = asyncio.run(image_has_pytest())
     image = None if IMAGE == HOST_IMAGE else IMAGE
     peers = _shell_peers.measure(image, SIF, MEGABYTE, COUNTS, pytest=pytest)
     figures = [row for name in BACKENDS for row in asyncio.run(measure(name, peers, pytest=pytest))]
     figures += asyncio.run(_transport.measure(COUNTS.fast))
     also = {
-        **_versions.program_version("apptainer"),
-        **_versions.program_version("tmux", "-V"),
-        **_versions.package_versions("PRORL_BENCH_SWEREX", "swe-rex"),
+        **program_version("apptainer"),
+        **program_version("tmux", "-V"),
+        **package_versions("PRORL_BENCH_SWEREX", "swe-rex"),
     }
-    return report("shell", figures, "ptyprocess", "nemo-gym", begun=begun, also=also)
-
-
-if __name__ == "__main__":
-    print(json.dumps(run(), indent=2))
+    return report("shell", figures, "ptyprocess", "nemo-gym", also=also)

@@ -1,7 +1,6 @@
 """Rollout-as-a-service for reinforcement learning of multi-turn LLM agents.
 
-The package root imports nothing: it runs at every interpreter start of an environment that has prorl-gym
-installed (see ``_bootstrap``). Public names are loaded on first use.
+Public names are loaded on first use: a trainer that imports the client, or a program in a sandbox, loads nothing else.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,6 @@ __all__ = ["Client", "Outcome", "Rollout", "RolloutRequest", "RolloutSettings", 
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name on first use."""
     if name in _PUBLIC:
         from importlib import import_module
 

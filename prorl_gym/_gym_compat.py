@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026 the prorl-gym authors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What NeMo Gym does not export for others, and what differs between its versions 0.5.1 and 0.7.
+"""Names that NeMo Gym does not export for others, and differences between its versions 0.5.1 and 0.7.
 
 No other module of this package imports such a name. Modules that only servers need are imported inside functions: the
 sandbox provider does not load them.
@@ -96,10 +96,8 @@ def verifier_fixture(server: type[Any], request_model: type[Any], cases: Path) -
         from nemo_gym.verifier_fixture import VerifierFixture
     except ImportError:
         return None
-    return VerifierFixture(
-        server_factory=server, request_model=request_model, cases_path=cases, reseed=_nothing_to_reseed
-    )
 
+    def reseed(server: Any, request: Any) -> None:
+        """Grading draws no random numbers."""
 
-def _nothing_to_reseed(server: Any, request: Any) -> None:
-    """Grading draws no random numbers."""
+    return VerifierFixture(server_factory=server, request_model=request_model, cases_path=cases, reseed=reseed)

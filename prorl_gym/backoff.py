@@ -12,11 +12,7 @@ _MAX_DOUBLINGS = 60
 def backoff_delay(turn: int, *, first: float, longest: float, jitter: float = 0.0) -> float:
     """Return the seconds to wait before the next attempt: ``first * 2**turn``, at most ``longest``.
 
-    Args:
-        turn: number of delays before this one, from 0.
-        first: seconds of the first delay.
-        longest: cap of every delay in seconds.
-        jitter: share of the delay that is random, 0 to 1: with 0.5 it is drawn from the upper half.
+    ``turn`` counts the delays before. ``jitter`` is the share that is random: with 0.5 it is from the upper half.
     """
     delay = min(longest, first * 2.0 ** min(turn, _MAX_DOUBLINGS))
     return delay * random.uniform(1.0 - jitter, 1.0) if jitter else delay

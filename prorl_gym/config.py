@@ -25,16 +25,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def load_config(model: type[Model], source: Path | Mapping[str, Any], source_name: str = "") -> Model:
-    """Read a configuration from a YAML file or a mapping.
+    """Read a configuration from a YAML file or a mapping, which messages call ``source_name``.
 
-    Args:
-        model: the pydantic model to fill.
-        source: path of a YAML file, or a mapping.
-        source_name: how to call the source in messages; the path by default.
-
-    Raises:
-        ConfigError: the file is missing or not YAML, a key is unknown (the nearest valid one is named), or a value
-            does not fit.
+    Raises ``ConfigError``: the file is missing or not YAML, a key is unknown (the nearest valid one is named), or a
+    value does not fit.
     """
     if isinstance(source, Path):
         source_name, data = source_name or str(source), _read_yaml(source)
@@ -68,10 +62,15 @@ def config_error_of(error: ValidationError, model: type[BaseModel], source_name:
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     path = [str(part) for part in first["loc"]]
     key = ".".join(path) or "(top level)"
+    known = _model_at(model, path[:-1]).model_fields
     if first["type"] == "extra_forbidden":
-        return ConfigError(f"{source_name}: unknown key '{key}'.", _suggestion(model, path))
+        close = get_close_matches(path[-1], sorted(known), n=1)
+        fix = f"Did you mean '{close[0]}'?" if close else f"Valid keys here: {', '.join(sorted(known))}."
+        return ConfigError(f"{source_name}: unknown key '{key}'.", fix)
     if first["type"] == "missing":
-        return ConfigError(f"{source_name}: required key '{key}' is missing.", _missing_key_hint(model, path))
+        described = known[path[-1]].description if path[-1] in known else None
+        fix = f"Add it: {described}" if described else "Add it."
+        return ConfigError(f"{source_name}: required key '{key}' is missing.", fix)
     reason = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     found = first.get("input")
     return ConfigError(
@@ -80,26 +79,8 @@ def config_error_of(error: ValidationError, model: type[BaseModel], source_name:
     )
 
 
-def _suggestion(model: type[BaseModel], path: list[str]) -> str:
-    valid = sorted(_fields_at(model, path[:-1]))
-    close = get_close_matches(path[-1], valid, n=1)
-    return f"Did you mean '{close[0]}'?" if close else f"Valid keys here: {', '.join(valid)}."
-
-
-def _missing_key_hint(model: type[BaseModel], path: list[str]) -> str:
-    """Return how to add a missing key, with the description of its field."""
-    field = _model_at(model, path[:-1]).model_fields.get(path[-1])
-    described = field.description if field is not None else None
-    return "Add it." if not described else f"Add it: {described}"
-
-
-def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    """Names that are valid below ``path``."""
-    return list(_model_at(model, path).model_fields)
-
-
 def _model_at(model: type[BaseModel], path: list[str]) -> type[BaseModel]:
-    """The model below ``path``; walks nested models, ignoring list positions and dictionary keys."""
+    """Return the model below ``path``; walks nested models, ignoring list positions and dictionary keys."""
     for part in path:
         field = model.model_fields.get(part)
         if field is not None:
@@ -111,8 +92,4 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     """Find the model in an annotation such as ``list[Model] | None``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    for argument in get_args(cast(Any, annotation)):
-        found = _model_in(argument)
-        if found is not None:
-            return found
-    return None
+    return next(filter(None, map(_model_in, get_args(cast(Any, annotation)))), None)

@@ -17,18 +17,15 @@ _CURRENT: ContextVar["Deadline | None"] = ContextVar("deadline", default=None)
 
 
 class Deadline:
-    """``asyncio.timeout`` with a clock that can be stopped. For one ``async with``, in one task.
-
-    Args:
-        seconds: that the block may take, held time not counted.
-    """
+    """``asyncio.timeout`` whose clock can be stopped. For one ``async with``, in one task."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._timeout = asyncio.timeout(None)
         self._remaining = seconds
         self._running_since = 0.0
-        self._paused_seconds = 0.0
+        self.paused_seconds = 0.0
+        """Seconds that were not charged."""
         self._pauses = 0
         self._active = False
         self._context_token: Token[Deadline | None] | None = None
@@ -47,7 +44,7 @@ class Deadline:
         _CURRENT.reset(self._context_token)
         self._active = False
         if self._pauses:
-            self._paused_seconds += _now() - self._running_since
+            self.paused_seconds += _now() - self._running_since
         else:
             self._remaining -= _now() - self._running_since
         return await self._timeout.__aexit__(kind, error, traceback)
@@ -57,13 +54,7 @@ class Deadline:
         return self._timeout.expired()
 
     @property
-    def paused_seconds(self) -> float:
-        """Seconds that were not charged."""
-        return self._paused_seconds
-
-    @property
     def charged_seconds(self) -> float:
-        """Seconds charged so far."""
         running = self._active and not self._pauses
         return self._seconds - self._remaining + (_now() - self._running_since if running else 0.0)
 
@@ -72,7 +63,7 @@ class Deadline:
         lost = self.charged_seconds - charged_before
         if lost <= 0 or not self._active or self.expired():
             return
-        self._paused_seconds += lost
+        self.paused_seconds += lost
         self._remaining = self._seconds - charged_before
         if not self._pauses:
             self._start_clock()
@@ -80,7 +71,7 @@ class Deadline:
     def set_charged(self, seconds: float) -> None:
         """Set the time charged so far, in place of what was: that was work of another kind."""
         if self._active and not self.expired():
-            self._paused_seconds += self.charged_seconds
+            self.paused_seconds += self.charged_seconds
             self._remaining = self._seconds - seconds
             if not self._pauses:
                 self._start_clock()
@@ -97,7 +88,7 @@ class Deadline:
         """Undo one ``pause``; after the last, the clock goes on."""
         self._pauses -= 1
         if self._active and not self._pauses and not self.expired():
-            self._paused_seconds += _now() - self._running_since
+            self.paused_seconds += _now() - self._running_since
             self._start_clock()
 
     def _start_clock(self) -> None:
@@ -106,7 +97,6 @@ class Deadline:
 
 
 def current_deadline() -> Deadline | None:
-    """Return the innermost deadline that the running task is under."""
     return _CURRENT.get()
 
 

@@ -7,7 +7,7 @@ Evaluation and rollouts without a group are never stopped. The rules avoid a sel
 * a group is stopped, kept or completed as a whole: no member is cut because its siblings were faster;
 * extra replicas only race a straggler in INIT or EVAL, and the race ends when either begins to sample.
 
-``docs/groups.md`` describes what is stopped when, and what each option costs.
+``docs/scheduling.md`` describes what is stopped when, and what each option costs.
 """
 
 from typing import Annotated, Literal
@@ -26,7 +26,7 @@ class DemandModel(BaseModel):
 
 
 class RedundantHandling(DemandModel):
-    """What happens to the members of a group that is no longer needed, by the stage they are in.
+    """Treatment of the members of a group that is no longer needed, by the stage they are in.
 
     Queued members are not started. Members in EVAL always finish: they are nearly done. A group is completed if this
     would cut none of its members. Groups accepted when enough are complete are not dropped: they wait for a demand
@@ -44,22 +44,22 @@ class RedundantHandling(DemandModel):
 
 
 class Demand(DemandModel):
-    """What a trainer needs of a run from now on; each demand replaces the one before."""
+    """Groups that a trainer needs of a run from now on; each demand replaces the one before."""
 
-    groups: NonNegativeInt
+    groups: NonNegativeInt = Field(examples=[64])
     """Informative groups needed, including those completed after ``after``. 0: none."""
-    after: NonNegativeInt = 0
+    after: NonNegativeInt = Field(default=0, examples=[41])
     """Cursor of the last record that the trainer has used: groups complete by then no longer count."""
     spare: NonNegativeInt = 0
     """Groups to complete beyond ``groups`` before the rest is redundant: choosing among them later reduces the bias to
     fast prompts that any early stop has."""
-    version: NonNegativeInt | None = None
+    version: NonNegativeInt | None = Field(default=None, examples=[8])
     """Policy version of the step that needs the groups. One above the pool's raises the version that is current for
     groups; one below it is refused: the version of ``GET /v1/policy`` is right, whatever other runs have counted."""
     pool: Annotated[str, Field(min_length=1, max_length=64)] = "policy"
     """Pool of engines that the run samples from, which defines its current version; not ``policy`` if its rollouts
     name an ``inference_url``."""
-    max_staleness: NonNegativeInt | None = None
+    max_staleness: NonNegativeInt | None = Field(default=None, examples=[1])
     """Longest distance between the current version and the oldest token of a group; one verdict for the whole group.
     It bounds how many groups begin (``(max_staleness + 1) * groups`` informative ones begun and not used, at least
     ``groups + spare``; running ones count by the recent share of informative groups; each begins as a whole),

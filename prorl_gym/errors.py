@@ -26,7 +26,7 @@ from typing import Literal
 
 
 class Cause(StrEnum):
-    """What can have caused a failure."""
+    """The party that caused a failure."""
 
     POLICY = "policy"
     TASK = "task"
@@ -106,7 +106,7 @@ def cause_of(kind: FailureKind) -> Cause:
 
 
 class Evidence(StrEnum):
-    """What is known about why an attempt broke. ``blame`` gives the consequence of each."""
+    """Observations about why an attempt broke. ``blame`` gives the consequence of each."""
 
     LIMIT_BREACHED = "limit_breached"
     """A limit of the sandbox was reached; the breach has a name."""
@@ -143,7 +143,6 @@ class Blame:
 
     @property
     def cause(self) -> Cause:
-        """Cause of the failure."""
         return Cause.POLICY if self.kind is None else cause_of(self.kind)
 
     @property
@@ -157,10 +156,8 @@ def blame(evidence: Evidence, *, earlier_losses: int = 0) -> Blame:
 
     The only place that decides this; every row has a test in ``tests/test_blame.py``.
 
-    Args:
-        evidence: what is known.
-        earlier_losses: attempts of this rollout that already ended as ``SANDBOX_LOST_UNEXPLAINED`` while the rollout's
-            own payload ran. The retry runs alone, so a second loss was caused by the payload.
+    ``earlier_losses``: attempts of this rollout that already ended as ``SANDBOX_LOST_UNEXPLAINED`` while the rollout's
+    own payload ran. The retry runs alone, so a second loss was caused by the payload.
     """
     match evidence:
         case Evidence.LIMIT_BREACHED:
@@ -193,11 +190,9 @@ def gym_failure_kind(kind: FailureKind) -> str:
 
 
 class ProrlError(Exception):
-    """Base of every error of this package.
+    """Base of every error of this package: ``what`` is wrong, naming the file, key, id or address, and the ``fix``.
 
-    Args:
-        what: what is wrong, naming the file, key, id or address. One line.
-        fix: how to fix it. One line, may be empty.
+    One line each; the fix may be empty.
     """
 
     def __init__(self, what: str, fix: str = "") -> None:
@@ -227,16 +222,10 @@ class ShuttingDownError(ProrlError):
 
 
 class RolloutError(ProrlError):
-    """A failure of one rollout, with its kind.
-
-    Args:
-        kind: which failure; determines cause and retry.
-        what: see ``ProrlError``.
-        fix: see ``ProrlError``.
-    """
+    """A failure of one rollout, whose kind determines cause and retry."""
 
     evidence: Evidence | None = None
-    """What the kind was derived from, where that was evidence."""
+    """Source of the kind, where that was evidence."""
 
     def __init__(self, kind: FailureKind, what: str, fix: str = "") -> None:
         super().__init__(what, fix)
@@ -244,7 +233,6 @@ class RolloutError(ProrlError):
 
     @property
     def cause(self) -> Cause:
-        """Cause of the failure."""
         return cause_of(self.kind)
 
     @property
@@ -266,11 +254,7 @@ class SandboxError(RolloutError):
 
     @classmethod
     def from_evidence(cls, evidence: Evidence, what: str, fix: str = "", *, earlier_losses: int = 0) -> "SandboxError":
-        """Return the error whose kind ``blame`` derives from the evidence.
-
-        Raises:
-            ValueError: by the evidence, nothing failed.
-        """
+        """Return the error whose kind ``blame`` derives. Raises ``ValueError``: by the evidence, nothing failed."""
         kind = blame(evidence, earlier_losses=earlier_losses).kind
         if kind is None:
             raise ValueError(f"{evidence} is no failure")
@@ -290,13 +274,7 @@ class UnusableSandboxError(SandboxError):
 
 
 class UnfitImageError(SandboxError):
-    """An image lacks what a tool needs, or a payload has removed it; a fresh sandbox distinguishes the two.
-
-    Args:
-        tool: which.
-        what: see ``ProrlError``.
-        fix: see ``ProrlError``.
-    """
+    """An image lacks what a tool needs, or a payload has removed it; a fresh sandbox distinguishes the two."""
 
     def __init__(self, tool: Literal["shell", "python"], what: str, fix: str = "") -> None:
         super().__init__(FailureKind.IMAGE_BROKEN, what, fix)

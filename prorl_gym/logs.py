@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal, TextIO
 
-LogField = Literal["rollout_id", "group_id", "run_id", "attempt", "stage"]
-
 _context: ContextVar[dict[str, str | int] | None] = ContextVar("prorl_log_fields", default=None)
 _secrets: set[str] = set()
 
@@ -42,7 +40,6 @@ def log_context(**fields: str | int | None) -> Generator[None, None, None]:
 
 
 def current_log_context() -> dict[str, str | int]:
-    """Return the identity that is bound here."""
     return dict(_context.get() or {})
 
 
@@ -67,7 +64,6 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """See ``logging.Formatter.format``."""
         line: dict[str, object] = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
@@ -87,13 +83,14 @@ class PlainFormatter(logging.Formatter):
     """For people at a terminal: time, level, identity in brackets, message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See ``logging.Formatter.format``."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         who = " ".join(f"{name}={value}" for name, value in current_log_context().items())
         text = f"{clock} {record.levelname.lower():7} {_truncated(record.getMessage())}{f' [{who}]' if who else ''}"
         if record.exc_info:
             text += "\n" + _truncated(self.formatException(record.exc_info))
-        return _terminal_safe(redact(text))
+        # Text that quotes others drives no terminal, and does not look like a line of its own.
+        shown = (letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in redact(text))
+        return "".join(shown).replace("\n", "\n    ")
 
 
 LogFormat = Literal["auto", "json", "plain"]
@@ -102,10 +99,7 @@ LogFormat = Literal["auto", "json", "plain"]
 def configure_logging(level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
     """Send the process's logs to one stream in one form. Replaces what was configured before.
 
-    Args:
-        level: ``debug``, ``info``, ``warning`` or ``error``.
-        log_format: ``json`` for machines, ``plain`` for people; ``auto``: plain if the stream is a terminal.
-        stream: standard error by default.
+    ``log_format``: ``json`` for machines, ``plain`` for people; ``auto``: plain if the stream is a terminal.
     """
     output = stream or sys.stderr
     is_plain = output.isatty() if log_format == "auto" else log_format == "plain"
@@ -117,14 +111,5 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto", strea
 
 
 def _truncated(text: str) -> str:
-    return (
-        text
-        if len(text) <= _MAX_MESSAGE_CHARS
-        else text[:_MAX_MESSAGE_CHARS] + f"... ({len(text) - _MAX_MESSAGE_CHARS} characters left out)"
-    )
-
-
-def _terminal_safe(text: str) -> str:
-    """Return text that quotes others without driving a terminal, or looking like a line of its own."""
-    shown = (letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
-    return "".join(shown).replace("\n", "\n    ")
+    cut = len(text) - _MAX_MESSAGE_CHARS
+    return text if cut <= 0 else text[:_MAX_MESSAGE_CHARS] + f"... ({cut} characters left out)"

@@ -32,11 +32,7 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity":
-        """Return the identity of a running process.
-
-        Raises:
-            ProcessLookupError: there is no such process.
-        """
+        """Return the identity of a running process. Raises ``ProcessLookupError``."""
         start = read_start_ticks(pid)
         if start is None:
             raise ProcessLookupError(f"no process {pid}")

@@ -49,7 +49,6 @@ class Record(BaseModel):
 
 
 def new_rollout_id() -> str:
-    """Return a fresh rollout id."""
     return uuid4().hex
 
 
@@ -61,18 +60,18 @@ class RolloutRequest(Record):
 
     model_config = ConfigDict(extra="forbid")
 
-    rollout_id: Identifier = Field(default_factory=new_rollout_id)
-    run_id: Identifier = "default"
+    rollout_id: Identifier = Field(default_factory=new_rollout_id, examples=["a7"])
+    run_id: Identifier = Field(default="default", examples=["step-7"])
     """The training or evaluation run this belongs to: the unit of cancel, demand and streaming."""
-    group_id: Identifier | None = None
+    group_id: Identifier | None = Field(default=None, examples=["prompt-3"])
     """Rollouts of one prompt share it (GRPO group). ``None``: not grouped."""
     group_size: Annotated[int, Field(ge=1)] = 1
     """How many replicas the group has."""
     replica: Annotated[int, Field(ge=0)] = 0
     """Position in the group, from 0; part of the seed, never of the prompt."""
-    environment: str
+    environment: str = Field(examples=["math"])
     """Name of the environment, for example ``math``."""
-    task: dict[str, Any]
+    task: dict[str, Any] = Field(examples=[{"question": "What is 6 times 7?", "answer": "42"}])
     """The dataset row as the environment reads it."""
     settings: RolloutSettings = RolloutSettings()
     """Sampling and limits; these win over the environment's, the run's and the service's."""
@@ -90,12 +89,8 @@ class RolloutRequest(Record):
     def to_json(self, *, canonical: bool = False) -> str:
         """Return it as JSON in ASCII: a task may hold half a surrogate pair, which UTF-8 cannot carry.
 
-        Args:
-            canonical: sort the keys and leave out what is as by default, so that a field that a later release adds does
-                not make another body of a request that does not use it.
-
-        Raises:
-            TaskError: ``BAD_ROW``, the task holds something that JSON cannot carry.
+        ``canonical`` sorts the keys and leaves out what is as by default, so that a field that a later release adds
+        does not make another body of a request that does not use it. Raises ``TaskError`` (``BAD_ROW``).
         """
         try:
             fields = self.model_dump(exclude_defaults=canonical)
@@ -135,21 +130,20 @@ class Outcome(Record):
 
     status: OutcomeStatus
     limit: Limit | None = None
-    """Of a truncated one."""
+    """Limit of a truncated one."""
     kind: FailureKind | None = None
-    """Of a failed one."""
+    """Kind of a failed one."""
     reason: CancelReason | None = None
-    """Of a cancelled one."""
+    """Reason of a cancelled one."""
     stage: AttemptStage | None = None
     """Stage in which it failed or was cancelled."""
     message: str = ""
     """For people: at most two lines, no secrets, no traceback."""
     evidence: Evidence | None = None
-    """What is known about why a sandbox failed, where the cause depends on it."""
+    """Observation about why a sandbox failed, where the cause depends on it."""
 
     @property
     def cause(self) -> Cause | None:
-        """Cause of a failure; ``None`` when it did not fail."""
         return None if self.kind is None else cause_of(self.kind)
 
     @model_validator(mode="after")
@@ -195,14 +189,14 @@ DetailText = Annotated[str, AfterValidator(partial(bounded_text, limit=1 << 20))
 
 
 class GradedSubmission(Record):
-    """What the agent handed in and the environment graded. Untrusted: any character may stand in it.
+    """The agent's answer as the environment graded it. Untrusted: any character may stand in it.
 
     Bounded, with a mark in place of what was cut: 1 MiB for a patch, 256 KiB for a program, 64 KiB for anything else.
     """
 
     kind: Annotated[str, Field(json_schema_extra={"enum": [*get_args(SubmissionKind)]})] = "answer"
     """``files``: the state of the sandbox was graded, which is not kept; the text is the agent's last word on it."""
-    text: str
+    text: str = Field(examples=["42"])
     """The answer as it was compared, without the text around its box; the source of the program; the patch without
     what is not graded."""
 
@@ -215,7 +209,7 @@ class GradedSubmission(Record):
 class Score(Record):
     """The verdict of an environment. None of it reaches an agent."""
 
-    reward: Annotated[float, Field(allow_inf_nan=False)]
+    reward: Annotated[float, Field(allow_inf_nan=False)] = Field(examples=[1.0])
     components: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     """Named parts; when there are any they add up to the reward."""
     detail: dict[str, DetailText | int | float | bool | None] = {}
@@ -224,7 +218,7 @@ class Score(Record):
     expected: GraderText | None = None
     """The gold answer, one on each line where several are accepted; ``None`` where people may not see it."""
     report: GraderText = ""
-    """What the tests said. Of ``code`` and ``swe`` a line for each test, failures first: its outcome and its name,
+    """The tests' report. For ``code`` and ``swe`` a line for each test, failures first: its outcome and its name,
     never what it checks. Of ``taskdir`` the verifier's output."""
 
     @model_validator(mode="after")
@@ -237,13 +231,13 @@ class Score(Record):
 class Generation(Record):
     """One model call inside a segment: ``token_ids[start:end]`` was sampled given ``token_ids[:start]``."""
 
-    start: Annotated[int, Field(ge=0)]
-    end: Annotated[int, Field(ge=0)]
+    start: Annotated[int, Field(ge=0)] = Field(examples=[2])
+    end: Annotated[int, Field(ge=0)] = Field(examples=[4])
     turn: Annotated[int, Field(ge=0)]
     finish_reason: Literal["stop", "length", "abort"]
-    engine: str
+    engine: str = Field(examples=["policy-0"])
     """Name of the engine; not its address."""
-    seconds: float
+    seconds: float = Field(examples=[0.4])
     cached_tokens: int | None = None
     """Prompt tokens that the engine found in its prefix cache; ``None``: not reported."""
     seed: int | None = None
@@ -273,17 +267,17 @@ class Segment(Record):
     was sampled in the parent is context there, with mask 0, so every sampled token is trained on once.
     """
 
-    token_ids: list[Annotated[int, Field(ge=0)]]
-    mask: list[Literal[0, 1]]
+    token_ids: list[Annotated[int, Field(ge=0)]] = Field(examples=[[101, 102, 7, 8]])
+    mask: list[Literal[0, 1]] = Field(examples=[[0, 0, 1, 1]])
     """1 = sampled by the policy (may carry loss), 0 = prompt, observation or template text."""
-    logprobs: list[Annotated[float, Field(allow_inf_nan=False)]]
+    logprobs: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(examples=[[0.0, 0.0, -0.11, -0.02]])
     """Natural-log probability of each sampled token, as the engine gave it; 0.0 where ``mask`` is 0."""
-    policy_versions: list[int]
+    policy_versions: list[int] = Field(examples=[[NOT_SAMPLED, NOT_SAMPLED, 7, 7]])
     """Version of the policy that sampled the token, ``NOT_SAMPLED`` where ``mask`` is 0."""
     generations: list[Generation] = []
-    temperature: float
-    top_p: float
-    top_k: int
+    temperature: float = Field(examples=[1.0])
+    top_p: float = Field(examples=[1.0])
+    top_k: int = Field(examples=[-1])
     logprob_kind: Literal["raw", "processed"]
     """``raw``: before temperature, top-p and top-k; ``processed``: of the distribution that was sampled from."""
     parent: Annotated[int, Field(ge=0)] | None = None
@@ -354,12 +348,12 @@ class ToolCall(Record):
 class Message(Record):
     """One message of the conversation, for people and SFT exports. The tokens in the segments are authoritative."""
 
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str
-    tool_calls: tuple[ToolCall, ...] = ()
+    role: Literal["system", "user", "assistant", "tool"] = Field(examples=["user"])
+    content: str = Field(examples=["What is 6 times 7?"])
+    tool_calls: tuple[ToolCall, ...] = Field(default=(), examples=[()])
     tool_call_id: str | None = None
     name: str | None = None
-    """Of a tool message: the tool."""
+    """Name of the tool, in a tool message."""
 
     def to_chat(self) -> dict[str, Any]:
         """Return it as OpenAI's chat API spells it. Arguments of calls travel as JSON text."""
@@ -406,21 +400,21 @@ class Retry(Record):
     seconds: float = 0.0
     """Time in its stages."""
     evidence: Evidence | None = None
-    """What is known about why a sandbox failed, where the cause depends on it."""
+    """Observation about why a sandbox failed, where the cause depends on it."""
 
 
 class Rollout(Record):
     """The terminal record of one rollout: exactly one per accepted id."""
 
     schema_version: int = SCHEMA_VERSION
-    rollout_id: Identifier
+    rollout_id: Identifier = Field(examples=["a7"])
     attempt: Annotated[int, Field(ge=0)] = 0
     """Number of the attempt this record describes, from 0."""
-    run_id: Identifier
-    group_id: Identifier | None
-    group_size: int
+    run_id: Identifier = Field(examples=["step-7"])
+    group_id: Identifier | None = Field(examples=["prompt-3"])
+    group_size: int = Field(examples=[8])
     replica: int
-    environment: str
+    environment: str = Field(examples=["math"])
     evaluation: bool = False
     metadata: dict[str, str] = {}
     row_id: str = ""
@@ -432,18 +426,18 @@ class Rollout(Record):
     outcome: Outcome
     score: Score | None = None
     submission: GradedSubmission | None = None
-    """What was graded, also where grading failed; ``None``: the rollout ended before."""
+    """Graded, also where grading failed; ``None``: the rollout ended before."""
     segments: list[Segment] = []
     messages: list[Message] = []
     prompt_messages: Annotated[int, Field(ge=0)] = 0
     """How many of ``messages``, from the first, are the first prompt: an assistant message among them (a few-shot
     example) was not sampled. 0: not known, as in records of earlier releases."""
     tools: list[dict[str, Any]] = []
-    """What the agent could call, in the form that chat templates take (OpenAI's ``function``)."""
-    settings: ResolvedSettings | None = None
+    """Tools that the agent could call, in the form that chat templates take (OpenAI's ``function``)."""
+    settings: ResolvedSettings | None = Field(default=None, examples=[None])
     """The settings used; ``None`` when the rollout ended before they were resolved."""
     stages: dict[Literal["init", "run", "eval"], StageTime] = {}
-    retries: list[Retry] = []
+    retries: list[Retry] = Field(default=[], examples=[[]])
     resumed_turns: Annotated[int, Field(ge=0)] = 0
     """Turns that earlier attempts sampled, after which this one went on (see ``RolloutSettings.resume``)."""
     resume_refused: str = ""
@@ -452,12 +446,12 @@ class Rollout(Record):
     """End of what the agent's program printed, if ``settings.agent`` named one; for people."""
     cancel_seconds: float | None = None
     """From the cancel of a running rollout until its engine call and its sandboxes were closed."""
-    accepted_at: float
+    accepted_at: float = Field(examples=[1760000000.0])
     """Unix seconds."""
     begun_at: float | None = None
     """When this attempt began, in Unix seconds: from here on ``stages`` counts the waits. Before it lie the dispatch
     queue and, after a retry, the earlier attempts. ``None``: it never began, or a record of an earlier release."""
-    finished_at: float
+    finished_at: float = Field(examples=[1760000000.6])
 
     @property
     def reward(self) -> float | None:
@@ -501,7 +495,7 @@ class Rollout(Record):
 
     @property
     def segment_weight(self) -> float:
-        """What the loss of each trained segment is to be multiplied by: below 1 under ``normalized``."""
+        """Factor for the loss of each trained segment: below 1 under ``normalized``."""
         is_normalized = self.settings is not None and self.settings.trained_segments == "normalized"
         return 1 / max(1, len(self.trained_segments)) if is_normalized else 1.0
 
@@ -513,7 +507,6 @@ class Rollout(Record):
 
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens the policy sampled."""
         return sum(sum(segment.mask) for segment in self.segments)
 
     @property
@@ -541,11 +534,11 @@ class Rollout(Record):
 class EngineLoad(Record):
     """An engine's own metrics at one time. Tokens are counted in KV-cache slots."""
 
-    running: int
+    running: int = Field(examples=[12])
     """Calls being decoded or prefilled."""
     waiting: int
     """Calls in the engine's own queue."""
-    kv_usage: float
+    kv_usage: float = Field(examples=[0.4])
     """Share of the KV cache that running calls hold, 0 to 1."""
     kv_capacity: int | None = None
     """Tokens that fit into the KV cache, if the engine reports it."""
@@ -592,15 +585,15 @@ class Mismatch:
     ``d`` is the trainer's log-prob of a token minus the served one, in nats. Figures are NaN when a log-prob is.
     """
 
-    tokens: Annotated[int, Field(ge=0)]
-    max_abs_diff: Figure
+    tokens: Annotated[Annotated[int, Field(ge=0)], Field(examples=[8000])]
+    max_abs_diff: Annotated[Figure, Field(examples=[0.041])]
     """Largest ``|d|``."""
-    mean_abs_diff: Figure
+    mean_abs_diff: Annotated[Figure, Field(examples=[0.0031])]
     """Mean of ``|d|``."""
-    kl: Figure
+    kl: Annotated[Figure, Field(examples=[0.00002])]
     """Mean of ``exp(d) - d - 1``: an estimate, never negative, of the KL divergence of the served policy from the
     trainer's (Schulman, "Approximating KL divergence")."""
-    mult_prob_error: Figure
+    mult_prob_error: Annotated[Figure, Field(examples=[1.0031])]
     """Mean of ``exp(|d|)``: by which factor probabilities differ; 1 when they are equal."""
     zeros: Annotated[int, Field(ge=0)]
     """Tokens whose served log-prob is exactly 0.0 and whose own is not near 0: a value that was filled in."""

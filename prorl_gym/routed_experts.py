@@ -30,7 +30,7 @@ _NPY = b"\x93NUMPY"
 _DTYPES = {"|u1": "uint8", "|i1": "int8", "<u2": "uint16", "<i2": "int16", "<i4": "int32"}
 _CODES = {"uint8": "B", "int8": "b", "uint16": "H", "int16": "h", "int32": "i"}
 _SIGNED = {"uint8": "int16", "uint16": "int32"}
-"""What NeMo-RL reads in place of types that it does not."""
+"""Types that NeMo-RL reads, in place of those that it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +49,17 @@ class RoutedExperts:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one value."""
         return array(self.code).itemsize
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one token."""
         return self.item_bytes * prod(self.row_shape)
 
     @property
     def tokens(self) -> int:
-        """How many tokens have a row."""
         return len(self.data) // self.row_bytes
 
     def rows(self, start: int, end: int) -> bytes:
-        """Return the bytes of the rows of some tokens."""
         return self.data[start * self.row_bytes : end * self.row_bytes]
 
     def padded(self, tokens: int) -> "RoutedExperts":
@@ -73,22 +69,14 @@ class RoutedExperts:
         return replace(self, data=self.rows(0, tokens) + row * max(0, tokens - self.tokens))
 
     def to_numpy(self, row_shape: tuple[int, int] | None = None) -> "NDArray[Any]":
-        """Return an array of (tokens, layers, experts per token).
-
-        Args:
-            row_shape: layers and experts per token, where the engine does not report them (SGLang).
-        """
+        """Return an array of (tokens, layers, experts per token); SGLang does not report the latter two."""
         import numpy as np
 
         return np.frombuffer(self.data, dtype=np.dtype(self.dtype)).reshape(-1, *(row_shape or self.row_shape))
 
 
 def join_routed_experts(calls: Sequence[Call]) -> RoutedExperts | None:
-    """Return the experts of a sequence, from its first token; ``None`` where a call did not report them all.
-
-    Args:
-        calls: those that sampled it, in their order.
-    """
+    """Return the experts of a sequence, from its first token; ``None`` where a call did not report them all."""
     joined: RoutedExperts | None = None
     data, done = bytearray(), 0
     for position, (end, value) in enumerate(calls, 1):
@@ -103,12 +91,7 @@ def join_routed_experts(calls: Sequence[Call]) -> RoutedExperts | None:
 
 
 def parse_routed_experts(value: object, tokens: int) -> RoutedExperts | None:
-    """Read what an engine returned with one call; ``None`` when it is in no form that is known.
-
-    Args:
-        value: JSON.
-        tokens: of prompt and answer together.
-    """
+    """Read what an engine returned with one call of so many tokens, prompt and answer; ``None``: no known form."""
     try:
         if isinstance(value, list):
             found = _from_lists(cast("list[Any]", value))
@@ -125,10 +108,6 @@ def to_nemo_rl(calls: Sequence[Call], tokens: int) -> Any:
     """Return the experts of one turn in NeMo-RL's form, with a row for each token, as it requires.
 
     What a single call returned in an unknown form is returned unchanged; of several such calls, ``None``.
-
-    Args:
-        calls: those that sampled the turn, in their order.
-        tokens: of the prompt and the turn together.
     """
     if len(calls) == 1 and isinstance(calls[0][1], str) and calls[0][1].startswith(_NEMO_RL):
         return calls[0][1]  # complete by that server's promise; re-encoding costs megabytes

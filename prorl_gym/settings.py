@@ -25,7 +25,7 @@ class RolloutSettings(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of the rollout. Each turn of each replica derives its own from it; ``None`` leaves it to the engine."""
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    """Extra stop ids beside the template's own terminator. Stop strings are not offered: they cut inside tokens."""
+    """Stop ids in addition to the template's own terminator. Stop strings are not offered: they cut inside tokens."""
     max_turns: PositiveInt | None = None
     """Model calls in one rollout."""
     max_tokens: PositiveInt | None = None

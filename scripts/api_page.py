@@ -4,6 +4,7 @@ The page is committed; a test compares it with what this prints.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,69 +20,48 @@ PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 
 HEAD = """# HTTP API
 
-The API of `prorl-gym serve`, by default on `http://127.0.0.1:8770`. `scripts/api_page.py` generates the routes below
-from the OpenAPI document, which the service has at `/openapi.json` and, for trying it out, at `/docs` (Swagger UI, part
-of the package; nothing is loaded from elsewhere).
+The API of `prorl-gym serve`, by default on `http://127.0.0.1:8770`. `scripts/api_page.py` writes everything from
+"Words" on from the OpenAPI document; the service serves it at `/openapi.json` and, with every model and example, at
+`/docs`.
 
-## Stability
-
-- Everything under `/v1` keeps its meaning: routes, parameters, bodies and answers only grow. Ignore fields that you do
-  not know. A change that would break a reader gets `/v2`, and both are served for at least one minor release.
-- The record (`rollout`) has a version of its own, `schema_version`, now 1. It rises when a field changes its meaning or
-  disappears, or when a closed list of words (an outcome's status, a failure's kind) gets a new one; not when a field is
-  added. Records of earlier versions stay readable.
-- Bodies are strict: an unknown field is an error (422), since a misspelt one would be ignored silently.
-- Repeating a request is harmless: a rollout's id with the same body, an acknowledgement, a demand, the same
-  `PUT /v1/policy`.
-- `/metrics`, `/v1/history` and the pages for people may change in any release ([the metrics](metrics.md)).
+Under `/v1` everything only grows: ignore fields that you do not know. A change that would break a reader gets `/v2`,
+and both are served for at least one minor release. The record (`Rollout`) has its own `schema_version`, now 1. It
+rises when a field changes its meaning or a closed list of words gets a new one. Bodies are strict: an unknown field
+is an error. Repeating a request is harmless. `/metrics`, `/v1/history` and pages may change in any release.
 
 ## The token
 
-Every route needs `Authorization: Bearer TOKEN` except `/livez` and `/readyz` (no causes), and `/`, `/docs` and
-`/openapi.json`, which contain no data: the dashboard prompts for the token and keeps it in its tab. The first start
-creates the token, in the file `token` in the service's `state` (mode 0600). On a cluster node every user can reach
-127.0.0.1: loopback alone protects nothing. There is no cookie, and requests from pages of other sites are refused
-(403); `OPTIONS` answers 405, so other origins cannot read anything either.
-
-On a machine with other users, keep the token out of command lines, which `ps` shows to all of them. In the examples
-below, curl reads its header from a file:
+Every route needs `Authorization: Bearer TOKEN` except `/livez`, `/readyz`, `/`, `/docs` and `/openapi.json`, which
+hold no data. The first start creates the token in the file `token` of the service's `state` (mode 0600). Requests
+from pages of other sites are refused (403). Keep the token out of command lines:
 
 ```bash
 cd ~/.local/state/prorl-gym; (umask 077; echo "Authorization: Bearer $(cat token)" > header)
 T="@$PWD/header"; U=http://127.0.0.1:8770; cd -
-```
-
-## Errors
-
-Every error is `{"error": {"what": ..., "fix": ...}}`: one line each, never a traceback. A request that can only make
-a failed rollout has the failure's `kind` beside them. Retry after 429 and 503 (after `Retry-After` seconds, if
-present); all others need another request. A failed rollout is not an error of the API: the failure is in its record.
-
-## Streams
-
-```bash
+curl -s -H "$T" "$U/v1/rollouts" -X POST \\
+  -d '{"rollout_id": "a7", "run_id": "step-7", "environment": "math", "task": {"question": "6*7?", "answer": "42"}}'
+curl -s -H "$T" "$U/v1/rollouts/a7?wait=60"
 curl -sN -H "$T" "$U/v1/stream?run=step-7&cursor=41&ack=true"
 ```
 
-Each line is a record with its cursor; an empty line is sent after 15 s without one. Before it, a line with `paused` and
-without `rollout` says once for each pause which pool is paused, and until when; ignore further lines without `rollout`.
-After a broken connection, continue from the last cursor seen. Records are kept until they are acknowledged or expire:
-with `ack=true`, reading from a cursor acknowledges everything up to it; `POST /v1/ack` does so without reading.
+## Errors and streams
 
-## History
+Every error is `{"error": {"what": ..., "fix": ...}}`, with the failure's `kind` where a request can only fail. Retry
+after 429 and 503 (after `Retry-After` seconds); all others need another request. A failed rollout is no error of the
+API.
 
-`/v1/history` has the columns `queued`, `running`, `runner_queue`, `init`, `run`, `eval`, `parked` (rollouts),
-`finished_per_second`, `tokens_per_second`, `mean_reward` (of the rollouts that ended since the previous point),
-`event_loop_lag_seconds` (the longest of the last minute), `mismatch_max_abs_diff` and `mismatch_kl` (of the batch that
-a trainer reported last, if one has), and for each engine `engine.NAME.in_flight`, `.kv_usage`, `.hit_rate`,
-`.version`. There is a point every `http.history_seconds`, and the last 720 are kept.
+Each line of a stream is `{"cursor", "stale", "rollout"}`; a damaged record has `damaged` and no reward. An empty line
+is sent after 15 s without a record; before it, a line with `paused` says once which pool is paused. Ignore other
+lines. Continue from the last cursor seen; with `ack=true`, that acknowledges everything up to it.
 """
 
-TABLE_HEAD = "| route | what it does |\n|---|---|\n"
+TABLE_HEAD = "|route|what it does|body|answer|errors|\n|---|---|---|---|---|\n"
+ELSEWHERE = ("RolloutSettings", "BatchMismatch", "PolicyUpdateBody", "PauseBody")
+"""Models of bodies that other pages explain."""
+OWN_ERRORS = ("404", "409", "410", "429")
+"""Errors that tell routes apart; the others are explained once."""
 
-
-WORDS_HEAD = """The fields with a closed list of words. A body with another word is refused. Answers of a later release
-may have further words; a record only with a higher `schema_version`.
+WORDS_HEAD = """The closed lists. Another word in a body is refused; answers of a later release may have more.
 
 | field | words |
 |---|---|
@@ -91,7 +71,7 @@ may have further words; a record only with a higher `schema_version`.
 def document() -> Any:
     """Return the OpenAPI document."""
     runner = InProcessRunner(environment_lookup(), FakePolicySource(), EmptyBackend())
-    context = AppContext.create(RolloutService(MemoryLedger(), runner))
+    context = AppContext(RolloutService(MemoryLedger(), runner))
     return create_app(context, "token").openapi()
 
 
@@ -104,41 +84,75 @@ def operations(openapi: Any) -> list[tuple[str, str, Any]]:
     ]
 
 
+def models_of(content: Any) -> str:
+    """Return the names of the models in a body or an answer."""
+    names: list[str] = []
+    for media_type, one in (content or {}).items():
+        found = dict.fromkeys(re.findall(r"#/components/schemas/(\w+)", json.dumps(one.get("schema", {}))))
+        names += [f"`{name}`" for name in found] or ["" if media_type == "application/json" else media_type]
+    return ", ".join(dict.fromkeys(names))
+
+
 def table(openapi: Any) -> str:
-    """Return all routes, one per line."""
-    rows = [f"| `{method} {path}` | {operation['summary']} |" for method, path, operation in operations(openapi)]
+    """Return all routes, one per line: what it does, the model of its body, that of its answer, its own errors."""
+    rows: list[str] = []
+    for method, path, operation in operations(openapi):
+        body = models_of(operation.get("requestBody", {}).get("content"))
+        answer = models_of(operation["responses"]["200"].get("content"))
+        errors = ", ".join(sorted(status for status in operation["responses"] if status in OWN_ERRORS))
+        rows.append(f"|`{method} {path}`|{operation['summary']}|{body}|{answer}|{errors}|")
     return TABLE_HEAD + "\n".join(rows) + "\n"
 
 
-def curl(method: str, path: str, operation: Any) -> str:
-    """Return a command that asks this route."""
-    examples = {one["name"]: one.get("schema", {}).get("examples") for one in operation.get("parameters", [])}
-    for name, values in examples.items():
-        path = path.replace("{" + name + "}", str(values[0]) if values else "")
-    given = "" if method == "GET" else f" -X {method}"
-    body = operation.get("requestBody")
-    if body is not None:
-        text = json.dumps(body["content"]["application/json"]["example"])
-        given += f" \\\n  -d '{text}'"
-    return f'curl -s -H "$T" "$U{path}"{given}'
+def notes(openapi: Any) -> str:
+    """Return what is to be known about routes that change something beyond their line."""
+    found = ((method, path, operation.get("description", "")) for method, path, operation in operations(openapi))
+    return "".join(
+        f"- `{method} {path.removeprefix('/v1')}`: {sentences(text, 1)}\n"
+        for method, path, text in found
+        if text and method != "GET"
+    )
 
 
-def described(method: str, path: str, operation: Any) -> Iterator[str]:
-    """Yield the paragraphs about one route."""
-    yield f"### `{method} {path}`\n\n{operation['description']}\n"
-    rows = [
-        f"| `{one['name']}` | {one.get('description', '')} | {default_of(one)} |"
-        for one in operation.get("parameters", [])
-    ]
-    if rows:
-        yield "| parameter | meaning | default |\n|---|---|---|\n" + "\n".join(rows) + "\n"
-    yield f"```bash\n{curl(method, path, operation)}\n```\n"
-    for media_type, content in operation["responses"]["200"]["content"].items():
-        if media_type == "application/json":
-            yield f"```json\n{json.dumps(content['example'], indent=1)}\n```\n"
-    wrong = [status for status in operation["responses"] if status != "200"]
-    if wrong:
-        yield f"Errors: {', '.join(sorted(wrong))}.\n"
+def sentences(text: str, count: int) -> str:
+    """Return the first sentences of a text, on one line."""
+    return " ".join(re.split(r"(?<=\.) (?=[A-Z`\"])", " ".join(text.replace("``", "`").split()))[:count])
+
+
+def parameters(openapi: Any) -> str:
+    """Return the parameters of all routes, one per line; those of the same meaning together."""
+    routes: dict[tuple[str, str, str], list[str]] = {}
+    for _, path, operation in operations(openapi):
+        for one in operation.get("parameters", []):
+            if one["in"] == "query":
+                key = (one["name"], one.get("description", ""), default_of(one))
+                routes.setdefault(key, []).append(f"`{path.removeprefix('/v1/')}`")
+    names: dict[tuple[str, str, str], list[str]] = {}
+    for (name, text, default), of in routes.items():
+        names.setdefault((", ".join(of), text, default), []).append(f"`{name}`")
+    rows = [f"|{', '.join(every)}|{of}|{text}|{default}|" for (of, text, default), every in names.items()]
+    return "|parameter|of|meaning|default|\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def bodies(openapi: Any) -> str:
+    """Return the fields of all models that requests send, with their meaning, once."""
+    schemas = openapi["components"]["schemas"]
+    wanted: dict[str, None] = {}
+    todo = [operation["requestBody"] for _, _, operation in operations(openapi) if "requestBody" in operation]
+    while todo:
+        for name in re.findall(r"#/components/schemas/(\w+)", json.dumps(todo.pop(0))):
+            if name not in wanted and "properties" in schemas[name] and name not in ELSEWHERE:
+                wanted[name] = None
+                todo.append(schemas[name])
+    return "\n".join(f"**`{name}`**: {'; '.join(map_fields(schemas[name]))}.\n" for name in wanted)
+
+
+def map_fields(schema: Any) -> Iterator[str]:
+    """Yield the fields of a model: name, whether it is required, meaning."""
+    required = schema.get("required", ())
+    for name, field in schema["properties"].items():
+        text = sentences(field.get("description", ""), 1).rstrip(".")
+        yield f"`{name}`{' (required)' if name in required else ''}{f' {text}' if text else ''}"
 
 
 def default_of(parameter: Any) -> str:
@@ -169,7 +183,7 @@ def words(openapi: Any) -> str:
             if found := words_of(field, schemas):
                 fields.setdefault(found, []).append(f"`{model}.{name}`")
     rows = [
-        f"| {', '.join(names)} | {', '.join(f'`{word}`' if word else 'empty' for word in found)} |"
+        f"|{', '.join(names)}|{', '.join(f'`{word}`' if word else 'empty' for word in found)}|"
         for found, names in fields.items()
     ]
     return WORDS_HEAD + "\n".join(rows) + "\n"
@@ -177,9 +191,25 @@ def words(openapi: Any) -> str:
 
 def page() -> str:
     """Return the whole of ``docs/api.md``."""
-    told = document()
-    routes = [part for operation in operations(told) for part in described(*operation)]
-    return "\n".join([HEAD, "## Words\n", words(told), "## Routes\n", table(told), *routes])
+    openapi = document()
+    return "\n".join(
+        [
+            HEAD,
+            "## Words\n",
+            words(openapi),
+            "## Routes\n",
+            "Any route may answer 401, 403, 413 (body too large), 422, 500 and 503.\n",
+            table(openapi),
+            notes(openapi),
+            "## Query parameters\n",
+            parameters(openapi),
+            "## Bodies\n",
+            "`RolloutSettings` has the keys of [settings](configuration.md#settings); `BatchMismatch` is what"
+            " [`measure_mismatch`](client.md#before-you-train-on-a-batch) returns;"
+            " those of `PolicyUpdateBody` and `PauseBody` are the arguments of [`weight_update`](policy-updates.md).\n",
+            bodies(openapi),
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -139,13 +139,6 @@ ROWS: dict[str, tuple[Bar, ...]] = {
         Bar("added by Gym's `/run`, p50", "gym", "added by the agent's `/run`, 100/s, p50", "target", "target"),
         Bar("added by Gym's `/run`, p99", "gym", "added by the agent's `/run`, 100/s, p99", "target", "target"),
         Bar("the same, Gym's relay in front, p50", "gym", "added by the environment server's", "target", "target"),
-        Bar(
-            "full system (simulated)",
-            "ablation",
-            "published setting: the full system over one without fast",
-            "",
-            "without fast shell",
-        ),
     ),
     "Agent programs": (
         Bar("added to a call, 64 k tokens, p50", "gateway", "added latency, 64 k history: p50", "target", "target"),

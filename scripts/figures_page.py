@@ -6,8 +6,11 @@ with what this writes, so no figure is copied by hand, and every row that is los
 
 import json
 import math
+import re
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +20,23 @@ BACKENDS = ("userns", "apptainer")
 
 HEAD = """# Figures
 
-What was measured, with which script, under which conditions. In the tables, bold marks where we lose: a missed target
-or a better peer. Written by `scripts/figures_page.py` out of the reports in `bench/results`; the chart on the
-[front page](../README.md#measured) shows headline figures and every missed target of these tables. A run on two real
-vLLM servers has [a page of its own](../bench/results/real-vllm.md). To measure again, on a machine that does nothing
-else:
+Written by `scripts/figures_page.py` from the reports in [bench/results](../bench/results), which hold every figure,
+run, machine and version. Shown are figures with a target ("missed" marks one that was not reached) and figures in
+which a peer of the same run is better; **bold** marks both. A ratio says how many times better ours is; a range
+covers the things in brackets. Two values are `userns` / `apptainer`. Letters name the peers above the table. A
+*floor* is the least that any implementation needs; shown with targets only. Where the load at the start
+exceeded the cores there are no ratios. All ran on two cores, none on a GPU; two real vLLM servers (CPU builds) have
+[a page of their own](../bench/results/real-vllm.md).
+
+To measure again, on a machine that does nothing else:
 
 ```bash
 export PRORL_BENCH_IMAGE=$(bench/make-image)       # python3, git and pytest; as a SIF, too
 export PRORL_BENCH_SIF=$PRORL_BENCH_IMAGE.sif
-prorl-gym bench shell --json > bench/results/shell.json     # likewise start, density, tokens, balance, service,
-                                                            # gateway, gym, nodes, resume, groups, ablation, grade,
-                                                            # peers
+bench/peers-environment                            # the frameworks of `peers`
+prorl-gym bench shell --json > bench/results/shell.json
 python scripts/figures_page.py && python scripts/figures_chart.py && python scripts/nodes_chart.py
 ```
-
-`bench/peers-environment` installs the frameworks that `peers` compares with. Other peers that are not installed with
-the package are taken from environment variables: see the heads of the scripts.
-Everything in one section comes from one run. Ratios say how many times better ours is; there are none when the load
-average at the start exceeded the cores, since busy cores slow some peers more than others.
 """
 
 
@@ -46,219 +47,90 @@ class Section:
     name: str
     title: str
     notes: str
-    provides: Sequence[Sequence[str]] = ()
-    """Table of what the compared systems do, beside what was measured; the first line is its head."""
 
-
-PROVIDES = (
-    ("what each provides", "isolation", "durable record", "exact token ids", "kept between calls", "grading"),
-    (
-        "ours",
-        "namespaces, no network, own uid, limits, system-call filter",
-        "yes, fsync",
-        "yes, with log-probs",
-        "IPython or shell",
-        "killable math workers; hidden tests after the agent's processes have ended",
-    ),
-    ("ours through Gym", "the same", "yes, until the servers stop", "yes, with log-probs", "IPython", "the same"),
-    (
-        "NeMo Gym's `math_with_code`",
-        "none: a forked process of the server, its uid, network",
-        "none",
-        "off here",
-        "Python; numpy, scipy, pandas loaded",
-        "strings, then floats",
-    ),
-    ("verifiers 0.1 `ToolEnv`, host", "none", "none", "none", "nothing", "math-verify in a worker"),
-    (
-        "verifiers 0.1 `ToolEnv`, bubblewrap",
-        "namespaces, no network, own uid, read-only `/usr`; no limits",
-        "none",
-        "none",
-        "nothing",
-        "math-verify in a worker",
-    ),
-    ("verifiers 0.4 `bash` harness", "none", "off here", "none", "files", "math-verify"),
-    ("mini-swe-agent, host", "none", "off here", "none", "files", "hidden tests"),
-    ("mini-swe-agent, bubblewrap", "namespaces, no network; no limits", "off here", "none", "files", "hidden tests"),
-)
 
 SECTIONS = (
     Section(
         "shell",
         "Commands",
-        """The peers on the host have no sandbox around them. The raw pty gives no exit code, no directory and has no
-event loop: it is a floor; a megabyte through the shell may take 1.5 times as long as through it.
-Beyond the floor an `echo hi` is a few turns of the event loop, a thread that writes its text, and in bash about 70
-system calls that read the text and report the exit code and the directory: three hand-overs between threads and
-processes, of which one alone, the control channel's round trip below, takes more than the target on this machine.
-tmux is polled as OpenHands does: one look at once, then one after every half a second, and a tenth of a second to
-clear the screen; a fast command is often seen by the first look. NeMo Gym's provider runs as an ordinary
-user on a SIF that Apptainer built, with squashfuse. The mix is fixed in `bench/_mix.py`: ls, grep -r,
-sed, git diff, pytest of one file (where the image has pytest), git checkout. The channels are measured on
-the `local` backend's guest: descriptors cannot travel over TCP, so that a relay would have to stand
-between.""",
+        """An `echo hi` needs three hand-overs between threads and processes; one of
+them alone, the control channel's round trip, takes more than the target here.""",
     ),
     Section(
         "start",
         "Starts and the python tool",
-        """Ours brings a writable root, a guest and a confined first command on top of the same `apptainer exec`: the
-difference between the two is about what a `userns` sandbox takes as a whole. That has no single large part: the fork
-into six namespaces; pid 1, which is Python and makes about 250 system calls, 23 of them mounts, before it serves; for
-the first command a second fork of the interpreter, about 130 calls that set its descriptors, limits, rights and filter,
-and the exec; the messages between service, spawner and guest. A start near the floor needs a pid 1 that is no
-interpreter; the service hands out warm sandboxes instead. The
-kernel over Unix sockets and over TCP is a stock ipykernel on the host, without a sandbox.""",
+        """Ours adds a writable root, a guest and a confined command to the same `apptainer exec`. Pid 1 is a Python
+interpreter, which makes about 250 system calls before it serves.""",
     ),
     Section(
         "density",
         "Many at once",
-        """Memory is the proportional set size. The plain instances have no writable root and no shell; they are started
-by as many starters at a time as ours. A busy sandbox runs a shell, two sleepers and a loop.""",
+        """Memory is the proportional set size. Plain instances have no writable root and no shell.""",
     ),
     Section(
         "balance",
         "Placing calls",
-        """Simulated engines, the package's real classes, five seeds, with roomy caches forty
-([balancing.md](balancing.md)). A ratio is of the times in which the same work is done; the interval is that of the mean
-of the seeds (95 %). Only the time of one decision depends on this machine.""",
+        """Simulated engines, the package's own classes, five seeds (roomy caches: forty), 95 % interval of the
+mean.""",
     ),
     Section(
         "tokens",
         "Token continuity",
-        """The client's own CPU in rollouts of 100 turns and 64,000 tokens, and how often tokens drift in random
-conversations: ours, and when the history is rendered and encoded again in every turn. A conversation's sampled ids are
-either random, the worst case, or what the tokenizer itself would write, the best one ([tokens.md](tokens.md)).""",
+        """Client CPU of rollouts with 100 turns and 64,000 tokens, and how often tokens drift in random conversations
+when the history is rendered again each turn.""",
     ),
     Section(
         "service",
         "The service itself",
-        """A no-op environment and an instant policy with records of about 20 kB, each rollout durable
-(`synchronous=FULL`); client, service and, where there is one, engine share the machine's cores. Added latency is from
-the submission until the record is with the client, with arrivals drawn from a Poisson process. Overlap is of what
-the slowest stage alone would allow, between the first and the last fifth. Cancels are of real sandboxes and real
-engine calls. Workloads stand in `bench/_service_work.py`. Why rates and added latency miss their targets: the
-disk would allow the rates, one event loop does not, which makes fewer rollouts in process, without HTTP, than
-batches shall reach with it. By a profile, a seventh of that thread's time writes records as JSON; the rest is
-spread over stages, slots, tasks and checks of models. Two commits stand in a row: the rollout's before its id is
-answered, the record's before it is streamed. Client and service share two cores.""",
+        """A no-op environment, records of about 20 kB, each durable. Rates and latency miss because one event loop runs
+everything, and each rollout needs two commits in a row.""",
     ),
     Section(
         "gateway",
         "The gateway of agent programs",
-        """Latency: one program whose history has grown to 64,000 tokens sends it whole with each call; a
-call's time as the program sees it, less what the engine needed. Calls a second: 16 programs with histories of
-4,000 tokens at once, each with a gateway of its own, beside a proxy that passes bodies on and keeps texts.
-Programs, gateway and engine are a process each and share the cores; answers are streamed, and the engine
-samples at once. The floors are the same bodies over the same HTTP library, or read as JSON, and nothing else.
-Histories: appended to, then edited once, at random. Every preset's tokens are compared with what was sampled
-in tests (`tests/environments/test_agent_presets.py`, `tests/real_vllm/test_real_programs.py`). Why the rate
-beside the proxy misses its target: a call costs the proxy half a millisecond, nearly all of it HTTP. For the
-same call a gateway that sends ids also finds the history's place in the tree of segments, renders and
-tokenises what is new, writes every id of the prompt as JSON, checks the ids and log-probs that come back,
-decodes them, and writes the answer in the program's wire format.""",
+        """Latency: a history of 64,000 tokens sent whole with each call, less the engine's time. Rate: 16 programs with
+4,000 tokens. The proxy only forwards bodies; the gateway also places the history, renders, tokenises and checks.""",
     ),
     Section(
         "gym",
         "Inside NeMo Gym",
-        """Rollouts as above, posted to `/run` by Gym's own client: to our agent, and to the environment server in
-front of it, which is Gym's relay. *Added* is the percentile of `/run` less that of a direct call: the same rollout
-submitted to `prorl-gym serve`'s routes in a process of its own, and its record awaited. The arms take turns of four
-seconds over the same Poisson arrivals; all processes share the cores. The floor is what Gym takes for an agent that
-answers at once with as many bytes, so the part of what is added that no agent can avoid. The rows at once are posted
-with the connection limits that NeMo-RL sets. A start is `gym env start` with the environment's servers and
-`vllm_model`, virtual environments reused, ours and Gym's smallest environment in turns; Gym looks at its servers
-every three seconds, so the time at which it reports them ready comes in steps. In the agent, a delivered answer is
-acknowledged within 0.1 s, together with others.""",
+        """*Added* is the percentile of `/run` less that of a direct call of the service. The floor is an agent that
+answers at once with as many bytes. Starts reuse virtual environments.""",
     ),
     Section(
         "nodes",
         "Many nodes",
         """![Throughput over that of one node, by nodes](images/nodes.svg)
 
-The Ray nodes share this machine, so the share of its processors that is in use says whether the machine is
-the limit. A rollout has four model calls of a fixed second, three commands in a real sandbox, and is graded by hidden
-tests in a clean one; each node runs four at a time. Throughput is between the ends of the first and the last quarter of
-the rollouts. The killed node: eight Ray nodes, rollouts of nine calls; half a rollout's time after half of the records
-are there, the processes of one Ray node are killed and none takes its place; its rollouts, of which about a third have
-begun, are made again when its lease of six seconds is over. Simulated: service, ledger, placement, engine pool and
-runners are real, engines, sandboxes, network and time are not; work per node is constant; the head's own work takes no
-time there, so its CPU is a figure of its own: a head in its own process, eight nodes whose rollouts only wait and call,
-user and system time.
-
-Why targets were missed. Eight Ray nodes: their 32 rollouts wait for calls of the same second and then start sandboxes
-and commands together, on two cores; one service with as many slots and without nodes, the floor, takes nearly as long.
-The head's CPU of a call: a call needs a decision, and a request that asks for nothing costs the head as much. 64
-simulated nodes: they stand beside the mean rate of sixteen single ones, which is above the rate of the work of these
-sixteen together; nodes that share their work can reach the latter.""",
-    ),
-    Section(
-        "resume",
-        "Resuming after a turn",
-        """Rollouts of nine turns, eight of them with a command in a real sandbox, at an engine of fixed speed; the
-service gets SIGKILL at random moments, the same with and without `resume`, and is started again until every rollout has
-its record. The engine counts what it samples, of calls that a dead service has left behind, too. Worker-seconds are
-those of rollouts in a stage.""",
+Ray nodes share this machine's two cores, where one service with as many slots takes nearly as long. Simulated nodes:
+service, ledger and placement are real; engines, sandboxes, network and time are not. The head's CPU of a call is that
+of one HTTP request.""",
     ),
     Section(
         "groups",
         "Groups",
-        """Simulated, with the service's own book on a virtual clock: informative groups per worker-second, five seeds.
-Each peer has the best setting of a grid, chosen on these very seeds. The rows of the sweep have no target: they show
-where stopping gains nothing. Bias: how far the mean of what is delivered may be from that of all informative groups, at
-90 % (equivalence test; [groups.md](groups.md)).""",
-    ),
-    Section(
-        "ablation",
-        "What each part is worth",
-        """The real service and pool on a virtual clock, with modelled engines and sandboxes, at the published setting;
-then a sweep, and one small run with real sandboxes in real time (what ran beside the virtual part does not matter to
-it). 0.78 s for an action is the published slow shell.""",
+        """Simulated, with the service's own scheduler: informative groups per worker-second, five seeds; each peer
+with the best setting of a grid on these seeds. Bias: distance of the delivered mean from that of all informative
+groups.""",
     ),
     Section(
         "grade",
         "Grading",
-        """Math: answers of the labelled corpora, two gradings at a time in two worker processes; an answer that never
-ends is killed at its deadline and its worker replaced. Code: 50 tests of one program, each in a process and
-under limits of its own, beside as many runs of plain `python` on the host. A repair: what grading costs around
-the run of its tests. Labelled corpora (`tests/corpora`, both signs): false positives and false negatives, beside
-the comparison of strings and, for mathematics, math-verify by its defaults. The unseen half was written without
-sight of the graders; what they got wrong *on first sight* is in the READMEs of the environments, since it was
-looked at and mended after that.""",
+        """Labelled corpora (`tests/corpora`). What graders got wrong on first sight of the "unseen" halves was
+repaired since; it is in the READMEs of the environments.""",
     ),
     Section(
         "peers",
-        "End to end beside other frameworks",
-        r"""One question: a python call (`12345 * 6789`), then the answer in `\boxed{}`. The shell task: twenty commands
-on a small project, three of them edits, then its hidden tests. The program, ours only: tried with bash and python,
-handed in, run on hidden tests in a clean sandbox. Every reward was 1 and the engine counted the exact calls, or there
-would be no report.
-
-CPU is that of the whole machine (`/proc/stat`) without the engine's process: clients and the removal of sandboxes
-count. Time beyond the engine is a rollout's time less 20 ms for each of its calls. At 32 and 128 callers every system
-is saturated, so latency there would only repeat the rate; it is measured with one caller, and in an open loop with
-starts at a fixed spacing, at half of each system's own rate at 32. Three interleaved runs after a warm-up; verifiers
-0.4, which starts a program that imports for a second in each rollout, once, with 10 and 32 rollouts. mini-swe-agent
-pays for no model call: its own scripted model answers after 20 ms; its loop and a process per command are its own. NeMo
-Gym's servers were started by `gym env start`, ours and its own together. Peers that isolate nothing are named as such.
-A sandbox's memory is the PSS of everything below the spawner, the shared template of python workers included, over 32
-sandboxes that have run a cell.
-
-Why targets were missed. CPU at 32 callers: near its target, on a shared machine whose runs differ by more than the
-miss; most of it is the sandbox and IPython's first cell in it, which have rows of their own. Apptainer: a bare
-`apptainer exec`, the floor in that row, takes more than the target alone. Twice the rate of a tool in bubblewrap:
-bubblewrap adds little CPU time to this peer, and what it starts is a plain `python3` that is gone after the call; it
-has no IPython, no state between calls, no limits, no token ids, no record on a disk. One caller: the time beyond the
-engine is nearly all CPU time. Memory: IPython's own pages, which a worker writes to. Warm sandboxes cost more CPU
-here, since their shell is started beforehand and this task needs none. The shell task: a call costs a command in the
-persistent shell, its durable record and its tokens; the peer's loop on the host writes none.""",
-        PROVIDES,
+        "End to end, with other frameworks",
+        """CPU is the machine's without the engine's. Only ours has limits, a durable record and exact token ids;
+peers without bubblewrap isolate nothing.""",
     ),
 )
 
 
 Row = dict[str, Any]
 Report = dict[str, Any]
+Cell = dict[str, Any]
 
 
 def number(value: float) -> str:
@@ -282,49 +154,57 @@ def meets_target(row: Row) -> bool:
 
 
 def value_cell(row: Row | None) -> str:
-    """Return a value, marked where it missed its target."""
+    """Return a value, in bold where it missed its target."""
     if row is None:
-        return ""
+        return "-"
     low, high = row.get("interval") or (None, None)
     value = number(row["value"]) + (f" ({number(low)} to {number(high)})" if low is not None else "")
-    return value if meets_target(row) else f"**{value} (missed)**"
+    return value if meets_target(row) and not is_lost(row) else f"**{value}**"
 
 
 def ratio_cell(row: Row | None, peer: Row, *, quiet: bool) -> str:
     """Return how a figure compares with a peer; only in words where ratios are refused."""
     if row is None:
-        return ""
+        return "-"
     times = ratio(row, peer)
-    if times < 1 and not quiet:
-        return "**the peer is better**"
-    if times < 1:
-        wanted = "" if peer["target"] is None else f" (wanted: {number(peer['target'])}x)"
-        return f"**{number(times)}x: the peer is better**{wanted}"
     if not quiet:
-        return "better"
-    if peer["target"] is None:
-        return f"{number(times)}x" if math.isfinite(times) else "-"
-    verdict = "" if times >= peer["target"] else ", **missed**"
-    return f"{number(times)}x (wanted: {number(peer['target'])}x{verdict})"
+        return "better" if times >= 1 else "**worse**"
+    text = f"{times:.2g}" if times < 100 else number(times) if math.isfinite(times) else "inf"
+    if peer["target"] is not None and times < peer["target"]:
+        return f"**{text} (wanted {number(peer['target'])}, missed)**"
+    return text if times >= 1 else f"**{text}**"
+
+
+def ratios_cell(group: Sequence[Row], peers: Sequence[Row], letters: dict[str, str], *, quiet: bool) -> str:
+    """Return how a figure compares with each peer, by the peers' letters."""
+    cells = [[ratio_cell(row, own_peer(row, peer), quiet=quiet) for row in group] for peer in peers]
+    if len(peers) > 1 and all(cell == "better" for each in cells for cell in each):
+        return "all better"
+    return "; ".join(f"{letters[peer['name']]} {' / '.join(each)}" for peer, each in zip(peers, cells, strict=True))
 
 
 def target_cell(*rows: Row) -> str:
-    """Return a target, or ``stated`` where there is none; several where backends have their own."""
+    """Return a target, or nothing where there is none; several where backends have their own."""
     wanted = list(dict.fromkeys(number(row["target"]) for row in rows if row["target"] is not None))
-    return f"{'<=' if rows[0]['better'] == 'lower' else '>='} {' / '.join(wanted)}" if wanted else "stated"
+    if not wanted:
+        return ""
+    sign = "<=" if rows[0]["better"] == "lower" else ">="
+    return f"{sign} {' / '.join(wanted)}{'' if all(map(meets_target, rows)) else ' **missed**'}"
 
 
 def label(row: Row) -> str:
-    """Return a figure's name with its unit."""
-    return f"{row['name']}, {row['unit']}" if row["unit"] else row["name"]
+    """Return a figure's name with its unit; how a peer's grid or a corpus was made up is in the report."""
+    name = re.sub(r" \((?:best of its grid|[\d,]+ right and)[^)]*\)|, mended since first sight", "", row["name"])
+    return f"{name}, {row['unit']}" if row["unit"] not in ("", "x") else name
 
 
-def by_name(report: Report) -> list[dict[str | None, Row]]:
-    """Return the figures, those of the same name together, keyed by backend."""
+def by_name(report: Report) -> list[list[Row]]:
+    """Return the figures, those of the same name together, in the order of the backends."""
     groups: dict[str, dict[str | None, Row]] = {}
     for row in report["figures"]:
         groups.setdefault(row["name"], {})[row["backend"]] = row
-    return list(groups.values())
+    order = (None, *BACKENDS)
+    return [[group[name] for name in order if name in group] for group in groups.values()]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -332,60 +212,108 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
     lines = [head, ["---"] * len(head), *rows]
-    return "\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return "\n" + "\n".join(f"|{'|'.join(line)}|" for line in lines) + "\n"
 
 
-def figures_table(groups: Sequence[dict[str | None, Row]]) -> str:
-    """Return the sandboxes' figures, a column per backend."""
-    rows = [
-        [label(first), *(value_cell(group.get(name)) for name in BACKENDS), target_cell(*group.values())]
-        for group in groups
-        if None not in group
-        for first in [next(iter(group.values()))]
-    ]
-    return table(["figure", *BACKENDS, "target"], rows)
+def is_floor(peer: Row) -> bool:
+    """Whether a peer is a lower bound that no implementation can beat."""
+    return peer["name"].endswith("(floor)")
 
 
-def own_peer(row: Row | None, peer: Row) -> Row:
+def shown_peers(group: Sequence[Row]) -> list[Row]:
+    """Return the peers of a figure that the page shows: none where it has no target and nothing is lost."""
+    has_target = any(row["target"] is not None or any(p["target"] is not None for p in row["peers"]) for row in group)
+    peers = group[0]["peers"] if has_target else [peer for peer in group[0]["peers"] if not is_floor(peer)]
+    lost = any(ratio(row, own_peer(row, peer)) < 1 for row in group for peer in peers)
+    return peers if has_target or lost else []
+
+
+def own_peer(row: Row, peer: Row) -> Row:
     """Return a backend's own entry of a peer, whose wanted ratio may differ from that of the other backend."""
-    return next((own for own in row["peers"] if own["name"] == peer["name"]), peer) if row else peer
+    return next((own for own in row["peers"] if own["name"] == peer["name"]), peer)
 
 
-def peers_table(groups: Sequence[dict[str | None, Row]], *, quiet: bool) -> str:
-    """Return what the sandboxes' figures stand beside."""
-    rows = [
-        [
-            *(label(first), peer["name"], number(peer["value"])),
-            *(ratio_cell(group.get(name), own_peer(group.get(name), peer), quiet=quiet) for name in BACKENDS),
-        ]
-        for group in groups
-        if None not in group
-        for first in [next(iter(group.values()))]
-        for peer in first["peers"]
+def is_lost(row: Row) -> bool:
+    """Whether a figure without target and peers is itself a ratio to a peer, and below 1."""
+    return row["unit"] == "x" and row["better"] == "higher" and row["target"] is None and row["value"] < 1
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the smallest and the largest value."""
+    low, high = (number(one) if math.isfinite(one) else "inf" for one in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def merged(groups: Sequence[Sequence[Row]]) -> list[list[Row]]:
+    """Return the figures by what they measure, where several do for different things and all are won, or all lost."""
+    found: dict[Any, list[Row]] = {}
+    for group in groups:
+        row = group[0]
+        is_won = row["target"] is not None and meets_target(row) and all(ratio(row, peer) >= 1 for peer in row["peers"])
+        subject, colon, measured = label(row).rpartition(": ")
+        is_one = len(group) == 1 and colon and ((is_won and not row.get("interval")) or is_lost(row))
+        key = (measured, row["target"]) if is_one else (label(row), subject)
+        found.setdefault(key, []).extend(group)
+    return list(found.values())
+
+
+def merged_cells(rows: Sequence[Row], letters: dict[str, str], *, quiet: bool) -> list[str]:
+    """Return the line of figures that measure the same of several things."""
+    subjects = [label(row).rpartition(": ")[0] for row in rows]
+    ours = spread([row["value"] for row in rows])
+    peers: dict[str, list[tuple[Row, Row]]] = {}
+    for row in rows:
+        for peer in row["peers"]:
+            peers.setdefault(letters[peer["name"]], []).append((row, peer))
+    ratios = {letter: [ratio(row, peer) for row, peer in pairs] for letter, pairs in peers.items()}
+    return [
+        f"{label(rows[0]).rpartition(': ')[2]} ({'; '.join(subjects)})",
+        f"**{ours}**" if is_lost(rows[0]) else ours,
+        "; ".join(f"{letter} {spread([peer['value'] for _, peer in pairs])}" for letter, pairs in peers.items()),
+        "; ".join(f"{letter} {spread(every)}" for letter, every in ratios.items())
+        if quiet or not peers
+        else "all better",
+        target_cell(*rows),
     ]
-    return table(["figure", "peer, same run", "measured", *(f"{name} against it" for name in BACKENDS)], rows)
 
 
-def other_table(groups: Sequence[dict[str | None, Row]], *, quiet: bool) -> str:
-    """Return the figures that belong to no backend, with their peers."""
-    rows: list[list[str]] = []
-    for row in (group[None] for group in groups if None in group):
-        head = [label(row), value_cell(row), target_cell(row)]
-        for peer in row["peers"] or [None]:
-            beside = [peer["name"], number(peer["value"]), ratio_cell(row, peer, quiet=quiet)] if peer else [""] * 3
-            rows.append([*head, *beside])
-            head = [""] * 3
-    return table(["figure", "measured", "target", "peer, same run", "measured", "ours against it"], rows)
+def figures_table(groups: Sequence[Sequence[Row]], *, quiet: bool) -> str:
+    """Return the names of the peers and one table: ours, peers, ratios, target."""
+    shown = [(group, shown_peers(group)) for group in merged(groups)]
+    shown = [
+        (group, peers)
+        for group, peers in shown
+        if peers or any(row["target"] is not None or is_lost(row) for row in group)
+    ]
+    several = [group for group, _ in shown if len({row["name"] for row in group}) > 1]
+    every = [peers for _, peers in shown] + [row["peers"] for group in several for row in group]
+    names = list(dict.fromkeys(peer["name"] for peers in every for peer in peers))
+    letters = dict(zip(names, string.ascii_letters, strict=False))
+    rows = [
+        merged_cells(group, letters, quiet=quiet)
+        if group in several
+        else [
+            label(group[0]),
+            " / ".join(value_cell(row) for row in group),
+            "; ".join(f"{letters[peer['name']]} {number(peer['value'])}" for peer in peers),
+            ratios_cell(group, peers, letters, quiet=quiet),
+            target_cell(*group),
+        ]
+        for group, peers in shown
+    ]
+    for line, following in reversed(list(pairwise(rows))):  # the same things measured twice are named once
+        subjects = re.search(r" \(.*; .*\)$", following[0])
+        if subjects and line[0].endswith(subjects[0]):
+            following[0] = following[0].replace(subjects[0], " (of the same)")
+    known = "; ".join(f"{letter} {name}" for name, letter in letters.items())
+    return (f"\nPeers: {known}.\n" if known else "") + table(["figure", "ours", "peers", "ratio", "target"], rows)
 
 
 def conditions(report: Report) -> str:
-    """Return when, on what and beside how much else it was measured."""
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    """Return when and beside how much else it was measured."""
     refused = "" if report["ratios"] is not None else " More was running than there are cores: **no ratios**."
-    return (
-        f"Measured on {report['date']}: {report['machine']}. Load average {report['load_average']:.1f} when it began, "
-        f"{report['load_average_after']:.1f} when it ended.{refused}\n{versions}."
-    )
+    load = f"load {report['load_average']:.1f} to {report['load_average_after']:.1f}"
+    return f"{report['date']}; {load}.{refused}"
 
 
 def section(about: Section, report: Report | None) -> str:
@@ -393,10 +321,9 @@ def section(about: Section, report: Report | None) -> str:
     head = f"\n## {about.title}: `prorl-gym bench {about.name}`\n\n"
     if report is None:
         return f"{head}Not measured yet.\n"
-    groups, quiet = by_name(report), report["ratios"] is not None
-    tables = figures_table(groups) + peers_table(groups, quiet=quiet) + other_table(groups, quiet=quiet)
-    provided = table(about.provides[0], about.provides[1:]) if about.provides else ""
-    return f"{head}{conditions(report)}\n{tables}{provided}\n{about.notes}\n"
+    groups = by_name(report)
+    shown = figures_table(groups, quiet=report["ratios"] is not None)
+    return f"{head}{conditions(report)} {about.notes}\n{shown}"
 
 
 def page(reports: dict[str, Report]) -> str:

@@ -31,19 +31,11 @@ async def run_agent(
     A turn that was cut by its length limit ends the rollout as truncated: half a call cannot be run, and a model
     that may continue after a cut learns to rely on it.
 
-    A policy that calls a tool when it is asked for a summary gets the tool's result, and is asked again with it.
+    From ``compact_tokens`` of context on, a summary is requested (0: never). A policy that calls a tool then gets the
+    tool's result, and the request again.
 
-    Args:
-        messages: the first prompt.
-        tools: what the agent may call.
-        policy: the model.
-        artifacts: filled with the conversation and the answer.
-        compact_tokens: length of the context from which on a summary is asked for, in tokens; 0: never.
-
-    Raises:
-        LimitReached: turns or tokens.
-        EngineError: no engine could answer.
-        SandboxError: a tool's sandbox is lost or could not be started.
+    Raises ``LimitReached`` (turns or tokens), ``EngineError`` (no engine could answer), ``SandboxError`` (a tool's
+    sandbox is lost or could not be started).
     """
     by_name, specs = {tool.spec.name: tool for tool in tools}, [tool.spec for tool in tools]
     artifacts.messages.extend(messages)
@@ -66,8 +58,9 @@ async def run_agent(
             if observation.answer is not None:
                 artifacts.answer = observation.answer
                 return
-            observations.append(_tool_message(call, observation))
-            artifacts.messages.append(observations[-1])
+            observed = Message(role="tool", content=observation.text, tool_call_id=call.id, name=call.name)
+            observations.append(observed)
+            artifacts.messages.append(observed)
         # A complaint answers no call, so it has the user's role.
         complaints = [Message(role="user", content=complaint) for complaint in turn.parse_errors]
         is_asked = 0 < compact_tokens <= turn.context_tokens
@@ -106,7 +99,3 @@ async def _run_call(call: ToolCall, tools: Mapping[str, Tool]) -> Observation:
     except BadArguments as complaint:
         return Observation(str(complaint))
     return await tool(arguments)
-
-
-def _tool_message(call: ToolCall, observation: Observation) -> Message:
-    return Message(role="tool", content=observation.text, tool_call_id=call.id, name=call.name)

@@ -1,4 +1,4 @@
-"""What an agent works on and leaves, and what the loop needs: a policy that answers messages, and tools."""
+"""An agent's task and artifacts, and the protocols of the loop: a policy that answers messages, and tools."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,14 +20,13 @@ class ToolSpec:
 
     def as_function(self) -> dict[str, Any]:
         """Return the form that chat templates and OpenAI-style APIs expect."""
-        return {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": self.description,
-                "parameters": dict(self.parameters),
-            },
-        }
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+def arguments_schema(properties: Mapping[str, Mapping[str, Any]], *required: str) -> Mapping[str, Any]:
+    """Return the ``parameters`` of a ``ToolSpec`` with these properties."""
+    return {"type": "object", "properties": properties, "required": list(required)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +43,10 @@ class Tool(Protocol):
     """A tool. Bad arguments and failing commands are observations; only a lost sandbox raises."""
 
     @property
-    def spec(self) -> ToolSpec:
-        """Name, description and arguments, as in the prompt."""
-        ...
+    def spec(self) -> ToolSpec: ...
 
     async def __call__(self, arguments: Mapping[str, Any]) -> Observation:
-        """Run it. Cancelling the await kills what it started.
-
-        Raises:
-            SandboxError: the sandbox is lost or could not be started.
-        """
+        """Run it; cancelling kills what it started. Raises ``SandboxError``: the sandbox is lost or did not start."""
         ...
 
 
@@ -63,9 +56,7 @@ class Policy(Protocol):
     async def start_conversation(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AssistantTurn:
         """Render and send the first prompt, or later one that takes the place of the whole conversation.
 
-        Raises:
-            LimitReached: turns or tokens.
-            EngineError: no engine could answer.
+        Raises ``LimitReached`` (turns or tokens), ``EngineError`` (no engine could answer).
         """
         ...
 
@@ -76,7 +67,7 @@ class Policy(Protocol):
 
 @dataclass(slots=True)
 class Artifacts:
-    """What the agent leaves for grading."""
+    """The agent's results, for grading."""
 
     answer: str | None = None
     """The argument of ``finish``, or the last assistant text when the agent simply stopped."""
@@ -88,41 +79,30 @@ class Artifacts:
     log: str = ""
     """End of what an agent program printed; for people."""
     submission: GradedSubmission | None = None
-    """What is graded, for the record. Set by ``evaluate`` before it grades; ``None``: the answer."""
+    """The graded text or files, for the record. Set by ``evaluate`` before it grades; ``None``: the answer."""
 
 
-class AgentTask(Protocol):
-    """What an agent works on; ``prorl_gym.environments.protocol.Episode`` is one."""
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The task of an agent, which an environment's ``init`` returns: the first prompt and the tools.
 
-    @property
-    def messages(self) -> Sequence[Message]:
-        """The first prompt."""
-        ...
+    The prompt must be token-identical for every replica of a group: no paths, dates, ports or random ids in it.
+    """
 
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """Tools of the built-in loop."""
-        ...
-
-    @property
-    def sandbox(self) -> Callable[[], Awaitable[Sandbox]] | None:
-        """Leases the agent's sandbox; ``None``: the environment has none for an agent program."""
-        ...
-
-    @property
-    def setup(self) -> str:
-        """Bash commands that an agent program's environment comes from; may be empty."""
-        ...
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...]
+    sandbox: Callable[[], Awaitable[Sandbox]] | None = None
+    """Leases the sandbox that the tools work in: where an agent program runs."""
+    setup: str = ""
+    """Bash commands that an agent program's environment comes from, such as the activation of an interpreter."""
 
 
 class Agent(Protocol):
     """An agent in place of the built-in loop."""
 
-    async def run(self, task: AgentTask, artifacts: Artifacts) -> None:
+    async def run(self, task: Episode, artifacts: Artifacts) -> None:
         """Work on a task; fill ``artifacts``, also when it ends by an exception or is cancelled.
 
-        Raises:
-            LimitReached: turns, tokens or time.
-            RolloutError: an engine, the sandbox or the agent itself failed.
+        Raises ``LimitReached`` (turns, tokens or time), ``RolloutError`` (an engine, the sandbox or the agent failed).
         """
         ...

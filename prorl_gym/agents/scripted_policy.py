@@ -2,63 +2,41 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from prorl_gym.agents.protocol import AssistantTurn, ToolSpec
 from prorl_gym.errors import Limit, LimitReached
 from prorl_gym.records import Message, ToolCall
 
-OBSERVATION_PLACEHOLDER = "{observation}"
-"""In a step: replaced by the text of the last tool result."""
 
+@dataclass(frozen=True, slots=True)
+class ScriptedStep:
+    """One turn of a gold trajectory.
 
-class ScriptStep(Protocol):
-    """One scripted turn; ``prorl_gym.environments.protocol.ScriptedStep`` is one."""
+    ``{observation}`` in ``text`` and ``arguments`` is replaced with the text of the last tool result, so that the gold
+    answer really depends on it.
+    """
 
-    @property
-    def text(self) -> str:
-        """Text of the turn."""
-        ...
-
-    @property
-    def tool(self) -> str | None:
-        """Tool it calls, if any."""
-        ...
-
-    @property
-    def arguments(self) -> Mapping[str, Any] | None:
-        """Arguments of the call."""
-        ...
+    text: str = ""
+    tool: str | None = None
+    arguments: Mapping[str, Any] | None = None
 
 
 def fill_observation(value: Any, observation: str) -> Any:
     """Replace ``{observation}`` in a string, or in the strings of a mapping, with the last tool result, stripped."""
     if isinstance(value, str):
-        return value.replace(OBSERVATION_PLACEHOLDER, observation.strip())
+        return value.replace("{observation}", observation.strip())
     if isinstance(value, Mapping):
         items: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
         return {key: fill_observation(item, observation) for key, item in items.items()}
     return value
 
 
-def turn_from_step(step: ScriptStep, observation: str, call_id: str) -> AssistantTurn:
-    """Return the turn of a step, given the last tool result."""
-    text = fill_observation(step.text, observation)
-    if step.tool is None:
-        return AssistantTurn(text)
-    arguments = json.dumps(fill_observation(step.arguments or {}, observation), ensure_ascii=False)
-    return AssistantTurn(text, (ToolCall(id=call_id, name=step.tool, arguments=arguments),))
-
-
 class ScriptedPolicy:
-    """Plays a script, then gives an empty turn, which ends the rollout.
+    """Plays a script, then gives an empty turn, which ends the rollout; ``LimitReached`` after ``max_turns``."""
 
-    Args:
-        script: steps or literal turns, in order.
-        max_turns: raises ``LimitReached(TURNS)`` instead of a further turn.
-    """
-
-    def __init__(self, script: Sequence[ScriptStep | AssistantTurn], max_turns: int | None = None) -> None:
+    def __init__(self, script: Sequence[ScriptedStep | AssistantTurn], max_turns: int | None = None) -> None:
         self._script = list(script)
         self._max_turns = max_turns
         self.received: list[Message] = []
@@ -67,15 +45,10 @@ class ScriptedPolicy:
         self.turn_count = 0
 
     async def start_conversation(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AssistantTurn:
-        """See ``Policy.start_conversation``."""
         self.tools = list(tools)
-        return self._next(messages)
+        return await self.respond(messages)
 
     async def respond(self, messages: Sequence[Message]) -> AssistantTurn:
-        """See ``Policy.respond``."""
-        return self._next(messages)
-
-    def _next(self, messages: Sequence[Message]) -> AssistantTurn:
         self.received.extend(messages)
         if self.turn_count == self._max_turns:
             raise LimitReached(Limit.TURNS)
@@ -83,5 +56,9 @@ class ScriptedPolicy:
         self.turn_count += 1
         if isinstance(step, AssistantTurn):
             return step
-        seen = [message.content for message in self.received if message.role == "tool"]
-        return turn_from_step(step, seen[-1] if seen else "", f"call_{self.turn_count}")
+        observed = next((message.content for message in reversed(self.received) if message.role == "tool"), "")
+        text = fill_observation(step.text, observed)
+        if step.tool is None:
+            return AssistantTurn(text)
+        arguments = json.dumps(fill_observation(step.arguments or {}, observed), ensure_ascii=False)
+        return AssistantTurn(text, (ToolCall(id=f"call_{self.turn_count}", name=step.tool, arguments=arguments),))

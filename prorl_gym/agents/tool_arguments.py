@@ -26,15 +26,7 @@ class BadArguments(Exception):
 
 
 def parse_arguments(spec: ToolSpec, text: str) -> Mapping[str, Any]:
-    """Parse the arguments of a call and check them against the tool's schema.
-
-    Args:
-        spec: the tool that is called.
-        text: JSON text as the model wrote it.
-
-    Raises:
-        BadArguments: not a JSON object, a required argument is missing, one is unknown or has the wrong type.
-    """
+    """Parse the JSON text of a call's arguments as the model wrote it. Raises as ``check_arguments``."""
     try:
         values: Any = json.loads(text)
     except (ValueError, RecursionError):
@@ -45,45 +37,33 @@ def parse_arguments(spec: ToolSpec, text: str) -> Mapping[str, Any]:
 
 
 def check_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Check the arguments of a call against the tool's schema, and return them.
-
-    Raises:
-        BadArguments: a required argument is missing, one is unknown or has the wrong type.
-    """
+    """Return the arguments of a call after a check against the tool's schema. Raises ``BadArguments``."""
     properties: Mapping[str, Mapping[str, Any]] = spec.parameters.get("properties", {})
     for name in spec.parameters.get("required", ()):
         if name not in arguments:
             raise _error(spec, f"'{name}' is missing")
     for name, value in arguments.items():
         if name not in properties:
-            raise _error(spec, f"'{_short(name)}' is not one of them")
-        _check_value(spec, name, value, properties[name])
+            shown = name.encode(errors="replace").decode()
+            raise _error(spec, f"'{shown[:40]}{'...' if len(shown) > 40 else ''}' is not one of them")
+        if why := _value_problem(value, properties[name]):
+            raise _error(spec, f"'{name}' {why}")
     return arguments
 
 
-def _check_value(spec: ToolSpec, name: str, value: Any, schema: Mapping[str, Any]) -> None:
+def _value_problem(value: Any, schema: Mapping[str, Any]) -> str:
     wanted: str | list[str] | None = schema.get("type")
     if wanted is not None:
         kinds = [wanted] if isinstance(wanted, str) else wanted
-        if not any(_has_type(kind, value) for kind in kinds):
-            raise _error(spec, f"'{name}' must be of type {' or '.join(kinds)}")
+        kinds_of_value = [kind for kind in kinds if isinstance(value, _TYPES[kind])]
+        if not kinds_of_value or (isinstance(value, bool) and "boolean" not in kinds_of_value):
+            return f"must be of type {' or '.join(kinds)}"
     if "enum" in schema and value not in schema["enum"]:
-        raise _error(spec, f"'{name}' must be one of {', '.join(map(repr, schema['enum']))}")
-    if isinstance(value, str) and not _encodable(value):
+        return f"must be one of {', '.join(map(repr, schema['enum']))}"
+    if isinstance(value, str) and value.encode(errors="replace").decode() != value:
         # JSON can spell lone surrogates; no file, pipe or record can hold them.
-        raise _error(spec, f"'{name}' holds characters that are not valid Unicode text")
-
-
-def _has_type(kind: str, value: Any) -> bool:
-    return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        return "holds characters that are not valid Unicode text"
+    return ""
 
 
 def _error(spec: ToolSpec, why: str) -> BadArguments:
@@ -93,18 +73,9 @@ def _error(spec: ToolSpec, why: str) -> BadArguments:
 def tool_signature(spec: ToolSpec) -> str:
     """Return a tool's arguments in one line, for example ``bash(command: string, is_input?: boolean)``."""
     required = spec.parameters.get("required", ())
-    parts = [
-        f"{name}{'' if name in required else '?'}: {_type_name(schema)}"
-        for name, schema in spec.parameters.get("properties", {}).items()
-    ]
+    parts: list[str] = []
+    for name, schema in spec.parameters.get("properties", {}).items():
+        kind: str | list[str] = schema.get("type", "any")
+        spelled = kind if isinstance(kind, str) else " or ".join(kind)
+        parts.append(f"{name}{'' if name in required else '?'}: {spelled}")
     return f"{spec.name}({', '.join(parts)})"
-
-
-def _type_name(schema: Mapping[str, Any]) -> str:
-    kind: str | list[str] = schema.get("type", "any")
-    return kind if isinstance(kind, str) else " or ".join(kind)
-
-
-def _short(text: str) -> str:
-    clean = text.encode(errors="replace").decode()
-    return clean if len(clean) <= 40 else clean[:40] + "..."

@@ -6,23 +6,24 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from prorl_gym.api.app_context import TokenDecoder
+from prorl_gym.agents.command_config import HARNESS
 from prorl_gym.api.config import AllowedUrls, ServiceConfig
 from prorl_gym.api.policy_control import EngineRegistry
 from prorl_gym.client import read_token
 from prorl_gym.client.wire_models import MAX_ENGINES, FirstPrompt, FirstPromptBody
 from prorl_gym.environments import registry
-from prorl_gym.environments.judge import EngineJudge, Judge
+from prorl_gym.environments.judge import Judge
 from prorl_gym.environments.protocol import Environment
 from prorl_gym.errors import ConfigError, FailureKind, TaskError
 from prorl_gym.inference.balance.engine_pool import EnginePool
-from prorl_gym.inference.config import InferenceConfig, build_pool, pool_engine_factory
+from prorl_gym.inference.config import Encode, InferenceConfig, build_pool, pool_engine_factory
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.prompt_builder import function_schema
 from prorl_gym.inference.tokens.template_check import load_codec
@@ -30,7 +31,6 @@ from prorl_gym.inference.weights.weight_updater import WeightUpdater
 from prorl_gym.records import Message
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
-from prorl_gym.rollout.protocol import AgentPrograms
 from prorl_gym.rollout.scheduling.attempt import EnvironmentLookup
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource, PolicyPool
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
@@ -55,22 +55,16 @@ class LoadedService:
     pools: tuple[EnginePool, ...] = ()
     """``pool``, and those that requests may name."""
     weight_updaters: Mapping[str, WeightUpdater] = field(default_factory=dict[str, WeightUpdater])
-    """Of each of ``pools``, by the pool's name: the only way to pause them and to update their weights."""
+    """For each of ``pools``, by the pool's name: the only way to pause them and to update their weights."""
     registries: Mapping[str, EngineRegistry] = field(default_factory=dict[str, EngineRegistry])
     """By the pool's name, of pools whose engines a trainer may change."""
-    decode: TokenDecoder | None = None
-    """Token ids to text, control tokens shown."""
     judge: Judge | None = None
     """A model for graders, on engines of its own."""
     nodes: NodeRunners | None = None
     """Where attempts run; ``None``: in this process."""
 
     def render_prompt(self, prompt: FirstPromptBody) -> FirstPrompt:
-        """Return the first prompt of a row as the policy's tokenizer renders it.
-
-        Raises:
-            TaskError: it cannot be rendered.
-        """
+        """Return the first prompt of a row as the policy's tokenizer renders it. Raises ``TaskError``."""
         try:
             messages = messages_from_items(prompt.input) or [Message(role="user", content="")]
             ids = self.codec.encode_prompt(messages, [function_schema(tool) for tool in prompt.tools])
@@ -89,7 +83,7 @@ class LoadedService:
         stuck = [f"{name} is paused" for name, updater in self.weight_updaters.items() if updater.paused]
         stuck += [pool.unavailable_reason for pool in self.pools if pool.waiting_rollouts]
         if drain and stuck:
-            _LOG.warning("running rollouts are made again by the next start: %s", "; ".join(stuck))
+            _LOG.warning("the next start retries running rollouts: %s", "; ".join(stuck))
         try:
             await self.service.stop(drain=drain and not stuck)
         finally:
@@ -101,42 +95,50 @@ async def build_service(config: ServiceConfig) -> LoadedService:
 
     An engine that does not answer does not prevent the start: it is logged, and may come up later.
 
-    Raises:
-        ConfigError: an unknown environment, a state directory that cannot be made, a tokenizer that cannot be loaded, a
-            missing variable.
-        EngineError: ``TEMPLATE_UNSAFE``.
-        SandboxError: no sandbox backend works here.
-        LedgerError: the ledger's file cannot be used.
+    Raises ``ConfigError``, ``EngineError`` (``TEMPLATE_UNSAFE``), ``SandboxError`` (no backend works here) and
+    ``LedgerError`` (its file cannot be used).
     """
     environments = offered_environments(config.environments)
     async with AsyncExitStack() as owned:
-        ledger = await _open_ledger(config)
+        if config.ledger is None:
+            await asyncio.to_thread(_make_private_directory, config.state, "state")
+        elif config.ledger.path.parent.is_dir():  # otherwise opening the ledger reports that it is missing
+            await asyncio.to_thread(_make_private_directory, config.ledger.path.parent, "ledger.path")
+        ledger = await SqliteLedger.open(config.ledger_config)
         owned.push_async_callback(ledger.close)
         codec = await load_codec_of(config.inference)
-        pool = await owned.enter_async_context(_build_pool("policy", config.inference, codec))
+        inference, options = config.inference, codec_options(codec)
+        pool = await owned.enter_async_context(build_pool("policy", inference, **options))
         allowed = {
-            url: await owned.enter_async_context(_build_single_engine_pool(pool_name_of(url), url, config, codec))
+            url: await owned.enter_async_context(
+                build_pool(pool_name_of(url), inference.model_copy(update={"engines": [url]}), **options)
+            )
             for url in config.inference_urls
         }
-        judges = [] if config.judge is None else [await owned.enter_async_context(_open_judge(config.judge))]
-        weight_updaters = {
-            one.name: await owned.enter_async_context(_open_weight_updater(one, config.inference, codec))
-            for one in (pool, *allowed.values())
-        }
-        for name, health in (await pool.check_health()).items():
-            if not health.ok:
-                _LOG.warning("engine %s is not well yet: %s", name, health.detail)
+        pools = (pool, *allowed.values())
+        called = {one.name: one for one in pools}
+        judge = None
+        if config.judge is not None:  # its weights never change, and only graders use it
+            judge_codec = await load_codec_of(config.judge)
+            judges = build_pool("judge", config.judge, **codec_options(judge_codec))
+            called["judge"] = await owned.enter_async_context(judges)
+            judge = Judge(called["judge"], judge_codec)
+            await _warn_of_unhealthy(called["judge"])
+        # Ids of a probe are the tokenizer's: a padded model has more, which were never trained.
+        probed_ids = min(codec.vocab_size, inference.vocab_size or codec.vocab_size)
+        weight_updaters = {one.name: WeightUpdater(one, probed_ids) for one in pools}
+        for updater in weight_updaters.values():
+            owned.push_async_callback(updater.close)
+        await _warn_of_unhealthy(pool)
         served = await ledger.policy_versions()  # engines outlive the service and keep their weights
-        for one in (pool, *allowed.values()):
+        for one in pools:
             one.set_version(served.get(one.name, 0))
-        judge = EngineJudge(*judges[0]) if judges else None
         backend = nodes = None
         if config.nodes is None:
             backend = await open_backend(config.sandbox)
             owned.push_async_callback(backend.close)
             runner = build_runner(config, environments, pool, codec, allowed, backend, judge)
         else:
-            called = {one.name: one for one in (pool, *allowed.values(), *(one for one, _ in judges))}
             runner = nodes = NodeRunners(
                 config.nodes, called, environments, lambda rollout, attempt: service.claim_attempt(rollout, attempt)
             )
@@ -150,18 +152,24 @@ async def build_service(config: ServiceConfig) -> LoadedService:
         )
         owned.push_async_callback(service.stop, drain=False)  # does nothing after ``LoadedService.close``
         if nodes is not None:
-            service.add_settlement_observer(nodes.on_settled)
+            service.settlement_observers.append(nodes.on_settled)
         await service.start()
+        engines = EngineRegistry(
+            pool,
+            {f"policy-{index}": url for index, url in enumerate(inference.engines)},
+            pool_engine_factory("policy", inference, **options),
+            AllowedUrls(inference.engines, config.http.engine_urls),
+            max_engines=1 if inference.balance == "pass_through" else MAX_ENGINES,
+        )
         return LoadedService(
             service,
             backend,
             pool,
             codec,
             owned.pop_all(),
-            pools=(pool, *allowed.values()),
+            pools=pools,
             weight_updaters=weight_updaters,
-            registries={pool.name: _build_registry(pool, config, codec)},
-            decode=codec.decode,
+            registries={"policy": engines},
             judge=judge,
             nodes=nodes,
         )
@@ -170,8 +178,7 @@ async def build_service(config: ServiceConfig) -> LoadedService:
 def offered_environments(names: Sequence[str]) -> EnvironmentLookup:
     """Return a lookup of environments with these names only (of all installed ones, if none is given).
 
-    Raises:
-        ConfigError: a name is not installed.
+    Raises ``ConfigError``: a name is not installed.
     """
     for name in names:
         try:
@@ -200,15 +207,10 @@ async def load_codec_of(config: InferenceConfig) -> ChatCodec:
     )
 
 
-@asynccontextmanager
-async def _open_judge(config: InferenceConfig) -> AsyncGenerator[tuple[EnginePool, ChatCodec]]:
-    """Open the pool ``judge`` and load its codec: its weights never change, and only graders use it."""
-    codec = await load_codec_of(config)
-    async with _build_pool("judge", config, codec) as pool:
-        for name, health in (await pool.check_health()).items():
-            if not health.ok:
-                _LOG.warning("engine %s is not well yet: %s", name, health.detail)
-        yield pool, codec
+async def _warn_of_unhealthy(pool: EnginePool) -> None:
+    for name, health in (await pool.check_health()).items():
+        if not health.ok:
+            _LOG.warning("engine %s is not well yet: %s", name, health.detail)
 
 
 def build_runner(
@@ -234,37 +236,22 @@ def build_runner(
         config.runs,
         judge=judge,
         has_kv_admission=follows_caches and inference.engine in ("vllm", "sglang"),
-        programs=AgentPrograms(config.agent_catalog().find, source),
+        programs=import_module(HARNESS).HarnessPrograms(config.agents, config.sandbox.agents_cache_dir(), source),
     )
 
 
-@asynccontextmanager
-async def _open_weight_updater(
-    pool: EnginePool, config: InferenceConfig, codec: ChatCodec
-) -> AsyncGenerator[WeightUpdater]:
-    # Ids of a probe are the tokenizer's: a padded model has more, which were never trained.
-    updater = WeightUpdater(pool, min(codec.vocab_size, config.vocab_size or codec.vocab_size))
-    try:
-        yield updater
-    finally:
-        await updater.close()
+class CodecOptions(TypedDict):
+    """What ``build_pool`` and ``pool_engine_factory`` need of a pool's codec."""
+
+    vocab_size: int
+    encode: Encode
+    control_ids: Collection[int]
 
 
-def _build_registry(pool: EnginePool, config: ServiceConfig, codec: ChatCodec) -> EngineRegistry:
-    """Return the registry of the policy's engines."""
-    inference = config.inference
-    return EngineRegistry(
-        pool,
-        {f"{pool.name}-{index}": url for index, url in enumerate(inference.engines)},
-        pool_engine_factory(
-            pool.name,
-            inference,
-            vocab_size=codec.vocab_size,
-            encode=codec.tokenizer.encode_untrusted,
-            control_ids=codec.tokenizer.control_ids.values(),
-        ),
-        AllowedUrls(inference.engines, config.http.engine_urls),
-        max_engines=1 if inference.balance == "pass_through" else MAX_ENGINES,
+def codec_options(codec: ChatCodec) -> CodecOptions:
+    tokenizer = codec.tokenizer
+    return CodecOptions(
+        vocab_size=codec.vocab_size, encode=tokenizer.encode_untrusted, control_ids=tokenizer.control_ids.values()
     )
 
 
@@ -273,34 +260,10 @@ def pool_name_of(url: str) -> str:
     return f"named-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 
-def _build_single_engine_pool(name: str, url: str, config: ServiceConfig, codec: ChatCodec) -> EnginePool:
-    """Return a pool of one engine, for requests that name it."""
-    return _build_pool(name, config.inference.model_copy(update={"engines": [url]}), codec)
-
-
-def _build_pool(name: str, config: InferenceConfig, codec: ChatCodec) -> EnginePool:
-    return build_pool(
-        name,
-        config,
-        vocab_size=codec.vocab_size,
-        encode=codec.tokenizer.encode_untrusted,
-        control_ids=codec.tokenizer.control_ids.values(),
-    )
-
-
-async def _open_ledger(config: ServiceConfig) -> SqliteLedger:
-    if config.ledger is None:
-        await asyncio.to_thread(_make_private_directory, config.state, "state")
-    elif config.ledger.path.parent.is_dir():  # otherwise opening the ledger reports that it is missing
-        await asyncio.to_thread(_make_private_directory, config.ledger.path.parent, "ledger.path")
-    return await SqliteLedger.open(config.ledger_config)
-
-
 def load_or_create_token(path: Path) -> str:
     """Return the bearer token in this file, readable by its owner only; make both at the first start.
 
-    Raises:
-        ConfigError: the file cannot be made, is not this user's alone, or other users can write to its directory.
+    Raises ``ConfigError``: it cannot be made, is not this user's alone, or others can write to its directory.
     """
     _make_private_directory(path.parent, "state")
     try:
@@ -320,14 +283,7 @@ def load_or_create_token(path: Path) -> str:
 def _make_private_directory(directory: Path, key: str) -> None:
     """Make a directory for this user alone, or check that no other user can put files into it.
 
-    What lies there decides what the service believes.
-
-    Args:
-        directory: of a token or a ledger.
-        key: of the configuration, for messages.
-
-    Raises:
-        ConfigError: it cannot be made, or every user may write to it.
+    Its content decides what the service believes. Raises ``ConfigError``, which names ``key`` of the configuration.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -9,15 +9,14 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from prorl_gym.agents.catalog import AgentCatalog, require_known
-from prorl_gym.agents.command import CommandConfig
+from prorl_gym.agents.command_config import CommandConfig, require_known_agent
 from prorl_gym.client import default_state_dir
 from prorl_gym.config import ConfigModel
 from prorl_gym.errors import TaskError
 from prorl_gym.inference.config import InferenceConfig, normalize_url
 from prorl_gym.logs import LogFormat
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
-from prorl_gym.rollout.nodes.config import NodesConfig
+from prorl_gym.rollout.nodes.node_runners import NodesConfig
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.runner import RunnerConfig
 from prorl_gym.sandbox.config import SandboxConfig
@@ -40,7 +39,7 @@ class HttpConfig(ConfigModel):
     max_pending: Annotated[int, Field(gt=0)] = 100_000
     """Most rollouts without a record; beyond it submissions are refused with 429."""
     engine_urls: tuple[str, ...] = ()
-    """Engines that a trainer may register over HTTP beside ``inference.engines``: addresses whose host and port may
+    """Engines that a trainer may register over HTTP besides ``inference.engines``: addresses whose host and port may
     contain ``*``, for example ``http://10.0.0.*:8000/v1``. No other address is ever called."""
     history_seconds: Annotated[float, Field(ge=1, le=3600)] = 5.0
     """Seconds between two points of the dashboard's curves; 720 points are kept."""
@@ -74,12 +73,12 @@ class ServiceConfig(ConfigModel):
     sandbox: SandboxConfig = SandboxConfig()
     runner: RunnerConfig = RunnerConfig()
     nodes: NodesConfig | None = None
-    """Run attempts on nodes, which join over HTTP (docs/nodes.md). By default, the service runs them itself."""
+    """Run attempts on nodes, which join over HTTP (docs/clusters.md). By default, the service runs them itself."""
     retry: RetryConfig = RetryConfig()
     environments: tuple[str, ...] = ()
     """Names of the environments to offer; all installed ones by default."""
     agents: dict[str, CommandConfig] = Field(default_factory=dict[str, CommandConfig])
-    """Agent programs of your own, by the name that the setting ``agent`` uses, beside the installed presets
+    """Agent programs of your own, by the name that the setting ``agent`` uses, in addition to the installed presets
     (docs/harnesses.md)."""
     settings: RolloutSettings = RolloutSettings()
     """Sampling and limits of the service; requests, environments and runs override them."""
@@ -105,7 +104,7 @@ class ServiceConfig(ConfigModel):
         for settings in [levels] if isinstance(levels, RolloutSettings) else levels.values():
             if settings.agent:
                 try:
-                    require_known(settings.agent, info.data.get("agents", ()))
+                    require_known_agent(settings.agent, info.data.get("agents", ()))
                 except TaskError as error:
                     raise ValueError(f"{error.what.rstrip('.')} ({error.fix.rstrip('.')})") from None
         return levels
@@ -115,44 +114,21 @@ class ServiceConfig(ConfigModel):
         """The ledger's configuration, the default filled in."""
         return self.ledger or LedgerConfig(path=self.state / "ledger.sqlite")
 
-    def agent_catalog(self) -> AgentCatalog:
-        """Return the agent programs of this machine."""
-        return AgentCatalog(self.agents, self.sandbox.agents_cache_dir())
-
-    def to_node_json(self) -> str:
-        """Return what concerns nodes, as JSON."""
-        return self.model_dump_json(include=_OF_NODES)
-
     @property
     def token_file(self) -> Path:
         """Where the bearer token is."""
         return self.state / "token"
 
 
-_OF_NODES = {
-    *(
-        "inference",
-        "inference_urls",
-        "judge",
-        "sandbox",
-        "runner",
-        "nodes",
-        "environments",
-        "agents",
-        "settings",
-        "runs",
-        "log",
-    )
+NODE_FIELDS = {
+    *("inference", "inference_urls", "judge", "sandbox", "runner", "nodes"),
+    *("environments", "agents", "settings", "runs", "log"),
 }
+"""What of the configuration concerns nodes."""
 
 
 class AllowedUrls:
-    """Engine addresses that a trainer may register: no other one is ever called.
-
-    Args:
-        urls: normalized addresses that are always allowed.
-        patterns: see ``UrlPattern``.
-    """
+    """Engine addresses that a trainer may register: no other one is ever called. ``urls`` are normalized."""
 
     def __init__(self, urls: Sequence[str] = (), patterns: Sequence[str] = ()) -> None:
         self._urls = frozenset(urls)
@@ -178,11 +154,7 @@ class UrlPattern:
 
     @classmethod
     def parse(cls, text: str) -> "UrlPattern":
-        """Read a pattern.
-
-        Raises:
-            ValueError: it is no address, has a star outside of host and port, or nothing but stars as its host.
-        """
+        """Read a pattern. Raises ``ValueError``."""
         port_example = text.strip().replace(":*", ":65535")
         parts = urlsplit(normalize_url(port_example))
         host = (parts.hostname or "").lower()

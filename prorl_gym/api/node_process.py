@@ -9,21 +9,20 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from prorl_gym.api.build import build_runner, load_codec_of, offered_environments, pool_name_of
+from prorl_gym.api.build import build_runner, codec_options, load_codec_of, offered_environments, pool_name_of
 from prorl_gym.api.config import ServiceConfig
 from prorl_gym.api.service_process import StopSignals
 from prorl_gym.client.service_credentials import read_token, service_url, token_source
 from prorl_gym.client.transport import RetryableError, ServiceError, Transport
 from prorl_gym.client.wire_models import IgnoredResponse
-from prorl_gym.environments.judge import EngineJudge
+from prorl_gym.environments.judge import Judge
 from prorl_gym.inference.config import InferenceConfig, pool_engine_factory
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.logs import configure_logging, register_secret
-from prorl_gym.rollout.nodes.config import NodesConfig
-from prorl_gym.rollout.nodes.exchange import Outbox
 from prorl_gym.rollout.nodes.node import HeadAwayError, Node
+from prorl_gym.rollout.nodes.node_runners import NodesConfig
 from prorl_gym.rollout.nodes.remote_pool import RemotePool
-from prorl_gym.rollout.nodes.wire import ExchangeAnswer, JoinBody, JoinResponse, LeaveBody
+from prorl_gym.rollout.nodes.wire import ExchangeAnswer, JoinBody, JoinResponse, LeaveBody, Outbox
 from prorl_gym.sandbox.backend_selection import open_backend
 
 _LOG = logging.getLogger(__name__)
@@ -40,15 +39,8 @@ ResponseT = TypeVar("ResponseT", bound=BaseModel)
 async def run_node(head: str | None, name: str, token_file: Path | None, run_slots: int | None) -> None:
     """Run a node. The first SIGINT or SIGTERM drains it; the second one leaves at once.
 
-    Args:
-        head: address of the service.
-        name: of the node; unique.
-        token_file: of the service; by default as for every client.
-        run_slots: replaces ``runner.run`` of the service's configuration.
-
-    Raises:
-        LeaseExpiredError: the head was not reached for too long.
-        ProrlError: the head refuses the node, or nothing works here.
+    ``run_slots`` replaces ``runner.run`` of the service's configuration. Raises ``LeaseExpiredError`` when the head was
+    not reached for too long, and ``ProrlError`` when it refuses the node.
     """
     signals = StopSignals()
     token = await asyncio.to_thread(read_token, token_file)
@@ -73,7 +65,7 @@ async def _work_until_signal(node: Node, signals: StopSignals) -> None:
     try:
         await asyncio.wait({working, draining}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            _LOG.info("draining: attempts in hand are finished; signal again to leave them to other nodes")
+            _LOG.info("draining: running attempts are finished; signal again to leave them to other nodes")
             node.drain()
             await asyncio.wait({working, aborting}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -91,14 +83,18 @@ async def _open_node(config: ServiceConfig, head: "HttpHead") -> AsyncGenerator[
     """Build the parts of a service that make attempts; see ``build.build_service``."""
     outbox = Outbox()
     codec = await load_codec_of(config.inference)
-    policy = _remote_pool("policy", config.inference, codec, outbox)
-    named = {url: _remote_pool(pool_name_of(url), config.inference, codec, outbox) for url in config.inference_urls}
+
+    def remote_pool(name: str, config: InferenceConfig, codec: ChatCodec) -> RemotePool:
+        return RemotePool(name, pool_engine_factory(name, config, **codec_options(codec)), outbox.send)
+
+    policy = remote_pool("policy", config.inference, codec)
+    named = {url: remote_pool(pool_name_of(url), config.inference, codec) for url in config.inference_urls}
     pools = {pool.name: pool for pool in (policy, *named.values())}
     judge = None
     if config.judge is not None:
         judge_codec = await load_codec_of(config.judge)
-        pools["judge"] = _remote_pool("judge", config.judge, judge_codec, outbox)
-        judge = EngineJudge(pools["judge"], judge_codec)
+        pools["judge"] = remote_pool("judge", config.judge, judge_codec)
+        judge = Judge(pools["judge"], judge_codec)
     async with AsyncExitStack() as owned:
         for pool in pools.values():
             owned.push_async_callback(pool.close)
@@ -113,44 +109,23 @@ async def _open_node(config: ServiceConfig, head: "HttpHead") -> AsyncGenerator[
             outbox,
             pools,
             lease_seconds=(config.nodes or NodesConfig()).lease_seconds,
-            slots=runner.snapshot().pools["jobs"].size,
+            slots=runner.pools.by_name["jobs"].size,
             init_slots=config.runner.init,
         )
 
 
-def _remote_pool(name: str, config: InferenceConfig, codec: ChatCodec, outbox: Outbox) -> RemotePool:
-    make_engine = pool_engine_factory(
-        name,
-        config,
-        vocab_size=codec.vocab_size,
-        encode=codec.tokenizer.encode_untrusted,
-        control_ids=codec.tokenizer.control_ids.values(),
-    )
-    return RemotePool(name, make_engine, outbox.send)
-
-
 class HttpHead:
-    """Implements ``HeadClient`` over HTTP.
-
-    Args:
-        transport: to the service.
-        name: of the node.
-    """
-
     def __init__(self, transport: Transport, name: str) -> None:
         self._transport = transport
         self._path = f"/v1/nodes/{name}"
 
     async def join(self, body: JoinBody) -> JoinResponse:
-        """See ``HeadClient.join``."""
         return await self._post("join", body.model_dump_json(), JoinResponse, _JOIN_SECONDS)
 
     async def exchange(self, body: str, seconds: float) -> ExchangeAnswer:
-        """See ``HeadClient.exchange``."""
         return await self._post("exchange", body, ExchangeAnswer, seconds)
 
     async def leave(self, body: LeaveBody) -> None:
-        """See ``HeadClient.leave``."""
         try:
             await self._post("leave", body.model_dump_json(), IgnoredResponse, _JOIN_SECONDS)
         except (HeadAwayError, ServiceError) as error:

@@ -1,4 +1,4 @@
-"""What a trainer controls of each pool over HTTP: pauses, policy versions and engines.
+"""A trainer's control of each pool over HTTP: pauses, policy versions and engines.
 
 An update is identified by its body: the same body again, after a lost answer, joins the running update or repeats its
 result. Another body for the version that is served is refused, as it is for a rollout's id.
@@ -16,7 +16,6 @@ from prorl_gym.client.wire_models import (
     AdmissionStatus,
     EngineRegistration,
     EngineStatus,
-    PauseNotice,
     PauseResponse,
     PolicyStatus,
     PolicyUpdateBody,
@@ -33,15 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class EngineRegistry:
-    """The engines of one pool by address: a trainer registers and deregisters them.
-
-    Args:
-        pool: of the engines.
-        urls: addresses of its engines, by name.
-        make_engine: creates an engine from a name and an address; ``None``: no engine can be registered.
-        allowed: addresses that may be registered.
-        max_engines: how many it may have.
-    """
+    """The engines of one pool by address: a trainer registers and deregisters them. Without ``make_engine``, none."""
 
     def __init__(
         self,
@@ -57,32 +48,20 @@ class EngineRegistry:
         self._allowed = allowed or AllowedUrls()
         self._max_engines = max_engines
         self._next_index = len(self._urls)
-        self._draining: dict[str, asyncio.Task[None]] = {}
+        self.draining: dict[str, asyncio.Task[None]] = {}
+        """Engines that finish their last calls, by name."""
 
     def url_of(self, name: str) -> str | None:
-        """Return the address of an engine."""
         return self._urls.get(name)
 
-    @property
-    def draining(self) -> list[str]:
-        """Names of those that finish their last calls."""
-        return list(self._draining)
-
-    def register(self, url: str) -> str:
-        """Register an engine, unless it is registered already; return its name.
-
-        Raises:
-            ApiError: 422, no address; 403, not on the allow-list; 409, the pool is full or takes none.
-        """
+    def register(self, url: str) -> EngineRegistration:
+        """Register an engine, unless it is registered already."""
         [normal] = self._check_urls([url])
-        return self._find(normal) or self._register(normal)
+        name = self._find(normal) or self._register(normal)
+        return EngineRegistration(name=name, url=normal, draining=False)
 
     def set_engines(self, urls: Sequence[str]) -> None:
-        """Replace the engines by these. All or nothing: a refused address changes no engine.
-
-        Raises:
-            ApiError: see ``register``.
-        """
+        """Replace the engines by these. All or nothing: a refused address changes no engine."""
         wanted = self._check_urls(urls)
         for name in [name for name, url in self._urls.items() if url not in wanted]:
             self.deregister(name)  # no await in between: both changes reach the pool as one
@@ -90,21 +69,17 @@ class EngineRegistry:
             if self._find(url) is None:
                 self._register(url)
 
-    def deregister(self, name: str) -> None:
-        """Give an engine no more calls; it is removed when its running calls have ended.
-
-        Raises:
-            ApiError: 404, there is none of that name.
-        """
+    def deregister(self, name: str) -> EngineRegistration:
+        """Give an engine no more calls; it is removed when its running calls have ended."""
         if name not in self._pool.engines:
             raise ApiError(404, f"pool {self._pool.name} has no engine '{name[:80]}'.", "GET /v1/policy names them.")
-        if name not in self._draining:
-            leaving = self._draining[name] = asyncio.create_task(self._drain_and_remove(name), name=f"drain {name}")
-            leaving.add_done_callback(lambda task: self._on_removed(name, task))
+        if name not in self.draining:
+            self.draining[name] = asyncio.create_task(self._drain_and_remove(name), name=f"drain {name}")
+        return EngineRegistration(name=name, url=self.url_of(name), draining=True)
 
     async def close(self) -> None:
         """Cancel all waits for draining engines; the pool closes the engines. Idempotent."""
-        leaving = list(self._draining.values())
+        leaving = list(self.draining.values())
         for task in leaving:
             task.cancel()
         await asyncio.gather(*leaving, return_exceptions=True)
@@ -114,7 +89,10 @@ class EngineRegistry:
             raise ApiError(
                 409, f"pool {self._pool.name} takes no other engines.", "Change the service's configuration."
             )
-        normal = list(dict.fromkeys(_normalize(url) for url in urls))
+        try:
+            normal = list(dict.fromkeys(map(normalize_url, urls)))
+        except ValueError as error:
+            raise ApiError(422, f"The engine's address is wrong: {error}.") from None
         for url in normal:
             if url not in self._allowed:
                 raise ApiError(
@@ -125,12 +103,12 @@ class EngineRegistry:
         return normal
 
     def _find(self, url: str) -> str | None:
-        names = (name for name, known in self._urls.items() if known == url and name not in self._draining)
+        names = (name for name, known in self._urls.items() if known == url and name not in self.draining)
         return next(names, None)
 
     def _register(self, url: str) -> str:
         assert self._make_engine is not None
-        if len(self._urls) - len(self._draining) >= self._max_engines:
+        if len(self._urls) - len(self.draining) >= self._max_engines:
             raise ApiError(
                 409, f"pool {self._pool.name} has room for {self._max_engines} engines.", "Remove one, then add it."
             )
@@ -142,35 +120,19 @@ class EngineRegistry:
         return name
 
     async def _drain_and_remove(self, name: str) -> None:
-        await self._pool.drain_engine(name)
-        await self._pool.remove_engine(name)
-        _LOG.info("pool %s: engine %s left", self._pool.name, name)
-
-    def _on_removed(self, name: str, task: asyncio.Task[None]) -> None:
-        self._draining.pop(name, None)
-        if task.cancelled():
-            return
-        if (error := task.exception()) is not None:
-            _LOG.error("pool %s: engine %s could not be closed", self._pool.name, name, exc_info=error)
+        try:
+            await self._pool.drain_engine(name)
+            await self._pool.remove_engine(name)
+            _LOG.info("pool %s: engine %s left", self._pool.name, name)
+        except Exception:
+            _LOG.exception("pool %s: engine %s could not be closed", self._pool.name, name)
+        finally:
+            self.draining.pop(name, None)
         self._urls.pop(name, None)
 
 
-def _normalize(url: str) -> str:
-    try:
-        return normalize_url(url)
-    except ValueError as error:
-        raise ApiError(422, f"The engine's address is wrong: {error}.", "") from None
-
-
 class PolicyController:
-    """One pool.
-
-    Args:
-        pool: its engines.
-        updater: pauses and updates it.
-        registry: its engines by address.
-        on_version: called with each version that engines serve from now on, and the name of the pool.
-    """
+    """One pool. ``on_version`` is called with each version that engines serve from now on, and the pool's name."""
 
     def __init__(
         self,
@@ -181,39 +143,29 @@ class PolicyController:
     ) -> None:
         self.pool = pool
         self.registry = registry or EngineRegistry(pool)
-        self._updater = updater
+        self.updater = updater
         self._on_version = on_version
         self._last_update: tuple[PolicyUpdateBody, asyncio.Task[UpdateResult]] | None = None
 
     def policy_status(self) -> PolicyStatus:
-        """Return what serves the policy."""
-        return PolicyStatus(pool=self.pool_status(), probe_ids=tuple(self._updater.probe_token_ids))
+        return PolicyStatus(pool=self.pool_status(), probe_ids=tuple(self.updater.probe_token_ids))
 
     def pool_status(self) -> PoolStatus:
-        """Return the pool's status."""
-        return pool_status(self.pool, self.registry, self.pause_in_force)
-
-    @property
-    def pause_in_force(self) -> Pause | None:
-        """The pool's pause; ``None``: it is not paused."""
-        return self._updater.pause_in_force
+        return pool_status(self.pool, self.registry, self.updater.pause_in_force)
 
     async def update(self, body: PolicyUpdateBody) -> PolicyUpdateResponse:
-        """See ``WeightUpdater.update``. The update goes on when the caller is cancelled.
-
-        Raises:
-            ApiError: an engine is not allowed.
-            WeightUpdateError: see there.
-        """
+        """Update the weights; goes on when the caller is cancelled. Raises what ``WeightUpdater.update`` does."""
         if self._last_update is not None and self._last_update[0] != body and not self._last_update[1].done():
             raise ApiError(
                 409,
                 f"pool {self.pool.name}: the update to version {self._last_update[0].version} is under way.",
                 "Wait for it.",
             )
-        if self._last_update is None or self._last_update[0] != body or _has_failed(self._last_update[1]):
-            self._last_update = (body, asyncio.create_task(self._update(body), name=f"update {self.pool.name}"))
-        updated = await asyncio.shield(self._last_update[1])
+        task = None if self._last_update is None or self._last_update[0] != body else self._last_update[1]
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = asyncio.create_task(self._update(body), name=f"update {self.pool.name}")
+            self._last_update = body, task
+        updated = await asyncio.shield(task)
         return PolicyUpdateResponse(
             version=updated.version,
             serving=updated.serving,
@@ -225,26 +177,14 @@ class PolicyController:
     async def pause(
         self, mode: Literal["abort", "drain", "keep"], expire_seconds: float | None = None
     ) -> PauseResponse:
-        """See ``WeightUpdater.pause``."""
-        await self._updater.pause(mode, expire_seconds)
-        pause = self.pause_in_force
+        await self.updater.pause(mode, expire_seconds)
+        pause = self.updater.pause_in_force
         expires_at = None if pause is None else pause.expires_at
         return PauseResponse(pool=self.pool.name, paused=pause is not None, expires_at=expires_at)
 
     async def resume(self) -> PauseResponse:
-        """See ``WeightUpdater.resume``."""
-        await self._updater.resume()
+        await self.updater.resume()
         return PauseResponse(pool=self.pool.name, paused=False)
-
-    def register_engine(self, url: str) -> EngineRegistration:
-        """See ``EngineRegistry.register``."""
-        name = self.registry.register(url)
-        return EngineRegistration(name=name, url=self.registry.url_of(name), draining=False)
-
-    def deregister_engine(self, name: str) -> EngineRegistration:
-        """See ``EngineRegistry.deregister``."""
-        self.registry.deregister(name)
-        return EngineRegistration(name=name, url=self.registry.url_of(name), draining=True)
 
     async def close(self) -> None:
         """Cancel a running update and all drains. Idempotent."""
@@ -256,7 +196,7 @@ class PolicyController:
     async def _update(self, body: PolicyUpdateBody) -> UpdateResult:
         if body.engines is not None:
             self.registry.set_engines(body.engines)
-        updated = await self._updater.update(
+        updated = await self.updater.update(
             body.version,
             reference_logprobs=body.reference,
             caches_dropped=body.caches_dropped,
@@ -267,53 +207,7 @@ class PolicyController:
         return updated
 
 
-def _has_failed(task: asyncio.Task[UpdateResult]) -> bool:
-    return task.done() and (task.cancelled() or task.exception() is not None)
-
-
-class PolicyControllers:
-    """The controllers of all pools, by name.
-
-    Args:
-        controllers: one per pool.
-    """
-
-    def __init__(self, controllers: Sequence[PolicyController]) -> None:
-        self._controllers = {one.pool.name: one for one in controllers}
-
-    def get_controller(self, name: str) -> PolicyController:
-        """Return the one of this name.
-
-        Raises:
-            ApiError: 404.
-        """
-        controller = self._controllers.get(name)
-        if controller is None:
-            known = ", ".join(list(self._controllers)[:20]) or "none"
-            raise ApiError(404, f"This service has no pool '{name[:64]}'.", f"It has: {known}.")
-        return controller
-
-    @property
-    def by_pool(self) -> Mapping[str, PolicyController]:
-        """All controllers, by pool."""
-        return self._controllers
-
-    def pause_notices(self) -> list[PauseNotice]:
-        """Return which pools are paused."""
-        return [
-            PauseNotice(paused=name, since=pause.since, expires_at=pause.expires_at)
-            for name, controller in self._controllers.items()
-            if (pause := controller.pause_in_force) is not None
-        ]
-
-    async def close(self) -> None:
-        """Close all controllers. Idempotent."""
-        for controller in self._controllers.values():
-            await controller.close()
-
-
 def pool_status(pool: EnginePool, registry: EngineRegistry | None = None, pause: Pause | None = None) -> PoolStatus:
-    """Return a pool's status as the wire model."""
     seen = pool.snapshot()
     admission = seen.admission
     engines = tuple(

@@ -9,7 +9,7 @@ import socket
 from prorl_gym.api.app import create_app
 from prorl_gym.api.app_context import AppContext
 from prorl_gym.api.build import LoadedService, build_service, load_or_create_token
-from prorl_gym.api.config import ServiceConfig
+from prorl_gym.api.config import NODE_FIELDS, ServiceConfig
 from prorl_gym.api.http.http_server import HttpServer
 from prorl_gym.api.monitoring.tracing import RolloutTracer
 from prorl_gym.errors import ConfigError
@@ -36,15 +36,11 @@ class StopSignals:
 async def serve(config: ServiceConfig, ray: RayCluster | None = None) -> None:
     """Load, serve, and stop: the first signal drains running rollouts, a second one cuts them off.
 
-    Args:
-        config: of the service.
-        ray: where to place nodes, if on Ray.
-
-    Raises:
-        ProrlError: see ``build_service``; or the address is in use.
+    Raises what ``build_service`` does, and ``ConfigError`` when the address is in use.
     """
     signals = StopSignals()
-    _raise_open_file_limit()
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # every connection is one (see ``HttpServer``)
     token = await asyncio.to_thread(load_or_create_token, config.token_file)
     register_secret(token)
     # Bound first: an address in use ends the start before anything is loaded.
@@ -83,12 +79,6 @@ async def serve(config: ServiceConfig, ray: RayCluster | None = None) -> None:
                 await asyncio.to_thread(tracing.close)
 
 
-def _raise_open_file_limit() -> None:
-    """Let this process open as many files as the system does: every connection is one (see ``HttpServer``)."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 async def _load_until_signal(
     config: ServiceConfig, token: str, tracing: RolloutTracer | None, signals: StopSignals
 ) -> "_ServiceProcess | None":
@@ -97,7 +87,7 @@ async def _load_until_signal(
     async def load() -> _ServiceProcess:
         built = await build_service(config)
         if tracing is not None:  # without an await after the start: no record is missed
-            built.service.add_record_observer(tracing.export_rollout)
+            built.service.record_observers.append(tracing.export_rollout)
         return _ServiceProcess(built, config, token, signals)
 
     loading = asyncio.create_task(load())
@@ -112,39 +102,29 @@ async def _load_until_signal(
 
 
 class _ServiceProcess:
-    """A running service behind its socket.
-
-    Args:
-        built: the service.
-        config: its configuration.
-        token: required by its routes.
-        signals: stop it.
-    """
-
     def __init__(self, built: LoadedService, config: ServiceConfig, token: str, signals: StopSignals) -> None:
         self._built = built
         self._config = config
         self._token = token
         self._signals = signals
-        self._context = AppContext.create(
+        self._context = AppContext(
             built.service,
             pools=built.pools,
             weight_updaters=built.weight_updaters,
             registries=built.registries,
             count_sandboxes=lambda: sandbox_count_of(built.backend),
-            decode=built.decode,
+            decode=built.codec.decode,
             render_prompt=built.render_prompt,
             max_pending=config.http.max_pending,
             history_interval_seconds=config.http.history_seconds,
             nodes=built.nodes,
-            node_config="" if built.nodes is None else config.to_node_json(),
+            node_config="" if built.nodes is None else config.model_dump_json(include=NODE_FIELDS),
         )
 
     async def serve_until_signal(self, listener: socket.socket) -> None:
         """Answer requests on a bound socket until a signal.
 
-        Raises:
-            ConfigError: another process has begun to listen on the address.
+        Raises ``ConfigError``: another process has begun to listen on the address.
         """
         host, port = listener.getsockname()[:2]
         try:
@@ -163,13 +143,19 @@ class _ServiceProcess:
                 await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stopping.cancel()
-                await self._log_stop()
+                status = await self._built.service.status()
+                _LOG.info(
+                    "stopping: waiting up to %g s for %d running rollouts; %d wait for the next start;"
+                    " signal again to stop now",
+                    *(self._config.http.stop_seconds, status.running, status.queued),
+                )
                 if self._built.nodes is not None:
                     await self.stop()  # nodes report over HTTP until their work is done
                 self._built.service.begin_shutdown()  # ends the open streams, for which the server would wait
                 server.should_exit = True
                 await serving
-                await context.policies.close()
+                for policy in context.policies.values():
+                    await policy.close()
 
     async def stop(self) -> None:
         """Drain; after some time or at the second signal, leave the rest to the next start. Idempotent."""
@@ -179,28 +165,15 @@ class _ServiceProcess:
         await asyncio.wait({closing, hurry}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         if not closing.done():
-            _LOG.warning("cutting off running rollouts; the next start makes them again")
+            _LOG.warning("cutting off running rollouts; the next start retries them")
             await self._built.service.abort_drain()
         await closing
 
-    async def _log_stop(self) -> None:
-        status = await self._built.service.status()
-        _LOG.info(
-            "stopping: waiting up to %g s for %d rollouts in hand; %d wait for the next start;"
-            " signal again to stop now",
-            *(self._config.http.stop_seconds, status.running, status.queued),
-        )
-
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address; connections to it are refused until it listens.
+    """Return a socket bound to an address; connections to it are refused until it listens. Port 0: any free one.
 
-    Args:
-        host: address.
-        port: 0 takes a free one.
-
-    Raises:
-        ConfigError: the address is in use or not of this host.
+    Raises ``ConfigError``: the address is in use or not of this host.
     """
     # The protocol is named: only then asyncio disables Nagle's algorithm, which delays answers by 40 ms.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -6,10 +6,8 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
@@ -20,13 +18,11 @@ from rich.text import Text
 
 from prorl_gym.config import load_config
 from prorl_gym.errors import ConfigError
-from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.images.config import ImagesConfig
+from prorl_gym.sandbox.config import ImagesConfig, SandboxConfig
 from prorl_gym.sandbox.protocol import ProbeResult
-from prorl_gym.sandbox.service.doctor_checks import Finding, Verdict, run_checks
-from prorl_gym.sandbox.service.host_facts import collect_host_facts
+from prorl_gym.sandbox.service.host_facts import Finding, collect_host_facts, run_checks
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
-from prorl_gym.sandbox.service.python_packages import PackageSet, ipython_mount
+from prorl_gym.sandbox.service.python_packages import PackageSet, packages_mount
 from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
 _MIN_PYTHON = (3, 11)
@@ -45,64 +41,52 @@ def run_doctor(scratch: Path | None, store: Path | None, uid: int | None, *, as_
         probes = asyncio.run(probe_backends(config))
     finally:
         logging.disable(logging.NOTSET)
-    findings = [*run_checks(facts), *program_findings(), ipython_finding(config), *map(backend_finding, probes)]
+    findings = [*run_checks(facts), *program_findings(), ipython_finding(config)]
+    for probe in probes:
+        name = f"sandbox: {probe.backend}"
+        findings.append(Finding(name, "yes" if probe.ok else "no", probe.detail, probe.fix))
     if as_json:
         report = {"facts": asdict(facts), "findings": [asdict(finding) for finding in findings]}
         typer.echo(json.dumps(report, indent=2))
     else:
-        wide_console().print(findings_table(findings))
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for finding in findings:
+            mark = Text("" if finding.verdict == "info" else finding.verdict, _COLOURS[finding.verdict])
+            table.add_row(Text(finding.name), mark, Text(finding.detail))
+            if finding.fix and finding.verdict in ("no", "weak"):
+                table.add_row("", "", Text(finding.fix, "cyan"))
+        wide_console().print(table)
     if not any(probe.ok for probe in probes):
         raise typer.Exit(1)
 
 
 def program_findings(sandbox_python: str = _SANDBOX_PYTHON) -> list[Finding]:
     """Check the programs of this host; starts nothing."""
+
+    def check(name: str, is_good: bool, detail: str, fix: str) -> Finding:
+        return Finding(name, "yes" if is_good else "no", detail, fix)
+
+    here = f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})"
     bash = shutil.which("bash", path="/usr/bin:/bin")
     has_python = os.access(sandbox_python, os.X_OK)
+    python = os.path.realpath(sandbox_python) if has_python else "not there: sandboxes of the host's /usr need it"
+    try:
+        gym = check("NeMo Gym", True, version("nemo-gym"), "")
+    except PackageNotFoundError:  # for information only, since it is optional
+        wanted = ".".join(map(str, _GYM_MIN_PYTHON))
+        gym = Finding("NeMo Gym", "info", f"not installed here (pip install nemo-gym, Python {wanted} or newer)")
     return [
-        _python_finding(),
-        _gym_finding(),
-        Finding(
-            sandbox_python,
-            _verdict(has_python),
-            os.path.realpath(sandbox_python) if has_python else "not there: sandboxes of the host's /usr need it",
-            "apt install python3, or give images of your own.",
-        ),
-        Finding("bash", _verdict(bash is not None), bash or "not in /usr/bin or /bin", "apt install bash."),
+        check("python", sys.version_info >= _MIN_PYTHON, here, "prorl-gym needs Python 3.11 or newer."),
+        gym,
+        check(sandbox_python, has_python, python, "apt install python3, or give images of your own."),
+        check("bash", bash is not None, bash or "not in /usr/bin or /bin", "apt install bash."),
     ]
-
-
-def _verdict(there: bool) -> Verdict:
-    return "yes" if there else "no"
 
 
 def wide_console() -> Console:
     """Return a console that does not cut lines in a file or a pipe, which have no width."""
     console = Console()
     return console if console.is_terminal else Console(width=400)
-
-
-def _python_finding() -> Finding:
-    found = ".".join(map(str, sys.version_info[:3]))
-    return Finding(
-        "python",
-        _verdict(sys.version_info >= _MIN_PYTHON),
-        f"{found} ({sys.executable})",
-        "prorl-gym needs Python 3.11 or newer.",
-    )
-
-
-def _gym_finding() -> Finding:
-    """Return whether NeMo Gym is installed; for information only, since it is optional."""
-    try:
-        there = find_spec("nemo_gym") is not None
-        detail = version("nemo-gym")
-    except PackageNotFoundError:
-        there, detail = False, ""
-    if not there:
-        wanted = ".".join(map(str, _GYM_MIN_PYTHON))
-        return Finding("NeMo Gym", "info", f"not installed here (pip install nemo-gym, Python {wanted} or newer)")
-    return Finding("NeMo Gym", "yes", detail)
 
 
 async def probe_backends(config: SandboxConfig) -> list[ProbeResult]:
@@ -120,26 +104,10 @@ async def probe_backends(config: SandboxConfig) -> list[ProbeResult]:
 def ipython_finding(config: SandboxConfig) -> Finding:
     """Check the python tool for images that lack IPython. Installs its copy, as a service would."""
     try:
-        mount = ipython_mount(config.ipython_cache_dir(), os.geteuid() or config.uid)
+        mount = packages_mount(config.ipython_cache_dir(), os.geteuid() or config.uid)
         packages = PackageSet.find_installed()
     except ConfigError as error:
         what = f"{error.what} Where an image has none, the python tool is the standard library's console."
         return Finding("IPython", "weak", what, error.fix)
     detail = f"{packages.version} for sandboxes with Python {packages.requires_python} or newer, in {mount.source}"
     return Finding("IPython", "yes", detail)
-
-
-def backend_finding(probe: ProbeResult) -> Finding:
-    """Return the finding of a probe."""
-    return Finding(f"sandbox: {probe.backend}", "yes" if probe.ok else "no", probe.detail, probe.fix)
-
-
-def findings_table(findings: Sequence[Finding]) -> Table:
-    """Return the findings as a table; a fix follows each that does not work."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for finding in findings:
-        mark = Text("" if finding.verdict == "info" else finding.verdict, _COLOURS[finding.verdict])
-        table.add_row(Text(finding.name), mark, Text(finding.detail))
-        if finding.fix and finding.verdict in ("no", "weak"):
-            table.add_row("", "", Text(finding.fix, "cyan"))
-    return table

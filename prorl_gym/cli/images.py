@@ -68,8 +68,8 @@ def build(
     uid: Uid = None,
 ) -> None:
     """Build an image under a name."""
+    from prorl_gym.sandbox.config import default_cache
     from prorl_gym.sandbox.images import python_image
-    from prorl_gym.sandbox.images.config import default_cache
     from prorl_gym.sandbox.images.image_import import build_definition
 
     async def work(store: "ImageStore") -> None:
@@ -116,7 +116,7 @@ def sync(
     max_inodes: MaxInodes = None,
 ) -> None:
     """Fetch the images of a data set; run it again to continue."""
-    from prorl_gym.sandbox.images.dataset_images import (
+    from prorl_gym.data.image_sync import (
         SyncResult,
         check_free_space,
         list_images,
@@ -211,7 +211,7 @@ def prune(
 
 def _run_with_store(work: "Callable[[ImageStore], Awaitable[T]]", **given: Any) -> T:
     from prorl_gym.config import load_config
-    from prorl_gym.sandbox.images.config import ImagesConfig
+    from prorl_gym.sandbox.config import ImagesConfig
     from prorl_gym.sandbox.images.store import ImageStore
 
     config = load_config(ImagesConfig, {key: value for key, value in given.items() if value is not None}, "options")

@@ -4,27 +4,23 @@ The modules of the commands import what is heavy inside their functions, so that
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from prorl_gym import __version__
-from prorl_gym.cli.agents import agents
-from prorl_gym.cli.bench import bench
 from prorl_gym.cli.demo import demo
 from prorl_gym.cli.images import images
-from prorl_gym.cli.init import init
-from prorl_gym.cli.installation import doctor, root, venvs
+from prorl_gym.cli.installation import agents, bench, doctor, root, venvs
 from prorl_gym.cli.prepare import import_tasks, prepare
 from prorl_gym.cli.serve import engine, gc, node, serve
-from prorl_gym.cli.service_client.control import ack, demand, engines, hold, policy, release
+from prorl_gym.cli.service_client.control import ack, cancel, demand, engines, hold, policy, release, submit
 from prorl_gym.cli.service_client.evaluate import evaluate
 from prorl_gym.cli.service_client.replay import replay
 from prorl_gym.cli.service_client.show import dashboard, export, predictions, show, show_html
-from prorl_gym.cli.service_client.submit import cancel, submit
 from prorl_gym.cli.service_client.watch import watch
-from prorl_gym.cli.validate import validate
+from prorl_gym.cli.validate import init, validate
 from prorl_gym.errors import ProrlError
 
 if TYPE_CHECKING:
@@ -83,24 +79,18 @@ EXAMPLES: Mapping[str, str] = {
 """Arguments of each command, by its name."""
 
 
-def iter_commands() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield every command by its whole name, with the function behind it."""
-    for name, command in _iter_registered(app):
-        if command.callback is not None:
-            yield name, command.callback
-
-
 def example_line(name: str) -> str:
     """Return the example of a command as one types it."""
     return f"prorl-gym {name} {EXAMPLES[name]}".rstrip()
 
 
-def _iter_registered(app: typer.Typer, prefix: str = "") -> "Iterator[tuple[str, CommandInfo]]":
+def iter_commands(app: typer.Typer, prefix: str = "") -> "Iterator[tuple[str, CommandInfo]]":
+    """Yield every command by its whole name."""
     for command in app.registered_commands:
         yield prefix + (command.name or getattr(command.callback, "__name__", "").replace("_", "-")), command
     for group in app.registered_groups:
         if group.typer_instance is not None:
-            yield from _iter_registered(group.typer_instance, f"{prefix}{group.name} ")
+            yield from iter_commands(group.typer_instance, f"{prefix}{group.name} ")
 
 
 class _CommandLine(typer.Typer):
@@ -141,6 +131,6 @@ for _command in _COMMANDS:
     app.command()(_command)
 for _name, _group in _GROUPS.items():
     app.add_typer(_group, name=_name)
-for _name, _info in _iter_registered(app):
+for _name, _info in iter_commands(app):
     if _name in EXAMPLES:
         _info.epilog = f"Example: {example_line(_name)}"

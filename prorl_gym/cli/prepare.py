@@ -1,8 +1,7 @@
 """``prorl-gym prepare`` and ``import-tasks``: rows of public data sets, source distributions and task directories."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,10 +12,12 @@ from prorl_gym.cli.validate import BackendName
 from prorl_gym.errors import ConfigError
 
 if TYPE_CHECKING:
-    from prorl_gym.environments.prepare.pipeline import LocatedRow, RowWriter
+    from prorl_gym.data.pipeline import LocatedRow
+    from prorl_gym.data.sdist.row_maker import ProjectReport, RowOptions
+    from prorl_gym.data.task_layouts import ImportedTask
     from prorl_gym.environments.protocol import Environment
-    from prorl_gym.environments.swe.sdist.row_maker import ProjectReport
-    from prorl_gym.environments.taskdir.layouts import ImportedTask
+    from prorl_gym.sandbox.config import SandboxConfig
+
 _TASKDIR_AGENT = "prorl_taskdir_agent"
 
 
@@ -56,9 +57,11 @@ def prepare(
     allow_unsafe_local: Annotated[bool, typer.Option(help="Permit the backend without isolation.")] = False,
 ) -> None:
     """Make rows of an environment or benchmark from a public data set, or SWE rows from source distributions."""
+    from prorl_gym.data.benchmarks import BENCHMARKS, benchmark_file, read_benchmark
+    from prorl_gym.data.pipeline import open_row_file, read_dataset
+    from prorl_gym.data.sdist.row_maker import RowOptions
     from prorl_gym.environments import registry
-    from prorl_gym.environments.prepare.benchmarks import BENCHMARKS, benchmark_file, read_benchmark
-    from prorl_gym.environments.prepare.pipeline import RowWriter, read_dataset
+    from prorl_gym.sandbox.config import SandboxConfig
 
     benchmark = BENCHMARKS.get(name)
     if benchmark is None and bool(inputs) == bool(from_sdist):
@@ -71,15 +74,16 @@ def prepare(
         output = output or benchmark_file(name)
         output.parent.mkdir(parents=True, exist_ok=True)
     output = output or Path("rows.jsonl")
-    with RowWriter(output, force=force) as file:
+    with open_row_file(output, force=force) as write:
         if from_sdist:
-            wanted = _SdistOptions(from_sdist, needs or (), index, rows, seed, max_failing, backend, allow_unsafe_local)
-            made = _rows_from_sdists(wanted)
+            row_options = RowOptions(rows, seed, max_failing)
+            config = SandboxConfig(backend=backend, allow_unsafe_local=allow_unsafe_local)
+            made = _rows_from_sdists(from_sdist, needs or (), index, row_options, config)
         else:
             files = inputs or ()
             located = read_benchmark(benchmark, files) if benchmark else chain.from_iterable(map(read_dataset, files))
             made = _rows_from_dataset(environment, located, form, limit)
-        count = asyncio.run(_write_rows(file, environment, made, (agent or f"prorl_{name}_agent") if gym else ""))
+        count = asyncio.run(_write_rows(write, environment, made, (agent or f"prorl_{name}_agent") if gym else ""))
         if not count:
             raise ConfigError("No row was made, so no file is written.", "The reasons are printed above.")
     typer.echo(f"{_row_count_text(count)} {'is' if count == 1 else 'are'} in {output}.")
@@ -89,27 +93,18 @@ def prepare(
             typer.echo(f"Published are {benchmark.size}: figures of these rows are not those of the whole benchmark.")
 
 
-@dataclass(frozen=True, slots=True)
-class _SdistOptions:
-    names: Sequence[str]
-    needs: Sequence[str]
-    index: str
-    rows: int
-    seed: int
-    max_failing: int
-    backend: BackendName
-    allow_unsafe_local: bool
-
-
 async def _write_rows(
-    file: "RowWriter", environment: "Environment[Any]", made: AsyncIterator[Mapping[str, Any]], agent: str
+    write: Callable[[Mapping[str, Any]], object],
+    environment: "Environment[Any]",
+    made: AsyncIterator[Mapping[str, Any]],
+    agent: str,
 ) -> int:
     """Write rows as they are made, in NeMo Gym's form if an agent is named; return their number."""
     from prorl_gym.environments.row_format import to_gym_row
 
     count = 0
     async for row in made:
-        file.write(await to_gym_row(environment, row, agent) if agent else row)
+        write(await to_gym_row(environment, row, agent) if agent else row)
         count += 1
     return count
 
@@ -117,12 +112,12 @@ async def _write_rows(
 async def _rows_from_dataset(
     environment: "Environment[Any]", located: "Iterable[LocatedRow]", form: str, limit: int
 ) -> AsyncIterator[Mapping[str, Any]]:
-    from prorl_gym.environments import prepare as converters
-    from prorl_gym.environments.prepare.pipeline import ConversionReport, convert_rows
+    from prorl_gym.data.converters import select_converters
+    from prorl_gym.data.pipeline import ConversionReport, convert_rows
 
     report = ConversionReport()
     for row in islice(
-        convert_rows(located, converters.select_converters(environment.name, form), environment, report), limit or None
+        convert_rows(located, select_converters(environment.name, form), environment, report), limit or None
     ):
         yield row
     typer.echo(f"{_row_count_text(report.read)} read, {report.written} written, {report.skipped.total()} left out.")
@@ -136,22 +131,21 @@ def _row_count_text(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
 
 
-async def _rows_from_sdists(wanted: _SdistOptions) -> AsyncIterator[Mapping[str, Any]]:
+async def _rows_from_sdists(
+    names: Sequence[str], needs: Sequence[str], index: str, row_options: "RowOptions", config: "SandboxConfig"
+) -> AsyncIterator[Mapping[str, Any]]:
     """Make rows of each distribution; report and skip one that cannot be used."""
-    from prorl_gym.environments.swe.sdist.row_maker import RowOptions, open_project
+    from prorl_gym.data.sdist.row_maker import open_project
     from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
     from prorl_gym.sandbox.backend_selection import open_backend
-    from prorl_gym.sandbox.config import SandboxConfig
 
-    row_options = RowOptions(wanted.rows, wanted.seed, wanted.max_failing)
-    config = SandboxConfig(backend=wanted.backend, allow_unsafe_local=wanted.allow_unsafe_local)
     backend = await open_backend(config)
     try:
-        for name in wanted.names:
+        for name in names:
             leases = SandboxLeases(backend)
             try:
                 cache = config.ipython_cache_dir().with_name("sdists")
-                project = await open_project(name, wanted.needs, cache, wanted.index, leases, row_options)
+                project = await open_project(name, needs, cache, index, leases, row_options)
                 async for row in project.make_rows():
                     yield row
                 _print_outcome(name, project.outcome)
@@ -208,26 +202,27 @@ def import_tasks(
     """
     from prorl_gym.cli.service_client.service_connection import printable
     from prorl_gym.config import load_config
-    from prorl_gym.environments.prepare.pipeline import RowWriter
+    from prorl_gym.data.pipeline import open_row_file
+    from prorl_gym.data.task_layouts import read_task
     from prorl_gym.environments.taskdir.container import ImportOptions
-    from prorl_gym.environments.taskdir.layouts import read_task
 
-    given: dict[str, Any] = {
-        "image_map": _parse_image_map(image_map or []),
-        "run": dockerfile_run,
-        "keep": tuple(keep or ()),
-    }
-    options = load_config(ImportOptions, {**given, "test_command": test_command}, "import-tasks")
+    pairs = [entry.rpartition("=") for entry in image_map or []]
+    for image, mark, mapped in pairs:
+        if not image or not mapped:
+            entry = f"{image}{mark}{mapped}"
+            raise ConfigError(f"--image-map {entry!r} is no pair.", "Write FROM=IMAGE, for example ubuntu:24.04=host.")
+    given: dict[str, Any] = {"run": dockerfile_run, "keep": tuple(keep or ()), "test_command": test_command}
+    options = load_config(ImportOptions, {**given, "image_map": {image: to for image, _, to in pairs}}, "import-tasks")
     tasks = [task for directory in directories for task in _find_tasks(directory)]
     count = 0
-    with RowWriter(output, force=force) as file:
+    with open_row_file(output, force=force) as write:
         for task in tasks:
             try:
                 imported = read_task(task, options)
             except ConfigError as error:
                 typer.echo(printable(f"{task.name}: {error}"), err=True)
                 continue
-            file.write(_gym_row(imported))
+            write(_gym_row(imported))
             count += 1
             for note in imported.notes:
                 typer.echo(printable(f"{task.name}: {note}"), err=True)
@@ -243,18 +238,14 @@ def _gym_row(imported: "ImportedTask") -> dict[str, Any]:
     from prorl_gym.environments.row_format import to_gym_row
     from prorl_gym.environments.taskdir.environment import TaskDirEnvironment
 
-    task = imported.row.model_dump(mode="json", exclude_defaults=True) | _explicit_setup(imported)
+    task = imported.row.model_dump(mode="json", exclude_defaults=True)
+    task["setup"] = [step.model_dump(mode="json") for step in imported.row.setup]  # a default tells files from commands
     row = asyncio.run(to_gym_row(TaskDirEnvironment(), task, _TASKDIR_AGENT))
     return row | {"prorl": {"settings": imported.settings.model_dump(mode="json", exclude_none=True)}}
 
 
-def _explicit_setup(imported: "ImportedTask") -> dict[str, Any]:
-    """Return the setup steps with their defaults, one of which distinguishes files from commands."""
-    return {"setup": [step.model_dump(mode="json") for step in imported.row.setup]}
-
-
 def _find_tasks(directory: Path) -> list[Path]:
-    from prorl_gym.environments.taskdir.layouts import is_task
+    from prorl_gym.data.task_layouts import is_task
 
     if not directory.is_dir():
         raise ConfigError(f"{directory}: is no directory.", "Give a task, or a directory of tasks.")
@@ -264,11 +255,3 @@ def _find_tasks(directory: Path) -> list[Path]:
     if not found:
         raise ConfigError(f"{directory}: holds no tasks.", "A task has a task.toml or a task.yaml.")
     return found
-
-
-def _parse_image_map(entries: list[str]) -> dict[str, str]:
-    pairs = [entry.rpartition("=") for entry in entries]
-    for entry, (image, _, mapped) in zip(entries, pairs, strict=True):
-        if not image or not mapped:
-            raise ConfigError(f"--image-map {entry!r} is no pair.", "Write FROM=IMAGE, for example ubuntu:24.04=host.")
-    return {image: mapped for image, _, mapped in pairs}

@@ -16,20 +16,14 @@ from prorl_gym.records import RolloutRequest, new_rollout_id
 MAX_SOURCE = 1024
 """Longest ``row_source``, in characters."""
 _GYM_KEYS = ("responses_create_params", "agent_ref", "prorl")
-"""Keys of a NeMo Gym row beside ``environment`` and ``task``; what its collector stamps on begins with ``_``."""
+"""Keys of a NeMo Gym row besides ``environment`` and ``task``; what its collector stamps on begins with ``_``."""
 
 
 def read_requests(file: Path, run: str, group_size: int, *, check: bool = True) -> list[RolloutRequest]:
-    """Read every line of a file.
+    """Return ``group_size`` requests of each line of a JSONL file; lines that name no run belong to ``run``.
 
-    Args:
-        file: JSONL.
-        run: run of the lines that name none.
-        group_size: requests of each line.
-        check: whether to parse each task with its environment, which must be installed here.
-
-    Raises:
-        ConfigError: about the first wrong line, with the number of wrong lines; or there are no lines.
+    With ``check`` each task is parsed with its environment, which must be installed here. Raises ``ConfigError`` about
+    the first wrong line, with the number of wrong lines, or if there are no lines.
     """
     requests: list[RolloutRequest] = []
     wrong: list[ConfigError] = []
@@ -37,10 +31,12 @@ def read_requests(file: Path, run: str, group_size: int, *, check: bool = True) 
         try:
             made = _line_requests(_parse_line(text, where), where, run, group_size)
             if check:
-                _check_task(made[0], where)
+                registry.get(made[0].environment).parse_row(made[0].task)
             requests += made
         except ConfigError as error:
             wrong.append(error)
+        except TaskError as error:
+            wrong.append(ConfigError(f"{where}: {error.what}", error.fix))
     if len(wrong) > 1:
         raise ConfigError(f"{wrong[0].what} (Wrong lines: {len(wrong)}.)", wrong[0].fix)
     if wrong:
@@ -53,9 +49,8 @@ def read_requests(file: Path, run: str, group_size: int, *, check: bool = True) 
 def read_rows_of(name: str, file: Path) -> list[DiskRow]:
     """Read the rows of one environment.
 
-    Raises:
-        ConfigError: the file cannot be read, or has a row for another environment.
-        TaskError: the environment is unknown.
+    Raises ``ConfigError`` if the file cannot be read or has a row for another environment, ``TaskError`` if the
+    environment is unknown.
     """
     registry.get(name)  # otherwise a slip in the name would look like rows for another environment
     rows = read_rows(file)
@@ -63,13 +58,6 @@ def read_rows_of(name: str, file: Path) -> list[DiskRow]:
         if row.environment not in (None, name):
             raise ConfigError(f"{row.where}: this row is for environment '{row.environment}'.", f"Not for '{name}'.")
     return rows
-
-
-def _check_task(request: RolloutRequest, where: str) -> None:
-    try:
-        registry.get(request.environment).parse_row(request.task)
-    except TaskError as error:
-        raise ConfigError(f"{where}: {error.what}", error.fix) from None
 
 
 def _line_requests(line: Mapping[str, Any], where: str, run: str, group_size: int) -> list[RolloutRequest]:
@@ -92,11 +80,7 @@ def _line_requests(line: Mapping[str, Any], where: str, run: str, group_size: in
 
 
 def _is_request_key(name: str, where: str) -> bool:
-    """Return whether a key of a line is a field of a request, not a key of NeMo Gym.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Return whether a key of a line is a field of a request, not a key of NeMo Gym."""
     if name in RolloutRequest.model_fields:
         return True
     if name in _GYM_KEYS or name.startswith("_"):

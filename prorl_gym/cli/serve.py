@@ -35,7 +35,7 @@ def serve(
     from prorl_gym.api.service_process import serve as serve_until_signal
     from prorl_gym.config import load_config
     from prorl_gym.logs import configure_logging
-    from prorl_gym.rollout.nodes.config import NodesConfig
+    from prorl_gym.rollout.nodes.node_runners import NodesConfig
     from prorl_gym.rollout.nodes.ray_nodes import RayCluster, check_ray_address
 
     loaded = load_config(ServiceConfig, config)
@@ -59,8 +59,8 @@ def node(
 ) -> None:
     """Run attempts for a service that has 'nodes' in its configuration.
 
-    The first SIGINT or SIGTERM finishes what is in hand, then leaves; a second one leaves at once, and other nodes make
-    those attempts again. Ends with status 2 when the service was not reached for nodes.lease_seconds.
+    The first SIGINT or SIGTERM finishes the running attempts, then leaves; a second one leaves at once, and other nodes
+    retry those attempts. Ends with status 2 when the service was not reached for nodes.lease_seconds.
     """
     from prorl_gym.api.node_process import run_node
 
@@ -91,9 +91,8 @@ def oracle(
     """Serve a scripted policy on vLLM's completions route. It knows its rows' answers; there is no model."""
     from prorl_gym.errors import ConfigError
     from prorl_gym.inference.tokens.template_check import load_codec
-    from prorl_gym.oracle.oracle_policy import OraclePolicy
+    from prorl_gym.oracle.oracle_policy import OraclePolicy, example_files, load_rows
     from prorl_gym.oracle.oracle_server import OracleOptions, OracleServer, serve_oracle
-    from prorl_gym.oracle.row_index import example_files, load_rows
 
     codec = load_codec(tokenizer)
     known = load_rows(rows or example_files())
@@ -148,12 +147,8 @@ def gc(
         f"{ledger.path}: {done.records} records {would}released (older than {ledger.keep_days:g} days), "
         f"{done.tombstones} tombstones {would}deleted (older than {ledger.tombstone_days:g} days)."
     )
-    size = f"{_mebibytes(done.bytes_before)}"
+    size = f"{done.bytes_before / (1 << 20):.1f} MiB"
     if not dry_run:
-        size += f" before, {_mebibytes(done.bytes_after)} after"
+        size += f" before, {done.bytes_after / (1 << 20):.1f} MiB after"
     usage = done.usage_after
     typer.echo(f"{size}; {usage.pending} pending, {usage.kept} kept, {usage.released} tombstones.")
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / (1 << 20):.1f} MiB"

@@ -27,13 +27,8 @@ _STOP_TIMEOUT_SECONDS = 60.0
 def temporary_service(config: Mapping[str, Any]) -> Generator["SyncClient", None, None]:
     """Start a service on a free port with a state directory of its own; stop it and remove everything at the end.
 
-    It ends with this process, however that ends; only SIGKILL leaves its directory behind.
-
-    Args:
-        config: as ``ServiceConfig`` reads it; ``state`` and ``http`` are set here.
-
-    Raises:
-        ConfigError: it does not start; the message ends with its last output.
+    ``state`` and ``http`` of the configuration are set here. It ends with this process, however that ends; only SIGKILL
+    leaves its directory behind. Raises ``ConfigError`` if it does not start; the message ends with its last output.
     """
     from prorl_gym.client import SyncClient
     from prorl_gym.client.service_credentials import read_token
@@ -56,7 +51,14 @@ def temporary_service(config: Mapping[str, Any]) -> Generator["SyncClient", None
             with SyncClient(address, token=read_token(state / "token")) as client:
                 yield client
         finally:
-            _stop(child)
+            child.terminate()
+            try:
+                child.wait(_STOP_TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:  # after a second Ctrl-C too
+                child.kill()
+                child.wait()
 
 
 def _wait_until_ready(child: "subprocess.Popen[str]", place: str) -> str:
@@ -76,29 +78,13 @@ def _wait_until_ready(child: "subprocess.Popen[str]", place: str) -> str:
     raise ConfigError(f"The service does not start: {last[-500:]}", "Fix that, and start again.")
 
 
-def _stop(child: "subprocess.Popen[str]") -> None:
-    child.terminate()
-    try:
-        child.wait(_STOP_TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:  # after a second Ctrl-C too
-        child.kill()
-        child.wait()
-
-
-def _serve_below_parent(parent: int, file: Path) -> None:
-    """Serve until a signal comes or ``parent`` ends, even by SIGKILL."""
+if __name__ == "__main__":  # serve until a signal comes or the parent ends, even by SIGKILL
     from prorl_gym.cli.serve import serve
     from prorl_gym.sandbox.syscalls import set_parent_death_signal
 
     set_parent_death_signal(signal.SIGTERM)
-    if os.getppid() == parent:  # otherwise the parent ended before the signal was set
-        serve(file, port=0)
-
-
-if __name__ == "__main__":
     try:
-        _serve_below_parent(int(sys.argv[1]), Path(sys.argv[2]))
+        if os.getppid() == int(sys.argv[1]):  # otherwise the parent ended before the signal was set
+            serve(Path(sys.argv[2]), port=0)
     except ProrlError as error:
         sys.exit(str(error))

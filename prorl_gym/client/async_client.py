@@ -7,7 +7,6 @@ import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -59,7 +58,7 @@ class WeightUpdate:
     """A change of weights under way (``Client.weight_update``)."""
 
     version: int
-    """Of the new weights."""
+    """Policy version of the new weights."""
     result: PolicyUpdateResponse | None = None
     """Which engines serve them; present after the block."""
 
@@ -67,14 +66,12 @@ class WeightUpdate:
 class Client:
     """Asynchronous client. Use it as a context manager, on one event loop.
 
-    Every call is repeated when the service is not reachable, restarts or is busy; that is harmless for all of them.
-    None raises anything but the package's own errors (and ``TimeoutError`` where stated).
+    Every call is repeated for ``retry_seconds`` when the service is not reachable, restarts or is busy; that is
+    harmless for all of them. A stream or a wait counts the seconds from each success; the pauses double from
+    ``retry_delay`` to 5 s. No call raises anything but the package's own errors: ``ServiceError`` when the service
+    refuses or is not reached, others where stated.
 
-    Args:
-        url: address of the service; ``$PRORL_GYM_URL``, or the default address, when left out.
-        token: bearer token; read from the environment or the service's file by default.
-        retry_seconds: seconds for which one call is repeated; a stream or a wait counts them anew after each success.
-        retry_delay: seconds before the first repetition; doubles each time, up to 5.
+    ``url`` defaults to ``$PRORL_GYM_URL`` or the local address; ``token`` to the environment's or the service's file.
     """
 
     def __init__(
@@ -87,9 +84,7 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -104,11 +99,8 @@ class Client:
         Many are sent in several batches; each is accepted whole or not at all. After an error some batches may have
         been accepted: submitting everything again is harmless.
 
-        Raises:
-            ConflictError: an id was submitted before with another body.
-            TaskError: a task is not JSON, or its environment is unknown.
-            BusyError: the service has no room for more, for longer than ``retry_seconds``.
-            ServiceError: refused, or not reached.
+        Raises ``ConflictError`` (an id was submitted before with another body), ``TaskError`` (a task is not JSON, or
+        its environment is unknown) and ``BusyError`` (no room for more, for longer than ``retry_seconds``).
         """
         batch = [requests] if isinstance(requests, RolloutRequest) else requests
         accepted: list[AcceptedRollout] = []
@@ -120,14 +112,8 @@ class Client:
     async def result(self, rollout_id: str, timeout: float | None = None) -> Rollout:
         """Wait for the terminal record, also over a restart of the service.
 
-        Args:
-            rollout_id: of an accepted rollout.
-            timeout: seconds; without a limit by default.
-
-        Raises:
-            TimeoutError: it is not finished yet.
-            NotFoundError: never accepted; ``GoneError``: its record was released.
-            ServiceError: refused, or not reached.
+        Raises ``TimeoutError`` (not finished after ``timeout`` seconds), ``NotFoundError`` (never accepted) and
+        ``GoneError`` (its record was released).
         """
         async with asyncio.timeout(timeout):
             while True:
@@ -143,18 +129,15 @@ class Client:
     async def request(self, rollout_id: str) -> RolloutRequest:
         """Return what was submitted under this id, with its task, which may hold the gold answer.
 
-        Raises:
-            NotFoundError: never accepted; ``GoneError``: it is not kept any more.
-            ServiceError: refused, or not reached.
+        Raises ``NotFoundError`` (never accepted) and ``GoneError`` (not kept any more).
         """
         path = f"/v1/rollouts/{_path_part(rollout_id)}/request"
         return (await self._transport.call("GET", path, SubmittedRequestResponse)).request
 
     async def page(self, rollout_id: str) -> str:
         """Return a page of a finished rollout, token by token, as one HTML file."""
-        return (await self._transport.call_raw("GET", f"/v1/rollouts/{_path_part(rollout_id)}/page")).decode(
-            "utf-8", "replace"
-        )
+        page = await self._transport.call_raw("GET", f"/v1/rollouts/{_path_part(rollout_id)}/page")
+        return page.decode("utf-8", "replace")
 
     async def rollouts(
         self,
@@ -167,12 +150,7 @@ class Client:
     ) -> RolloutListResponse:
         """Return a page of finished rollouts without their records, newest first, and the cursor of the next page.
 
-        Args:
-            run_id: only of this run.
-            group: only of this group.
-            prefix: only those whose id has it.
-            limit: the most to return.
-            before: only those that finished before the one with this cursor: ``before`` of the page read last.
+        ``before``: only those that finished before this cursor, which is ``before`` of the page read last.
         """
         query = {"limit": str(limit), "run": run_id, "group": group, "prefix": prefix}
         query |= {"before": str(before) if before else None}
@@ -195,14 +173,10 @@ class Client:
     def stream(
         self, run_id: str | None = None, cursor: int = 0, *, follow: bool = True, acknowledge: bool = False
     ) -> RecordStream:
-        """Yield records as rollouts finish, each once; a broken connection is resumed.
+        """Yield records past ``cursor`` as rollouts finish, each once; a broken connection is resumed.
 
-        Args:
-            run_id: only of this run.
-            cursor: that of the last record seen, to continue after it.
-            follow: wait for more; otherwise end with the last record there is.
-            acknowledge: acknowledge received records now and then: a record counts as received when the next one is
-                read.
+        Without ``follow`` it ends with the last record there is. With ``acknowledge``, records are acknowledged now and
+        then: one counts as received when the next one is read.
         """
         return RecordStream(
             lambda after: read_deliveries(self._transport, run_id, after, follow=follow),
@@ -216,18 +190,11 @@ class Client:
         """Yield the groups of a run as they become complete (see ``prorl_gym.client.group_stream``).
 
         To continue after a restart of the trainer, keep ``resume_cursor`` and ``cursor`` of the last group it used:
-        ``stream_groups(run, resume_cursor, used_cursor=cursor)`` yields what came after it, and nothing twice.
+        ``stream_groups(run, resume_cursor, used_cursor=cursor)`` yields what came after it, and nothing twice. With
+        ``acknowledge``, the records of groups that are over are acknowledged when the next group is read.
 
-        Args:
-            run_id: the run.
-            cursor: continue after this record.
-            used_cursor: groups that were complete at this cursor are left out.
-            follow: wait for more; otherwise end with the last record there is.
-            acknowledge: acknowledge the records of groups that are over when the next group is read.
-
-        Raises (while it is read):
-            GroupsDroppedError: the run's demand cancelled groups and nothing else of the run is pending, so that no
-                group would come. The next read waits for what is submitted from now on.
+        Reading raises ``GroupsDroppedError`` when the run's demand cancelled groups and nothing else of the run is
+        pending, so that no group would come. The next read waits for what is submitted from now on.
         """
 
         async def replacements() -> int:
@@ -246,20 +213,12 @@ class Client:
         return GroupStream(records, used_cursor, replacements, acknowledger, run_id, is_over if follow else None)
 
     async def acknowledge(self, run_id: str | None, cursor: int) -> int:
-        """Acknowledge the records of a run (``None``: of all) up to this cursor: they need not be kept.
-
-        Returns:
-            How many records this released.
-        """
+        """Acknowledge the records of a run (``None``: of all) up to this cursor; return how many this released."""
         body = _json({"run": run_id, "cursor": cursor})
         return (await self._transport.call("POST", "/v1/ack", AckResponse, body=body)).released
 
     async def acknowledge_rollouts(self, rollout_ids: Sequence[str]) -> int:
-        """Acknowledge the records of these rollouts, in any order; ids without a record are ignored.
-
-        Returns:
-            How many records this released.
-        """
+        """Acknowledge the records of these rollouts, in any order; return how many this released."""
         body = _json({"rollouts": list(rollout_ids)})
         return (await self._transport.call("POST", "/v1/ack", AckResponse, body=body)).released
 
@@ -292,18 +251,14 @@ class Client:
         await self._transport.call("DELETE", f"/v1/runs/{_path_part(run_id)}/demand", IgnoredResponse)
 
     async def groups(self, run_id: str) -> GroupsStatus:
-        """Return the status of the groups of a run."""
         return await self._transport.call("GET", f"/v1/runs/{_path_part(run_id)}/groups", GroupsStatus)
 
     # --- mismatch of log-probs --------------------------------------------------------------------------------------
 
     async def report_mismatch(self, run_id: str, version: int, mismatch: BatchMismatch) -> None:
-        """Report how far your log-probs are from the served ones, to be shown beside the reward.
+        """Report a ``trainers.mismatch.measure_mismatch``, to be shown next to the reward.
 
-        Args:
-            run_id: the run.
-            version: of the policy that learns from the batch; a later report of the same version replaces this one.
-            mismatch: of ``prorl_gym.trainers.mismatch.measure_mismatch``.
+        ``version`` is of the policy that learns from the batch; a later report of the same version replaces this one.
         """
         body = MismatchBody(version=version, mismatch=mismatch).model_dump_json().encode()
         await self._transport.call("POST", f"/v1/runs/{_path_part(run_id)}/mismatch", IgnoredResponse, body=body)
@@ -334,22 +289,15 @@ class Client:
         """Pause a pool, let the block load new weights into its engines, report them, and resume.
 
         When the block raises, nothing is reported: the pool is resumed, and each engine serves again once it has shown
-        that it still has the weights of before. The same holds when this process dies, after ``expire_seconds``.
+        that it still has the weights of before. The same holds when this process dies, after ``expire_seconds``
+        (``None``: never), which have to be more than the block takes.
 
-        Args:
-            version: of the new weights; the next one of the pool by default.
-            mode: what happens to running calls; ``None``: no pause, for engines that report which weights sampled
-                which token, and for the first version.
-            expire_seconds: the pause ends by itself after so long: longer than the block takes. ``None``: never.
-            reference: as of ``update_policy``.
-            caches_dropped: as of ``update_policy``.
-            engines: as of ``update_policy``.
-            pool: of the engines.
+        ``version`` is the next one of the pool by default. ``mode`` says what happens to running calls; ``None``: no
+        pause, for engines that report which weights sampled which token, and for the first version. The rest is as of
+        ``update_policy``.
 
-        Raises:
-            ConflictError: the version does not follow that of the pool, no engine has the new weights, or the pause
-                was over before the update. Load again in a new block.
-            ServiceError: refused, or not reached.
+        Raises ``ConflictError``: the version does not follow that of the pool, no engine has the new weights, or the
+        pause was over before the update. Load again in a new block.
         """
         update = WeightUpdate((await self.policy(pool)).version + 1 if version is None else version)
         try:
@@ -366,17 +314,13 @@ class Client:
             )
         except BaseException:
             if mode is not None:
-                await self._resume_after_error(pool)
+                try:
+                    await self.resume(pool)
+                except ProrlError as error:  # logged, so that it does not hide the error that came first
+                    _LOG.error("pool %s stays paused until its pause expires: %s", pool, error)
             raise
         if mode is not None:
             await self.resume(pool)
-
-    async def _resume_after_error(self, pool: str) -> None:
-        """Resume a pool; when that fails, log it, so that it does not hide the error that came first."""
-        try:
-            await self.resume(pool)
-        except ProrlError as error:
-            _LOG.error("pool %s stays paused until its pause expires: %s", pool, error)
 
     async def update_policy(
         self,
@@ -390,20 +334,11 @@ class Client:
     ) -> PolicyUpdateResponse:
         """Report that the engines have new weights; the service drops caches, checks it, and labels tokens from now on.
 
-        ``weight_update`` does this with the pause around it.
+        ``weight_update`` does this with the pause around it. ``PolicyUpdateBody`` has the meaning of each parameter;
+        without ``engines`` they stay the same.
 
-        Args:
-            version: of the policy, above the one before.
-            reference: the trainer's own log-probs of ``PolicyStatus.probe_ids`` but the first.
-            caches_dropped: the prefix caches were dropped when the weights were loaded.
-            require_pause: refuse the update when the pool is not paused any more.
-            engines: addresses of all engines from now on; the same as before when left out.
-            pool: of the engines.
-
-        Raises:
-            ConflictError: the version does not follow that of the pool, no engine has the new weights, or the policy
-                was not paused.
-            ServiceError: refused, or not reached.
+        Raises ``ConflictError``: the version does not follow that of the pool, no engine has the new weights, or the
+        policy was not paused.
         """
         body = {
             "version": version,
@@ -424,7 +359,7 @@ class Client:
     ) -> None:
         """Let no engine call begin; when this returns none is running, except in mode ``keep``. Deadlines stop.
 
-        The pause ends by itself after ``expire_seconds`` (``None``: never); another call starts the time anew.
+        The pause ends by itself after ``expire_seconds`` (``None``: never); another call restarts the time.
         """
         body = {"mode": mode, "expire_seconds": expire_seconds, "pool": pool}
         await self._transport.call("POST", "/v1/policy/pause", IgnoredResponse, body=_json(body))
@@ -450,7 +385,6 @@ class Client:
         return await self._transport.call("DELETE", f"/v1/engines/{quote(name, safe='')}", EngineRegistration)
 
     async def status(self) -> ServiceStatus:
-        """Return the status of the service."""
         return await self._transport.call("GET", "/v1/status", ServiceStatus)
 
     def _acknowledger(self, run_id: str | None, wanted: bool) -> Acknowledger:
@@ -460,11 +394,7 @@ class Client:
 def encode_batches(
     requests: Sequence[RolloutRequest], max_rollouts: int = BATCH_ROLLOUTS, max_bytes: int = BATCH_BYTES
 ) -> Iterator[bytes]:
-    """Yield JSON lists of requests, in order. One that is too large by itself is sent alone.
-
-    Raises:
-        TaskError: ``BAD_ROW``, a task holds something that JSON cannot carry.
-    """
+    """Yield JSON lists of requests, in order; one that is too large by itself is sent alone. Raises ``TaskError``."""
     batch: list[bytes] = []
     filled = 0
     for request in requests:
@@ -479,11 +409,7 @@ def encode_batches(
 
 
 def _path_part(name: str) -> str:
-    """Return an id as part of an address.
-
-    Raises:
-        NotFoundError: it has not the form of an id.
-    """
+    """Return an id as part of an address. Raises ``NotFoundError`` for what has not the form of an id."""
     if _ID.fullmatch(name) is None:
         raise NotFoundError(f"'{name[:80]}' is no id.", "Ids are letters, digits and . _ : - (at most 128).")
     return name
@@ -494,5 +420,4 @@ def _json(body: Mapping[str, Any]) -> bytes:
 
 
 def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are not ``None``."""
     return {name: value for name, value in fields.items() if value is not None}

@@ -8,9 +8,8 @@ a run, ``GroupsDroppedError`` is raised.
 
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 from prorl_gym.client.record_stream import Acknowledger, RecordStream
 from prorl_gym.client.wire_models import DeliveredRecord
@@ -38,7 +37,7 @@ class CompletedGroup:
     rollouts: tuple[Rollout, ...]
     """One for each replica, in their order; a replacement has the place of its original."""
     cursor: int
-    """Of the record that made it complete: the value for ``Demand.after``."""
+    """Cursor of the record that made it complete: the value for ``Demand.after``."""
     resume_cursor: int
     """Cursor up to which every record belongs to a group that is over: ``stream_groups`` may continue after it."""
     stale: bool = False
@@ -51,12 +50,7 @@ class CompletedGroup:
 
 
 class GroupsDroppedError(ProrlError):
-    """The run's own demand cancelled groups, and nothing else of the run is pending: no group will come.
-
-    Args:
-        run_id: of the run.
-        group_ids: of the groups that were cancelled and not reported before.
-    """
+    """The run's own demand cancelled groups, and nothing else of the run is pending: no group will come."""
 
     def __init__(self, run_id: str, group_ids: Sequence[str]) -> None:
         named = ", ".join(group_ids[:5]) + (", ..." if len(group_ids) > 5 else "")
@@ -82,7 +76,8 @@ class _PartialGroup:
         self.replaced += rollout.stands_in_for is not None and _EXTRA_REPLICA_ID.search(rollout.rollout_id) is None
         self.stale = self.stale or delivered.stale
         before = self.by_replica.get(rollout.replica)
-        if before is not None and before.rollout_id != rollout.rollout_id and _are_client_submitted(before, rollout):
+        from_client = rollout.stands_in_for is None and before is not None and before.stands_in_for is None
+        if before is not None and before.rollout_id != rollout.rollout_id and from_client:
             raise ConflictError(
                 f"group {rollout.group_id}: {before.rollout_id} and {rollout.rollout_id} are both replica "
                 f"{rollout.replica} of it, so it would never be complete.",
@@ -93,8 +88,14 @@ class _PartialGroup:
             self.by_replica[rollout.replica] = rollout
 
     def may_get_replacement(self, max_replacements: int) -> bool:
-        """Return whether a replacement for a failed member may come, with so many allowed."""
-        return max_replacements > self.replaced and any(_may_be_replaced(one) for one in self.by_replica.values())
+        """Return whether a replacement for a failed member may come, with so many allowed.
+
+        The service replaces none that was lost with it or with nodes again and again.
+        """
+        lost = (FailureKind.SERVICE_RESTARTED, FailureKind.NODE_LOST)
+        outcomes = [one.outcome for one in self.by_replica.values()]
+        failed = any(one.cause is Cause.INFRASTRUCTURE and one.kind not in lost for one in outcomes)
+        return failed and max_replacements > self.replaced
 
     @property
     def cancel_reasons(self) -> list[CancelReason]:
@@ -103,24 +104,16 @@ class _PartialGroup:
 
 
 class GroupAssembler:
-    """Assembles groups. Memory is bounded by the groups that are incomplete.
-
-    Args:
-        used_cursor: groups that were complete at this cursor are left out.
-    """
+    """Assembles groups. Memory is bounded by the groups that are incomplete."""
 
     def __init__(self, used_cursor: int = 0) -> None:
         self._used_cursor = used_cursor
         self._partial: OrderedDict[tuple[str, str], _PartialGroup] = OrderedDict()
         self._doubtful: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._closed: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self._cursor = 0
-        self._dropped: OrderedDict[str, None] = OrderedDict()
-
-    @property
-    def cursor(self) -> int:
+        self.cursor = 0
         """Cursor of the last record."""
-        return self._cursor
+        self._dropped: OrderedDict[str, None] = OrderedDict()
 
     @property
     def has_only_dropped(self) -> bool:
@@ -139,32 +132,24 @@ class GroupAssembler:
     def resume_cursor(self) -> int:
         """Cursor up to which every record belongs to a group that is over."""
         oldest = next(iter(self._partial.values()), None)  # in the order of their first records
-        return self._cursor if oldest is None else oldest.first_cursor - 1
+        return self.cursor if oldest is None else oldest.first_cursor - 1
 
     def add_record(self, delivered: DeliveredRecord, max_replacements: int = 0) -> CompletedGroup | None:
-        """Add the next record; return the group that it completes, if it does.
+        """Add the next record of the stream; return the group that it completes, if it does.
 
-        Args:
-            delivered: in the order of the stream.
-            max_replacements: how many members of a group the service replaces after infrastructure failures.
+        ``max_replacements``: how many members of a group the service replaces after infrastructure failures.
         """
-        rollout, self._cursor = delivered.rollout, delivered.cursor
+        rollout, self.cursor = delivered.rollout, delivered.cursor
         if rollout.group_id is None:
-            return (
-                None
-                if delivered.damaged
-                else self._unless_used(
-                    CompletedGroup(None, (rollout,), self._cursor, self.resume_cursor, delivered.stale)
-                )
-            )
+            alone = CompletedGroup(None, (rollout,), self.cursor, self.resume_cursor, delivered.stale)
+            return None if delivered.damaged else self._unless_used(alone)
         key = (rollout.run_id, rollout.group_id)
         if key in self._closed:
             return None
+        group = self._partial.setdefault(key, _PartialGroup(rollout.group_size, self.cursor))
         if delivered.damaged:
-            self._partial.setdefault(key, _PartialGroup(rollout.group_size, self._cursor))
             self._close(key)
             return None
-        group = self._partial.setdefault(key, _PartialGroup(rollout.group_size, self._cursor))
         group.add_record(delivered)
         if len(group.by_replica) < group.group_size:
             return None
@@ -173,9 +158,8 @@ class GroupAssembler:
             return None
         self._close(key)
         members = tuple(group.by_replica[replica] for replica in sorted(group.by_replica))
-        return self._unless_used(
-            CompletedGroup(rollout.group_id, members, self._cursor, self.resume_cursor, group.stale)
-        )
+        complete = CompletedGroup(rollout.group_id, members, self.cursor, self.resume_cursor, group.stale)
+        return self._unless_used(complete)
 
     def _unless_used(self, group: CompletedGroup) -> CompletedGroup | None:
         return None if group.cursor <= self._used_cursor else group
@@ -208,18 +192,12 @@ class GroupAssembler:
             self._closed.popitem(last=False)
 
 
-class GroupStream:
+class GroupStream(AsyncIterator[CompletedGroup]):
     """Yields groups as they become complete: the stream of ``Client.stream_groups``.
 
-    A read may be cancelled, or raise, and nothing is lost: the next read continues.
-
-    Args:
-        records: of one run.
-        used_cursor: groups that were complete at this cursor are left out.
-        fetch_max_replacements: returns how many members of a group the service replaces.
-        acknowledger: of the records of groups that are over, when the next group is read.
-        run_id: the run.
-        is_run_over: whether nothing of the run is pending and no record follows a cursor; ``None``: never.
+    A read may be cancelled, or raise, and nothing is lost: the next read continues. Groups that were complete at
+    ``used_cursor`` are left out. ``is_run_over`` tells whether nothing of the run is pending and no record follows a
+    cursor; ``None``: never.
     """
 
     def __init__(
@@ -241,9 +219,6 @@ class GroupStream:
         self._unprocessed: DeliveredRecord | None = None
         """Read, and not yet added."""
 
-    def __aiter__(self) -> Self:
-        return self
-
     async def __anext__(self) -> CompletedGroup:
         while True:
             if self._unprocessed is None:
@@ -254,7 +229,11 @@ class GroupStream:
                     and await self._is_run_over(self._assembler.cursor)
                 ):
                     raise GroupsDroppedError(self._run_id, self._assembler.pop_dropped())
-                self._unprocessed = await self._read_next()
+                try:
+                    self._unprocessed = await self._records.read_next()
+                except StopAsyncIteration:
+                    await self._acknowledger.flush()
+                    raise
             if self._unprocessed.rollout.outcome.cause is Cause.INFRASTRUCTURE:
                 self._max_replacements = await self._fetch_max_replacements()  # seldom, and it may have changed
             delivered, self._unprocessed = self._unprocessed, None
@@ -265,21 +244,3 @@ class GroupStream:
     async def aclose(self) -> None:
         """Close the connection. Idempotent."""
         await self._records.aclose()
-
-    async def _read_next(self) -> DeliveredRecord:
-        try:
-            return await self._records.read_next()
-        except StopAsyncIteration:
-            await self._acknowledger.flush()
-            raise
-
-
-def _are_client_submitted(*rollouts: Rollout) -> bool:
-    """Return whether the client submitted all of them: none is a replacement."""
-    return all(rollout.stands_in_for is None for rollout in rollouts)
-
-
-def _may_be_replaced(rollout: Rollout) -> bool:
-    """Return whether the service may replace it: not if it was lost with the service or nodes again and again."""
-    lost = (FailureKind.SERVICE_RESTARTED, FailureKind.NODE_LOST)
-    return rollout.outcome.cause is Cause.INFRASTRUCTURE and rollout.outcome.kind not in lost

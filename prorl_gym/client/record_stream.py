@@ -4,9 +4,8 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Self
 
 import aiohttp
 from pydantic_core import from_json
@@ -43,11 +42,7 @@ class DamagedRecord:
 async def read_deliveries(
     transport: Transport, run_id: str | None, cursor: int, *, follow: bool
 ) -> AsyncGenerator[DeliveredRecord, None]:
-    """Yield records past ``cursor``, each once, over as many connections as it takes.
-
-    Raises:
-        ServiceError: refused, not reached within the retry budget, or a record that cannot be read.
-    """
+    """Yield records past ``cursor``, each once, over as many connections as it takes. Raises ``ServiceError``."""
     budget = transport.new_retry_budget()
     while True:
         query = {"cursor": str(cursor), "follow": str(follow).lower(), **({"run": run_id} if run_id else {})}
@@ -86,45 +81,32 @@ def _clock(at: float) -> str:
 
 
 def _parse_line(transport: Transport, line: bytes) -> DeliveredRecord:
-    """Read a line; one that is no JSON, but has a cursor, is a damaged record.
-
-    Raises:
-        ServiceError: it is no line of a stream, or a record of a later release.
-    """
+    """Read a line; one that is no JSON, but has a cursor, is a damaged record. Raises ``ServiceError``."""
     try:
         return transport.parse(DeliveredRecord, line)
     except ServiceError:
         place = _CURSOR_PREFIX.match(line)
-        if place is None or _is_json(line):
+        if place is None:
+            raise
+        try:
+            from_json(line)
+        except ValueError:
+            pass
+        else:
             raise
     name = _ROLLOUT_ID.search(line)
-    return DeliveredRecord(
-        cursor=int(place[1]), rollout=_damaged_placeholder(name[1].decode() if name else ""), damaged=True
-    )
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        from_json(line)
-    except ValueError:
-        return False
-    return True
-
-
-def _damaged_placeholder(rollout_id: str) -> Rollout:
-    """Return a record with nothing but an id, which may be empty."""
-    outcome = Outcome(status="failed", kind=FailureKind.INTERNAL, message="its record is damaged")
-    return Rollout.model_construct(
-        rollout_id=rollout_id,
+    placeholder = Rollout.model_construct(
+        rollout_id=name[1].decode() if name else "",
         run_id="",
         group_id=None,
         group_size=1,
         replica=0,
         environment="",
-        outcome=outcome,
+        outcome=Outcome(status="failed", kind=FailureKind.INTERNAL, message="its record is damaged"),
         accepted_at=0.0,
         finished_at=0.0,
     )
+    return DeliveredRecord(cursor=int(place[1]), rollout=placeholder, damaged=True)
 
 
 async def split_lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
@@ -146,12 +128,6 @@ async def split_lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, No
 
 
 class Acknowledger:
-    """Acknowledges received records in batches.
-
-    Args:
-        acknowledge: acknowledges a cursor; ``None``: nothing is acknowledged.
-    """
-
     def __init__(self, acknowledge: Callable[[int], Awaitable[object]] | None) -> None:
         self._acknowledge = acknowledge
         self._cursor = 0
@@ -160,7 +136,6 @@ class Acknowledger:
         self._last = time.monotonic()
 
     async def mark_received(self, cursor: int) -> None:
-        """Mark everything up to this cursor as received."""
         self._cursor = max(cursor, self._cursor)
         self._records += 1
         if self._records >= ACKNOWLEDGE_RECORDS or time.monotonic() - self._last >= ACKNOWLEDGE_SECONDS:
@@ -175,16 +150,11 @@ class Acknowledger:
         self._last = time.monotonic()
 
 
-class RecordStream:
+class RecordStream(AsyncIterator[DeliveredRecord]):
     """Yields records past a cursor, each once: the stream of ``Client.stream``.
 
     A read may be cancelled, or raise, and nothing is lost: the next read continues. A damaged record is left out,
     logged, and listed in ``damaged``.
-
-    Args:
-        open_stream: starts reading past a cursor.
-        cursor: of the last record seen.
-        acknowledger: of a record, when the next one is read.
     """
 
     def __init__(
@@ -202,20 +172,12 @@ class RecordStream:
         self.damaged: deque[DamagedRecord] = deque(maxlen=_MAX_DAMAGED)
         """Records that were left out, the latest ones."""
 
-    def __aiter__(self) -> Self:
-        return self
-
     async def __anext__(self) -> DeliveredRecord:
         while (delivered := await self.read_next()).damaged:
             pass
         return delivered
 
     async def read_next(self) -> DeliveredRecord:
-        """Return the next record, or the placeholder of one that is damaged.
-
-        Raises:
-            StopAsyncIteration: the stream has ended.
-        """
         if self._ended:
             raise StopAsyncIteration
         if self._has_unacknowledged:

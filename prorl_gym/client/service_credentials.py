@@ -14,11 +14,7 @@ _MAX_TOKEN_BYTES = 4096
 
 
 def service_url(url: str | None) -> str:
-    """Return the address of the service: this one, ``$PRORL_GYM_URL``, or where it listens by default.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return the address of the service: this one, ``$PRORL_GYM_URL``, or the default. Raises ``ConfigError``."""
     found = (url or os.environ.get("PRORL_GYM_URL") or DEFAULT_URL).rstrip("/")
     try:
         parts = urlsplit(found)
@@ -39,19 +35,15 @@ def default_state_dir() -> Path:
 
 
 def read_token(path: Path | None = None) -> str:
-    """Return the service's bearer token: ``$PRORL_GYM_TOKEN``, or the file that the service made.
+    """Return the service's bearer token: ``$PRORL_GYM_TOKEN``, or that in ``path`` or the default token file.
 
-    Args:
-        path: the token file; ``$PRORL_GYM_TOKEN_FILE`` or the default place when left out.
-
-    Raises:
-        ConfigError: there is no such file, or it is not this user's alone.
+    Raises ``ConfigError``: there is no such file, or it is not this user's alone.
     """
     if path is None and os.environ.get("PRORL_GYM_TOKEN"):
         return os.environ["PRORL_GYM_TOKEN"]
     path = path or _token_file()
-    try:
-        with open(path, encoding="ascii", opener=_open_nonblocking) as file:
+    try:  # without O_NONBLOCK, opening a pipe would block
+        with open(path, encoding="ascii", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             found = os.fstat(file.fileno())  # of the opened file: the path may lead elsewhere by now
             token = file.read(_MAX_TOKEN_BYTES).strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -79,7 +71,3 @@ def token_source() -> str:
 
 def _token_file() -> Path:
     return Path(os.environ.get("PRORL_GYM_TOKEN_FILE") or default_state_dir() / "token")
-
-
-def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe would block

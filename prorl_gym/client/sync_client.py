@@ -5,7 +5,6 @@ import functools
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from prorl_gym.client.async_client import Client
@@ -16,22 +15,13 @@ ItemT = TypeVar("ItemT", covariant=True)
 
 
 class _Stream(Protocol[ItemT]):
-    """A stream of ``Client``: of records or of groups."""
-
-    async def __anext__(self) -> ItemT: ...
+    def __anext__(self) -> Coroutine[Any, Any, ItemT]: ...
 
     async def aclose(self) -> None: ...
 
 
 class SyncClient:
-    """The calls of ``Client`` for code without an event loop (also inside one: it has its own, in a thread).
-
-    Args:
-        url: address of the service.
-        token: as of ``Client``.
-        retry_seconds: as of ``Client``.
-        retry_delay: as of ``Client``.
-    """
+    """The calls of ``Client`` for code without an event loop (also inside one: it has its own, in a thread)."""
 
     def __init__(
         self, url: str | None = None, *, token: str | None = None, retry_seconds: float = 60.0, retry_delay: float = 0.2
@@ -44,9 +34,7 @@ class SyncClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -59,7 +47,6 @@ class SyncClient:
         self._loop.close()
 
     def _run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Run a coroutine on the client's loop and wait for its result."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -71,7 +58,7 @@ class SyncClient:
         try:
             while True:
                 try:
-                    yield self._run(_next(stream))
+                    yield self._run(stream.__anext__())
                 except StopAsyncIteration:
                     return
         finally:
@@ -151,7 +138,3 @@ class SyncClient:
     add_engine = _blocking(Client.add_engine)
     remove_engine = _blocking(Client.remove_engine)
     status = _blocking(Client.status)
-
-
-async def _next(stream: _Stream[ResultT]) -> ResultT:
-    return await stream.__anext__()

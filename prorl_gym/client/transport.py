@@ -54,12 +54,7 @@ class BusyError(ServiceError):
 
 
 class RetryableError(Exception):
-    """A call that may be retried.
-
-    Args:
-        error: what to raise when the time for retries is over.
-        retry_after: seconds that the service asks to wait.
-    """
+    """A call that may be retried, and what to raise when the time for retries is over."""
 
     def __init__(self, error: ServiceError, retry_after: float = 0.0) -> None:
         super().__init__(str(error))
@@ -76,23 +71,19 @@ class RetryBudget:
     """
 
     seconds: float
-    """Of one outage; 0: no retry."""
+    """Seconds of one outage; 0: no retry."""
     first_delay: float
-    """Before the second call."""
+    """Seconds before the second call."""
     _since: float | None = None
     _calls: int = 0
 
     def reset(self) -> None:
-        """Start anew after a success: a later outage has the whole time again."""
+        """Restart after a success: a later outage has the whole time again."""
         self._since = None
         self._calls = 0
 
     async def sleep_before_retry(self, retryable: RetryableError) -> None:
-        """Wait before the next call.
-
-        Raises:
-            ServiceError: the time is over.
-        """
+        """Wait before the next call; raise the ``ServiceError`` when the time is over."""
         now = asyncio.get_running_loop().time()
         self._since = now if self._since is None else self._since
         left = self._since + self.seconds - now
@@ -105,15 +96,7 @@ class RetryBudget:
 
 
 class Transport:
-    """Connections to one service, on one event loop.
-
-    Args:
-        url: address of the service.
-        token: bearer token.
-        token_source: where the token was found, for messages.
-        retry_seconds: seconds for which one call is repeated.
-        retry_delay: seconds before the second call.
-    """
+    """Connections to one service, on one event loop. ``token_source`` names the token's place in messages."""
 
     def __init__(self, url: str, token: str, token_source: str, retry_seconds: float, retry_delay: float) -> None:
         self.url = url
@@ -129,7 +112,6 @@ class Transport:
             await self._session.close()
 
     def new_retry_budget(self) -> RetryBudget:
-        """Return the retries of one call."""
         return RetryBudget(self._retry_seconds, self._retry_delay)
 
     async def call(
@@ -143,12 +125,9 @@ class Transport:
     ) -> ModelT:
         """Send a request, again where that can help, and read the answer.
 
-        Raises:
-            NotFoundError, GoneError, ConflictError: 404, 410, 409.
-            ServiceError: refused, not reached, or not a service of ours.
+        Raises ``NotFoundError``, ``GoneError``, ``ConflictError``, ``TaskError`` and ``ServiceError``.
         """
-        text = await self.call_raw(method, path, body=body, query=query)
-        return self.parse(model, text)
+        return self.parse(model, await self.call_raw(method, path, body=body, query=query))
 
     async def call_raw(
         self, method: str, path: str, *, body: bytes | None = None, query: Mapping[str, str] | None = None
@@ -168,8 +147,7 @@ class Transport:
     ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
         """Send a request once; give the answer if it is a 200.
 
-        Raises:
-            RetryableError: the status allows a retry, or the connection breaks inside the block.
+        Raises ``RetryableError``: the status allows a retry, or the connection breaks inside the block.
         """
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
@@ -184,18 +162,25 @@ class Transport:
         except aiohttp.InvalidURL:
             raise ServiceError(f"{self.url[:200]}: is no address of a service.", "Give http://HOST:PORT.") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise RetryableError(self._unreachable(error)) from None
+            unreachable = ServiceError(
+                f"{self.url}: the service cannot be reached ({str(error) or type(error).__name__}).",
+                "Start it (prorl-gym serve --config FILE), or give its address: pass --url or set PRORL_GYM_URL.",
+            )
+            raise RetryableError(unreachable) from None
 
     def parse(self, model: type[ModelT], text: bytes) -> ModelT:
-        """Read JSON from the service, parsed once.
-
-        Raises:
-            ServiceError: it has another form.
-        """
         try:
             return model.model_validate_json(text)
         except ValidationError as error:
-            raise ServiceError(f"{self.url}: {_describe_mismatch(error)}", _suggest_fix(error)) from None
+            faults = error.errors(include_input=False, include_url=False)
+            newer = any("is newer than" in one["msg"] for one in faults)
+            fix = "Upgrade prorl-gym here." if newer else "Is that address a prorl-gym service?"
+            # Without quoting what is wrong: it may be a page of another server.
+            if faults[0]["type"] == "json_invalid" or not faults[0]["loc"]:
+                raise ServiceError(f"{self.url}: does not answer in JSON.", fix) from None
+            place = ".".join(str(part) for part in faults[0]["loc"])[:200]
+            reason = faults[0]["msg"].removeprefix("Value error, ")[:300]
+            raise ServiceError(f"{self.url}: its answer cannot be read ({place}: {reason}).", fix) from None
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -209,15 +194,7 @@ class Transport:
             )
         return self._session
 
-    def _unreachable(self, error: Exception) -> ServiceError:
-        reason = str(error) or type(error).__name__
-        return ServiceError(
-            f"{self.url}: the service cannot be reached ({reason}).",
-            "Start it (prorl-gym serve --config FILE), or give its address: pass --url or set PRORL_GYM_URL.",
-        )
-
     async def _error_of(self, response: aiohttp.ClientResponse) -> Exception:
-        """Return an error of the service as an exception."""
         what, fix, kind = f"{response.url.path}: the service answered {response.status}.", "", None
         try:
             error = json.loads(await _read_bounded(response))["error"]
@@ -232,7 +209,9 @@ class Transport:
                 "Set PRORL_GYM_TOKEN_FILE to the file that it named when it started ('token' in its 'state').",
             )
         if response.status in _RETRYABLE_STATUSES:
-            return RetryableError(BusyError(what, fix), _retry_after(response))
+            wait = response.headers.get("Retry-After", "")
+            seconds = float(wait) if wait.isascii() and wait.isdigit() and len(wait) < 9 else 0.0
+            return RetryableError(BusyError(what, fix), seconds)
         if response.status == 422 and kind in set(FailureKind):
             return TaskError(FailureKind(kind), what, fix)
         error = {404: NotFoundError, 409: ConflictError, 410: GoneError}.get(response.status, ServiceError)(what, fix)
@@ -241,27 +220,8 @@ class Transport:
         return error
 
 
-def _retry_after(response: aiohttp.ClientResponse) -> float:
-    wait = response.headers.get("Retry-After", "")
-    return float(wait) if wait.isascii() and wait.isdigit() and len(wait) < 9 else 0.0
-
-
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
     body = await read_body(response, MAX_RESPONSE_BYTES)
     if body is None:
         raise ServiceError(f"The service's answer is larger than {MAX_RESPONSE_BYTES >> 20} MiB.")
     return body
-
-
-def _describe_mismatch(error: ValidationError) -> str:
-    """Describe what is wrong without quoting it: the response may be a page of another server."""
-    first = error.errors(include_input=False, include_url=False)[0]
-    if first["type"] == "json_invalid" or not first["loc"]:
-        return "does not answer in JSON."
-    place = ".".join(str(part) for part in first["loc"])[:200]
-    return f"its answer cannot be read ({place}: {first['msg'].removeprefix('Value error, ')[:300]})."
-
-
-def _suggest_fix(error: ValidationError) -> str:
-    newer = any("is newer than" in one["msg"] for one in error.errors(include_input=False, include_url=False))
-    return "Upgrade prorl-gym here." if newer else "Is that address a prorl-gym service?"

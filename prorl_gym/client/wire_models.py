@@ -48,7 +48,7 @@ Version = Annotated[int, Field(ge=0, le=MAX_VERSION)]
 Cursor = Annotated[int, Field(ge=0, le=MAX_CURSOR)]
 
 PauseMode = Literal["abort", "drain", "keep"]
-"""What happens to running calls: cut short, waited for, or left to the engine, which continues them."""
+"""Running calls are cut short, waited for, or left to the engine, which continues them."""
 
 GroupState = Literal["open", "informative", "ready", "uninformative", "redundant", "stale", "short"]
 """``open``: undecided; ``informative``: two rewards differ, members are still running; ``ready``: complete and
@@ -68,12 +68,12 @@ class Body(BaseModel):
 
 
 class ErrorDetail(Record):
-    """What is wrong, and how to fix it."""
+    """A fault, and how to fix it."""
 
-    what: str
-    fix: str
+    what: str = Field(examples=["rollout a7 was submitted before with another body."])
+    fix: str = Field(examples=["Send the same body again, or use a fresh rollout_id."])
     kind: FailureKind | None = None
-    """What kind of failure a rollout would have had; absent where there is none."""
+    """Kind of failure that a rollout would have had; absent where there is none."""
 
 
 class ErrorResponse(Record):
@@ -92,9 +92,9 @@ class IgnoredResponse(Record):
 class RolloutSubmission(RolloutRequest):
     """One rollout to run, as submitted: with bounds for the fields that the record leaves unbounded."""
 
-    group_size: Annotated[int, Field(ge=1, le=65_536)] = 1
+    group_size: Annotated[int, Field(ge=1, le=65_536)] = Field(default=1, examples=[8])
     """How many replicas the group has."""
-    environment: Annotated[str, Field(min_length=1, max_length=128)]
+    environment: Annotated[str, Field(min_length=1, max_length=128)] = Field(examples=["math"])
     """Name of the environment, for example ``math``."""
     inference_url: Url | None = None
     """Engine to use for this rollout only, for trainers that own the gateway; must be on the service's allow-list."""
@@ -108,7 +108,7 @@ class RolloutSubmission(RolloutRequest):
 class AcceptedRollout:
     """Answer to one submitted rollout."""
 
-    rollout_id: str
+    rollout_id: Annotated[str, Field(examples=["a7"])]
     duplicate: bool
     """Whether the same body was accepted before, so that nothing was added."""
 
@@ -135,27 +135,27 @@ class SubmittedRequestResponse(Record):
 class RolloutSummary:
     """A finished rollout without its record: what lists and group verdicts need."""
 
-    cursor: int
-    rollout_id: str
-    run_id: str
-    group_id: str | None
-    group_size: int
+    cursor: Annotated[int, Field(examples=[41])]
+    rollout_id: Annotated[str, Field(examples=["a7"])]
+    run_id: Annotated[str, Field(examples=["step-7"])]
+    group_id: Annotated[str | None, Field(examples=["prompt-3"])]
+    group_size: Annotated[int, Field(examples=[8])]
     replica: int
-    environment: str
+    environment: Annotated[str, Field(examples=["math"])]
     evaluation: bool
-    stands_in_for: str | None
+    stands_in_for: Annotated[str | None, Field(examples=[None])]
     status: Status
     """``Outcome.status``."""
     detail: Detail
     """The outcome's kind, limit or reason; empty for a completed one."""
-    cause: Cause | None
-    reward: float | None
+    cause: Annotated[Cause | None, Field(examples=[None])]
+    reward: Annotated[float | None, Field(examples=[1.0])]
     masked: bool
-    oldest_version: int | None
-    turns: int
-    sampled_tokens: int
-    accepted_at: float
-    finished_at: float
+    oldest_version: Annotated[int | None, Field(examples=[7])]
+    turns: Annotated[int, Field(examples=[1])]
+    sampled_tokens: Annotated[int, Field(examples=[2])]
+    accepted_at: Annotated[float, Field(examples=[1760000000.0])]
+    finished_at: Annotated[float, Field(examples=[1760000000.6])]
     released: bool
     """Whether its record was acknowledged or has expired, and is deleted."""
     begun_at: float | None = None
@@ -178,29 +178,29 @@ before another attempt, in the runner before a stage, parked, in a stage, or end
 class PendingSummary:
     """An accepted rollout without a record."""
 
-    rollout_id: str
-    run_id: str
-    group_id: str | None
-    group_size: int
+    rollout_id: Annotated[str, Field(examples=["a7"])]
+    run_id: Annotated[str, Field(examples=["step-7"])]
+    group_id: Annotated[str | None, Field(examples=["prompt-3"])]
+    group_size: Annotated[int, Field(examples=[8])]
     replica: int
-    environment: str
+    environment: Annotated[str, Field(examples=["math"])]
     evaluation: bool
-    problem: str
-    """What it is grouped by in ``/v1/problems``."""
+    problem: Annotated[str, Field(examples=["products-12"])]
+    """Its group in ``/v1/problems``."""
     attempt: int
     """Number of the attempt that runs, or of the next one."""
-    place: PendingPlace
-    since: float | None
+    place: Annotated[PendingPlace, Field(examples=["run"])]
+    since: Annotated[float | None, Field(examples=[1760000000.5])]
     """Unix seconds at which it came there; null where that is not known."""
-    accepted_at: float
+    accepted_at: Annotated[float, Field(examples=[1760000000.0])]
 
 
 class StateCounts(Record):
     """Rollouts that match a filter, by state."""
 
-    waiting: int
-    running: int
-    finished: int
+    waiting: int = Field(examples=[12])
+    running: int = Field(examples=[4])
+    finished: int = Field(examples=[1])
 
 
 class RolloutListResponse(Record):
@@ -213,39 +213,39 @@ class RolloutListResponse(Record):
     pending: tuple[PendingSummary, ...] = ()
     """Running or waiting ones."""
     counts: StateCounts | None = None
-    """Of all that match, not of this page alone; finished ones among the newest 100,000."""
+    """Counts of all that match, not of this page alone; finished ones among the newest 100,000."""
 
 
 class RewardPoint(Record):
     """Rewards of one policy version in one environment of one run."""
 
-    run_id: str
-    environment: str
+    run_id: str = Field(examples=["step-7"])
+    environment: str = Field(examples=["math"])
     evaluation: bool
-    version: int | None
+    version: int | None = Field(examples=[7])
     """Oldest policy version that sampled a token; null where none was sampled."""
-    count: int
+    count: int = Field(examples=[15])
     """Rollouts with a reward."""
-    mean: float
-    deviation: float
+    mean: float = Field(examples=[0.6])
+    deviation: float = Field(examples=[0.49])
     """Standard deviation of the rewards."""
-    solved: int
+    solved: int = Field(examples=[9])
     """Rewards above zero."""
 
 
 class EndCount(Record):
     """Rollouts that ended in the same way for the same reason."""
 
-    environment: str
+    environment: str = Field(examples=["math"])
     status: Status
     detail: Detail
-    cause: Cause | None
-    why: str
+    cause: Cause | None = Field(examples=[None])
+    why: str = Field(examples=["the answer differs"])
     """Why; where there is no reward, of the newest of them."""
-    zero: bool
+    zero: bool = Field(examples=[True])
     """Whether they have a reward, and it is not above zero."""
-    count: int
-    rollout_id: str
+    count: int = Field(examples=[6])
+    rollout_id: str = Field(examples=["a9"])
     """The newest of them."""
 
 
@@ -260,49 +260,49 @@ class Spread(Record):
 class AnalysisResponse(Record):
     """Aggregates over the newest 100,000 finished rollouts that match a filter."""
 
-    finished: int
+    finished: int = Field(examples=[16])
     """Rollouts they are made of."""
     rewards: tuple[RewardPoint, ...]
     """By run, environment and version; the newest 5,000 if there are more."""
     ends: tuple[EndCount, ...]
     """The most frequent 200 ways in which rollouts ended without a reward above zero."""
-    spreads: dict[str, Spread]
+    spreads: dict[str, Spread] = Field(examples=[{"took": {"p50": 0.6, "p90": 1.4, "max": 3.1}}])
     """By figure: ``took`` and ``waited`` in seconds, ``turns``, ``tokens``."""
-    runs: tuple[str, ...]
+    runs: tuple[str, ...] = Field(examples=[["step-7"]])
     """Runs with rollouts, the newest first, without regard to the filter; at most 200."""
-    environments: tuple[str, ...]
+    environments: tuple[str, ...] = Field(examples=[["math"]])
     """The same of environments."""
 
 
 class ProblemMember(Record):
     """One finished rollout of a problem."""
 
-    rollout_id: str
-    group_id: str | None
-    group_size: int
+    rollout_id: str = Field(examples=["a7"])
+    group_id: str | None = Field(examples=["prompt-3"])
+    group_size: int = Field(examples=[8])
     replica: int
-    version: int | None
+    version: int | None = Field(examples=[7])
     status: Status
     detail: Detail
     why: str
-    reward: float | None
+    reward: float | None = Field(examples=[1.0])
     masked: bool
 
 
 class Problem(Record):
     """The finished rollouts of one row of a data set."""
 
-    run_id: str
-    environment: str
-    problem: str
+    run_id: str = Field(examples=["step-7"])
+    environment: str = Field(examples=["math"])
+    problem: str = Field(examples=["products-12"])
     """The row's name (``row_id``)."""
-    count: int
+    count: int = Field(examples=[8])
     """Finished rollouts."""
-    rewarded: int
+    rewarded: int = Field(examples=[8])
     """Those with a reward."""
-    solved: int
+    solved: int = Field(examples=[1])
     """Rewards above zero."""
-    mean: float | None
+    mean: float | None = Field(examples=[0.125])
     members: tuple[ProblemMember, ...]
     """The newest 64, oldest policy version first, then by group and replica."""
 
@@ -311,27 +311,27 @@ class ProblemsResponse(Record):
     """A page of problems."""
 
     problems: tuple[Problem, ...]
-    total: int
-    never_solved: int
+    total: int = Field(examples=[2])
+    never_solved: int = Field(examples=[1])
     """Problems with a reward of which none is above zero."""
     always_solved: int
     """Problems of which every reward is above zero."""
 
 
 class CancelBody(Body):
-    """What to cancel. ``runs`` and ``groups`` together mean these groups of these runs: group ids may repeat."""
+    """Rollouts to cancel. ``runs`` and ``groups`` together mean these groups of these runs: group ids may repeat."""
 
     rollouts: Names = []
-    groups: Names = []
-    runs: Names = []
+    groups: Names = Field(default=[], examples=[["prompt-3"]])
+    runs: Names = Field(default=[], examples=[["step-7"]])
     reason: CancelReason = CancelReason.CLIENT
-    """What the records say."""
+    """Reason that the records name."""
 
 
 class CancelResponse(Record):
     """Ids of the rollouts that were cancelled. Each still gets its record."""
 
-    cancelled: tuple[str, ...]
+    cancelled: tuple[str, ...] = Field(examples=[["a8"]])
 
 
 class DeliveredRecord(Record):
@@ -360,9 +360,9 @@ class PauseNotice(Record):
 class AckBody(Body):
     """Which records were received: all up to a cursor, or those of some rollouts, or both."""
 
-    run: Identifier | None = None
+    run: Identifier | None = Field(default=None, examples=["step-7"])
     """For ``cursor``: acknowledge records of this run only; of all runs by default."""
-    cursor: Cursor = 0
+    cursor: Cursor = Field(default=0, examples=[41])
     """Cursor of the last record received."""
     rollouts: Names = []
     """Rollouts whose records were received, in any order. Those without a record are ignored."""
@@ -371,14 +371,14 @@ class AckBody(Body):
 class AckResponse(Record):
     """Number of records that this acknowledged."""
 
-    released: int
+    released: int = Field(examples=[40])
 
 
 class UnacknowledgedRollout(Record):
     """An accepted rollout whose record was not acknowledged."""
 
-    rollout_id: str
-    run_id: str
+    rollout_id: str = Field(examples=["a8"])
+    run_id: str = Field(examples=["step-7"])
     finished: bool
     """It has its record."""
 
@@ -386,7 +386,7 @@ class UnacknowledgedRollout(Record):
 class Unacknowledged(Record):
     """Rollouts whose records were not acknowledged, oldest first."""
 
-    cursor: Cursor
+    cursor: Cursor = Field(examples=[41])
     """That of the newest record: a stream from here has what ends after this list was made."""
     rollouts: tuple[UnacknowledgedRollout, ...]
 
@@ -394,15 +394,17 @@ class Unacknowledged(Record):
 class FirstPromptBody(Body):
     """The messages and tools of a row, in the form of OpenAI's Responses API."""
 
-    input: list[Any] | str = Field(default_factory=list[Any], max_length=MAX_NAMES)
+    input: list[Any] | str = Field(
+        default_factory=list[Any], max_length=MAX_NAMES, examples=[[{"role": "user", "content": "What is 2+2?"}]]
+    )
     tools: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]], max_length=1024)
 
 
 class FirstPrompt(Record):
     """A first prompt as the policy's tokenizer renders it."""
 
-    prompt_token_ids: tuple[int, ...]
-    terminator_id: int
+    prompt_token_ids: tuple[int, ...] = Field(examples=[[9, 14, 3]])
+    terminator_id: int = Field(examples=[2])
     """Ends a turn of the model."""
 
 
@@ -412,10 +414,10 @@ class FirstPrompt(Record):
 class ReadyGroup(Record):
     """A complete, informative group that the trainer has not used."""
 
-    group_id: str
-    cursor: int
+    group_id: str = Field(examples=["prompt-3"])
+    cursor: int = Field(examples=[41])
     """Cursor of the record that completed it."""
-    oldest_version: int | None
+    oldest_version: int | None = Field(examples=[7])
     """Policy version of its oldest token."""
     stale: bool
     """Whether it is older than the demand allows."""
@@ -447,26 +449,26 @@ class DemandResponse(RootModel[ReportedDemand]):
 class GroupsStatus(Record):
     """The groups of a run. Counts go back to the oldest rollout of the run that the ledger still has."""
 
-    run_id: str
+    run_id: str = Field(examples=["step-7"])
     demand: ReportedDemand | None = None
     """The run's demand; ``None``: no demand is set, and groups are not counted."""
     version: int = 0
     """Version of the policy that is current for this run."""
     satisfied: bool = False
     """Whether as many groups are ready as are needed, so that the others are redundant."""
-    wanted: int = 0
+    wanted: int = Field(default=0, examples=[64])
     """Ready groups needed past ``demand.after``, including spare ones."""
-    ready: int = 0
+    ready: int = Field(default=0, examples=[12])
     """Ready groups past ``demand.after`` that are not stale."""
     ready_stale: int = 0
     """Ready groups past ``demand.after`` that are stale."""
-    begun: int = 0
+    begun: int = Field(default=0, examples=[80])
     """Groups that have begun and are neither used nor lost; ``max_staleness`` bounds their number."""
-    waiting: int = 0
+    waiting: int = Field(default=0, examples=[40])
     """Groups that ``max_staleness`` keeps from beginning."""
     kept: int = 0
     """Groups that are not needed now and kept for a later demand."""
-    held: int = 0
+    held: int = Field(default=0, examples=[320])
     """Rollouts that may not begin now."""
     parked: int = 0
     """Parked agents."""
@@ -493,7 +495,7 @@ class GroupsStatus(Record):
 class MismatchBody(Body):
     """How far a trainer's log-probs are from the served ones, over the batch of one update."""
 
-    version: Version
+    version: Version = Field(examples=[8])
     """Version of the policy that learns from the batch. A later report of the same version replaces the earlier one."""
     mismatch: BatchMismatch
 
@@ -506,18 +508,18 @@ class MismatchBody(Body):
 
 
 class MismatchReport(Record):
-    """What a trainer reported of the batch of one update."""
+    """A trainer's report of the batch of one update."""
 
-    run_id: str
-    version: int
+    run_id: str = Field(examples=["step-7"])
+    version: int = Field(examples=[8])
     """Version of the policy that learned from the batch."""
-    reported_at: float
+    reported_at: float = Field(examples=[1760000000.0])
     """Unix seconds."""
     mismatch: BatchMismatch
 
 
 class MismatchHistory(Record):
-    """What was reported of a run since the service started: the latest versions."""
+    """Reports of a run since the service started: the latest versions."""
 
     reports: tuple[MismatchReport, ...]
     """In the order in which they came."""
@@ -529,7 +531,7 @@ class MismatchHistory(Record):
 class PolicyUpdateBody(Body):
     """A report that the engines have new weights and answer again."""
 
-    version: Version
+    version: Version = Field(examples=[8])
     """Policy version of the new weights, above the current one."""
     pool: PoolName = "policy"
     """Pool of the engines; ``/v1/status`` lists the names."""
@@ -537,37 +539,39 @@ class PolicyUpdateBody(Body):
     """The trainer's own log-probs of all ``probe_ids`` (``GET /v1/policy``) but the first, to detect stale weights."""
     caches_dropped: bool = False
     """Whether loading the weights dropped the prefix caches."""
-    require_pause: bool = False
+    require_pause: bool = Field(default=False, examples=[True])
     """Refuse the update (409) when the pool is not paused any more, because calls may have run while weights changed:
     the pause has expired, or the service was restarted."""
-    engines: Annotated[list[Url], Field(min_length=1, max_length=MAX_ENGINES)] | None = None
+    engines: Annotated[list[Url], Field(min_length=1, max_length=MAX_ENGINES)] | None = Field(
+        default=None, examples=[["http://10.0.0.1:8000/v1", "http://10.0.0.3:8000/v1"]]
+    )
     """The full list of engines from now on: new ones are registered, missing ones drained and deregistered."""
 
 
 class PolicyUpdateResponse(Record):
     """Result of a policy update."""
 
-    version: int
-    serving: tuple[str, ...]
+    version: int = Field(examples=[8])
+    serving: tuple[str, ...] = Field(examples=[["policy-0", "policy-2"]])
     quarantined: dict[str, str]
     """Engines that do not serve the version, with the reasons."""
     unverified: tuple[str, ...]
     """Engines that serve it unchecked: they cannot report log-probs of a prompt."""
-    draining: tuple[str, ...]
+    draining: tuple[str, ...] = Field(examples=[["policy-1"]])
     """Engines that are no longer listed and finish their last calls."""
 
 
 class PauseBody(Body):
     """How to pause."""
 
-    mode: PauseMode = "abort"
-    """What happens to running calls: cut short (their rollouts continue from the same tokens), waited for, or left to
+    mode: PauseMode = Field(default="abort", examples=["abort"])
+    """Running calls are cut short (their rollouts continue from the same tokens), waited for, or left to
     engines that continue them across a change of weights."""
     pool: PoolName = "policy"
     """Pool of engines to pause."""
-    expire_seconds: Seconds | None = DEFAULT_EXPIRE_SECONDS
+    expire_seconds: Seconds | None = Field(default=DEFAULT_EXPIRE_SECONDS, examples=[600])
     """The pause ends by itself this long after this call, or after the last update in it: longer than loading takes.
-    Null: never. Another pause starts the time anew."""
+    Null: never. Another pause restarts the time."""
 
 
 class ResumeBody(Body):
@@ -580,16 +584,16 @@ class ResumeBody(Body):
 class PauseResponse(Record):
     """Whether the pool is now paused."""
 
-    pool: str
-    paused: bool
-    expires_at: float | None = None
+    pool: str = Field(examples=["policy"])
+    paused: bool = Field(examples=[True])
+    expires_at: float | None = Field(default=None, examples=[1760000600.0])
     """When the pause ends by itself, in Unix seconds; null: never."""
 
 
 class EngineBody(Body):
     """An engine to register."""
 
-    url: Url
+    url: Url = Field(examples=["http://10.0.0.3:8000/v1"])
     """Base URL of the engine. It must be one of ``inference.engines`` or match a pattern of ``http.engine_urls``."""
     pool: PoolName = "policy"
     """Pool in which to register it."""
@@ -598,18 +602,18 @@ class EngineBody(Body):
 class EngineRegistration(Record):
     """An engine that was registered, or that is drained and deregistered."""
 
-    name: str
-    url: str | None
+    name: str = Field(examples=["policy-2"])
+    url: str | None = Field(examples=["http://10.0.0.3:8000/v1"])
     draining: bool
 
 
 class EngineStatus(Record):
     """One engine of a pool. Counts are since it was registered."""
 
-    name: str
-    url: str | None
+    name: str = Field(examples=["policy-0"])
+    url: str | None = Field(examples=["http://10.0.0.1:8000/v1"])
     """``null`` if the service was not built from a configuration."""
-    serves: bool
+    serves: bool = Field(examples=[True])
     """Whether it accepts calls."""
     unhealthy_reason: str
     """Empty while it is healthy."""
@@ -618,13 +622,13 @@ class EngineStatus(Record):
     quarantine: str
     """Why it may not serve this policy version; empty if it may."""
     draining: bool
-    version: int
+    version: int = Field(examples=[7])
     """Policy version of the tokens it samples."""
-    in_flight: int
-    calls: int
+    in_flight: int = Field(examples=[12])
+    calls: int = Field(examples=[3400])
     failures: int
-    sampled_tokens: int
-    hit_rate: float | None
+    sampled_tokens: int = Field(examples=[812000])
+    hit_rate: float | None = Field(examples=[0.91])
     """Share of prompt tokens found in its prefix cache, if it reports that."""
     load: EngineLoad | None
     """Its own metrics, as last read."""
@@ -633,19 +637,19 @@ class EngineStatus(Record):
 class AdmissionStatus(Record):
     """Admission of rollouts to the engines of a pool."""
 
-    budget: float | None
+    budget: float | None = Field(examples=[380000.0])
     """Budget of admitted rollouts, in KV tokens (in rollouts if ``in_tokens`` is false); ``null``: unbounded."""
-    in_tokens: bool
-    filled: int
-    live: int
+    in_tokens: bool = Field(examples=[True])
+    filled: int = Field(examples=[150000])
+    live: int = Field(examples=[40])
     waiting: int
 
 
 class PoolStatus(Record):
     """One pool of engines with the same weights."""
 
-    name: str
-    version: int
+    name: str = Field(examples=["policy"])
+    version: int = Field(examples=[7])
     """Policy version of tokens sampled from now on."""
     paused: bool
     pause_expires_at: float | None = None
@@ -664,22 +668,19 @@ class PolicyStatus(Record):
     """The policy and the engines that serve it."""
 
     pool: PoolStatus
-    probe_ids: tuple[int, ...]
+    probe_ids: tuple[int, ...] = Field(examples=[[17, 4242, 99]])
     """Tokens of the weight check: a trainer may send its log-probs of all but the first as ``reference``."""
 
     @property
     def version(self) -> int:
-        """Policy version of tokens sampled from now on."""
         return self.pool.version
 
     @property
     def paused(self) -> bool:
-        """Whether engine calls are paused."""
         return self.pool.paused
 
     @property
     def engines(self) -> tuple[EngineStatus, ...]:
-        """All engines of its pool."""
         return self.pool.engines
 
 
@@ -695,13 +696,13 @@ class DispatchResponse(Record):
 class Capacity(Record):
     """Rollouts of a runner by stage, and how many more it would accept."""
 
-    queued: int
-    init: int
-    run: int
-    eval: int
+    queued: int = Field(examples=[3])
+    init: int = Field(examples=[4])
+    run: int = Field(examples=[56])
+    eval: int = Field(examples=[1])
     parked: int = 0
     """Parked agents, which hold no slot."""
-    free: int
+    free: int = Field(examples=[12])
     """Rollouts it would accept now."""
 
 
@@ -709,12 +710,12 @@ class Capacity(Record):
 class LedgerStatus:
     """Rollouts in the ledger, by state, and its size."""
 
-    bytes: int
+    bytes: Annotated[int, Field(examples=[81920000])]
     """Size on the disk; 0 for a ledger in memory."""
-    pending: int
-    kept: int
+    pending: Annotated[int, Field(examples=[184])]
+    kept: Annotated[int, Field(examples=[3960])]
     """Finished rollouts with their records."""
-    released: int
+    released: Annotated[int, Field(examples=[40])]
     """Finished rollouts of which only the ``RolloutSummary`` is left."""
     full: bool
     """Whether the disk budget is used up: submissions are refused until records are acknowledged or expire."""
@@ -723,35 +724,35 @@ class LedgerStatus:
 class OutcomeCount(Record):
     """Number of rollouts with the same outcome since the start."""
 
-    environment: str
+    environment: str = Field(examples=["math"])
     """Empty for environments that this service does not have."""
     status: Status
     cause: Annotated[str, Field(json_schema_extra={"enum": ["", *Cause]})]
     """Cause of the failure; empty unless failed."""
     detail: Detail
     """Kind of the failure, limit, or reason of the cancel."""
-    count: int
+    count: int = Field(examples=[3990])
 
 
 class RewardMean(Record):
     """Rewards of an environment since the start."""
 
-    environment: str
-    count: int
-    mean: float
+    environment: str = Field(examples=["math"])
+    count: int = Field(examples=[3990])
+    mean: float = Field(examples=[0.42])
 
 
 class DispatchStatus(Record):
     """Queued, running and finished rollouts."""
 
-    ready: bool
+    ready: bool = Field(examples=[True])
     problem: str = ""
     """Why the service is not ready or nothing is sampled, its cause and what to do; empty if all is well."""
-    queued: int
+    queued: int = Field(examples=[120])
     """Rollouts in the ledger's queue, or between attempts."""
-    running: int
+    running: int = Field(examples=[64])
     """Rollouts in the runner, or whose record is being written."""
-    finished: int
+    finished: int = Field(examples=[4000])
     """Terminal records written since the start."""
     places: dict[PendingPlace, int] = Field(default_factory=dict[PendingPlace, int])
     """Rollouts without a record, by where they are; places without one are left out."""
@@ -765,9 +766,9 @@ class NodeStatus(Record):
 
     name: str
     slots: int
-    """Most attempts in hand that are not parked."""
+    """Most running attempts that are not parked."""
     in_hand: int
-    """Attempts in hand, parked ones included."""
+    """Running attempts, parked ones included."""
     parked: int
     calls: int
     """Model calls that are placed or wait for it."""
@@ -783,53 +784,53 @@ class NodesStatus(Record):
     joined: int
     """Since the start; a node that joins again counts again."""
     lost: int
-    """Nodes whose lease expired or that left with attempts in hand, since the start."""
+    """Nodes whose lease expired or that left with running attempts, since the start."""
     nodes: tuple[NodeStatus, ...]
 
 
 class ServiceStatus(DispatchStatus):
     """State of the whole service."""
 
-    version: str
+    version: str = Field(examples=["0.1.0"])
     """Release of the service."""
-    uptime_seconds: float
+    uptime_seconds: float = Field(examples=[3600.0])
     pools: tuple[PoolStatus, ...]
     ended: tuple[OutcomeCount, ...]
     rewards: tuple[RewardMean, ...]
-    sampled_tokens: int
+    sampled_tokens: int = Field(examples=[812000])
     """Tokens sampled since the start, in all records."""
-    wasted_tokens: int
+    wasted_tokens: int = Field(examples=[900])
     """Tokens sampled since the start, in records without a reward."""
     mismatches: tuple[MismatchReport, ...] = ()
     """The latest report of each run whose trainer reports one; the newest is the last."""
-    sandboxes: int | None
+    sandboxes: int | None = Field(examples=[60])
     """Live sandboxes; ``null`` if the backend does not report them, or the service has nodes."""
-    nodes: NodesStatus | None = None
+    nodes: NodesStatus | None = Field(default=None, examples=[None])
     """``null`` if the service runs attempts itself."""
     ledger: LedgerStatus
-    event_loop_lag_seconds: float | None
+    event_loop_lag_seconds: float | None = Field(examples=[0.004])
     """Longest delay of the event loop in the last minute; ``null`` before the first measurement."""
 
 
 class HistoryResponse(Record):
     """Figures over time, by column: the n-th number of each column was measured at the n-th time."""
 
-    interval_seconds: float
-    times: list[float]
+    interval_seconds: float = Field(examples=[5.0])
+    times: list[float] = Field(examples=[[1760000000.0, 1760000005.0]])
     """Unix seconds."""
-    columns: dict[str, list[float | None]]
+    columns: dict[str, list[float | None]] = Field(examples=[{"queued": [120, 118], "mean_reward": [None, 0.4]}])
     """Columns by name; ``docs/api.md`` lists them. ``null`` if there was nothing to measure."""
 
 
 class LivenessResponse(Record):
     """The event loop runs."""
 
-    live: Literal[True] = True
+    live: Literal[True] = Field(default=True, examples=[True])
 
 
 class ReadinessResponse(Record):
     """Whether the service is ready. ``/v1/status``, which needs the token, has the reason."""
 
-    ready: bool
+    ready: bool = Field(examples=[True])
     problem: str = ""
     """That no engine serves or that the policy is paused, if it is so. The cause is in ``/v1/status``."""

@@ -11,15 +11,6 @@ from prorl_gym.errors import Evidence, SandboxError
 from prorl_gym.sandbox.protocol import ExecResult
 
 
-def _external_kill_error(what: str) -> SandboxError:
-    """Return the error of a program that was killed from outside its sandbox."""
-    return SandboxError.from_evidence(
-        Evidence.PROGRAM_KILLED_OUTSIDE,
-        f"{what} was killed, and no limit of its sandbox explains that.",
-        "Look for the OOM killer in the log of the node.",
-    )
-
-
 def unexplained_kill_error(what: str, evidence: Evidence) -> SandboxError:
     """Return the error of a program that was killed twice, with the evidence about the sender."""
     return SandboxError.from_evidence(
@@ -35,21 +26,20 @@ def was_killed(result: ExecResult) -> bool:
 
 
 def raise_if_killed(result: ExecResult, what: str) -> ExecResult:
-    """Return the result of a program of ours.
-
-    Raises:
-        SandboxError: it was killed from outside.
-    """
+    """Return the result of a program of ours. Raises ``SandboxError``: it was killed from outside its sandbox."""
     if was_killed(result):
-        raise _external_kill_error(what)
+        raise SandboxError.from_evidence(
+            Evidence.PROGRAM_KILLED_OUTSIDE,
+            f"{what} was killed, and no limit of its sandbox explains that.",
+            "Look for the OOM killer in the log of the node.",
+        )
     return result
 
 
 async def run_with_kill_retry(run: Callable[[], Awaitable[ExecResult]]) -> ExecResult:
     """Run a repeatable program that may run a payload; once more if it was killed.
 
-    Raises:
-        SandboxError: it was killed both times, and not from inside the sandbox.
+    Raises ``SandboxError``: it was killed both times, and not from inside the sandbox.
     """
     result = await run()
     if not was_killed(result):

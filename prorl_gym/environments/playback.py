@@ -1,4 +1,4 @@
-"""Playing turns without an engine, through the real loop, tools, sandboxes and grader.
+"""Plays turns without an engine, through the real loop, tools, sandboxes and grader.
 
 The turns are a script of the row (``validate`` and the oracle engine play gold and wrong ones) or those of a recorded
 rollout, whose observations are then compared with the new ones.
@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
+from itertools import takewhile, zip_longest
 from typing import Any, Protocol, runtime_checkable
 
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, Policy, ToolSpec
@@ -41,26 +42,16 @@ _VOLATILE_PATTERNS = (
 class SupportsWrongSteps(Protocol):
     """An environment with plausible wrong trajectories of its rows."""
 
-    def wrong_steps(self, row: Mapping[str, Any], seed: int) -> Sequence[ScriptedStep]:
-        """Return turns that do not solve the row."""
-        ...
+    def wrong_steps(self, row: Mapping[str, Any], seed: int) -> Sequence[ScriptedStep]: ...
 
 
 def gold_steps(environment: str | Environment[Any], row: Mapping[str, Any]) -> list[ScriptedStep]:
-    """Return the turns that solve a row.
-
-    Raises:
-        TaskError: the environment is unknown, the row is bad or has no gold trajectory.
-    """
+    """Return the turns that solve a row. Raises ``TaskError``."""
     return list(_resolve_environment(environment).gold_steps(row))
 
 
 def wrong_steps(environment: str | Environment[Any], row: Mapping[str, Any], seed: int) -> list[ScriptedStep]:
-    """Return plausible turns that do not solve a row; the same ones for the same seed.
-
-    Raises:
-        TaskError: the environment is unknown or the row is bad.
-    """
+    """Return plausible turns that do not solve a row; the same ones for the same seed. Raises ``TaskError``."""
     found = _resolve_environment(environment)
     if isinstance(found, SupportsWrongSteps):
         return list(found.wrong_steps(row, seed))
@@ -101,8 +92,7 @@ async def play_script(
 ) -> PlayResult:
     """Play ``steps`` on a row with the environment's own settings, then grade. The caller closes the leases.
 
-    Raises:
-        RolloutError: the row is bad, a sandbox or the grader failed.
+    Raises ``RolloutError``: the row is bad, a sandbox or the grader failed.
     """
     settings = resolve_settings(environment.settings)
     policy = ScriptedPolicy(steps, settings.max_turns)
@@ -137,17 +127,13 @@ class SupportsRowCheck(Protocol):
 
 
 async def find_row_problem(environment: Environment[Any], row: Mapping[str, Any], leases: Leases) -> str:
-    """Return what the environment's own check finds wrong with a row. The caller closes the leases.
-
-    Raises:
-        RolloutError: a sandbox or the grader failed.
-    """
+    """Return what the environment's own check finds wrong with a row. The caller closes the leases."""
     return await environment.check_row(row, leases) if isinstance(environment, SupportsRowCheck) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedAction:
-    """What the agent got back for one action, recorded and replayed."""
+    """Result of one action for the agent, recorded and replayed."""
 
     turn: int
     """From 1; 0: the prompt."""
@@ -168,23 +154,16 @@ class ReplayResult:
 
 
 class _RecordedPolicy:
-    """Implements ``Policy``: the turns of a record, and its limit after the last one.
+    """Implements ``Policy``: the turns of a record, and the limit that ended it after the last one."""
 
-    Args:
-        turns: of the policy.
-        limit: what ended it, if it did not end by itself.
-    """
-
-    def __init__(self, turns: Sequence[AssistantTurn], limit: Limit | None) -> None:
-        self._turns = iter(turns)
-        self._limit = limit
+    def __init__(self, rollout: Rollout, begin: int) -> None:
+        self._turns = iter(_recorded_turns(rollout, begin))
+        self._limit = rollout.outcome.limit
 
     async def start_conversation(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AssistantTurn:
-        """See ``Policy.start_conversation``."""
         return await self.respond(messages)
 
     async def respond(self, messages: Sequence[Message]) -> AssistantTurn:
-        """See ``Policy.respond``."""
         turn = next(self._turns, None)
         if turn is None:
             raise LimitReached(self._limit or Limit.TURNS)
@@ -196,26 +175,16 @@ async def replay(
 ) -> ReplayResult:
     """Play a record's turns on its row under its settings, then grade. The caller closes the leases.
 
-    Args:
-        environment: that of the record.
-        row: the task that was submitted.
-        rollout: the record.
-        leases: fresh ones.
-
-    Raises:
-        RolloutError: the row is bad, the record is of an agent program, a sandbox or the grader failed.
+    Raises ``RolloutError``: the row is bad, the record is of an agent program, a sandbox or the grader failed.
     """
     if rollout.settings is not None and rollout.settings.agent:
         what = f"Rollout {rollout.rollout_id} was made by the agent program '{rollout.settings.agent}'."
         raise TaskError(FailureKind.BAD_ROW, what, "Only turns of the built-in loop can be played again.")
     begin = rollout.prompt_messages
-
-    def recorded_policy(episode: Episode) -> _RecordedPolicy:
-        turns = _recorded_turns(rollout, begin or len(episode.messages))
-        return _RecordedPolicy(turns, rollout.outcome.limit)
-
     settings = rollout.settings or resolve_settings(environment.settings)
-    episode, artifacts, score = await _play(environment, row, settings, leases, recorded_policy)
+    episode, artifacts, score = await _play(
+        environment, row, settings, leases, lambda episode: _RecordedPolicy(rollout, begin or len(episode.messages))
+    )
     begin = begin or len(episode.messages)
     prompt = ReplayedAction(0, "", _prompt_text(rollout.messages[:begin]), _prompt_text(episode.messages))
     answered = _compare_observations(rollout.messages[begin:], artifacts.messages[len(episode.messages) :])
@@ -226,12 +195,7 @@ async def replay(
 
 
 def _recorded_turns(rollout: Rollout, begin: int) -> list[AssistantTurn]:
-    """Return the policy's turns as the agent loop takes them.
-
-    Args:
-        rollout: the record.
-        begin: number of its messages that are the prompt.
-    """
+    """Return the policy's turns as the agent loop takes them; the first ``begin`` messages are the prompt."""
     messages = rollout.messages[begin:]
     places = [place for place, message in enumerate(messages) if message.role == "assistant"]
     turns: list[AssistantTurn] = []
@@ -239,14 +203,11 @@ def _recorded_turns(rollout: Rollout, begin: int) -> list[AssistantTurn]:
         said = messages[place]
         complaints = tuple(one.content for one in messages[place + 1 : following] if one.role == "user")
         turns.append(AssistantTurn(said.content, said.tool_calls, complaints))
-    if turns and rollout.outcome.limit is Limit.TOKENS and _was_truncated(rollout):
+    generations = [generation for segment in rollout.segments for generation in segment.generations]
+    was_truncated = bool(generations) and generations[-1].finish_reason == "length"
+    if turns and rollout.outcome.limit is Limit.TOKENS and was_truncated:
         turns[-1] = AssistantTurn(turns[-1].text, turns[-1].tool_calls, turns[-1].parse_errors, "length")
     return turns
-
-
-def _was_truncated(rollout: Rollout) -> bool:
-    generations = [generation for segment in rollout.segments for generation in segment.generations]
-    return bool(generations) and generations[-1].finish_reason == "length"
 
 
 def _prompt_text(messages: Sequence[Message]) -> str:
@@ -257,19 +218,15 @@ def _compare_observations(then: Sequence[Message], now: Sequence[Message]) -> li
     """Pair observations turn by turn; ``None`` where one side has none."""
     before, after = _observations_by_turn(then), _observations_by_turn(now)
     said: list[ReplayedAction] = []
-    for turn in range(max(len(before), len(after))):
-        ours, theirs = (side[turn] if turn < len(side) else [] for side in (before, after))
-        for place in range(max(len(ours), len(theirs))):
-            old, new = (side[place] if place < len(side) else None for side in (ours, theirs))
-            named = old or new
-            assert named is not None
+    for turn, (recorded, replayed) in enumerate(zip_longest(before, after, fillvalue=()), 1):
+        for old, new in zip_longest(recorded, replayed):
+            named: Message = old or new
             action = (named.name or "tool") if named.role == "tool" else ""
-            said.append(ReplayedAction(turn + 1, action, old and old.content, new and new.content))
+            said.append(ReplayedAction(turn, action, old and old.content, new and new.content))
     return said
 
 
 def _observations_by_turn(messages: Sequence[Message]) -> list[list[Message]]:
-    """Return the messages that followed each turn of the policy."""
     turns: list[list[Message]] = []
     for message in messages:
         if message.role == "assistant":
@@ -287,13 +244,7 @@ def mask_volatile(text: str) -> str:
 
 
 def replay_diff(recorded: str, replayed: str, name: str) -> list[str]:
-    """Return a unified diff, empty if there is no difference.
-
-    Args:
-        recorded: text of the record.
-        replayed: text of the replay.
-        name: for the header.
-    """
+    """Return a unified diff with ``name`` in its header, empty if there is no difference."""
     if recorded == replayed:
         return []
     old, new = recorded.split("\n"), replayed.split("\n")
@@ -317,8 +268,4 @@ def replay_diff(recorded: str, replayed: str, name: str) -> list[str]:
 
 
 def _common_prefix_length(one: Sequence[str], other: Sequence[str]) -> int:
-    """Count the equal lines at the start."""
-    for place, (mine, yours) in enumerate(zip(one, other, strict=False)):
-        if mine != yours:
-            return place
-    return min(len(one), len(other))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from prorl_gym.agents.loop import run_agent
-from prorl_gym.agents.protocol import Agent, Artifacts, Policy, Tool
-from prorl_gym.agents.tools.agent_sandbox import SandboxSource
+from prorl_gym.agents.protocol import Agent, Artifacts, Policy
+from prorl_gym.agents.protocol import Episode as Episode
+from prorl_gym.agents.scripted_policy import ScriptedStep as ScriptedStep
 from prorl_gym.environments.judge import Judge
-from prorl_gym.records import Message, Score
+from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
 
@@ -33,9 +34,7 @@ class Leases(Protocol):
         """Start a sandbox that the agent has never touched. The caller may close it early."""
         ...
 
-    def get_judge(self) -> Judge | None:
-        """Return the service's judge, or ``None``."""
-        ...
+    def get_judge(self) -> Judge | None: ...
 
     async def enter_context(self, resource: AbstractAsyncContextManager[ResourceT]) -> ResourceT:
         """Enter something else that lives as long as the rollout, for example the session of a tool.
@@ -46,23 +45,8 @@ class Leases(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
-    """Result of ``init``: the first prompt and the tools.
-
-    The prompt must be token-identical for every replica of a group: no paths, dates, ports or random ids in it.
-    """
-
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...]
-    sandbox: SandboxSource | None = None
-    """Leases the sandbox that the tools work in: where an agent program runs."""
-    setup: str = ""
-    """Bash commands that an agent program's environment comes from, such as the activation of an interpreter."""
-
-
-@dataclass(frozen=True, slots=True)
 class RunContext:
-    """What ``run`` may use."""
+    """Means of ``run``."""
 
     policy: Policy
     leases: Leases
@@ -75,9 +59,7 @@ class RunContext:
     async def run_agent(self, episode: Episode) -> None:
         """Let the agent of this rollout work on an episode until it finishes.
 
-        Raises:
-            LimitReached: turns, tokens or time.
-            RolloutError: an engine, the sandbox or the agent failed. See ``prorl_gym.agents.loop.run_agent``.
+        Raises ``LimitReached`` (turns, tokens or time), or ``RolloutError``; see ``prorl_gym.agents.loop.run_agent``.
         """
         if self.agent is None:
             compact = self.settings.compact_tokens
@@ -100,30 +82,24 @@ class Environment(Protocol[TaskT]):
         ...
 
     def parse_row(self, row: Mapping[str, Any]) -> TaskT:
-        """Read a dataset row.
-
-        Raises:
-            TaskError: ``BAD_ROW``, naming the missing or wrong field.
-        """
+        """Read a dataset row. Raises ``TaskError`` (BAD_ROW) with the missing or wrong field."""
         ...
 
-    async def init(self, task: TaskT, leases: Leases, settings: ResolvedSettings) -> Episode:
-        """Prepare one rollout."""
-        ...
+    async def init(self, task: TaskT, leases: Leases, settings: ResolvedSettings) -> Episode: ...
 
     async def run(self, task: TaskT, episode: Episode, context: RunContext) -> None:
         """Let the agent work; fill ``context.artifacts``. ``context.run_agent`` runs the one that is configured."""
         ...
 
     async def evaluate(self, task: TaskT, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
-        """Grade. A wrong answer is a score; raise only when grading itself could not be done.
+        """Grade. A wrong answer is a score.
 
-        Raises:
-            GraderError, SandboxError: no reward, the attempt is made again.
+        Raises ``GraderError`` or ``SandboxError`` only when grading itself could not be done: no reward, the attempt is
+        retried.
         """
         ...
 
-    def gold_steps(self, row: Mapping[str, Any]) -> Sequence["ScriptedStep"]:
+    def gold_steps(self, row: Mapping[str, Any]) -> Sequence[ScriptedStep]:
         """Return the turns that solve this row: ``prorl-gym validate`` and the oracle engine play them."""
         ...
 
@@ -133,18 +109,5 @@ class SupportsReplay(Protocol):
     """An environment whose tools may be run again: what they change lies in the agent's sandbox alone."""
 
     def normalize_answer(self, text: str) -> str:
-        """Return a tool's answer without what may differ when the same call is made again, such as durations."""
+        """Return a tool's answer without what may differ from call to call, such as durations."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptedStep:
-    """One turn of a gold trajectory.
-
-    ``{observation}`` in ``text`` and ``arguments`` is replaced with the text of the last tool result, so that the gold
-    answer really depends on it.
-    """
-
-    text: str = ""
-    tool: str | None = None
-    arguments: Mapping[str, Any] | None = None

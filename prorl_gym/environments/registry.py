@@ -34,15 +34,16 @@ def names() -> list[str]:
 def get(name: str) -> Environment[Any]:
     """Return the environment of this name; one object serves all rollouts.
 
-    Raises:
-        TaskError: ``UNKNOWN_ENVIRONMENT``, naming the nearest known one, or why a plug-in cannot be loaded.
+    Raises ``TaskError`` (UNKNOWN_ENVIRONMENT) with the nearest known name, or why a plug-in cannot be loaded.
     """
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
         return getattr(import_module(module), attribute)()
     plugin = installed_plugins().get(name)
     if plugin is None:
-        raise TaskError(FailureKind.UNKNOWN_ENVIRONMENT, f"There is no environment '{name[:80]}'.", _hint(name))
+        close = get_close_matches(name, names(), n=1)
+        hint = f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(names())}."
+        raise TaskError(FailureKind.UNKNOWN_ENVIRONMENT, f"There is no environment '{name[:80]}'.", hint)
     try:
         return plugin.load()()
     except Exception as error:  # foreign code may raise anything: name the plug-in
@@ -57,8 +58,3 @@ def get(name: str) -> Environment[Any]:
 def installed_plugins() -> dict[str, EntryPoint]:
     """Return the environments of other packages, by name."""
     return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
-
-
-def _hint(name: str) -> str:
-    close = get_close_matches(name, names(), n=1)
-    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(names())}."

@@ -27,15 +27,15 @@ START_SECONDS = 120.0
 WALL_FACTOR = 12.0
 """Wall clock allowed per second of CPU time; reached only when the machine gives a worker almost none."""
 
-# Loads the service's own package, whatever else is installed under its name. The folder beside it is appended to the
+# Loads the service's own package, whatever else is installed under its name. The folder next to it is appended to the
 # path, not prepended: it must not shadow the standard library.
 _START = (
     "import sys; from importlib.util import module_from_spec, spec_from_file_location; root = sys.argv.pop(1); "
     "spec = spec_from_file_location('prorl_gym', root + '/prorl_gym/__init__.py'); "
     "sys.modules['prorl_gym'] = module_from_spec(spec); spec.loader.exec_module(sys.modules['prorl_gym']); "
     "sys.path += [root, *sys.argv[4:]]; from prorl_gym.environments.worker_main import main; "
+    "main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))"
 )
-_CALL = "main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))"
 
 
 class WorkerError(Exception):
@@ -67,11 +67,9 @@ class WorkerPool:
 
     Not bound to an event loop. Idle workers end when the pool or the process does: their socket closes.
 
-    Args:
-        target: ``module:function`` that maps a JSON value to a JSON value; imported in the worker only.
-        size: most requests served at the same time, per event loop.
-        memory: bound of a worker's address space in bytes.
-        folders: where the worker finds modules besides this package's own place and the installed ones.
+    ``target`` is the ``module:function`` that maps a JSON value to a JSON value, imported in the worker only. At most
+    ``size`` requests are served at the same time, per event loop. ``memory`` bounds a worker's address space in bytes.
+    In ``folders`` the worker finds modules besides this package's own place and the installed ones.
     """
 
     def __init__(self, target: str, size: int = 2, memory: int = 2 << 30, folders: Sequence[Path] = ()) -> None:
@@ -83,16 +81,9 @@ class WorkerPool:
         self._permits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def call(self, body: Any, *, cpu_seconds: float) -> Any:
-        """Run the function on ``body`` and return its result. Cancelling kills the worker.
+        """Run the function on a JSON value and return its result. Cancelling kills the worker.
 
-        The wait for a worker is charged to no deadline.
-
-        Args:
-            body: a JSON value.
-            cpu_seconds: CPU time for this request.
-
-        Raises:
-            WorkerError: one of its subclasses.
+        The wait for a worker is charged to no deadline. Raises a subclass of ``WorkerError``.
         """
         async with self._acquire_worker() as worker:
             answer = await worker.request({"body": body, "cpu_seconds": cpu_seconds}, cpu_seconds * WALL_FACTOR)
@@ -120,7 +111,7 @@ class WorkerPool:
     def _pop_idle_worker(self) -> "_Worker | None":
         while self._idle:
             worker = self._idle.pop()
-            if worker.is_alive():
+            if worker.process.poll() is None:
                 return worker
             worker.kill()
         return None
@@ -130,7 +121,7 @@ class _Worker:
     """One worker process and the socket to it."""
 
     def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
-        self._process = process
+        self.process = process
         self._connection = connection
 
     @classmethod
@@ -159,13 +150,14 @@ class _Worker:
             raise WorkerUnavailableError(str(hello.get("failed", hello))[:300])
         return worker
 
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
     async def request(self, message: Any, wall_seconds: float) -> dict[str, Any]:
         try:
             async with asyncio.timeout(wall_seconds):
-                await self._send(message)
+                body = json.dumps(message).encode()
+                if len(body) > MAX_MESSAGE:
+                    raise WorkerFailedError(f"a request of {len(body)} bytes is over {MAX_MESSAGE}")
+                loop = asyncio.get_running_loop()
+                await loop.sock_sendall(self._connection, LENGTH.pack(len(body)) + body)
                 return await self._receive()
         except TimeoutError:
             raise WorkerStuckError(f"no answer in {wall_seconds:g} seconds") from None
@@ -178,15 +170,8 @@ class _Worker:
     def kill(self) -> int:
         """Kill and reap; return the exit status."""
         self._connection.close()
-        if self._process.poll() is None:
-            self._process.kill()
-        return self._process.wait()
-
-    async def _send(self, message: Any) -> None:
-        body = json.dumps(message).encode()
-        if len(body) > MAX_MESSAGE:
-            raise WorkerFailedError(f"a request of {len(body)} bytes is over {MAX_MESSAGE}")
-        await asyncio.get_running_loop().sock_sendall(self._connection, LENGTH.pack(len(body)) + body)
+        self.process.kill()  # does nothing to one that has ended
+        return self.process.wait()
 
     async def _receive(self) -> dict[str, Any]:
         length = LENGTH.unpack(await self._receive_exactly(LENGTH.size))[0]
@@ -207,19 +192,15 @@ class _Worker:
 
 def _spawn(connection: socket.socket, target: str, memory: int, folders: Sequence[Path]) -> subprocess.Popen[bytes]:
     package_root = str(Path(prorl_gym.__file__).parents[1])
-    program = [sys.executable, "-P", "-c", _START + _CALL, package_root]
+    program = [sys.executable, "-P", "-c", _START, package_root]
+    # Only the variables that an interpreter needs: the service's own hold tokens and keys.
+    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
     return subprocess.Popen(
         [*program, str(connection.fileno()), target, str(memory), *map(str, folders)],
         pass_fds=[connection.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=_worker_environment(),
+        env={**kept, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
         cwd="/",
     )
-
-
-def _worker_environment() -> dict[str, str]:
-    """Return only the variables that an interpreter needs: the service's own hold tokens and keys."""
-    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
-    return {**kept, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,31 +1,35 @@
-"""What one model call gave, and what the answers of all wires have in common."""
+"""The result of one model call, and what the answers and the event streams of all wires have in common."""
 
+import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from prorl_gym.gateway.model_call import ModelCall
+from prorl_gym.gateway.turn_stream import Piece
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt
 from prorl_gym.inference.tokens.turn import ParsedTurn, SampledTurn
 from prorl_gym.inference.toolcalls.turn_parsing import THINK_OPEN
 from prorl_gym.routed_experts import to_nemo_rl
 
+KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
+"""A comment, which readers of events ignore."""
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What an answer has before anything is sampled. A stream begins with it."""
+    """The part of an answer that is known before anything is sampled. A stream begins with it."""
 
     id: str = field(default_factory=lambda: uuid4().hex)
-    """Of the answer; its items derive theirs from it."""
+    """Id of the answer; its items derive theirs from it."""
     created: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedTurn:
-    """What one call gave."""
-
     call: ModelCall
     prompt: BuiltPrompt
     sampled: SampledTurn
@@ -78,3 +82,37 @@ def token_fields(turn: CompletedTurn) -> dict[str, Any]:
     calls = [(prompt + length, experts) for length, experts in sampled.expert_calls]
     experts = to_nemo_rl(calls, prompt + len(sampled.token_ids))
     return fields if experts is None else fields | {"routed_experts": experts}
+
+
+class EventWriter(Protocol):
+    """Writes one answer as events. Joined by the rules of its wire, they are the answer that is not streamed."""
+
+    keep_alive: bytes
+    """Sent while nothing else is."""
+
+    def begin(self) -> bytes:
+        """Return the events before anything is sampled."""
+        ...
+
+    def write_piece(self, piece: Piece) -> bytes:
+        """Return the events of a piece of thoughts or text. All thoughts come before all text."""
+        ...
+
+    def end(self, answer: Mapping[str, Any]) -> bytes:
+        """Return the events after all pieces; ``answer``: as the wire's ``write_answer`` gives it."""
+        ...
+
+    def fail(self, message: str) -> bytes:
+        """Return the events that end a stream whose answer will not come."""
+        ...
+
+
+def encode_event(data: Mapping[str, Any], name: str = "") -> bytes:
+    """Return one event; ``name``: its type, where a wire names it."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data)}\n\n".encode()
+
+
+def error_body(message: str) -> dict[str, Any]:
+    """Return an error as the clients of all wires read it, in an event or as an answer."""
+    return {"type": "error", "error": {"type": "api_error", "code": "server_error", "message": message}}

@@ -1,13 +1,18 @@
 """The chat completions API: messages in, one message out."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prorl_gym.errors import ConfigError
-from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn, token_fields
-from prorl_gym.gateway.body_reader import ReadBody
-from prorl_gym.gateway.events import KEEP_ALIVE_COMMENT, encode_event, error_body
+from prorl_gym.gateway.answer import (
+    KEEP_ALIVE_COMMENT,
+    AnswerFormat,
+    AnswerHead,
+    CompletedTurn,
+    encode_event,
+    error_body,
+    token_fields,
+)
 from prorl_gym.gateway.history import (
     TEXT_FIX,
     TOKEN_FIELDS,
@@ -22,8 +27,7 @@ from prorl_gym.gateway.history import (
     read_tool_call,
     wrap_thinking,
 )
-from prorl_gym.gateway.lenient import lenient_call, readable_text
-from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, SamplingParams, make_call, reject_unsupported
+from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, make_call, reject_unsupported
 from prorl_gym.gateway.turn_stream import Piece
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
 from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
@@ -34,10 +38,10 @@ _FIELDS = {
     "assistant": frozenset({"role", "content", "refusal", "tool_calls", "reasoning_content"}) | TOKEN_FIELDS,
     "tool": frozenset({"role", "content", "tool_call_id"}),
 }
-"""Fields of messages that are read; all others are ignored, except ``_REJECTED_FIELDS``."""
+"""Fields of messages that are read; all others are ignored, except ``REJECTED_FIELDS``."""
 
 _PLAIN_FIELDS = frozenset({"role", "content"})
-_REJECTED_FIELDS = {
+REJECTED_FIELDS = {
     "function_call": "Send calls as 'tool_calls', and their results as messages of the role 'tool'.",
     "audio": TEXT_FIX,
     "images": TEXT_FIX,
@@ -48,68 +52,25 @@ _REJECTED_FIELDS = {
 def normalize_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a body whose messages hold the fields that ``read_call`` reads, in the form that strict models accept.
 
-    Agents send back what they were answered, and what their clients add to it: null fields among them.
-
-    Raises:
-        ConfigError: a message has a part or a field that must not be ignored.
+    Agents send back what they were answered, and what their clients add to it: null fields among them. Raises
+    ``ConfigError``: a message has a part or a field that must not be ignored.
     """
     return normalize_list(body, HISTORY_KEY, _normalize_message)
 
 
 def read_call(params: Mapping[str, Any], options: GatewayOptions, template_options: Mapping[str, Any]) -> ModelCall:
-    """Read a call.
-
-    Args:
-        params: what was sent, without what was left out.
-        options: of the gateway.
-        template_options: what the chat template always gets.
-
-    Raises:
-        ConfigError: the call needs something that is not supported.
-    """
+    """Read a call. Raises ``ConfigError``: it needs something that is not supported."""
     reject_unsupported(params, options, template_options)
     limit = params.get("max_completion_tokens") or params.get("max_tokens")
     return make_call(params, options, read_messages(params["messages"]), limit)
 
 
-def read_lenient(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
-    """Read a call of a program in a rollout, whatever else it asks for. See ``lenient``.
-
-    Args:
-        body: as it was sent.
-        sampling: of the rollout.
-        omitted: counts what is left out, by name.
-
-    Raises:
-        ConfigError: the conversation cannot be read.
-    """
-
-    def read(messages: list[Any]) -> list[HistoryEntry]:
-        simple = [_simplify_message(each, omitted) for each in messages]
-        return read_messages(normalize_body({HISTORY_KEY: simple})[HISTORY_KEY])
-
-    fields = body.fields
-    limit = fields.get("max_completion_tokens") or fields.get("max_tokens")
-    return lenient_call(body.read_history(fields.get(HISTORY_KEY), read), fields, sampling, omitted, limit)
-
-
 def read_messages(messages: Sequence[Item]) -> list[HistoryEntry]:
-    """Read a history.
-
-    Raises:
-        ConfigError: a message has parts that are not text, or an unknown role.
-    """
+    """Read a history. Raises ``ConfigError``: a message has parts that are not text, or an unknown role."""
     return [_read_message(message, f"messages[{position}]") for position, message in enumerate(messages)]
 
 
 def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFormat) -> dict[str, Any]:
-    """Return a turn as a chat completion.
-
-    Args:
-        turn: the turn.
-        params: of the call.
-        form: how this server answers.
-    """
     parsed = turn.parsed
     message: dict[str, Any] = {"role": "assistant", "content": form.text_of(parsed) or None}
     if form.with_reasoning and parsed.thinking:
@@ -123,7 +84,14 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
         message |= token_fields(turn)
     cut = turn.sampled.finish_reason == "length"
     finish = "length" if cut else "tool_calls" if parsed.calls else "stop"
-    logprobs = _logprobs(turn, form) if turn.call.logprobs else None
+    logprobs = None
+    if turn.call.logprobs:
+        texts = [form.codec.decode([token]) for token in turn.sampled.token_ids]
+        content = [
+            {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": list[Any]()}
+            for text, logprob in zip(texts, turn.sampled.logprobs, strict=True)
+        ]
+        logprobs = {"content": content}
     return {
         **_answer_head(turn.head, form),
         "choices": [{"index": 0, "finish_reason": finish, "message": message, "logprobs": logprobs}],
@@ -132,13 +100,7 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
 
 
 class ChatEvents:
-    """Implements ``EventWriter``: chunks, and ``[DONE]``.
-
-    Args:
-        head: of the answer.
-        form: how this server answers.
-        body: of the call: it may ask for the usage in a chunk of its own.
-    """
+    """Implements ``EventWriter``: chunks, and ``[DONE]``. The call may ask for the usage in a chunk of its own."""
 
     keep_alive = KEEP_ALIVE_COMMENT
 
@@ -148,15 +110,12 @@ class ChatEvents:
         self._has_usage_chunk = options.get("include_usage") is True
 
     def begin(self) -> bytes:
-        """See ``EventWriter.begin``."""
         return self._chunk({"role": "assistant", "content": ""})
 
     def write_piece(self, piece: Piece) -> bytes:
-        """See ``EventWriter.write_piece``."""
         return self._chunk({"reasoning_content" if piece.kind == "thinking" else "content": piece.text})
 
     def end(self, answer: Mapping[str, Any]) -> bytes:
-        """See ``EventWriter.end``."""
         (choice,) = answer["choices"]
         calls = [{"index": place, **call} for place, call in enumerate(choice["message"].get("tool_calls", ()))]
         events = self._chunk({"tool_calls": calls}) if calls else b""
@@ -167,7 +126,6 @@ class ChatEvents:
         return events + b"data: [DONE]\n\n"
 
     def fail(self, message: str) -> bytes:
-        """See ``EventWriter.fail``."""
         return encode_event(error_body(message))
 
     def _chunk(self, delta: Mapping[str, Any], finish: str | None = None, more: Mapping[str, Any] = {}) -> bytes:
@@ -179,21 +137,11 @@ def _answer_head(head: AnswerHead, form: AnswerFormat) -> dict[str, Any]:
     return {"id": f"chatcmpl-{head.id}", "object": "chat.completion", "created": int(head.created), "model": form.model}
 
 
-def _simplify_message(given: object, omitted: Counter[str]) -> Item:
-    """Return a message of text and calls alone."""
-    message = as_item(given)
-    if message is None:
-        raise ConfigError("messages: one is no object.", "Send objects with 'role' and 'content'.")
-    omitted.update(f"field {field}" for field in _REJECTED_FIELDS if message.get(field))
-    kept = {key: value for key, value in message.items() if key not in _REJECTED_FIELDS}
-    return kept | {"content": readable_text(message.get("content"), omitted)}
-
-
 def _normalize_message(given: object, where: str) -> object:
     message = as_item(given)
     if message is None:
         return given
-    for field, fix in _REJECTED_FIELDS.items():
+    for field, fix in REJECTED_FIELDS.items():
         if message.get(field):
             raise ConfigError(f"{where}: '{field}' is not supported.", fix)
     role = message.get("role")
@@ -234,26 +182,11 @@ def _read_message(message: Item, where: str) -> HistoryEntry:
     thoughts = message.get("reasoning_content")
     if isinstance(thoughts, str) and thoughts.strip() != split_thinking(read.content)[0]:
         read = read.model_copy(update={"content": wrap_thinking(thoughts) + read.content})
-    calls = tuple(
-        read_tool_call({"id": call.get("id"), **call["function"]}, "id", where) for call in _tool_calls(message, where)
-    )
-    return HistoryEntry(read.model_copy(update={"tool_calls": calls}), read_token_fields(message, where))
-
-
-def _tool_calls(message: Item, where: str) -> Sequence[Item]:
     calls: Sequence[Item] = message.get("tool_calls") or ()
     if any(not isinstance(call.get("function"), Mapping) for call in calls):
         raise ConfigError(f"{where}: only calls of functions are supported.", TEXT_FIX)
-    return calls
-
-
-def _logprobs(turn: CompletedTurn, form: AnswerFormat) -> dict[str, Any]:
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        text = form.codec.decode([token])
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-
-    pairs = zip(turn.sampled.token_ids, turn.sampled.logprobs, strict=True)
-    return {"content": [entry(token, logprob) for token, logprob in pairs]}
+    read_calls = tuple(read_tool_call({"id": call.get("id"), **call["function"]}, "id", where) for call in calls)
+    return HistoryEntry(read.model_copy(update={"tool_calls": read_calls}), read_token_fields(message, where))
 
 
 open_events = ChatEvents

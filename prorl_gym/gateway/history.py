@@ -22,12 +22,10 @@ _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text", "
 
 
 def as_list(value: object) -> list[Any] | None:
-    """Return a JSON list, or ``None`` for any other value."""
     return cast("list[Any]", value) if isinstance(value, list) else None
 
 
 def as_item(value: object) -> Item | None:
-    """Return a JSON object, or ``None`` for any other value."""
     return cast("Item", value) if isinstance(value, Mapping) else None
 
 
@@ -40,15 +38,7 @@ def normalize_list(body: Mapping[str, Any], key: str, normalize: Callable[[objec
 
 
 def read_message(item: Item, where: str) -> Message:
-    """Read role and text of a message.
-
-    Args:
-        item: the message.
-        where: its place in the body, for errors.
-
-    Raises:
-        ConfigError: an unknown role, or a part that is not text.
-    """
+    """Read role and text of a message. Raises ``ConfigError``: an unknown role, or a part that is not text."""
     role = read_role(str(item.get("role", "user")), where)
     return Message.model_validate({"role": role, "content": read_text(item.get("content"), where)})
 

@@ -52,7 +52,7 @@ class SamplingOverrides(ConfigModel):
 
 
 class GatewayOptions(BaseModel):
-    """What a gateway does, beside its pool of engines."""
+    """The options of a gateway, besides its pool of engines."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -64,7 +64,7 @@ class GatewayOptions(BaseModel):
     propagate_context_overflow_errors: bool = False
     """Answer a full context with HTTP 400, not with an empty answer of the reason ``length``."""
     max_output_tokens: int = Field(default=4096, gt=0)
-    """For calls that name no limit."""
+    """Limit of calls that name none."""
     sampling_overrides: SamplingOverrides = SamplingOverrides()
     ignore_parameters: list[str] = Field(default_factory=list[str])
     """Parameters to drop that this server cannot honour and would refuse, for example ``reasoning.effort``."""
@@ -78,8 +78,6 @@ class GatewayOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one call is sampled."""
-
     temperature: float
     top_p: float
     max_tokens: int
@@ -89,8 +87,6 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One model call."""
-
     entries: Sequence[HistoryEntry]
     """The whole conversation, never empty."""
     tools: Sequence[dict[str, Any]]
@@ -100,22 +96,16 @@ class ModelCall:
     single_tool_call: bool = False
     """Only the first tool call of a turn is returned."""
     logprobs: bool = False
-    """Chat: also return the log-prob of each token beside the message."""
+    """Chat: return the log-prob of each token too."""
 
 
 def make_call(
     params: Mapping[str, Any], options: GatewayOptions, entries: Sequence[HistoryEntry], limit: int | None
 ) -> ModelCall:
-    """Return a call with what the wires spell alike.
+    """Return a call with what the wires spell alike; ``limit``: the most tokens to sample, if the call names it.
 
-    Args:
-        params: the parameters that were sent, checked with ``reject_unsupported``.
-        options: of the gateway.
-        entries: the conversation.
-        limit: the most tokens to sample, if the call names a limit.
-
-    Raises:
-        ConfigError: the call needs something that is not supported.
+    The parameters are checked with ``reject_unsupported``. Raises ``ConfigError``: the call needs something that is not
+    supported.
     """
     if not entries:
         raise ConfigError("the conversation is empty.", "Send at least one message.")
@@ -133,15 +123,9 @@ def make_call(
 
 
 def reject_unsupported(params: Mapping[str, Any], options: GatewayOptions, template_options: Mapping[str, Any]) -> None:
-    """Refuse parameters that would change the answer and are not honoured.
+    """Refuse parameters that would change the answer and are not honoured: raise ``ConfigError`` for the first.
 
-    Args:
-        params: the parameters that were sent.
-        options: of the gateway.
-        template_options: what the chat template always gets; a call may repeat them.
-
-    Raises:
-        ConfigError: names the first such parameter.
+    ``template_options`` are what the chat template always gets; a call may repeat them.
     """
     for name, value in _flatten(params):
         harmless = not value or name in _SUPPORTED or name in _IGNORED or _DEFAULT_VALUES.get(name) == value
@@ -160,7 +144,6 @@ def reject_unsupported(params: Mapping[str, Any], options: GatewayOptions, templ
 
 
 def unsupported(what: str, fix: str) -> ConfigError:
-    """Return the error for something that is not supported."""
     return ConfigError(f"{what} is not supported.", fix)
 
 

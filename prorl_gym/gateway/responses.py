@@ -1,14 +1,18 @@
 """The Responses API: items in, items out."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from prorl_gym.errors import ConfigError
-from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn, token_fields
-from prorl_gym.gateway.body_reader import ReadBody
-from prorl_gym.gateway.events import KEEP_ALIVE_COMMENT, encode_event
+from prorl_gym.gateway.answer import (
+    KEEP_ALIVE_COMMENT,
+    AnswerFormat,
+    AnswerHead,
+    CompletedTurn,
+    encode_event,
+    token_fields,
+)
 from prorl_gym.gateway.history import (
     TEXT_FIX,
     Item,
@@ -20,22 +24,14 @@ from prorl_gym.gateway.history import (
     read_tool_call,
     wrap_thinking,
 )
-from prorl_gym.gateway.lenient import lenient_call, readable_text
-from prorl_gym.gateway.model_call import (
-    GatewayOptions,
-    ModelCall,
-    SamplingParams,
-    make_call,
-    reject_unsupported,
-    unsupported,
-)
+from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, make_call, reject_unsupported, unsupported
 from prorl_gym.gateway.turn_stream import Piece, PieceKind
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry, TokenFields
 from prorl_gym.records import Message
 
 HISTORY_KEY = "input"
 
-_TEXT_FIELDS: Mapping[str, tuple[str, ...]] = {
+TEXT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "message": ("content",),
     "function_call": (),
     "function_call_output": ("output",),
@@ -50,16 +46,13 @@ _PART_EVENTS: Mapping[PieceKind, str] = {"thinking": "reasoning_summary_part", "
 def normalize_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a body whose history holds the fields that ``read_call`` reads, in the form that strict models accept.
 
-    Agents send back what they were answered, and what their clients add to it: null fields among them.
-
-    Raises:
-        ConfigError: an item has a part that must not be ignored.
+    Agents send back what they were answered, and what their clients add to it: null fields among them. Raises
+    ``ConfigError``: an item has a part that must not be ignored.
     """
     return normalize_list(body, HISTORY_KEY, _normalize_item)
 
 
 def read_call(params: Mapping[str, Any], options: GatewayOptions, template_options: Mapping[str, Any]) -> ModelCall:
-    """Read a call; see ``chat_completions.read_call``."""
     reject_unsupported(params, options, template_options)
     if "message.output_text.logprobs" in params.get("include", ()):
         raise unsupported("include: message.output_text.logprobs", "The token fields carry the log-probs.")
@@ -70,25 +63,10 @@ def read_call(params: Mapping[str, Any], options: GatewayOptions, template_optio
     return make_call(params, options, read_items(items), params.get("max_output_tokens"))
 
 
-def read_lenient(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
-    """Read a call of a program in a rollout; see ``chat_completions.read_lenient``."""
-
-    def read(items: list[Any]) -> list[HistoryEntry]:
-        simple = [item for each in items if (item := _simplify_item(each, omitted)) is not None]
-        return read_items(normalize_body({HISTORY_KEY: simple})[HISTORY_KEY])
-
-    fields = body.fields
-    given, instructions = fields.get(HISTORY_KEY), fields.get("instructions")
-    opening = [{"role": "system", "content": instructions}] if isinstance(instructions, str) and instructions else []
-    history = body.read_history([given] if isinstance(given, str) else given, read)
-    return lenient_call([*read_items(opening), *history], fields, sampling, omitted, fields.get("max_output_tokens"))
-
-
 def read_items(items: Sequence[Item]) -> list[HistoryEntry]:
     """Read a history. The assistant's items between two items of others are one turn.
 
-    Raises:
-        ConfigError: an item or a part of it is not text, not a call and not a call's output.
+    Raises ``ConfigError``: an item or a part of it is not text, not a call and not a call's output.
     """
     entries: list[HistoryEntry] = []
     thinking: list[str] = []
@@ -112,14 +90,16 @@ def read_items(items: Sequence[Item]) -> list[HistoryEntry]:
 
 
 def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFormat) -> dict[str, Any]:
-    """Return a turn as a response.
-
-    Args:
-        turn: the turn.
-        params: of the call; the answer repeats its tools.
-        form: how this server answers.
-    """
-    output = _output_items(turn, form)
+    """Return a turn as a response to a call with these parameters, whose tools the answer repeats."""
+    output = list[dict[str, Any]]()
+    if form.with_reasoning and turn.parsed.thinking:
+        output.append(_piece_item(turn.head, "thinking", turn.parsed.thinking)[0])
+    text = form.text_of(turn.parsed)
+    if text or not (turn.parsed.calls or output):
+        output.append(_piece_item(turn.head, "text", text)[0])
+    for call in turn.parsed.calls:
+        item = {"type": "function_call", "id": f"fc-{call.id}", "call_id": call.id}
+        output.append(item | {"name": call.name, "arguments": call.arguments})
     if form.with_tokens:
         output[-1] |= token_fields(turn)
     cut = turn.sampled.finish_reason == "length"
@@ -133,19 +113,17 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
         "temperature": turn.call.sampling.temperature,
         "top_p": turn.call.sampling.top_p,
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "metadata": _metadata(turn),
+        "metadata": {
+            # What the API has no field for: why a new segment began, and the policy versions.
+            **({"prorl_new_segment": turn.prompt.origin.value} if turn.prompt.origin.starts_segment else {}),
+            **_version_runs(turn.sampled.versions),
+        },
         "usage": form.usage(turn, "input", "output"),
     }
 
 
 class ResponseEvents:
-    """Implements ``EventWriter``: a response of items, each added, extended and done.
-
-    Args:
-        head: of the answer.
-        form: how this server answers.
-        body: of the call.
-    """
+    """Implements ``EventWriter``: a response of items, each added, extended and done."""
 
     keep_alive = KEEP_ALIVE_COMMENT
 
@@ -154,18 +132,16 @@ class ResponseEvents:
         self._response = _answer_head(head, form) | {"output": list[Any]()}
         self._sequence_number = -1
         self._index = 0
-        """Of the item that is written, in the output."""
+        """Position in the output of the item that is written."""
         self._open: PieceKind | None = None
         self._text = ""
-        """Of the open item."""
+        """Text of the open item."""
 
     def begin(self) -> bytes:
-        """See ``EventWriter.begin``."""
         response = self._response | {"status": "in_progress"}
         return self._event("created", response=response) + self._event("in_progress", response=response)
 
     def write_piece(self, piece: Piece) -> bytes:
-        """See ``EventWriter.write_piece``."""
         events = b""
         if self._open != piece.kind:
             events = self._finish_item() + self._begin_item(piece.kind)
@@ -173,7 +149,6 @@ class ResponseEvents:
         return events + self._event(f"{_TEXT_EVENTS[piece.kind]}.delta", **self._place(piece.kind), delta=piece.text)
 
     def end(self, answer: Mapping[str, Any]) -> bytes:
-        """See ``EventWriter.end``."""
         events = self._finish_item()
         for item in answer["output"][self._index :]:
             if item["type"] != "function_call":
@@ -188,7 +163,6 @@ class ResponseEvents:
         return events + self._event(answer["status"], response=answer)
 
     def fail(self, message: str) -> bytes:
-        """See ``EventWriter.fail``."""
         error = {"code": "server_error", "message": message}
         return self._event("failed", response=self._response | {"status": "failed", "error": error})
 
@@ -244,17 +218,6 @@ def _piece_item(head: AnswerHead, kind: PieceKind, text: str) -> tuple[dict[str,
     return item | {"content": [part]}, part
 
 
-def _simplify_item(given: object, omitted: Counter[str]) -> Item | None:
-    """Return an item of text or calls alone; ``None`` for one of another type, such as a hosted tool's."""
-    item = {"role": "user", "content": given} if isinstance(given, str) else as_item(given)
-    kind = "of no type" if item is None else str(item.get("type") or "message")
-    if item is None or kind not in _TEXT_FIELDS:
-        omitted[f"item {kind[:80]}"] += 1
-        return None
-    kept = {key: value for key, value in item.items() if key != "namespace"}
-    return kept | {key: readable_text(item[key], omitted) for key in _TEXT_FIELDS[kind] if item.get(key) is not None}
-
-
 def _normalize_item(given: object, where: str) -> object:
     item = as_item(given)
     if item is None:
@@ -297,25 +260,6 @@ def _merge_entries(first: HistoryEntry, second: HistoryEntry) -> HistoryEntry:
     calls = (*first.message.tool_calls, *second.message.tool_calls)
     content = first.message.content + second.message.content
     return HistoryEntry(first.message.model_copy(update={"tool_calls": calls, "content": content}), second.tokens)
-
-
-def _output_items(turn: CompletedTurn, form: AnswerFormat) -> list[dict[str, Any]]:
-    parsed, items = turn.parsed, list[dict[str, Any]]()
-    if form.with_reasoning and parsed.thinking:
-        items.append(_piece_item(turn.head, "thinking", parsed.thinking)[0])
-    text = form.text_of(parsed)
-    if text or not (parsed.calls or items):
-        items.append(_piece_item(turn.head, "text", text)[0])
-    for call in parsed.calls:
-        item = {"type": "function_call", "id": f"fc-{call.id}", "call_id": call.id}
-        items.append(item | {"name": call.name, "arguments": call.arguments})
-    return items
-
-
-def _metadata(turn: CompletedTurn) -> dict[str, str]:
-    """Return what the API has no field for: why a new segment began, and the policy versions."""
-    facts = {"prorl_new_segment": turn.prompt.origin.value} if turn.prompt.origin.starts_segment else {}
-    return facts | _version_runs(turn.sampled.versions)
 
 
 def _version_runs(versions: Sequence[int]) -> dict[str, str]:

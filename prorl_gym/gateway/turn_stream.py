@@ -5,23 +5,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
-from prorl_gym.inference.tokens.incremental_decoder import IncrementalDecoder
-from prorl_gym.inference.toolcalls.call_collector import length_before_tag
-from prorl_gym.inference.toolcalls.turn_parsing import THINK_CLOSE, THINK_OPEN
+from prorl_gym.inference.tokens.tokenizer import IncrementalDecoder
+from prorl_gym.inference.toolcalls.turn_parsing import THINK_CLOSE, THINK_OPEN, length_before_tag
 
 PieceKind = Literal["thinking", "text"]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of an answer."""
-
     kind: PieceKind
     text: str
 
 
 class StreamDivergedError(Exception):
-    """What was streamed is no beginning of the answer: the engine's tokens are not those that it reported."""
+    """The streamed text is no beginning of the answer: the engine's tokens are not those that it reported."""
 
 
 class TurnStream:
@@ -29,10 +26,6 @@ class TurnStream:
 
     Whatever may still become something else is kept back: half a character, what may begin a call or a tag, blanks
     that may be at the end. Calls are no pieces: they come with the whole turn.
-
-    Args:
-        codec: of the model.
-        may_call_tools: whether calls are parsed.
     """
 
     def __init__(self, codec: ChatCodec, *, may_call_tools: bool) -> None:
@@ -43,7 +36,7 @@ class TurnStream:
         self._text_start: int | None = None
         """Where the text begins, once the thoughts are over."""
         self._plain_length = 0
-        """Of the text: see ``ToolParser.plain_length``."""
+        """Length of the text that stays text: see ``ToolParser.plain_length``."""
         self._sent: dict[PieceKind, str] = {"thinking": "", "text": ""}
 
     def add(self, ids: Sequence[int]) -> list[Piece]:
@@ -56,11 +49,7 @@ class TurnStream:
         return pieces if self._text_start is None else [*pieces, *self._text_pieces(self._text_start)]
 
     def finish(self, thinking: str, text: str) -> list[Piece]:
-        """Return what is missing of the whole turn.
-
-        Raises:
-            StreamDivergedError: what was returned is not its beginning.
-        """
+        """Return what is missing of the whole turn. Raises ``StreamDivergedError``: what came is not its beginning."""
         return [*self._rest("thinking", thinking), *self._rest("text", text)]
 
     def _thinking_pieces(self) -> list[Piece]:

@@ -8,13 +8,14 @@ import logging
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from prorl_gym.errors import ProrlError
 
 ServerT = TypeVar("ServerT")
+ServiceT = TypeVar("ServiceT")
 
 
 def run_server(start: Callable[[], ServerT]) -> ServerT:
@@ -22,31 +23,33 @@ def run_server(start: Callable[[], ServerT]) -> ServerT:
     try:
         return start()
     except ProrlError as error:
-        _print_error(error)
+        print(error, file=sys.stderr, flush=True)
     except ValidationError as error:
         # pydantic wraps our own errors about the configuration
         causes = [each.get("ctx", {}).get("error") for each in error.errors()]
         ours = [cause for cause in causes if isinstance(cause, ProrlError)]
         if not ours:
             raise
-        _print_error(ours[0])
+        print(ours[0], file=sys.stderr, flush=True)
     sys.exit(2)
 
 
 @asynccontextmanager
-async def running_service(service: AbstractAsyncContextManager[Any]) -> AsyncGenerator[None]:
+async def running_service(service: AbstractAsyncContextManager[ServiceT]) -> AsyncGenerator[ServiceT]:
     """Run a service while a server runs; an error of ours while it starts is printed in two lines.
 
     The error propagates, since uvicorn gives up because of it; the traceback that uvicorn would log is suppressed.
     """
     async with AsyncExitStack() as stack:
         try:
-            await stack.enter_async_context(service)
+            running = await stack.enter_async_context(service)
         except ProrlError as error:
-            _print_error(error)
-            logging.getLogger("uvicorn.error").addFilter(_without_traceback)
+            print(error, file=sys.stderr, flush=True)
+            logging.getLogger("uvicorn.error").addFilter(
+                lambda record: not record.exc_info and "Traceback (most recent call last)" not in record.getMessage()
+            )
             raise
-        yield
+        yield running
 
 
 def freeze_imports() -> None:
@@ -57,11 +60,3 @@ def freeze_imports() -> None:
     """
     gc.freeze()
     gc.enable()
-
-
-def _print_error(error: ProrlError) -> None:
-    print(error, file=sys.stderr, flush=True)
-
-
-def _without_traceback(record: logging.LogRecord) -> bool:
-    return not record.exc_info and "Traceback (most recent call last)" not in record.getMessage()

@@ -15,12 +15,17 @@ networks and port forwarding are not offered.
 
 import asyncio
 import logging
+import secrets
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from signal import Signals
+from typing import Annotated, Any
 from weakref import WeakKeyDictionary
+
+from pydantic import Field
 
 from prorl_gym._gym_compat import (
     GymSandboxSpec,
@@ -29,27 +34,152 @@ from prorl_gym._gym_compat import (
     SandboxHandle,
     SandboxPtyError,
     SandboxPtySpec,
+    SandboxResources,
     SandboxStatus,
 )
-from prorl_gym.config import load_config
-from prorl_gym.errors import SandboxError
-from prorl_gym.gym_sandbox.config import SHM_SIZE_KEY, ProviderConfig, to_spec
-from prorl_gym.gym_sandbox.pty import ProrlPtySession
+from prorl_gym.config import ConfigModel, load_config
+from prorl_gym.errors import ConfigError, SandboxError
 from prorl_gym.sandbox.backend_selection import open_backend
 from prorl_gym.sandbox.cancellation import run_shielded
-from prorl_gym.sandbox.config import SandboxConfig
+from prorl_gym.sandbox.config import LimitsConfig, SandboxConfig
+from prorl_gym.sandbox.guest.guest_messages import ChildStartError
 from prorl_gym.sandbox.limit_breach import Breach
-from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend
-from prorl_gym.sandbox.service.guest_channel import ChildStartError
+from prorl_gym.sandbox.protocol import Mount, Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.service.operations.interactive_process import InteractiveProcess, OutputStream
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 
 log = logging.getLogger(__name__)
 
 NO_EXIT_CODE = 125
-"""Exit code of a command that has none, as Gym's own providers return it beside an ``error_type``."""
+"""Exit code of a command that has none, as Gym's own providers return it with an ``error_type``."""
 _READY_TIMEOUT_SECONDS = 600.0
 _MAX_DOWNLOAD_BYTES = 8 << 30
 _MAX_ARGUMENT_BYTES = 64 << 10
+_MAX_DETACHED_OUTPUT = 1 << 20
+"""Maximum bytes of ``run_detached``'s result; beyond it Gym requires an error, never a cut result."""
+SHM_SIZE_KEY = "prorl-shm-size"
+"""Key of ``metadata`` of Gym's ``SandboxSpec`` that carries /dev/shm's size from validation to creation."""
+
+_OUTPUT_LIMIT = 16 << 20
+"""In bytes. Gym's agents fetch whole patches and logs with a command and expect them complete."""
+
+
+class ProviderConfig(SandboxConfig):
+    """Keys below ``prorl:`` in a sandbox block; see ``SandboxConfig`` for the rest."""
+
+    limits: LimitsConfig = LimitsConfig(output=_OUTPUT_LIMIT)
+    """Bounds of every sandbox. A request's ``memory_mib`` replaces ``total_memory``, its ``disk_gib`` replaces
+    ``root_size`` and ``file_size``."""
+    command_seconds: Annotated[float, Field(gt=0)] = 180.0
+    """Longest time of a command whose caller names none."""
+    workdir: str = "/workspace"
+    """Working directory of sandboxes whose request names none."""
+
+
+class _ProviderOptions(ConfigModel):
+    """Keys of a request's ``provider_options``."""
+
+    mounts: tuple[tuple[str, str], ...] = ()
+    """Read-only views of host paths: (source, target)."""
+    egress: tuple[str, ...] = ()
+    """Reachable hosts, ``host`` or ``host:port``; see docs/sandbox-limits.md. None by default."""
+
+
+class ProrlPtySession:
+    """A ``SandboxPtySession``. It reads straight from the terminal in this process: there is no transport."""
+
+    def __init__(self, session_id: str, live: InteractiveProcess) -> None:
+        self.session_id = session_id
+        self.mode: str | None = "pty" if live.stderr is None else "pipe"
+        self._process = live
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether it can no longer run commands."""
+        return self._closed or not self._process.is_running
+
+    async def read(self, *, timeout_s: float | None = None) -> bytes:
+        """Unread output blocks the program: nothing is lost or buffered."""
+        return await self._read(self._process.stdout, timeout_s)
+
+    async def read_stderr(self, *, timeout_s: float | None = None) -> bytes:
+        """On a terminal this stream is empty; returns at once."""
+        if self._process.stderr is None:
+            return b""
+        return await self._read(self._process.stderr, timeout_s)
+
+    async def _read(self, stream: OutputStream, timeout_s: float | None) -> bytes:
+        if self._closed:
+            return b""
+        async with asyncio.timeout(timeout_s):
+            chunk = await stream.read()
+        if not chunk:
+            await self.wait_exit()  # raises if the sandbox was lost
+        return chunk
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while chunk := await self.read():
+            yield chunk
+
+    async def write(self, data: bytes) -> None:
+        if self.closed:
+            raise SandboxPtyError(f"PTY session {self.session_id} has ended: nothing reads its input.")
+        self._process.write(data)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        if self.mode == "pty" and not self.closed:
+            self._process.resize(rows, cols)
+
+    async def send_signal(self, signal: str) -> None:
+        """Send a signal by name to the program's process group."""
+        if signal not in Signals.__members__:
+            raise ValueError(f"No signal {signal!r}. Use a name such as 'SIGTERM'.")
+        await self._process.send_signal(Signals[signal])
+
+    async def wait_exit(self, *, timeout_s: float | None = None) -> int:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._process.wait()
+        except SandboxError as error:
+            raise SandboxPtyError(str(error)) from error
+
+    async def run_detached(self, command: str, *, poll_interval_s: float = 15.0) -> tuple[bytes, int | None]:
+        """Run a command in the session's shell to its end. There is no connection to hold, so nothing is polled."""
+        token = secrets.token_hex(8)
+        begin, end = f"{token}B\n".encode(), f"{token}E:".encode()
+        # In halves: the terminal's echo of these lines must not look like the marks.
+        mark = f"printf '%s%s' '{token[:4]}'"
+        await self.write(
+            f"{{ {mark} '{token[4:]}B\n'\n{command}\n{mark} '{token[4:]}E:'$?' '\n}} </dev/null\n".encode()
+        )
+        seen = b""
+        while not (end in seen and b" " in seen.partition(end)[2]):
+            chunk = await self.read()
+            if not chunk:
+                raise SandboxPtyError(f"PTY session {self.session_id} ended before its command did.")
+            seen += chunk
+            if len(seen) > _MAX_DETACHED_OUTPUT:
+                raise SandboxPtyError(f"A detached command wrote more than {_MAX_DETACHED_OUTPUT} bytes; use exec().")
+        output, _, rest = seen.replace(b"\r\n", b"\n").partition(begin)[2].partition(end)
+        code = rest.partition(b" ")[0]
+        return output, int(code) if code.isdigit() else None
+
+    async def detach(self) -> None:
+        """Do nothing: there is no transport to release."""
+
+    async def reattach(self) -> None:
+        """Do nothing: see ``detach``."""
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._process.close()
+
+    async def __aenter__(self) -> "ProrlPtySession":
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.close()
 
 
 @dataclass(slots=True)
@@ -65,34 +195,24 @@ class _StartedSandbox:
 
 
 class ProrlProvider:
-    """A ``SandboxProvider`` with PTYs. All providers of an event loop share a backend per configuration.
-
-    Args:
-        config: keys of ``ProviderConfig``.
-
-    Raises:
-        ConfigError: a key is unknown or a value does not fit.
-    """
+    """A ``SandboxProvider`` with PTYs. All providers of an event loop share a backend per configuration."""
 
     name = "prorl"
 
     def __init__(self, **config: Any) -> None:
         self._config = load_config(ProviderConfig, config, "sandbox provider 'prorl'")
         self._shared: _SharedBackend | None = None
-        self._open_task: asyncio.Task[SandboxBackend] | None = None
         self._started: dict[str, _StartedSandbox] = {}
 
     async def create(self, spec: GymSandboxSpec) -> SandboxHandle:
-        """Start a sandbox and run a first command in it.
-
-        Raises:
-            SandboxCreateError: it cannot be started, or not within ``ready_timeout_s``.
-        """
+        """Start a sandbox and run a first command in it; both within ``ready_timeout_s``."""
         wanted = to_spec(spec, self._config)
         seconds = spec.ready_timeout_s or _READY_TIMEOUT_SECONDS
         try:
             async with asyncio.timeout(seconds):
-                backend = await self._backend()
+                backends = _backends_by_loop.setdefault(asyncio.get_running_loop(), {})
+                self._shared = backends.setdefault(self._config.model_dump_json(), _SharedBackend())
+                backend = await self._shared.acquire(self, self._config)
                 box = await backend.start_sandbox(wanted)
                 try:
                     shell = await _find_shell(box, wanted.image)
@@ -125,15 +245,15 @@ class ProrlProvider:
 
         ``error_type``: ``sandbox`` (it is lost), ``timeout``, or the name of the limit that the command ran into
         (``Breach``, such as ``memory_sandbox``). With the last, and with ``None``, the exit code is the command's own.
-
-        Raises:
-            ValueError: a user other than root is requested; there is only root.
         """
         _check_user(user)
         started: _StartedSandbox = handle.raw
         seconds = self._config.command_seconds if timeout_s is None else timeout_s
-        # The command travels on stdin when it is too long for an argument list.
-        argv, stdin = _shell_argv(started.shell, command)
+        argv, stdin = [started.shell, "-c", command], b""
+        if len(encoded := command.encode("utf-8", "surrogateescape")) >= _MAX_ARGUMENT_BYTES:
+            # Too long for an argument list. The outer shell reads the whole command before it runs any of it, so that
+            # the command cannot read its own text as input.
+            argv, stdin = [started.shell, "-c", 'eval "$(cat)" </dev/null'], encoded
         try:
             result = await started.sandbox.exec(argv, timeout=seconds, stdin=stdin, cwd=cwd, env=env)
         except SandboxError as error:
@@ -153,13 +273,15 @@ class ProrlProvider:
 
     async def upload_file(self, handle: SandboxHandle, source_path: Path, target_path: str) -> None:
         """Copy a host file into the sandbox, with its permissions."""
-        data, mode = await asyncio.to_thread(_read, source_path)
+        data = await asyncio.to_thread(source_path.read_bytes)
+        mode = (await asyncio.to_thread(source_path.stat)).st_mode & 0o777
         await handle.raw.sandbox.write_file(target_path, data, mode=mode)
 
     async def download_file(self, handle: SandboxHandle, source_path: str, target_path: Path) -> None:
         """Copy a regular file of the sandbox to the host, making directories."""
         data = await handle.raw.sandbox.read_file(source_path, limit=_MAX_DOWNLOAD_BYTES)
-        await asyncio.to_thread(_write, target_path, data)
+        await asyncio.to_thread(target_path.parent.mkdir, parents=True, exist_ok=True)
+        await asyncio.to_thread(target_path.write_bytes, data)
 
     async def status(self, handle: SandboxHandle) -> SandboxStatus:
         """``RUNNING`` while it answers, ``STOPPED`` after ``close``, ``ERROR`` when it died by itself."""
@@ -169,12 +291,7 @@ class ProrlProvider:
         return SandboxStatus.RUNNING if await started.sandbox.is_alive() else SandboxStatus.ERROR
 
     async def create_pty(self, handle: SandboxHandle, spec: SandboxPtySpec) -> ProrlPtySession:
-        """Open a terminal, or pipes, to a shell or to one command.
-
-        Raises:
-            ValueError: a user other than root is requested.
-            SandboxPtyError: it could not be opened.
-        """
+        """Open a terminal, or pipes, to a shell or to one command."""
         _check_user(spec.user)
         started: _StartedSandbox = handle.raw
         box = started.sandbox
@@ -194,11 +311,7 @@ class ProrlProvider:
         return session
 
     def validate_runtime_requirements(self, *, cap_add: tuple[str, ...], shm_size: int | None) -> dict[str, str] | None:
-        """Return the metadata that ``create`` reads for the size of /dev/shm.
-
-        Raises:
-            ValueError: capabilities are requested.
-        """
+        """Return the metadata that ``create`` reads for the size of /dev/shm; refuse capabilities."""
         if cap_add:
             raise ValueError(f"prorl: sandboxes get no further capabilities (requested: {', '.join(cap_add)}).")
         return None if shm_size is None else {SHM_SIZE_KEY: str(shm_size)}
@@ -208,7 +321,6 @@ class ProrlProvider:
         self.validate_runtime_requirements(cap_add=cap_add, shm_size=shm_size)
 
     async def close(self, handle: SandboxHandle) -> None:
-        """Kill everything in the sandbox and release it. Idempotent."""
         await self._close(handle.raw)
 
     async def aclose(self) -> None:
@@ -216,20 +328,9 @@ class ProrlProvider:
         async with asyncio.TaskGroup() as group:
             for started in list(self._started.values()):
                 group.create_task(self._close(started))
-        shared, self._shared, self._open_task = self._shared, None, None
+        shared, self._shared = self._shared, None
         if shared is not None:
-            await shared.release()
-
-    async def _backend(self) -> SandboxBackend:
-        if self._open_task is None or (self._open_task.done() and self._open_task.exception() is not None):
-            self._open_task = asyncio.ensure_future(self._acquire_backend())
-        return await asyncio.shield(self._open_task)
-
-    async def _acquire_backend(self) -> SandboxBackend:
-        shared = _shared_backend(self._config)
-        backend = await shared.acquire(self._config)
-        self._shared = shared
-        return backend
+            await shared.release(self)
 
     async def _close(self, started: _StartedSandbox) -> None:
         if started.close_task is None:
@@ -250,6 +351,51 @@ class ProrlProvider:
             started.close_task = asyncio.ensure_future(self._release(started))
 
 
+def to_spec(request: GymSandboxSpec, config: ProviderConfig) -> SandboxSpec:
+    """Translate a request. The provider handles ``ttl_s`` and ``ready_timeout_s``, Gym handles ``files``."""
+    if request.entrypoint:
+        raise SandboxCreateError(
+            "prorl: `entrypoint` is not supported: a sandbox starts without a main process.\nRun it with exec()."
+        )
+    try:
+        options = load_config(_ProviderOptions, request.provider_options, "provider_options of 'prorl'")
+    except ConfigError as error:
+        raise SandboxCreateError(str(error)) from None
+    return SandboxSpec(
+        image=request.image or config.image,
+        workdir=request.workdir or config.workdir,
+        env=dict(request.env),
+        mounts=tuple(Mount(source, target) for source, target in options.mounts),
+        egress=options.egress,
+        limits=_to_limits(request, config.limits.to_limits()),
+    )
+
+
+def _to_limits(request: GymSandboxSpec, limits: SandboxLimits) -> SandboxLimits:
+    resources = request.resources
+    assert isinstance(resources, SandboxResources)  # Gym's dataclass converts mappings
+    if resources.gpu:
+        raise SandboxCreateError("prorl: `resources.gpu` is not supported: sandboxes see no devices.\nRemove it.")
+    for name in ("cpu", "memory_mib", "disk_gib"):
+        value = getattr(resources, name)
+        if value is not None and not value > 0:
+            raise SandboxCreateError(f"prorl: `resources.{name}` is {value}.\nIt must be positive, or left out.")
+    if resources.cpu is not None:
+        # Gym's own configurations set it everywhere: refusing it would refuse them.
+        log.warning(
+            "prorl: resources.cpu (%g) is not enforced: a share of the processors takes a cgroup. "
+            "limits.cpu_seconds bounds the time of each process.",
+            resources.cpu,
+        )
+    if resources.memory_mib is not None:
+        limits = replace(limits, total_memory=resources.memory_mib << 20)
+    if resources.disk_gib is not None:
+        limits = replace(limits, root_size=resources.disk_gib << 30, file_size=resources.disk_gib << 30)
+    if SHM_SIZE_KEY in request.metadata:
+        limits = replace(limits, shm_size=int(request.metadata[SHM_SIZE_KEY]))
+    return limits
+
+
 async def _find_shell(box: Sandbox, image: str) -> str:
     for shell in ("bash", "sh"):
         if (await box.exec([shell, "-c", ":"], timeout=_READY_TIMEOUT_SECONDS)).exit_code == 0:
@@ -257,26 +403,9 @@ async def _find_shell(box: Sandbox, image: str) -> str:
     raise SandboxCreateError(f"prorl: image {image!r} has neither bash nor sh.\nInstall one in the image.")
 
 
-def _shell_argv(shell: str, command: str) -> tuple[list[str], bytes]:
-    encoded = command.encode("utf-8", "surrogateescape")
-    if len(encoded) < _MAX_ARGUMENT_BYTES:
-        return [shell, "-c", command], b""
-    # The outer shell reads the whole command before it runs any of it, so that it cannot read its own text as input.
-    return [shell, "-c", 'eval "$(cat)" </dev/null'], encoded
-
-
 def _check_user(user: str | int | None) -> None:
     if user not in (None, "root", 0, "0"):
         raise ValueError(f"prorl: a sandbox has one user, root; it cannot run anything as {user!r}.")
-
-
-def _read(path: Path) -> tuple[bytes, int]:
-    return path.read_bytes(), path.stat().st_mode & 0o777
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
 
 
 class _SharedBackend:
@@ -287,46 +416,37 @@ class _SharedBackend:
     """
 
     def __init__(self) -> None:
-        self._users = 0
-        self._open_task: asyncio.Task[SandboxBackend] | None = None
+        self._users: set[ProrlProvider] = set()
+        self._opening: asyncio.Task[SandboxBackend] | None = None
 
-    async def acquire(self, config: SandboxConfig) -> SandboxBackend:
-        """Return the backend; every ``acquire`` that returned needs one ``release``.
-
-        Raises:
-            SandboxError: no backend works here.
-        """
-        self._users += 1
-        if self._open_task is None:
-            self._open_task = asyncio.ensure_future(open_backend(config))
-        opening = self._open_task
+    async def acquire(self, user: ProrlProvider, config: SandboxConfig) -> SandboxBackend:
+        """Return the backend, opened again if that failed. Unless it fails, the user needs one ``release``."""
+        self._users.add(user)
+        if self._opening is None or (self._opening.done() and _has_failed(self._opening)):
+            self._opening = asyncio.ensure_future(open_backend(config))
+        opening = self._opening
         try:
             return await asyncio.shield(opening)
         except BaseException:
-            if opening.done() and self._open_task is opening and (opening.cancelled() or opening.exception()):
-                self._open_task = None  # the next user tries again
-            await self.release()
+            if opening.done() and _has_failed(opening):
+                self._users.discard(user)
             raise
 
-    async def release(self) -> None:
-        """Close the backend when this was the last user."""
-        self._users -= 1
-        opening = self._open_task
-        if self._users == 0 and opening is not None:
-            self._open_task = None
-            await run_shielded(_close(opening))
+    async def release(self, user: ProrlProvider) -> None:
+        self._users.discard(user)
+        opening = self._opening
+        if not self._users and opening is not None:
+            self._opening = None
+            await run_shielded(self._close(opening))
+
+    async def _close(self, opening: "asyncio.Task[SandboxBackend]") -> None:
+        (outcome,) = await asyncio.gather(opening, return_exceptions=True)
+        if not isinstance(outcome, BaseException):
+            await outcome.close()
 
 
-async def _close(opening: "asyncio.Task[SandboxBackend]") -> None:
-    (outcome,) = await asyncio.gather(opening, return_exceptions=True)
-    if not isinstance(outcome, BaseException):
-        await outcome.close()
+def _has_failed(task: "asyncio.Task[SandboxBackend]") -> bool:
+    return task.cancelled() or task.exception() is not None
 
 
 _backends_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _SharedBackend]] = WeakKeyDictionary()
-
-
-def _shared_backend(config: SandboxConfig) -> _SharedBackend:
-    """Return the running loop's backend for this configuration, open or not."""
-    backends = _backends_by_loop.setdefault(asyncio.get_running_loop(), {})
-    return backends.setdefault(config.model_dump_json(), _SharedBackend())

@@ -16,12 +16,13 @@ from prorl_gym.inference.balance.admission import AdmissionOptions
 from prorl_gym.inference.balance.engine_pool import EnginePool, PoolOptions
 from prorl_gym.inference.balance.health_monitor import FailoverOptions
 from prorl_gym.inference.engines.chat_prefix import ChatPrefixEngine, ChatPrefixOptions
+from prorl_gym.inference.engines.dialect import LogprobRule
 from prorl_gym.inference.engines.http_engine import HttpEngine
 from prorl_gym.inference.engines.http_exchange import tls_context
-from prorl_gym.inference.engines.logprob_rule import LogprobKind, LogprobRule
 from prorl_gym.inference.engines.openai import OpenAIEngine, OpenAIOptions
 from prorl_gym.inference.engines.sglang import SglangEngine, SglangOptions
 from prorl_gym.inference.engines.vllm import VllmEngine, VllmOptions
+from prorl_gym.inference.protocol import LogprobKind
 from prorl_gym.inference.tokens.transcript import ThinkingMode
 from prorl_gym.inference.toolcalls.formats import ToolFormat
 from prorl_gym.logs import register_secret
@@ -74,7 +75,7 @@ class InferenceConfig(ConfigModel):
     wait_seconds: Annotated[float, Field(ge=0)] = 30.0
     """Longest wait for an engine to recover when none is healthy."""
     balance: Literal[BalancePolicyName, "pass_through"] = "cost"
-    """Which engine serves a call (docs/balancing.md). ``pass_through``: the one address is an external router's."""
+    """Which engine serves a call (docs/engines.md). ``pass_through``: the one address is an external router's."""
     admission: Literal["auto", "fixed"] = "auto"
     """Rollouts admitted to engines at a time. ``auto``: as many as fit the caches; ``fixed``: ``live_rollouts``."""
     live_rollouts: Annotated[int, Field(gt=0)] | None = None
@@ -106,11 +107,7 @@ class InferenceConfig(ConfigModel):
 
 
 def normalize_url(url: str) -> str:
-    """Return a base URL without a final slash and with a path (``/v1`` by default).
-
-    Raises:
-        ValueError: it is no http(s) address, or it carries a password, a query or a fragment.
-    """
+    """Return a base URL without a final slash and with a path (``/v1`` by default). Raises ``ValueError``."""
     parts = urlsplit(url.strip())
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("an engine's address looks like http://127.0.0.1:8000/v1")
@@ -131,17 +128,8 @@ def build_pool(
 ) -> EnginePool:
     """Make a pool. Nothing is connected yet; ``EnginePool.check_health`` asks the engines.
 
-    Args:
-        name: of the pool (``policy``, ``judge``).
-        config: see there.
-        vocab_size: of the tokenizer.
-        version: policy version to begin with.
-        encode: of the tokenizer; engines that answer in text need it.
-        control_ids: control tokens of the tokenizer: a turn may end with any of them.
-
-    Raises:
-        ConfigError: the variable named by ``api_key_env`` is not set, ``ca_file`` holds no certificates, or
-            ``encode`` is missing.
+    ``encode`` is for engines that answer in text; a turn may end with any of ``control_ids``. Raises ``ConfigError``:
+    the variable named by ``api_key_env`` is not set, ``ca_file`` holds no certificates, or ``encode`` is missing.
     """
     pool = EnginePool(
         name,
@@ -172,10 +160,9 @@ def pool_engine_factory(
     encode: Encode | None = None,
     control_ids: Collection[int] = (),
 ) -> Callable[[str, str], HttpEngine]:
-    """Return a function that makes an engine of such a pool of a name and a base URL.
+    """Return a function that makes an engine of such a pool from a name and a base URL.
 
-    Arguments and errors are those of ``build_pool``. To add a kind of engine, add a case and its name to
-    ``InferenceConfig.engine``.
+    Raises as ``build_pool``. To add a kind of engine, add a case and its name to ``InferenceConfig.engine``.
     """
     common = _CommonOptions(
         model=config.model,
@@ -187,31 +174,19 @@ def pool_engine_factory(
         api_key=_api_key(config.api_key_env),
         tls=None if config.ca_file is None else tls_context(config.ca_file),
         logprob_rule=LogprobRule(pool, require_processed_logprobs=config.require_processed),
+        priority_scheduling=config.priority_scheduling,
+        record_routed_experts=config.routed_experts,
     )
     match config.engine:
         case "vllm":
-            vllm = VllmOptions(
-                **common,
-                logprob_kind=config.logprob_kind or "raw",
-                priority_scheduling=config.priority_scheduling,
-                record_routed_experts=config.routed_experts,
-            )
+            vllm = VllmOptions(**common, logprob_kind=config.logprob_kind or "raw")
             return lambda name, url: VllmEngine(name, url, vllm)
         case "sglang":
-            sglang = SglangOptions(
-                **common,
-                logprob_kind=config.logprob_kind or "processed",
-                priority_scheduling=config.priority_scheduling,
-                record_routed_experts=config.routed_experts,
-            )
+            sglang = SglangOptions(**common, logprob_kind=config.logprob_kind or "processed")
             return lambda name, url: SglangEngine(name, url, sglang)
         case "chat_prefix":
-            chat = ChatPrefixOptions(
-                **common,
-                logprob_kind=config.logprob_kind or "processed",
-                template_options=config.template_options,
-                record_routed_experts=config.routed_experts,
-            )
+            kind, template = config.logprob_kind or "processed", config.template_options
+            chat = ChatPrefixOptions(**common, logprob_kind=kind, template_options=template)
             return lambda name, url: ChatPrefixEngine(name, url, chat)
         case "openai":
             if encode is None:
@@ -221,8 +196,6 @@ def pool_engine_factory(
 
 
 class _CommonOptions(TypedDict):
-    """The options that every kind of engine has (``HttpEngineOptions``)."""
-
     model: str
     vocab_size: int
     control_ids: frozenset[int]
@@ -232,6 +205,8 @@ class _CommonOptions(TypedDict):
     api_key: str | None
     tls: ssl.SSLContext | None
     logprob_rule: LogprobRule
+    priority_scheduling: bool
+    record_routed_experts: bool
 
 
 def _api_key(variable: str | None) -> str | None:

@@ -1,10 +1,14 @@
-"""Protocols of inference engines: token ids in, token ids and log-probs out. Nothing here depends on sandboxes."""
+"""Protocols and errors of inference engines, which turn token ids into token ids and log-probs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached
 from prorl_gym.records import EngineLoad, Message, ToolCall
+
+LogprobKind = Literal["raw", "processed"]
+"""``raw``: before temperature, top-p and top-k; ``processed``: after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +25,6 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One model call."""
-
     request_id: str
     """Unique per call and attempt (fixed-length uuid hex): the handle for cancelling it."""
     session_id: str
@@ -76,14 +78,14 @@ class AssistantTurn:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """What an engine sampled. Checked by the adapter: equal lengths, ids inside the vocabulary, finite log-probs."""
+    """The tokens that an engine sampled. The adapter has checked lengths, ids and log-probs."""
 
     token_ids: list[int]
     """Sampled ids, the stop id included."""
     logprobs: list[float]
     finish_reason: Literal["stop", "length", "abort"]
     """``abort``: cut short by a cancel or a pause; what was sampled is here."""
-    logprob_kind: Literal["raw", "processed"]
+    logprob_kind: LogprobKind
     engine: str
     versions: list[int]
     """Policy version of each sampled token."""
@@ -101,13 +103,57 @@ class GenerationResult:
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """The health of an engine at one moment."""
-
     ok: bool
     detail: str = ""
     max_model_len: int | None = None
     unlisted_model: str = ""
     """The contents of its list of models where that lacks ours. Only a call shows whether it serves the model."""
+
+
+class ContextExceeded(LimitReached):
+    """Prompt and answer do not fit into the engine's context (``max_model_len`` tokens, where its message names it)."""
+
+    def __init__(self, max_model_len: int | None) -> None:
+        super().__init__(Limit.TOKENS)
+        self.max_model_len = max_model_len
+
+
+class ModelMissing(EngineError):
+    """The server has no model of the requested name."""
+
+    def __init__(self, address: str, message: str) -> None:
+        super().__init__(
+            FailureKind.ENGINE_REFUSED,
+            f"engine {address}: does not serve the model ({message}).",
+            "Load the model there, or set 'inference.model' to the name it has there (its --served-model-name).",
+        )
+
+
+class CallTimedOut(EngineError):
+    """The engine did not answer within the time that a call may take."""
+
+    def __init__(self, address: str, seconds: float) -> None:
+        super().__init__(
+            FailureKind.ENGINE_TIMEOUT,
+            f"engine {address}: no answer within {seconds:g} s.",
+            "Raise 'request_seconds', or lower 'max_turn_tokens' or the load.",
+        )
+        self.in_progress = False
+        """Set by a pool: the engine samples, but at its pace the call takes longer. Another one would not be faster."""
+
+
+class EngineOverloaded(EngineError):
+    """The engine answered 429 or 503, or holds calls back because it is paused (``status`` is ``None`` then)."""
+
+    def __init__(self, address: str, status: int | None, retry_after: float | None) -> None:
+        what = "is paused and answers nothing" if status is None else f"overloaded or paused (HTTP {status})"
+        fix = "Add engines, or lower the number of rollouts in RUN."
+        super().__init__(
+            FailureKind.ENGINE_OVERLOADED,
+            f"engine {address}: {what}.",
+            "Resume it, or take it out of the pool while it is paused." if status is None else fix,
+        )
+        self.retry_after = retry_after
 
 
 class Engine(Protocol):
@@ -121,18 +167,13 @@ class Engine(Protocol):
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Sample a continuation. Cancelling the await stops the engine.
 
-        Raises:
-            EngineError: ``ENGINE_UNREACHABLE``, ``ENGINE_TIMEOUT``, ``ENGINE_OVERLOADED``, ``ENGINE_REFUSED`` or
-                ``ENGINE_CONTRACT``.
-            LimitReached: ``TOKENS``, when the prompt does not fit the engine's context.
+        Raises ``EngineError`` (``ENGINE_UNREACHABLE``, ``ENGINE_TIMEOUT``, ``ENGINE_OVERLOADED``, ``ENGINE_REFUSED`` or
+        ``ENGINE_CONTRACT``) and ``ContextExceeded``, when the prompt does not fit the engine's context.
         """
         ...
 
     async def cancel(self, request_id: str) -> None:
-        """Stop one call; its ``generate`` returns with ``finish_reason='abort'`` where the engine can salvage.
-
-        Unknown ids are ignored.
-        """
+        """Stop one call; its ``generate`` returns an abort where the engine can salvage. Unknown ids are ignored."""
         ...
 
     async def health(self) -> EngineHealth:
@@ -140,15 +181,9 @@ class Engine(Protocol):
         ...
 
     async def sample_trial(self, seconds: float) -> float:
-        """Sample a few tokens for a short prompt of its own; return the seconds that each of them took.
+        """Sample a few tokens for a short prompt; return the seconds that each of them took. Raises as ``generate``.
 
         A server whose other routes answer need not sample: this is what shows it.
-
-        Args:
-            seconds: that it may take.
-
-        Raises:
-            EngineError: as ``generate``.
         """
         ...
 
@@ -163,16 +198,14 @@ class Engine(Protocol):
     async def probe_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-prob of each id but the first, given those before it: a fingerprint of the weights.
 
-        Raises:
-            EngineError: as ``generate``; ``ENGINE_REFUSED`` where the engine cannot return them.
+        Raises as ``generate``; ``ENGINE_REFUSED`` where the engine cannot return them.
         """
         ...
 
     async def reset_prefix_cache(self) -> bool:
         """Drop what was computed with older weights; whether the engine confirmed it.
 
-        Raises:
-            EngineError: as ``generate``; ``ENGINE_REFUSED`` where the engine has no such route.
+        Raises as ``generate``; ``ENGINE_REFUSED`` where the engine has no such route.
         """
         ...
 
@@ -182,7 +215,6 @@ class CallOutcome:
     """The outcome of a call that a balancing policy had placed."""
 
     sampled_tokens: int = 0
-    """Tokens that came back."""
     cached_tokens: int | None = None
     """Prompt tokens that the engine found in its cache, where it reports it."""
     failed: bool = False
@@ -211,6 +243,4 @@ class BalancePolicy(Protocol):
         """Forget what an engine had cached: it was removed, or lost its cache. Places stay reserved."""
         ...
 
-    def observe_load(self, engine: str, load: EngineLoad) -> None:
-        """Use an engine's new metrics."""
-        ...
+    def observe_load(self, engine: str, load: EngineLoad) -> None: ...

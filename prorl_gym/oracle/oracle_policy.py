@@ -8,15 +8,20 @@ read from its ids, whose control tokens delimit the turns of a ChatML template.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-from prorl_gym.environments.playback import fill_step
-from prorl_gym.environments.protocol import ScriptedStep
+import prorl_gym
+from prorl_gym.environments import registry
+from prorl_gym.environments.playback import fill_step, gold_steps, task_text, wrong_steps
+from prorl_gym.environments.protocol import Environment, ScriptedStep
+from prorl_gym.environments.row_format import read_rows
 from prorl_gym.errors import ConfigError
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.tokenizer import ControlTokenEscaper
-from prorl_gym.oracle.row_index import KnownRow, RowIndex
 
 _WRONG_PLANS = 4
 """Number of distinct wrong plans of a row."""
@@ -26,15 +31,52 @@ _PLAN_DONE_STEP = ScriptedStep("I have nothing to add.")
 _HESITATION = "Let me think. "
 
 
-class OraclePolicy:
-    """Plays the gold turns of rows, or wrong ones.
+@dataclass(frozen=True, slots=True)
+class KnownRow:
+    name: str
+    task_text: str
+    environment: Environment[Any]
+    task: dict[str, Any]
 
-    Args:
-        codec: a ChatML tokenizer and template.
-        rows: rows with their answers.
-        solve_rate: share of rollouts that it solves, from 0 to 1.
-        seed: together with a call's own seed, decides which.
-    """
+
+class RowIndex:
+    """Rows by task text."""
+
+    def __init__(self, rows: Sequence[KnownRow]) -> None:
+        self._rows = sorted(rows, key=lambda row: len(row.task_text), reverse=True)
+        self.find = lru_cache(maxsize=4096)(self._find)
+        """Return the row whose text a user turn contains, or ``None``; the longest text wins."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _find(self, user_text: str) -> KnownRow | None:
+        return next((row for row in self._rows if row.task_text in user_text), None)
+
+
+def load_rows(files: Sequence[Path]) -> RowIndex:
+    """Read files of rows. Raises ``ConfigError`` and ``TaskError``."""
+    known: list[KnownRow] = []
+    for row in (row for file in files for row in read_rows(file)):
+        if row.environment is None:
+            raise ConfigError(f"{row.where}: 'environment' is missing.", "Give rows in NeMo Gym's form.")
+        text = task_text(row.task)
+        if not text:
+            fix = "The oracle needs rows with a 'question'."
+            raise ConfigError(f"{row.where}: no task text to find the row by.", fix)
+        known.append(KnownRow(row.name, text, registry.get(row.environment), dict(row.task)))
+        gold_steps(known[-1].environment, known[-1].task)  # refuse a row without gold now, not in the middle of a demo
+    return RowIndex(known)
+
+
+def example_files() -> list[Path]:
+    """Return the example rows that ship with the package."""
+    root = Path(prorl_gym.__file__).parent / "gym_root" / "environments"
+    return sorted(root.glob("*/data/example.jsonl"))
+
+
+class OraclePolicy:
+    """Plays the gold turns of rows in a share of rollouts (``solve_rate``), and wrong ones in the others."""
 
     def __init__(self, codec: ChatCodec, rows: RowIndex, *, solve_rate: float = 1.0, seed: int = 0) -> None:
         self._codec = codec
@@ -44,13 +86,7 @@ class OraclePolicy:
         self._seed = seed
 
     def complete_turn(self, prompt_ids: Sequence[int], *, seed: int | None, session: str) -> list[int]:
-        """Return the rest of the assistant's turn, terminator included.
-
-        Args:
-            prompt_ids: the conversation so far.
-            seed: of the call; without one, ``session`` is used.
-            session: the rollout's id.
-        """
+        """Return the rest of the assistant's turn, terminator included. Without a seed, the session is the seed."""
         conversation = self._reader.parse_prompt(prompt_ids)
         planned = [*self._encode_step(self._next_step(conversation, seed, session)), self._codec.terminator_id]
         begun = list(conversation.open_turn_ids)
@@ -66,7 +102,8 @@ class OraclePolicy:
 
     def _next_step(self, conversation: "_Conversation", seed: int | None, session: str) -> ScriptedStep:
         # Agent programs put turns of their own before the task.
-        row = next(filter(None, map(self._rows.find, conversation.user_texts)), None)
+        said = (turn.text for turn in conversation.turns if turn.role == "user")
+        row = next(filter(None, map(self._rows.find, said)), None)
         if row is None:
             return _UNKNOWN_TASK_STEP
         plan = self._choose_plan(row, conversation, session if seed is None else str(seed))
@@ -77,18 +114,23 @@ class OraclePolicy:
         plans = self._candidate_plans(row)
         if conversation.assistant_turns:
             opening = conversation.assistant_turns[0].ids
-            # Compared at its end: a template may have put a stub of thoughts before it.
-            played = next((plan for plan in plans if _ends_with(opening, self._encode_step(plan[0]))), None)
-            if played is not None:
-                return played
+            for plan in plans:
+                # Compared at its end: a template may have put a stub of thoughts before it.
+                encoded = self._encode_step(plan[0])
+                if list(opening[len(opening) - len(encoded) :]) == encoded:
+                    return plan
         if _hash_to_unit(f"{self._seed}/{row.name}/{choice}/solve") < self._solve_rate:
             return plans[0]
         return plans[1 + int(_hash_to_unit(f"{self._seed}/{row.name}/{choice}/variant") * _WRONG_PLANS)]
 
     def _candidate_plans(self, row: KnownRow) -> list[list[ScriptedStep]]:
         """Return the gold plan, then wrong ones whose first turns differ from it."""
-        gold = row.gold_steps()
-        return [gold, *(_make_distinct(row.wrong_steps(self._seed + n), gold) for n in range(_WRONG_PLANS))]
+        wrong = [wrong_steps(row.environment, row.task, self._seed + n) for n in range(_WRONG_PLANS)]
+        plans = [gold_steps(row.environment, row.task), *wrong]
+        for plan in plans[1:]:
+            if (first := plan[0]) == plans[0][0]:
+                plan[0] = ScriptedStep(_HESITATION + first.text, first.tool, first.arguments)
+        return plans
 
     def _encode_step(self, step: ScriptedStep) -> list[int]:
         """Encode a turn as a model would: control tokens around the call, none inside what it quotes."""
@@ -102,17 +144,6 @@ class OraclePolicy:
         return escaper.encode("\n".join(parts))
 
 
-def _ends_with(ids: Sequence[int], end: Sequence[int]) -> bool:
-    return tuple(ids[len(ids) - len(end) :]) == tuple(end)
-
-
-def _make_distinct(plan: list[ScriptedStep], gold: list[ScriptedStep]) -> list[ScriptedStep]:
-    first = plan[0]
-    if first != gold[0]:
-        return plan
-    return [ScriptedStep(_HESITATION + first.text, first.tool, first.arguments), *plan[1:]]
-
-
 def _hash_to_unit(text: str) -> float:
     """Return a number in [0, 1) that depends on the text alone."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
@@ -120,8 +151,6 @@ def _hash_to_unit(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One turn, as it is in the ids."""
-
     role: str
     ids: tuple[int, ...]
     """Content, without the role line and without the terminator."""
@@ -131,20 +160,12 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """The turns of a prompt."""
-
     turns: tuple[_Turn, ...]
     observation: str
     """Text of the last tool result; empty when there is none."""
 
     @property
-    def user_texts(self) -> tuple[str, ...]:
-        """Texts of the user's turns, of which the first that is a task is the task."""
-        return tuple(turn.text for turn in self.turns if turn.role == "user")
-
-    @property
     def assistant_turns(self) -> tuple[_Turn, ...]:
-        """The assistant's finished turns."""
         return tuple(turn for turn in self.turns if turn.role == "assistant" and turn.is_closed)
 
     @property
@@ -155,14 +176,7 @@ class _Conversation:
 
 
 class _ChatMLReader:
-    """Reads prompts of one tokenizer.
-
-    Args:
-        codec: a ChatML tokenizer and template.
-
-    Raises:
-        ConfigError: the tokenizer has no ``<|im_start|>``.
-    """
+    """Reads prompts of one tokenizer. Raises ``ConfigError``: it has no ``<|im_start|>``."""
 
     def __init__(self, codec: ChatCodec) -> None:
         control = codec.tokenizer.control_ids
@@ -176,12 +190,9 @@ class _ChatMLReader:
         self._response = (control.get("<tool_response>"), control.get("</tool_response>"))
 
     def parse_prompt(self, ids: Sequence[int]) -> _Conversation:
-        turns = [self._turn(list(ids[begin:end])) for begin, end in self._spans(ids)]
-        return _Conversation(tuple(turns), self._last_observation(turns))
-
-    def _spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
         starts = [position + 1 for position, token in enumerate(ids) if token == self._start]
-        return [(begin, end - 1) for begin, end in pairwise([*starts, len(ids) + 1])]
+        turns = [self._turn(list(ids[begin : end - 1])) for begin, end in pairwise([*starts, len(ids) + 1])]
+        return _Conversation(tuple(turns), self._last_observation(turns))
 
     def _turn(self, ids: list[int]) -> _Turn:
         closed = self._end in ids

@@ -34,7 +34,7 @@ _FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class OracleOptions:
-    """What the server reports about itself."""
+    """Properties that the server reports of itself."""
 
     model: str = "oracle"
     max_model_len: int = 32768
@@ -43,13 +43,7 @@ class OracleOptions:
 
 
 class OracleServer:
-    """Answers HTTP calls from an ``OraclePolicy``.
-
-    Args:
-        codec: tokenizer and template.
-        policy: decides what is answered.
-        options: see there.
-    """
+    """Answers HTTP calls from an ``OraclePolicy``."""
 
     def __init__(self, codec: ChatCodec, policy: OraclePolicy, options: OracleOptions | None = None) -> None:
         self._codec = codec
@@ -60,7 +54,6 @@ class OracleServer:
         self._prompt_tokens = self._cached_tokens = self._sampled_tokens = 0
 
     def build_app(self) -> web.Application:
-        """Return the routes."""
         app = web.Application(client_max_size=_MAX_BODY, middlewares=[_answer_refusals])
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
@@ -105,44 +98,71 @@ class OracleServer:
     async def _reset_prefix_cache(self, request: web.Request) -> web.Response:
         free = not self._aborts  # as in vLLM, running calls hold blocks
         if free:
-            self._cache.clear()
+            self._cache = _PrefixCache()
         return web.json_response({"success": free})
 
     async def _completions(self, request: web.Request) -> web.Response:
         request_id = request.headers.get("X-Request-Id") or uuid4().hex
         session = request.headers.get("X-Session-ID", "")
-        call = _parse_request(
-            await _json_object(request),
-            model=self._options.model,
-            vocab_size=self._codec.vocab_size,
-            max_model_len=self._options.max_model_len,
-        )
+        call = _parse_request(await _json_object(request), self._options, self._codec.vocab_size)
         ids = self._policy.complete_turn(call.prompt, seed=call.seed, session=session)
-        ids, finish = _truncate_completion(ids, call, self._codec.terminator_id)
-        ids, finish = await self._simulate_sampling(f"cmpl-{request_id}-0", ids, finish)
+        stops = call.stop | {self._codec.terminator_id}
+        end = next((n for n, token in enumerate(ids, 1) if token in stops), len(ids))
+        finish: _FinishReason = "stop" if end <= call.max_tokens else "length"
+        ids, finish = await self._simulate_sampling(f"cmpl-{request_id}-0", ids[: min(end, call.max_tokens)], finish)
         cached = self._cache.count_hits(session, call.prompt)
         self._cache.store(session, [*call.prompt, *ids])
         self._prompt_tokens += len(call.prompt)
         self._cached_tokens += cached
         self._sampled_tokens += len(ids)
+        choice = {
+            "index": 0,
+            "text": self._codec.decode(ids[:-1] if finish == "stop" else ids),
+            "finish_reason": finish,
+            "stop_reason": ids[-1] if finish == "stop" and ids[-1] in call.stop else None,
+            "token_ids": ids if call.with_ids else None,
+            "prompt_token_ids": call.prompt if call.with_ids else None,
+            "prompt_logprobs": self._prompt_logprobs(call.prompt) if call.with_prompt_logprobs else None,
+            "logprobs": self._sampled_logprobs(call.prompt, ids) if call.with_logprobs else None,
+        }
+        usage = {
+            "prompt_tokens": len(call.prompt),
+            "completion_tokens": len(ids),
+            "total_tokens": len(call.prompt) + len(ids),
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
         return web.json_response(
-            _answer_body(
-                request_id,
-                call,
-                model=self._options.model,
-                text=self._codec.decode(ids[:-1] if finish == "stop" else ids),
-                ids=ids,
-                logprobs=self._policy.synthetic_logprobs(call.prompt, ids),
-                finish=finish,
-                cached_tokens=cached,
-                prompt_logprobs=self._policy.synthetic_logprobs(call.prompt[:1], call.prompt[1:])
-                if call.with_prompt_logprobs
-                else None,
-            )
+            {
+                "id": f"cmpl-{request_id}",
+                "object": "text_completion",
+                "created": 0,
+                "model": self._options.model,
+                "choices": [choice],
+                "usage": usage,
+                "system_fingerprint": "prorl-gym-oracle",
+            }
         )
 
+    def _sampled_logprobs(self, prompt: list[int], ids: list[int]) -> dict[str, Any]:
+        names = [f"token_id:{token}" for token in ids]
+        logprobs = self._policy.synthetic_logprobs(prompt, ids)
+        return {
+            "tokens": names,
+            "token_logprobs": logprobs,
+            "top_logprobs": [{name: value} for name, value in zip(names, logprobs, strict=True)],
+            "text_offset": [0] * len(names),
+        }
+
+    def _prompt_logprobs(self, prompt: list[int]) -> list[dict[str, Any] | None]:
+        """Return log-probs of the prompt in vLLM's shape: by token id, ``None`` for the first."""
+        invented = zip(prompt[1:], self._policy.synthetic_logprobs(prompt[:1], prompt[1:]), strict=True)
+        return [
+            None,
+            *({str(token): {"logprob": value, "rank": 1, "decoded_token": None}} for token, value in invented),
+        ]
+
     async def _simulate_sampling(
-        self, name: str, ids: list[int], finish: Literal["stop", "length"]
+        self, name: str, ids: list[int], finish: _FinishReason
     ) -> tuple[list[int], _FinishReason]:
         """Wait as long as sampling would take; an abort leaves the tokens that were sampled until then."""
         speed = self._options.tokens_per_second
@@ -170,11 +190,7 @@ class OracleServer:
 
 @asynccontextmanager
 async def serve_oracle(server: OracleServer, host: str, port: int) -> AsyncGenerator[str, None]:
-    """Serve while the context is open; yields the base URL (with the chosen port for port 0).
-
-    Raises:
-        OSError: the address cannot be bound.
-    """
+    """Serve while the context is open; yields the base URL (with the chosen port for port 0)."""
     # A closed connection cancels its call, as in vLLM.
     runner = web.AppRunner(server.build_app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
@@ -187,27 +203,15 @@ async def serve_oracle(server: OracleServer, host: str, port: int) -> AsyncGener
 
 
 class _RefusedError(Exception):
-    """A request that vLLM would refuse too.
-
-    Args:
-        status: HTTP status.
-        message: in vLLM's words where clients depend on them.
-    """
+    """A request that vLLM would refuse too, with its message where clients depend on it."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
-    def error_body(self) -> dict[str, Any]:
-        """Return vLLM's error object."""
-        kind = "NotFoundError" if self.status == 404 else "BadRequestError"
-        return {"error": {"message": str(self), "type": kind, "param": None, "code": self.status}}
-
 
 @dataclass(frozen=True, slots=True)
 class _CompletionRequest:
-    """The fields of a request that the oracle uses."""
-
     prompt: list[int]
     max_tokens: int
     stop: frozenset[int]
@@ -232,18 +236,14 @@ async def _answer_refusals(request: web.Request, handler: Handler) -> web.Stream
     try:
         return await handler(request)
     except _RefusedError as refusal:
-        return web.json_response(refusal.error_body(), status=refusal.status)
+        kind = "NotFoundError" if refusal.status == 404 else "BadRequestError"
+        error = {"message": str(refusal), "type": kind, "param": None, "code": refusal.status}
+        return web.json_response({"error": error}, status=refusal.status)
 
 
-def _parse_request(
-    body: Mapping[str, object], *, model: str, vocab_size: int, max_model_len: int
-) -> "_CompletionRequest":
-    """Read the body of ``POST /v1/completions``.
-
-    Raises:
-        _RefusedError: another model, a prompt that is not ids, ids out of range, or more than fits the context.
-    """
-    if body.get("model", model) != model:
+def _parse_request(body: Mapping[str, object], options: OracleOptions, vocab_size: int) -> _CompletionRequest:
+    """Read the body of ``POST /v1/completions``; raise ``_RefusedError`` for what vLLM would refuse."""
+    if body.get("model", options.model) != options.model:
         raise _RefusedError(404, f"The model `{str(body['model'])[:80]}` does not exist.")
     prompt = _parse_ids(body.get("prompt"), "prompt")
     if not prompt:
@@ -254,10 +254,10 @@ def _parse_request(
     max_tokens = _parse_integer(body.get("max_tokens"), "max_tokens", default=16)
     if max_tokens < 1:
         raise _RefusedError(400, f"max_tokens must be at least 1, got {max_tokens}.")
-    if len(prompt) + max_tokens > max_model_len:
+    if len(prompt) + max_tokens > options.max_model_len:
         raise _RefusedError(
             400,
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+            f"This model's maximum context length is {options.max_model_len} tokens. However, you requested "
             f"{len(prompt) + max_tokens} tokens ({len(prompt)} in the prompt, {max_tokens} for the completion).",
         )
     seed = body.get("seed")
@@ -286,69 +286,6 @@ def _parse_integer(value: object, name: str, *, default: int) -> int:
     return value
 
 
-def _truncate_completion(
-    ids: list[int], call: "_CompletionRequest", terminator_id: int
-) -> tuple[list[int], Literal["stop", "length"]]:
-    """Cut at the first stop id (the terminator is one), or at ``max_tokens``."""
-    stops = call.stop | {terminator_id}
-    end = next((n for n, token in enumerate(ids, 1) if token in stops), len(ids))
-    return (ids[:end], "stop") if end <= call.max_tokens else (ids[: call.max_tokens], "length")
-
-
-def _answer_body(
-    request_id: str,
-    call: "_CompletionRequest",
-    *,
-    model: str,
-    text: str,
-    ids: Sequence[int],
-    logprobs: Sequence[float],
-    finish: _FinishReason,
-    cached_tokens: int,
-    prompt_logprobs: Sequence[float] | None = None,
-) -> dict[str, Any]:
-    """Return an answer as vLLM writes it."""
-    names = [f"token_id:{token}" for token in ids]
-    return {
-        "id": f"cmpl-{request_id}",
-        "object": "text_completion",
-        "created": 0,
-        "model": model,
-        "choices": [
-            {
-                "index": 0,
-                "text": text,
-                "finish_reason": finish,
-                "stop_reason": ids[-1] if finish == "stop" and ids[-1] in call.stop else None,
-                "token_ids": list(ids) if call.with_ids else None,
-                "prompt_token_ids": call.prompt if call.with_ids else None,
-                "prompt_logprobs": None if prompt_logprobs is None else _prompt_logprobs(call.prompt, prompt_logprobs),
-                "logprobs": {
-                    "tokens": names,
-                    "token_logprobs": list(logprobs),
-                    "top_logprobs": [{name: value} for name, value in zip(names, logprobs, strict=True)],
-                    "text_offset": [0] * len(names),
-                }
-                if call.with_logprobs
-                else None,
-            }
-        ],
-        "usage": {
-            "prompt_tokens": len(call.prompt),
-            "completion_tokens": len(ids),
-            "total_tokens": len(call.prompt) + len(ids),
-            "prompt_tokens_details": {"cached_tokens": cached_tokens},
-        },
-        "system_fingerprint": "prorl-gym-oracle",
-    }
-
-
-def _prompt_logprobs(prompt: Sequence[int], logprobs: Sequence[float]) -> list[dict[str, Any] | None]:
-    """Return log-probs of the prompt in vLLM's shape: by token id, ``None`` for the first."""
-    sampled = zip(prompt[1:], logprobs, strict=True)
-    return [None, *({str(token): {"logprob": value, "rank": 1, "decoded_token": None}} for token, value in sampled)]
-
-
 class _PrefixCache:
     """Counts the prompt tokens that a real engine would find in its prefix cache.
 
@@ -366,15 +303,10 @@ class _PrefixCache:
         return length - length % _BLOCK_TOKENS
 
     def store(self, session: str, ids: Sequence[int]) -> None:
-        """Store the tokens of a call: its prompt and answer."""
         self._last[session] = (len(ids), _digest(ids))
         self._last.move_to_end(session)
         if len(self._last) > _CACHED_SESSIONS:
             self._last.popitem(last=False)
-
-    def clear(self) -> None:
-        """Drop every state."""
-        self._last.clear()
 
 
 def _digest(ids: Sequence[int]) -> bytes:

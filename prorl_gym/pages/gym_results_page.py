@@ -11,7 +11,6 @@ from prorl_gym.pages.page_data import (
     GradedPart,
     MessageView,
     ModelCall,
-    Rating,
     SegmentView,
     TokenDecoder,
     TrajectoryView,
@@ -26,34 +25,25 @@ _Ids = list[Annotated[int, Field(ge=0)]]
 
 
 class _TokenTriple(BaseModel):
-    """The tokens of one model call."""
-
     prompt_token_ids: _Ids
     generation_token_ids: _Ids
     generation_log_probs: list[Annotated[float, Field(allow_inf_nan=False)]]
 
 
 def render_gym_results(results: Sequence[Mapping[str, Any]], decode: TokenDecoder | None) -> str:
-    """Return the page.
-
-    Args:
-        results: ``/run`` answers, as in a results file.
-        decode: token ids to text, special tokens shown; ``None``: ids are shown.
-    """
-    ordered = sorted(results, key=_sort_key)
-    return render_page(
-        ROLLOUT_ASSETS,
-        "Rollouts - prorl-gym",
-        pack_trajectories([gym_result_view(result) for result in ordered], decode),
-    )
+    """Return the page of ``/run`` answers. Without ``decode``, token ids are shown."""
+    views = [gym_result_view(result) for result in sorted(results, key=_sort_key)]
+    return render_page(ROLLOUT_ASSETS, "Rollouts - prorl-gym", pack_trajectories(views, decode))
 
 
 def gym_result_view(result: Mapping[str, Any]) -> TrajectoryView:
-    """Return what the page shows of one ``/run`` answer."""
-    verdict, rating = _verdict(result)
     reward, replica = result.get("reward"), result.get("_ng_rollout_index")
+    verdict, rating = f"reward {reward}", "good" if isinstance(reward, int | float) and reward > 0 else "bad"
+    if result.get("mask_sample"):
+        verdict, rating = f"masked ({result.get('failure_kind')})", "none"
+    title = f"{result.get('environment', '?')} / {_problem(result)}"
     return TrajectoryView(
-        title=_title(result),
+        title=title if replica is None else f"{title} #{replica}",
         verdict=verdict,
         rating=rating,
         outcome=str(result.get("prorl_outcome", "")),
@@ -73,19 +63,9 @@ def gym_result_view(result: Mapping[str, Any]) -> TrajectoryView:
 
 def _sort_key(result: Mapping[str, Any]) -> tuple[float, float]:
     """Order by task, then by repeat; the file has the results in the order in which they finished."""
-    task, repeat = (result.get(f"_ng_{name}_index") for name in ("task", "rollout"))
-    return (_number(task), _number(repeat))
-
-
-def _number(value: Any) -> float:
-    return value if isinstance(value, int | float) else float("inf")
-
-
-def _verdict(result: Mapping[str, Any]) -> tuple[str, Rating]:
-    if result.get("mask_sample"):
-        return f"masked ({result.get('failure_kind')})", "none"
-    reward = result.get("reward")
-    return f"reward {reward}", "good" if isinstance(reward, int | float) and reward > 0 else "bad"
+    given = (result.get(f"_ng_{name}_index") for name in ("task", "rollout"))
+    task, repeat = (value if isinstance(value, int | float) else float("inf") for value in given)
+    return task, repeat
 
 
 def _problem(result: Mapping[str, Any]) -> str:
@@ -105,12 +85,6 @@ def _graded(result: Mapping[str, Any]) -> Iterator[GradedPart]:
         text = result.get(f"prorl_{key}")
         if isinstance(text, str):
             yield GradedPart(name, text, kind)
-
-
-def _title(result: Mapping[str, Any]) -> str:
-    repeat = result.get("_ng_rollout_index")
-    title = f"{result.get('environment', '?')} / {_problem(result)}"
-    return title if repeat is None else f"{title} #{repeat}"
 
 
 def _facts(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -32,13 +32,7 @@ class PageAssets:
 
 @cache
 def load_assets(styles: Sequence[str], scripts: Sequence[str], body: str) -> PageAssets:
-    """Read a page's parts from the package.
-
-    Args:
-        styles: names of style sheets, in their order.
-        scripts: names of scripts, in their order; they share one scope of their own.
-        body: name of the markup.
-    """
+    """Read a page's parts from the package. The scripts share one scope of their own."""
     program = "\n".join(_read_asset(name) for name in scripts)
     return PageAssets(
         "\n".join(map(_read_asset, styles)), f'(() => {{\n"use strict";\n{program}}})();\n', _read_asset(body)
@@ -48,17 +42,19 @@ def load_assets(styles: Sequence[str], scripts: Sequence[str], body: str) -> Pag
 def render_page(
     assets: PageAssets, title: str, data: Any = None, *, framed: Sequence[PageAssets] = (), may_connect: bool = False
 ) -> str:
-    """Return the page.
+    """Return the page, whose script finds ``data`` (JSON) in the element of that name.
 
-    Args:
-        assets: its fixed part.
-        title: of the browser's tab.
-        data: JSON that the script finds in the element ``data``.
-        framed: pages that it shows in a frame: a frame without an address is under the policy of its parent.
-        may_connect: the page may send requests to the server that it came from.
+    ``framed``: pages that it shows in a frame, which is under the policy of its parent. ``may_connect``: the page may
+    send requests to the server that it came from.
     """
-    policy = _content_security_policy([assets, *framed], may_connect=may_connect)
-    block = "" if data is None else f'<script type="application/json" id="data">{_json(data)}</script>\n'
+    source = "'self'" if may_connect else "'none'"
+    styles, scripts = zip(*(shown.hashes for shown in (assets, *framed)), strict=True)
+    policy = (
+        f"default-src 'none'; script-src {' '.join(scripts)}; style-src {' '.join(styles)}; "
+        f"connect-src {source}; base-uri 'none'; form-action 'none'"
+    )
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
+    block = "" if data is None else f'<script type="application/json" id="data">{text}</script>\n'
     page = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -70,21 +66,8 @@ def render_page(
     return page.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate in a model's text is no UTF-8
 
 
-def _content_security_policy(assets: Sequence[PageAssets], *, may_connect: bool) -> str:
-    source = "'self'" if may_connect else "'none'"
-    styles, scripts = zip(*(design.hashes for design in assets), strict=True)
-    return (
-        f"default-src 'none'; script-src {' '.join(scripts)}; style-src {' '.join(styles)}; "
-        f"connect-src {source}; base-uri 'none'; form-action 'none'"
-    )
-
-
 def _digest(text: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _json(data: Any) -> str:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
 
 
 def _read_asset(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a trajectory page shows of a rollout, and its encoding as compact JSON.
+"""The content of a trajectory page, and its encoding as compact JSON.
 
 64 k tokens take a few hundred kB and are unpacked when they are viewed. Tokens are indices into a vocabulary of the
 page, two bytes each. The mask is a bit per token. Log-probs are kept for sampled tokens only, with four bytes where
@@ -10,7 +10,7 @@ import sys
 from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, Literal
 
@@ -22,12 +22,11 @@ _MAX_TOKENS_PER_CHARACTER = 4
 _MAX_SAFE_INTEGER = 2**53
 """Browsers round larger integers, which are therefore encoded as text."""
 
-
 TokenDecoder = Callable[[Sequence[int]], str]
 """Token ids to text, special tokens shown."""
 
 Rating = Literal["good", "bad", "none"]
-"""Of a verdict: a reward above zero, another reward, no reward to learn from."""
+"""Rating of a verdict: a reward above zero, another reward, no reward to learn from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,32 +87,36 @@ class TrajectoryView:
     outcome: str
     facts: Sequence[tuple[str, str]] = ()
     message: str = ""
-    """What went wrong, if anything did."""
+    """The failure, if there was one."""
     why: str = ""
     """Why there is no reward above zero."""
     environment: str = ""
     problem: str = ""
-    """What rollouts of one row have in common."""
+    """The name that rollouts of one row share."""
     replica: int = 0
     reward: float | None = None
     graded: Sequence[GradedPart] = ()
     stages: Sequence[tuple[str, float, float]] = ()
-    """Name, seconds queued, seconds active. Beside the stages: ``accepted``, the wait before the first of them, and
+    """Name, seconds queued, seconds active. Besides the stages: ``accepted``, the wait before the first of them, and
     ``attempts``, earlier ones."""
     segments: Sequence[SegmentView] = ()
     messages: Sequence[MessageView] = ()
 
 
 def pack_trajectories(trajectories: Sequence[TrajectoryView], decode: TokenDecoder | None) -> Mapping[str, Any]:
-    """Return the data that the page's script unpacks.
-
-    Args:
-        trajectories: the rollouts of the page.
-        decode: ids to text; ``None``: ids are shown.
-    """
+    """Return the data that the page's script unpacks. Without ``decode``, ids are shown."""
     vocabulary = _Vocabulary(decode)
-    rollouts = [_trajectory(trajectory, vocabulary) for trajectory in trajectories]
-    ids = [token if token < _MAX_SAFE_INTEGER else str(token) for token in vocabulary.ids]
+    rollouts = [
+        {
+            **{name: getattr(trajectory, name) for name in _COPIED_FIELDS},
+            "mood": trajectory.rating,
+            "graded": [[part.name, part.kind, part.text] for part in trajectory.graded],
+            "messages": [asdict(message) for message in trajectory.messages],
+            "segments": [_segment(segment, vocabulary) for segment in trajectory.segments],
+        }
+        for trajectory in trajectories
+    ]
+    ids = [token if token < _MAX_SAFE_INTEGER else str(token) for token in vocabulary.index]
     return {"ids": ids, "texts": vocabulary.texts, "rollouts": rollouts}
 
 
@@ -125,22 +128,18 @@ class _Vocabulary:
 
     def __init__(self, decode: TokenDecoder | None) -> None:
         self._decode = decode
-        self._index: dict[int, int] = {}
+        self.index: dict[int, int] = {}
         self._context: tuple[int, str] | None = None
         self.texts: list[str] | None = None if decode is None else []
-
-    @property
-    def ids(self) -> list[int]:
-        return list(self._index)
 
     def add_tokens(self, tokens: Sequence[int]) -> list[int]:
         """Return the indices of tokens, adding new ones."""
         for token in dict.fromkeys(tokens):
-            if token not in self._index:
-                self._index[token] = len(self._index)
+            if token not in self.index:
+                self.index[token] = len(self.index)
                 if self.texts is not None:
                     self.texts.append(self.text((token,)))
-        return [self._index[token] for token in tokens]
+        return [self.index[token] for token in tokens]
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of neighbouring tokens; empty for ids that are not in the tokenizer."""
@@ -161,39 +160,16 @@ class _Vocabulary:
             return ""
 
 
-def _trajectory(trajectory: TrajectoryView, vocabulary: _Vocabulary) -> Mapping[str, Any]:
-    return {
-        "title": trajectory.title,
-        "verdict": trajectory.verdict,
-        "mood": trajectory.rating,
-        "outcome": trajectory.outcome,
-        "message": trajectory.message,
-        "why": trajectory.why,
-        "environment": trajectory.environment,
-        "problem": trajectory.problem,
-        "replica": trajectory.replica,
-        "reward": trajectory.reward,
-        "graded": [[part.name, part.kind, part.text] for part in trajectory.graded],
-        "facts": [list(fact) for fact in trajectory.facts],
-        "stages": [list(stage) for stage in trajectory.stages],
-        "messages": [_message(message) for message in trajectory.messages],
-        "segments": [_segment(segment, vocabulary) for segment in trajectory.segments],
-    }
-
-
-def _message(message: MessageView) -> Mapping[str, Any]:
-    return {
-        "role": message.role,
-        "text": message.text,
-        "turn": message.turn,
-        "name": message.name,
-        "calls": [list(call) for call in message.calls],
-    }
+_COPIED_FIELDS = (
+    *("title", "verdict", "outcome", "message", "why", "environment", "problem", "replica"),
+    *("reward", "facts", "stages"),
+)
 
 
 def _segment(segment: SegmentView, vocabulary: _Vocabulary) -> Mapping[str, Any]:
     places = vocabulary.add_tokens(segment.ids)
     sampled = [position for position, is_sampled in enumerate(segment.mask) if is_sampled]
+    versions = [version for version, is_sampled in zip(segment.versions, segment.mask, strict=True) if is_sampled]
     wide = max(places, default=0) >= 1 << 16
     return {
         "length": len(places),
@@ -201,9 +177,7 @@ def _segment(segment: SegmentView, vocabulary: _Vocabulary) -> Mapping[str, Any]
         "places": _base64(array("I" if wide else "H", places)),
         "mask": _bitmask(segment.mask),
         **_logprobs([segment.logprobs[position] for position in sampled]),
-        "versions": _run_lengths(
-            [version for version, sampled in zip(segment.versions, segment.mask, strict=True) if sampled]
-        ),
+        "versions": [[len(list(run)), version] for version, run in groupby(versions)],
         "calls": [[call.start, call.end, call.turn, call.facts] for call in segment.calls],
         "shared": list(_shared_characters(segment, places, vocabulary)),
         "note": segment.note,
@@ -214,10 +188,6 @@ def _logprobs(values: Sequence[float]) -> Mapping[str, Any]:
     short = array("f", (value if math.isfinite(value) and abs(value) < 1e38 else 0.0 for value in values))
     exact = all(map(float.__eq__, short, map(float, values)))
     return {"double": not exact, "logprobs": _base64(short if exact else array("d", values))}
-
-
-def _run_lengths(values: Sequence[int]) -> list[list[int]]:
-    return [[len(list(run)), version] for version, run in groupby(values)]
 
 
 def _bitmask(mask: Sequence[int]) -> str:

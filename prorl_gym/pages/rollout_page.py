@@ -1,6 +1,6 @@
 """The page of one rollout's record, turn by turn and token by token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from prorl_gym.pages.html_page import load_assets, render_page
 from prorl_gym.pages.page_data import (
@@ -13,26 +13,16 @@ from prorl_gym.pages.page_data import (
     TrajectoryView,
     pack_trajectories,
 )
-from prorl_gym.records import Generation, Rollout, Segment
+from prorl_gym.records import Rollout, Segment
 
 ROLLOUT_ASSETS = load_assets(
     ("base.css", "trajectory.css"),
     (
-        *(
-            "dom.js",
-            "segment.js",
-            "tokens.js",
-            "conversation.js",
-            "graded.js",
-            "comparison.js",
-            "stages.js",
-            "search.js",
-        ),
-        *("overview.js", "trajectory.js"),
+        *("dom.js", "segment.js", "tokens.js", "conversation.js", "graded.js", "comparison.js", "stages.js"),
+        *("search.js", "overview.js", "trajectory.js"),
     ),
     "trajectory.html",
 )
-
 
 _SUBMISSION_NAMES = {
     "answer": "Got",
@@ -41,27 +31,19 @@ _SUBMISSION_NAMES = {
 }
 
 
-def render_rollout(rollout: Rollout, decode: TokenDecoder | None) -> str:
-    """Return the page as one HTML file. Blocks for up to a second for a long rollout: do not call it on an event loop.
+def render_rollout(rollout: Rollout, decode: TokenDecoder | None, *others: Rollout) -> str:
+    """Return the page as one HTML file; with ``others``, it opens on the first two side by side.
 
-    Args:
-        rollout: the terminal record.
-        decode: token ids to text, special tokens shown; ``None``: ids are shown.
+    ``decode`` turns token ids into text, special tokens shown; without it ids are shown. Takes up to a second for a
+    long rollout: not for an event loop.
     """
-    trajectory = rollout_view(rollout)
-    return render_page(ROLLOUT_ASSETS, f"{rollout.rollout_id} - prorl-gym", pack_trajectories([trajectory], decode))
-
-
-def render_comparison(rollouts: Sequence[Rollout], decode: TokenDecoder | None) -> str:
-    """Return the page of several rollouts, which opens on the first two side by side. Blocks as ``render_rollout``."""
-    views = [rollout_view(rollout) for rollout in rollouts]
-    title = " and ".join(rollout.rollout_id for rollout in rollouts)
-    data = {**pack_trajectories(views, decode), "compare": True}
-    return render_page(ROLLOUT_ASSETS, f"{title} - prorl-gym", data)
+    rollouts = (rollout, *others)
+    title = " and ".join(one.rollout_id for one in rollouts)
+    data = pack_trajectories([rollout_view(one) for one in rollouts], decode)
+    return render_page(ROLLOUT_ASSETS, f"{title} - prorl-gym", {**data, "compare": True} if others else data)
 
 
 def rollout_view(rollout: Rollout) -> TrajectoryView:
-    """Return what the page shows of a record."""
     verdict, rating = _verdict(rollout)
     return TrajectoryView(
         title=f"{rollout.environment} / {rollout.rollout_id}",
@@ -152,19 +134,19 @@ def _facts(rollout: Rollout) -> Iterator[tuple[str, str]]:
 
 def _tokens(segment: Segment) -> SegmentView:
     origin = "" if segment.parent is None else f", from segment {segment.parent + 1} ({segment.cause})"
+    calls: list[ModelCall] = []
+    for call in segment.generations:
+        cached = "" if call.cached_tokens is None else f", {call.cached_tokens:,} cached"
+        facts = f"{call.engine}, {call.seconds:.2f} s{cached}, {call.finish_reason}"
+        calls.append(ModelCall(call.start, call.end, call.turn, facts))
     return SegmentView(
         ids=segment.token_ids,
         mask=segment.mask,
         logprobs=segment.logprobs,
         versions=segment.policy_versions,
-        calls=[ModelCall(call.start, call.end, call.turn, _call_facts(call)) for call in segment.generations],
+        calls=calls,
         note=f"{segment.logprob_kind} log-probs{origin}",
     )
-
-
-def _call_facts(call: Generation) -> str:
-    cached = "" if call.cached_tokens is None else f", {call.cached_tokens:,} cached"
-    return f"{call.engine}, {call.seconds:.2f} s{cached}, {call.finish_reason}"
 
 
 def _messages(rollout: Rollout) -> Iterator[MessageView]:

@@ -1,29 +1,18 @@
-"""Protocols of the service: the ledger, the runner, and where a runner gets its policies.
+"""Shared models of the service, and its protocols: the runner, and where a runner gets its policies.
 
 Runners are used by serialisable requests and events only, so that one may be in this process or on another node.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from prorl_gym.agents.command import CommandConfig, ModelGateway
-from prorl_gym.agents.protocol import Policy
-from prorl_gym.client.wire_models import (
-    AcceptedRollout,
-    AnalysisResponse,
-    Capacity,
-    LedgerStatus,
-    PendingState,
-    ProblemsResponse,
-    RolloutListResponse,
-    RolloutSummary,
-    Unacknowledged,
-)
-from prorl_gym.demand import Demand
+from prorl_gym.agents.protocol import Agent, Policy
+from prorl_gym.client.wire_models import Capacity, PendingState
 from prorl_gym.errors import CancelReason, Evidence, RolloutError, blame
 from prorl_gym.inference.tokens.turn_log import LoggedTurn, TurnLog
 from prorl_gym.records import Record, Retry, Rollout, RolloutRequest, Segment
+from prorl_gym.sandbox.protocol import Mount
 from prorl_gym.settings import ResolvedSettings
 
 Stage = Literal["queue", "init", "run", "eval"]
@@ -34,6 +23,11 @@ runner has it; ``waiting``: for the pause before the next attempt; ``ending``: i
 
 PAGE_CHARS = 4 << 20
 """Characters of records after which a page of a stream ends."""
+
+
+def group_key(request: RolloutRequest) -> str:
+    """Return a name of the request's group; empty: it has none. Runs may name their groups alike."""
+    return f"{request.run_id}/{request.group_id}" if request.group_id else ""
 
 
 class Job(Record):
@@ -58,7 +52,7 @@ class Job(Record):
 
     @property
     def must_run_alone(self) -> bool:
-        """Whether no other rollout may run a payload beside this attempt, so that a loss can only be its own doing."""
+        """Whether no other rollout may run a payload during this attempt, so that a loss can only be its own doing."""
         return any(retry.evidence is not None and blame(retry.evidence).retry_alone for retry in self.retries)
 
 
@@ -96,7 +90,7 @@ class TurnEnded(Record):
     rollout_id: str
     attempt: int
     number: int
-    """Of the turn, from 0."""
+    """From 0."""
     turn: LoggedTurn
 
 
@@ -106,17 +100,13 @@ RunnerEvent = AttemptMoved | TurnEnded | Finished
 
 @dataclass(slots=True, eq=False)
 class AttemptPosition:
-    """Where an attempt is.
-
-    The service has one for each pending rollout, which the dispatcher, the attempt settler and the groups share. The
-    runner has one for each attempt in hand, and reports its moves as events.
-    """
+    """Where an attempt is. The service has one for each pending rollout, the runner one for each running attempt."""
 
     attempt: int = 0
     """Number of the attempt that began last: no other one ends the rollout."""
     state: AttemptState = "queued"
     stage: Stage = "queue"
-    """The last one that was entered."""
+    """The last stage that was entered."""
     since: float = 0.0
     """Unix seconds at which it was entered."""
     is_parked: bool = False
@@ -125,7 +115,6 @@ class AttemptPosition:
     """How long it was in the stage before."""
 
     def enter_stage(self, stage: Stage, at: float) -> None:
-        """Move to a stage, entered at this time (Unix seconds)."""
         self.stage_before, self.seconds_before = self.stage, at - self.since
         self.stage, self.since, self.is_parked = stage, at, False
 
@@ -134,19 +123,11 @@ class Runner(Protocol):
     """Executes attempts. On one event loop; all methods may be called concurrently on it."""
 
     def require_environment(self, environment: str) -> None:
-        """Check that jobs of this environment can be done here.
-
-        Raises:
-            TaskError: ``UNKNOWN_ENVIRONMENT``, naming those that are known.
-        """
+        """Raise ``TaskError`` (UNKNOWN_ENVIRONMENT), naming the known ones, if jobs of it cannot be done here."""
         ...
 
     async def accept(self, job: Job) -> None:
-        """Start a job. Waits for a job slot: work is kept in the ledger, not in the runner.
-
-        Raises:
-            ShuttingDownError: it is draining.
-        """
+        """Start a job once there is a job slot: work is kept in the ledger. Raises ``ShuttingDownError`` (draining)."""
         ...
 
     def events(self) -> AsyncIterator[RunnerEvent]:
@@ -154,17 +135,14 @@ class Runner(Protocol):
         ...
 
     async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> None:
-        """Stop these: engine call, process tree, sandbox, lease. Each still ends with one ``Finished``.
-
-        Unknown and finished ids are ignored.
-        """
+        """Stop these: engine call, processes, sandbox, lease; each still ends with one ``Finished``. Ignores others."""
         ...
 
     async def park(self, rollout_ids: Sequence[str]) -> None:
         """Park these agents before their next model call, without their slot and with their deadline stopped.
 
         They keep sandbox and tokens. One that is not in RUN is not parked (``ParkingChanged`` names those that were).
-        Parked ones are cancelled as any other. Unknown and finished ids are ignored.
+        Parked ones can be cancelled as any other.
         """
         ...
 
@@ -173,7 +151,7 @@ class Runner(Protocol):
         ...
 
     async def capacity(self) -> Capacity:
-        """Report occupancy."""
+        """Return the occupancy."""
         ...
 
     async def drain(self) -> None:
@@ -181,7 +159,7 @@ class Runner(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stop at once: everything in hand ends as ``cancelled(shutdown)``. Idempotent."""
+        """Stop at once: every running attempt ends as ``cancelled(shutdown)``. Idempotent."""
         ...
 
 
@@ -193,10 +171,7 @@ class AttemptSession(Protocol):
         ...
 
     async def wait_for_room(self) -> None:
-        """Wait until the engines have room for another agent: without it, it would hold its slot for nothing.
-
-        Evaluation does not wait: it goes before what waits already.
-        """
+        """Wait until the engines have room for another agent, which would block its slot. Evaluation does not wait."""
         ...
 
     def release_engine_slot(self) -> None:
@@ -221,59 +196,38 @@ class PolicySession(AttemptSession, Protocol):
 
     @property
     def policy(self) -> Policy:
-        """What the agent loop talks to."""
+        """The policy of the agent loop."""
         ...
 
 
-class GatewaySession(AttemptSession, Protocol):
-    """The model behind the gateway of an agent program."""
+class AgentPrograms(Protocol):
+    """Agents that are programs, by the name that the setting ``agent`` gives; ``prorl_gym.harness`` implements it.
 
-    @property
-    def gateway(self) -> ModelGateway:
-        """What the program talks to."""
+    Its methods raise ``TaskError`` (``BAD_ROW``) for a name that is unknown or not installed.
+    """
+
+    def mounts_of(self, name: str) -> Sequence[Mount]:
+        """Return what the agent's sandbox has to mount for a program."""
         ...
 
+    def open_agent(self, job: Job, settings: ResolvedSettings) -> tuple[AttemptSession, Agent]:
+        """Return the agent of an attempt, and the session that records its model calls; nothing is sent yet.
 
-class GatewaySource(Protocol):
-    """Makes sessions for agent programs."""
-
-    def open_gateway(self, job: Job, settings: ResolvedSettings) -> GatewaySession:
-        """Return a fresh session for this attempt; nothing is served yet.
-
-        Raises:
-            RolloutError: the request names an engine that it may not use.
+        Raises ``RolloutError`` where the request names an engine that it may not use.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class AgentPrograms:
-    """What a runner needs for rollouts whose agent is a program."""
-
-    find: Callable[[str], CommandConfig]
-    """Returns the program of a name; raises ``TaskError(BAD_ROW)``, naming the fix."""
-    gateways: GatewaySource
 
 
 class PolicySource(Protocol):
     """Makes sessions."""
 
     def open_session(self, job: Job, settings: ResolvedSettings, turn_log: TurnLog | None = None) -> PolicySession:
-        """Return a fresh session for this attempt; nothing is sent yet.
-
-        Args:
-            job: the attempt.
-            settings: sampling and limits.
-            turn_log: has turns to replay, and takes the others.
-
-        Raises:
-            RolloutError: the request names an engine that it may not use.
-        """
+        """Return a fresh session, which replays ``turn_log``. Raises ``RolloutError``: the engine is not allowed."""
         ...
 
 
 class RecoveredRollout(NamedTuple):
-    """What the service keeps in memory of a rollout without a terminal record: the body stays in the ledger."""
+    """A rollout without a terminal record as it is kept in memory: the body stays in the ledger."""
 
     rollout_id: str
     run_id: str
@@ -281,7 +235,6 @@ class RecoveredRollout(NamedTuple):
     environment: str
     evaluation: bool
     group_size: int = 1
-    replica: int = 0
     stands_in_for: str | None = None
     failures: int = 0
     """Attempts that ended in an infrastructure failure."""
@@ -301,9 +254,9 @@ class Delivery:
     """Rises with every record that is written; a reader that has seen it resumes after it."""
     record: str
     """The record as the JSON text that is stored: a stream hands it on as it is, and one that this release cannot
-    read does not stop it. ``prorl_gym.rollout.ledger.encoding.decode_rollout`` reads it."""
+    read does not stop it. ``Rollout.model_validate_json`` reads it."""
     damage: str = ""
-    """What is wrong with the stored record, if the file is damaged there. Then ``record`` is a placeholder: the
+    """Damage of the stored record in the file, if any. Then ``record`` is a placeholder: the
     identity of the rollout, and ``failed(internal)``."""
 
 
@@ -340,7 +293,7 @@ class RolloutFilter:
     run_id: str | None = None
     group_id: str | None = None
     prefix: str | None = None
-    """Of the rollout's id."""
+    """Prefix of the rollout's id."""
     environment: str | None = None
     problem: str | None = None
     evaluation: bool | None = None
@@ -363,214 +316,3 @@ class ListPage:
     """Only records before this cursor; 0: from the newest. Needs the order by ``finished``, descending."""
     offset: int = 0
     limit: int = 100
-
-
-class Ledger(Protocol):
-    """Durable memory. When ``add_rollouts`` returns, a SIGKILL cannot lose the rollout."""
-
-    async def add_rollouts(self, requests: Sequence[RolloutRequest]) -> list[AcceptedRollout]:
-        """Write a batch in one commit, all or nothing.
-
-        Raises:
-            ConflictError: an id exists with another body (nothing of the batch was written).
-            LedgerFullError: the disk budget is used up by records that were not acknowledged.
-        """
-        ...
-
-    async def add_and_begin(self, requests: Sequence[RolloutRequest]) -> tuple[list[AcceptedRollout], list[Job]]:
-        """As ``add_rollouts``; the first attempt at all that is new begins in the same commit. Returns these, too.
-
-        Raises:
-            ConflictError, LedgerFullError: as ``add_rollouts``.
-        """
-        ...
-
-    async def pending_jobs(self) -> list[Job]:
-        """Every accepted rollout without a terminal record, oldest first, with the attempt to make next."""
-        ...
-
-    async def recover(self, *, keep_open: bool = False) -> list[RecoveredRollout]:
-        """Close the attempts that a killed service left open, as ``SERVICE_RESTARTED``; list what is pending, by age.
-
-        Called once, before anything else is begun.
-
-        Args:
-            keep_open: leave them open: nodes may have them in hand.
-        """
-        ...
-
-    async def next_jobs(self, rollout_ids: Sequence[str]) -> list[Job]:
-        """Return the next attempt of these, in this order; finished and unknown ids are left out.
-
-        A row that cannot be read does not keep the others: see ``Job.unreadable_reason``.
-        """
-        ...
-
-    async def begin_attempt(self, rollout_id: str) -> Job:
-        """Begin the next attempt and return it, once it is remembered: a restart uses a fresh number.
-
-        An attempt that is open is closed as lost. What cannot be read (``Job.unreadable_reason``) does not begin.
-
-        Raises:
-            ConflictError: the rollout is finished.
-            NotFoundError: never accepted.
-        """
-        ...
-
-    async def withdraw_attempts(self, rollout_ids: Sequence[str]) -> None:
-        """Forget the attempts of these that began and have not ended: a stop cut them off. Their numbers stay used."""
-        ...
-
-    async def log_turn(self, ended: TurnEnded) -> None:
-        """Keep a whole turn, in place of this and all later ones of earlier attempts, for ``begin_attempt``.
-
-        A SIGKILL loses none that was kept; a power cut may. They are kept until the terminal record is written, or an
-        attempt fails that has added none. Not kept: one of an attempt that is over, one after a gap, what goes beyond
-        a rollout's share of the disk, anything once the disk budget is used up.
-        """
-        ...
-
-    async def fail_attempt(self, rollout_id: str, retry: Retry) -> None:
-        """Remember how an attempt that will be made again ended. The attempt must have begun."""
-        ...
-
-    async def finish(self, rollout: Rollout) -> int | None:
-        """Write the terminal record and return its cursor. ``None`` when the id has one already: the first stands.
-
-        Raises:
-            ConflictError: the attempt is over (it failed, or a later one has begun): its end ends nothing.
-            CancelledRolloutError: it was cancelled; only a cancelled record may be written.
-            NotFoundError: never accepted.
-        """
-        ...
-
-    async def get(self, rollout_id: str) -> Rollout | RolloutRequest:
-        """Return the terminal record, or the request while there is none.
-
-        Raises:
-            NotFoundError: never accepted.
-            GoneError: its record is not kept any more: it was acknowledged, or it expired.
-            UnreadableRecordError: it was written, and this release cannot read it.
-        """
-        ...
-
-    async def requests(self, rollout_ids: Sequence[str]) -> list[RolloutRequest]:
-        """Return what was accepted under these ids, finished ones too; unknown and unreadable ones are left out."""
-        ...
-
-    async def read_records(self, run_id: str | None, after: int, limit: int) -> list[Delivery]:
-        """Return terminal records of a run (``None``: of all) past the cursor ``after``, in order.
-
-        Up to ``limit``, and no more once they are ``PAGE_CHARS`` together: readers may be slow, and hold them.
-        """
-        ...
-
-    async def summaries(
-        self,
-        run_id: str | None = None,
-        *,
-        groups: Sequence[str] | None = None,
-        prefix: str | None = None,
-        after: int = 0,
-        limit: int = 1000,
-        newest_first: bool = False,
-    ) -> list[RolloutSummary]:
-        """Return finished rollouts without their records, by cursor; also those whose record is not kept any more.
-
-        Args:
-            run_id: only of this run.
-            groups: only of these groups.
-            prefix: only those whose id has it.
-            after: only past this cursor; with ``newest_first`` only before it (0: from the newest on).
-            limit: the most to return.
-            newest_first: in falling order.
-        """
-        ...
-
-    async def list_rollouts(
-        self, wanted: RolloutFilter, state: RolloutState, page: ListPage, running: Sequence[str] = ()
-    ) -> RolloutListResponse:
-        """Return rollouts that match, sorted, and how many match in each state.
-
-        The ``place`` of pending ones is not known here. Finished ones are sorted and counted among the newest 100,000
-        of the run; in the order by ``finished`` all are listed.
-
-        Args:
-            wanted: which; what is known at the end of a rollout matches no pending one.
-            state: which of the states to list.
-            page: which part.
-            running: ids of pending rollouts that run; the others wait.
-        """
-        ...
-
-    async def analyze(self, wanted: RolloutFilter) -> AnalysisResponse:
-        """Aggregate the newest 100,000 finished rollouts of the run, of those that match."""
-        ...
-
-    async def list_problems(
-        self, wanted: RolloutFilter, order: ProblemOrder, offset: int, limit: int
-    ) -> ProblemsResponse:
-        """Return the finished rollouts that match by problem, of the newest 100,000 of the run."""
-        ...
-
-    async def acknowledge(self, run_id: str | None, cursor: int) -> int:
-        """Note that records of a run (``None``: of all) up to this cursor were received, and need not be kept.
-
-        Returns:
-            How many records this released.
-        """
-        ...
-
-    async def acknowledge_rollouts(self, rollout_ids: Sequence[str]) -> int:
-        """Release the records of these rollouts, as ``acknowledge`` does; unknown and unfinished ids are ignored.
-
-        Returns:
-            How many records this released.
-        """
-        ...
-
-    async def unacknowledged(self, run_id: str | None) -> Unacknowledged:
-        """Return the rollouts of a run (``None``: of all) without a record or with one that is kept, oldest first."""
-        ...
-
-    async def set_demand(self, run_id: str, demand: Demand | None) -> None:
-        """Store the demand of a run; ``None`` deletes it."""
-        ...
-
-    async def demands(self) -> Mapping[str, Demand]:
-        """Return what is remembered, by run."""
-        ...
-
-    async def set_policy_version(self, pool: str, version: int) -> None:
-        """Remember which policy version the engines of a pool serve: they outlive the service."""
-        ...
-
-    async def policy_versions(self) -> Mapping[str, int]:
-        """Return what is remembered, by pool."""
-        ...
-
-    async def usage(self) -> LedgerStatus:
-        """Report what it holds."""
-        ...
-
-    async def collect_garbage(self) -> int:
-        """Forget what may be forgotten by now: expired records, and old tombstones of released ones.
-
-        Returns:
-            How many records this released.
-        """
-        ...
-
-    async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> list[str]:
-        """Remember that these are cancelled: a restart does not run them, and none of them gets another record.
-
-        The first reason is kept.
-
-        Returns:
-            Those without a terminal record, in the given order; finished and unknown ids are left out.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Flush and close. Idempotent."""
-        ...

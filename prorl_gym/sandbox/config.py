@@ -1,4 +1,4 @@
-"""Configuration of sandboxes: the section ``sandbox`` of the service's configuration."""
+"""Configuration of sandboxes and of their image store: the section ``sandbox`` of the service's configuration."""
 
 import os
 from dataclasses import asdict, replace
@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from prorl_gym.config import ConfigModel
-from prorl_gym.sandbox.images.config import ImagesConfig, default_cache
 from prorl_gym.sandbox.protocol import DEFAULT_IMAGE, HOST_IMAGE, SandboxLimits, SandboxSpec
 
 _DEFAULT = SandboxLimits()
@@ -45,6 +44,43 @@ class LimitsConfig(ConfigModel):
         return SandboxLimits(**self.model_dump())
 
 
+class ImagesConfig(ConfigModel):
+    """Where unpacked images are kept on this node and how much they may take. Sizes in bytes, times in seconds."""
+
+    directory: Path | None = None
+    """The store, on a local disk that keeps extended attributes (not NFS); below /var/cache/prorl-gym for root and
+    below ~/.cache/prorl-gym otherwise."""
+    uid: Annotated[int, Field(gt=0, lt=2**32 - 1)] = 61099
+    """Owner of unpacked files when the service runs as root: the sandboxes' uid."""
+    max_bytes: Count = 200 << 30
+    """Most bytes of the store; beyond it the least recently used layers are removed."""
+    max_inodes: Count = 20_000_000
+    """Most files and directories of the store; beyond it the least recently used layers are removed."""
+    jobs: Count = 4
+    """Downloads and unpackings at a time, over all processes of this node."""
+    mirrors: dict[str, str] = Field(default_factory=dict[str, str])
+    """URL of a mirror (``http://127.0.0.1:5000``) by registry host (``docker.io``)."""
+    login_host: str = "docker.io"
+    """Registry of ``APPTAINER_DOCKER_USERNAME`` and ``APPTAINER_DOCKER_PASSWORD``, which name none. The entries of
+    ``~/.docker/config.json`` and ``~/.apptainer/docker-config.json`` name theirs."""
+    layer_bytes: Count = 64 << 30
+    """Largest layer, unpacked."""
+    layer_entries: Count = 2_000_000
+    """Most files and directories of one layer."""
+    unpack_seconds: Annotated[float, Field(gt=0)] = 3600.0
+    """Longest time that unpacking one layer may take."""
+
+    durable: bool = True
+    """Sync a layer to the disk before it is used; otherwise a crash of the machine may leave incomplete layers."""
+
+    def store_directory(self) -> Path:
+        return self.directory or default_cache() / "store"
+
+    def owner_uid(self) -> int:
+        """Return the uid (and gid) that unpacked files belong to."""
+        return os.geteuid() or self.uid
+
+
 class SandboxConfig(ConfigModel):
     """Backend, image, directories and bounds of sandboxes."""
 
@@ -70,7 +106,7 @@ class SandboxConfig(ConfigModel):
     agent programs. The sandboxes'
     uid must be able to enter it. By default below /var/cache/prorl-gym for root, else below ~/.cache/prorl-gym."""
     python_tool: Literal["session", "kernel"] = "session"
-    """What runs python cells unless the environment chooses: ``session``, a worker that needs only the image's
+    """Runner of python cells unless the environment chooses: ``session``, a worker that needs only the image's
     python3, or ``kernel``, the image's own ipykernel."""
     cgroup: Literal["auto", "off"] | Path = "auto"
     """A cgroup v2 directory in which sandboxes get cgroups of their own. ``auto``: the service's own or one above it,
@@ -106,3 +142,11 @@ class SandboxConfig(ConfigModel):
         image = self.image if spec.image == DEFAULT_IMAGE else spec.image
         tool = spec.python_tool or self.python_tool
         return replace(spec, image=image, python_tool=tool, limits=replace(defaults, **chosen))
+
+
+def default_cache() -> Path:
+    """Return this user's cache directory. It is not below root's home: sandboxes run as another user and read it."""
+    set_by_user = os.environ.get("PRORL_GYM_CACHE")
+    if set_by_user:
+        return Path(set_by_user)
+    return Path("/var/cache/prorl-gym") if os.geteuid() == 0 else Path.home() / ".cache" / "prorl-gym"

@@ -69,27 +69,22 @@ def classify_breach(
 ) -> Breach | None:
     """Return the limit that a finished command ran into, or ``None``.
 
-    Args:
-        exit_code: as a shell reports it; 0 for success.
-        observed: breaches that the guest saw while it ran.
-        output: what it printed to stderr, or to the terminal; only the end matters.
-        timed_out: the service ended it at its timeout.
-        truncated: output was left out.
+    ``exit_code`` is as a shell reports it, ``observed`` what the guest saw while the command ran, ``output`` what it
+    printed to stderr or the terminal (only the end matters). ``timed_out``: the service ended it; ``truncated``: output
+    was left out.
     """
     if Breach.MEMORY_SANDBOX in observed:
         return Breach.MEMORY_SANDBOX
-    if _FORK_RETRY in output[-_TAIL:]:  # however it ended: this explains the delay
+    output = output[-_TAIL:]
+    if _FORK_RETRY in output:  # however it ended: this explains the delay
         return Breach.PROCESSES
     if exit_code != 0 or timed_out:
         size = Breach.DISK if Breach.DISK in observed else Breach.FILE_SIZE  # a full root on disk takes no bytes either
         by_signal = {128 + _SIGXCPU: Breach.CPU, 128 + _SIGXFSZ: size}.get(exit_code)
-        named = by_signal or next(iter(observed), None) or _from_output(output[-_TAIL:])
+        in_words = (breach for breach, pattern in _PATTERNS if re.search(pattern, output))
+        named = by_signal or next(iter(observed), None) or next(in_words, None)
         if named is not None:
             return named
     if timed_out:
         return Breach.WALL_CLOCK
     return Breach.OUTPUT if truncated else None
-
-
-def _from_output(text: str) -> Breach | None:
-    return next((breach for breach, pattern in _PATTERNS if re.search(pattern, text)), None)

@@ -57,7 +57,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a sandbox is started from. Equal specs may be served from one warm pool."""
+    """Specification of a sandbox. Equal specs may be served from one warm pool."""
 
     image: str = DEFAULT_IMAGE
     """``host``, or the path of an image directory; with an image store also a SIF's path, ``docker://...``, a name."""
@@ -69,10 +69,10 @@ class SandboxSpec:
     """A bound that is left at its default is replaced by the service's (``sandbox.limits``)."""
     network: Literal["none"] = "none"
     egress: tuple[str, ...] = ()
-    """What may be reached through a proxy of the service: ``host`` (ports 80 and 443) or ``host:port``. A private,
-    loopback or link-local address is only reached when it is listed itself."""
+    """Hosts that may be reached through a proxy of the service: ``host`` (ports 80 and 443) or ``host:port``. A
+    private, loopback or link-local address is only reached when it is listed itself."""
     python_tool: Literal["session", "kernel"] | None = None
-    """What runs the cells of ``Sandbox.python``: a worker of ours, which needs nothing of the image but python3, or the
+    """Runner of the cells of ``Sandbox.python``: a worker of ours, which needs nothing of the image but python3, or the
     image's own ipykernel. ``None``: as the service has it (``sandbox.python_tool``)."""
 
 
@@ -163,8 +163,7 @@ class Shell(Protocol):
     async def restart(self) -> ShellResult:
         """End the shell with everything that it started, and start one with its last directory and exported variables.
 
-        Returns:
-            Output that was not returned yet; ``exit_code`` is 0.
+        Returns output that was not returned yet; ``exit_code`` is 0.
         """
         ...
 
@@ -210,13 +209,9 @@ class Sandbox(Protocol):
     ) -> ExecResult:
         """Run one program to its end with separate stdout and stderr, never through a shell.
 
-        Args:
-            argv: program and arguments; a program that does not exist gives exit code 127.
-            timeout: seconds; then the whole process tree is killed and ``timed_out`` is set.
-            stdin: given to the program, then closed.
-            cwd: working directory; the spec's by default.
-            env: added to the spec's environment.
-            limits: narrower limits for this command.
+        After ``timeout`` seconds the whole process tree is killed and ``timed_out`` is set. A program that does not
+        exist gives exit code 127. ``cwd`` is the spec's by default, ``env`` is added to the spec's, and ``limits`` are
+        narrower ones for this command.
         """
         ...
 
@@ -231,22 +226,17 @@ class Sandbox(Protocol):
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
         """Write a file, making its directories. The path is resolved inside the sandbox only; links are followed.
 
-        Args:
-            path: absolute, or below the working directory.
-            data: the new content.
-            mode: its permissions from now on. ``None``: an existing file keeps its own, a new one has 644. The owner
-                stays in either case.
-
-        Raises:
-            OSError: as a program inside would see it (``ENOSPC`` when the disk limit is hit).
+        ``mode``: its permissions from now on; ``None`` keeps those of an existing file and gives a new one 644. The
+        owner stays in either case. Raises ``OSError`` as a program inside would see it (``ENOSPC`` when the disk limit
+        is hit).
         """
         ...
 
     async def read_file(self, path: str, *, limit: int = 16 << 20) -> bytes:
         """Read a regular file.
 
-        Raises:
-            OSError: as inside; ``EFBIG`` when it is larger than ``limit``, ``EINVAL`` when it is not a regular file.
+        Raises ``OSError`` as inside; ``EFBIG`` when it is larger than ``limit``, ``EINVAL`` when it is not a regular
+        file.
         """
         ...
 
@@ -258,13 +248,8 @@ class Sandbox(Protocol):
         """Return a TCP socket that listens on 127.0.0.1 inside the sandbox; the caller accepts, and closes it.
 
         A sandbox without a network has a loopback of its own: programs inside reach this port, nothing else does.
-        Connections that were accepted outlive the socket, and are cut by the caller or by the end of the sandbox.
-
-        Args:
-            port: where to listen; 0 takes a free port, which ``getsockname`` of the socket names.
-
-        Raises:
-            OSError: ``EADDRINUSE``, the port is taken inside.
+        Connections that were accepted outlive the socket, and are cut by the caller or by the end of the sandbox. Port
+        0 takes a free one. Raises ``OSError`` (``EADDRINUSE``) when the port is taken inside.
         """
         ...
 
@@ -286,9 +271,7 @@ class Sandbox(Protocol):
 class HasLossEvidence(Protocol):
     """A sandbox that can report why it is gone."""
 
-    async def loss_evidence(self) -> Evidence | None:
-        """Return the evidence about its loss; ``None``: it lives, or was closed by this side."""
-        ...
+    async def loss_evidence(self) -> Evidence | None: ...
 
 
 async def loss_evidence_of(sandbox: Sandbox) -> Evidence | None:
@@ -339,8 +322,7 @@ class SandboxBackend(Protocol):
     async def start_sandbox(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox. Cancelling it leaves nothing behind.
 
-        Raises:
-            SandboxError: ``IMAGE_MISSING``, ``IMAGE_BROKEN`` or ``SANDBOX_UNAVAILABLE``.
+        Raises ``SandboxError``: ``IMAGE_MISSING``, ``IMAGE_BROKEN`` or ``SANDBOX_UNAVAILABLE``.
         """
         ...
 

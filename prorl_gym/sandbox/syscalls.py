@@ -1,4 +1,4 @@
-"""The system calls that Python does not offer on every supported version: one thin, typed wrapper over libc.
+"""The system calls that Python does not offer on every supported version: a thin, typed wrapper over libc.
 
 Every function raises ``OSError`` with the call's name and arguments. Nothing here depends on sandboxes.
 """
@@ -13,6 +13,7 @@ import socket
 import struct
 from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -32,12 +33,15 @@ MS_BIND = 4096
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
 MS_RELATIME = 1 << 21
-MNT_DETACH = 2
+_MNT_DETACH = 2
 
 MOUNT_ATTR_RDONLY = 1
 MOUNT_ATTR_NOSUID = 2
 MOUNT_ATTR_NODEV = 4
 MOUNT_ATTR_NOEXEC = 8
+
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_IN_ROOT = 0x10
 
 _AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
@@ -63,8 +67,6 @@ _NR_MOVE_MOUNT = 429
 _NR_MOUNT_SETATTR = 442
 _NR_CLONE3 = 435
 _NR_OPENAT2 = 437
-_RESOLVE_NO_MAGICLINKS = 0x02
-_RESOLVE_IN_ROOT = 0x10
 _CLONE_INTO_CGROUP = 1 << 33
 _NR_SECCOMP = {"x86_64": 317, "aarch64": 277, "riscv64": 277}
 _SECCOMP_SET_MODE_FILTER = 1
@@ -93,6 +95,12 @@ def _path(path: str | None) -> bytes | None:
     return None if path is None else os.fsencode(path)
 
 
+def _syscall(number: int, *arguments: Any) -> int:
+    """Make a call that libc has no function for; integers are passed as the kernel takes them, 64 bits wide."""
+    wide = (ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments)
+    return _libc.syscall(ctypes.c_long(number), *wide)
+
+
 class _CloneArguments(ctypes.Structure):
     _fields_ = tuple(
         (name, ctypes.c_uint64)
@@ -104,14 +112,11 @@ class _CloneArguments(ctypes.Structure):
 
 
 def fork_into(namespaces: int = 0, cgroup: int | None = None) -> int:
-    """Fork, as ``os.fork`` does, with the child born in new namespaces and in a cgroup (Linux 5.7).
+    """Fork, as ``os.fork`` does, with the child born in new namespaces (``CLONE_NEW*``) and in a cgroup (Linux 5.7).
 
-    Moving a process into a cgroup costs up to 30 ms, this nothing. The process must have one thread. The child must not
-    call ``raise``: libc still holds the parent's thread id. Its own children are not affected.
-
-    Args:
-        namespaces: ``CLONE_NEW*`` flags.
-        cgroup: descriptor of a cgroup's directory.
+    ``cgroup`` is a descriptor of its directory: moving a process into a cgroup costs up to 30 ms, this nothing. The
+    process must have one thread. The child must not call ``raise``: libc still holds the parent's thread id. Its own
+    children are not affected.
     """
     ctypes.pythonapi.PyOS_BeforeFork()
     pid = _clone(namespaces, cgroup)
@@ -136,7 +141,6 @@ def _clone(namespaces: int, cgroup: int | None) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Leave the given namespaces for new ones."""
     _checked(_libc.unshare(flags), "unshare", hex(flags))
 
 
@@ -146,66 +150,52 @@ def setns(descriptor: int, flags: int) -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """Mount, bind or remount something; the arguments are those of the system call."""
     result = _libc.mount(_path(source), _path(target), _path(kind), ctypes.c_ulong(flags), _path(data))
     _checked(result, "mount", source, target, kind, hex(flags), data)
 
 
-def unmount(target: str, flags: int = MNT_DETACH) -> None:
-    """Detach a mount."""
-    _checked(_libc.umount2(_path(target), flags), "umount2", target)
+def detach_mount(target: str) -> None:
+    _checked(_libc.umount2(_path(target), _MNT_DETACH), "umount2", target)
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
-    """Make ``new_root`` the root of the calling process's mount namespace."""
     _checked(_libc.pivot_root(_path(new_root), _path(put_old)), "pivot_root", new_root, put_old)
 
 
 def clone_mount(path: str, *, recursive: bool = False) -> int:
     """Return a descriptor of a detached bind mount of ``path``; ``attach_mount`` puts it somewhere."""
     flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
-    return _checked(
-        _libc.syscall(_NR_OPEN_TREE, _AT_FDCWD, ctypes.c_char_p(_path(path)), ctypes.c_uint(flags)), "open_tree", path
-    )
+    return _checked(_syscall(_NR_OPEN_TREE, _AT_FDCWD, _path(path), flags), "open_tree", path)
 
 
 def attach_mount(descriptor: int, target: str) -> None:
-    """Attach a detached mount to ``target``, which must exist."""
-    result = _libc.syscall(
-        _NR_MOVE_MOUNT,
-        descriptor,
-        ctypes.c_char_p(b""),
-        _AT_FDCWD,
-        ctypes.c_char_p(_path(target)),
-        ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
-    )
+    result = _syscall(_NR_MOVE_MOUNT, descriptor, b"", _AT_FDCWD, _path(target), _MOVE_MOUNT_F_EMPTY_PATH)
     _checked(result, "move_mount", target)
 
 
 class _OpenHow(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("flags", "mode", "resolve"))
+
+
+def openat2(path: str, flags: int, *, resolve: int, mode: int = 0, directory: int = _AT_FDCWD) -> int:
+    """Open a path below a directory, close-on-exec, with restrictions (``RESOLVE_*``) on how it is resolved."""
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    result = _syscall(_NR_OPENAT2, directory, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+    return _checked(result, "openat2", path)
 
 
 def open_directory_in_root(root: int, path: str) -> int:
     """Open a directory below ``root`` (a descriptor), resolved as if ``root`` were ``/`` (Linux 5.6)."""
-    how = _OpenHow(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
-    name = ctypes.c_char_p(os.fsencode(path) or b".")
-    size = ctypes.c_size_t(ctypes.sizeof(how))
-    return _checked(_libc.syscall(_NR_OPENAT2, root, name, ctypes.byref(how), size), "openat2", path)
+    resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
+    return openat2(path or ".", os.O_PATH | os.O_DIRECTORY, resolve=resolve, directory=root)
 
 
 def sync_file_system(descriptor: int) -> None:
-    """Write everything of the file system behind a descriptor to its disk."""
     _checked(_libc.syncfs(descriptor), "syncfs", descriptor)
 
 
 class _MountAttributes(ctypes.Structure):
-    _fields_ = (
-        ("attr_set", ctypes.c_uint64),
-        ("attr_clr", ctypes.c_uint64),
-        ("propagation", ctypes.c_uint64),
-        ("userns_fd", ctypes.c_uint64),
-    )
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("attr_set", "attr_clr", "propagation", "userns_fd"))
 
 
 def restrict_mount(target: str | int, attributes: int, *, recursive: bool = False) -> None:
@@ -217,26 +207,14 @@ def restrict_mount(target: str | int, attributes: int, *, recursive: bool = Fals
     wanted = _MountAttributes(attr_set=attributes)
     directory, path = (target, b"") if isinstance(target, int) else (_AT_FDCWD, os.fsencode(target))
     flags = (_AT_EMPTY_PATH if isinstance(target, int) else 0) | (_AT_RECURSIVE if recursive else 0)
-    result = _libc.syscall(
-        _NR_MOUNT_SETATTR,
-        directory,
-        ctypes.c_char_p(path),
-        ctypes.c_uint(flags),
-        ctypes.byref(wanted),
-        ctypes.c_size_t(ctypes.sizeof(wanted)),
-    )
+    result = _syscall(_NR_MOUNT_SETATTR, directory, path, flags, ctypes.byref(wanted), ctypes.sizeof(wanted))
     if result == -1 and ctypes.get_errno() == errno.ENOSYS and isinstance(target, str):
-        _remount_with(target, attributes)
-        return
+        # Flags that the mount has must be named again, since the host may have locked them.
+        held = os.statvfs(target).f_flag
+        kept = held & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME)
+        relative = MS_RELATIME if held & os.ST_RELATIME else 0
+        return mount(None, target, None, MS_REMOUNT | MS_BIND | kept | relative | attributes)
     _checked(result, "mount_setattr", target, hex(attributes))
-
-
-def _remount_with(target: str, attributes: int) -> None:
-    """Remount with more flags: those the mount has must be named again, since the host may have locked them."""
-    held = os.statvfs(target).f_flag
-    kept = held & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME)
-    relative = MS_RELATIME if held & os.ST_RELATIME else 0
-    mount(None, target, None, MS_REMOUNT | MS_BIND | kept | relative | attributes)
 
 
 def _prctl(name: str, option: int, *arguments: int) -> int:
@@ -340,12 +318,8 @@ def install_seccomp_listener(program: bytes) -> int | None:
 
 def _install_filter(program: bytes, flags: int) -> int:
     given = _FilterProgram(len(program) // 8, program)
-    return _libc.syscall(
-        _NR_SECCOMP[platform.machine()],
-        ctypes.c_uint(_SECCOMP_SET_MODE_FILTER),
-        ctypes.c_uint(_SECCOMP_FILTER_FLAG_SPEC_ALLOW | flags),  # else older kernels slow the whole process down
-        ctypes.byref(given),
-    )
+    flags |= _SECCOMP_FILTER_FLAG_SPEC_ALLOW  # else older kernels slow the whole process down
+    return _syscall(_NR_SECCOMP[platform.machine()], _SECCOMP_SET_MODE_FILTER, flags, ctypes.byref(given))
 
 
 def leave_session_keyring() -> None:
@@ -356,14 +330,27 @@ def leave_session_keyring() -> None:
     number = _NR_KEYCTL.get(platform.machine())
     if number is None:
         return
-    if _libc.syscall(number, _KEYCTL_JOIN_SESSION_KEYRING, None) == -1 and ctypes.get_errno() != errno.ENOSYS:
+    if _syscall(number, _KEYCTL_JOIN_SESSION_KEYRING, None) == -1 and ctypes.get_errno() != errno.ENOSYS:
         _checked(-1, "keyctl", "KEYCTL_JOIN_SESSION_KEYRING")
 
 
 def bring_up_loopback() -> None:
-    """Set the loopback interface of the current network namespace up."""
     get_flags, set_flags, up = 0x8913, 0x8914, 0x1
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         answer = fcntl.ioctl(handle, get_flags, struct.pack("16sh22x", b"lo", 0))
         flags: int = struct.unpack("16sh22x", answer)[1]
         fcntl.ioctl(handle, set_flags, struct.pack("16sh22x", b"lo", flags | up))
+
+
+def write_setting(path: str | os.PathLike[str], text: str) -> None:
+    """Write an existing file of procfs or of a cgroup, in one call.
+
+    Raises ``OSError`` when the kernel refuses the value, or has no such setting (``FileNotFoundError``).
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode("ascii"))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+    finally:
+        os.close(descriptor)

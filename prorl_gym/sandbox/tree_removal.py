@@ -16,8 +16,7 @@ from pathlib import Path
 def remove_tree(path: Path | str) -> None:
     """Remove a directory and everything below it. Not an error if it is gone, or removed concurrently.
 
-    Raises:
-        OSError: a part of it could not be removed.
+    Raises ``OSError`` when a part of it could not be removed.
     """
     try:
         top = _open_directory(os.fspath(path))

@@ -16,11 +16,8 @@ from prorl_gym.trainers.training_sequence import rewards_or_means, single_sequen
 def to_areal(group: Sequence[Rollout], *, placeholder_id: int) -> dict[str, list[Any]] | None:
     """Return rows of one length, or ``None``, which rejects the group, when no rollout of it has a reward.
 
-    Convert them with ``{key: torch.tensor(rows) for key, rows in found.items()}``.
-
-    Args:
-        group: the rollouts of one prompt.
-        placeholder_id: the single token, without loss, of a rollout that sampled nothing.
+    Convert them with ``{key: torch.tensor(rows) for key, rows in found.items()}``. A rollout that sampled nothing is
+    the single token ``placeholder_id``, without loss.
     """
     if all(rollout.reward is None for rollout in group):
         return None

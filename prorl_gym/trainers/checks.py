@@ -25,13 +25,7 @@ Normalize = Callable[[Sequence[float]], Sequence[float]]
 
 
 class CheckError(ProrlError):
-    """A link between rollouts and gradient is broken.
-
-    Args:
-        check: name of the check; the message begins with it.
-        what: see ``ProrlError``.
-        fix: likewise.
-    """
+    """A link between rollouts and gradient is broken."""
 
     def __init__(self, check: str, what: str, fix: str = "") -> None:
         super().__init__(f"{check}: {what}", fix)
@@ -41,8 +35,7 @@ class CheckError(ProrlError):
 def check_history(groups: Iterable[Sequence[Rollout]]) -> None:
     """Check that the rollouts of each group begin with one prompt, and that the service repeated none for a defect.
 
-    Raises:
-        CheckError: ``history``.
+    Raises ``CheckError`` (``history``).
     """
     for group in groups:
         for one in group:
@@ -77,16 +70,11 @@ def expected_advantages(group: Sequence[Rollout], normalize: Normalize = normali
 def check_advantages(
     groups: Iterable[Sequence[Rollout]], advantages: Mapping[str, float], normalize: Normalize = normalize_group
 ) -> None:
-    """Compare a trainer's advantages with those that follow from the records.
+    """Compare a trainer's advantages (by rollout id, of those that carry loss) with those that follow from the records.
 
-    Args:
-        groups: whole groups, with the rollouts that the trainer leaves out.
-        advantages: by rollout id, of the rollouts that carry loss.
-        normalize: how the trainer turns the rewards of a group into advantages.
-
-    Raises:
-        CheckError: ``failures``, a rollout without a reward carries loss, or counts in its group's mean and deviation;
-            ``advantages``, they follow from other rewards or by another rule.
+    ``groups`` are whole, with the rollouts that the trainer leaves out. Raises ``CheckError``: ``failures``, a rollout
+    without a reward carries loss, or counts in its group's mean and deviation; ``advantages``, they follow from other
+    rewards or by another rule.
     """
     for group in groups:
         failed = [one.rollout_id for one in group if one.reward is None]
@@ -132,16 +120,9 @@ def check_gradient(
     That of the clipped objective with a token-level mean (DAPO): ``-advantage * ratio / tokens`` for a token that was
     sampled and is not clipped, 0 for any other, with the ratio to the served log-probs.
 
-    Args:
-        rows: of the batch over which the loss is a mean.
-        advantages: by rollout id; ``expected_advantages`` of the records.
-        logprobs: the trainer's, one array for each row; what is behind its tokens is padding.
-        gradients: of the loss, likewise.
-        clip_low: how far a ratio may be below 1.
-        clip_high: how far it may be above.
-
-    Raises:
-        CheckError: ``mask``, tokens that were not sampled carry loss, or sampled ones do not; ``gradient``.
+    ``rows`` are of the batch over which the loss is a mean; of ``logprobs`` (the trainer's) and ``gradients`` one array
+    for each row, padding behind its tokens. ``advantages`` are the ``expected_advantages`` by rollout id. Raises
+    ``CheckError``: ``mask``, tokens that were not sampled carry loss, or sampled ones do not; ``gradient``.
     """
     import numpy as np
 
@@ -171,8 +152,7 @@ def check_gradient(
 def check_moved(before: "Sequence[NDArray[Any]]", after: "Sequence[NDArray[Any]]") -> None:
     """Compare the weights around an update, or the log-probs of the same tokens.
 
-    Raises:
-        CheckError: ``learning rate``, none has changed; ``weights``, one is not finite.
+    Raises ``CheckError``: ``learning rate``, none has changed; ``weights``, one is not finite.
     """
     import numpy as np
 

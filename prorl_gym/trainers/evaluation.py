@@ -7,13 +7,10 @@ Code"); drawing k samples once would have the same mean and more noise, ``1 - (1
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prorl_gym.records import Rollout
-
-Z_95 = 1.959963984540054
-"""Quantile of the normal distribution for 95 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +30,17 @@ class PassAtK:
 
 @dataclass(slots=True)
 class RowResult:
-    """What became of one row's samples."""
-
     rewards: list[float] = field(default_factory=list[float])
     excluded: int = 0
     """Samples without a reward."""
 
     def count_solved(self, threshold: float) -> int:
-        """Return how many samples reach a reward."""
         return sum(reward >= threshold for reward in self.rewards)
 
 
 @dataclass(slots=True)
 class Evaluation:
-    """Figures of an evaluation, row by row.
-
-    Args:
-        threshold: reward from which on a sample counts as solved.
-    """
+    """Figures of an evaluation, row by row. A sample counts as solved from the reward ``threshold`` on."""
 
     threshold: float = 1.0
     rows: dict[str, RowResult] = field(default_factory=dict[str, RowResult])
@@ -62,7 +52,6 @@ class Evaluation:
     tokens: int = 0
 
     def add_sample(self, row: str, rollout: Rollout) -> None:
-        """Count a sample of a row."""
         result = self.rows.setdefault(row, RowResult())
         if rollout.reward is None:
             result.excluded += 1
@@ -101,29 +90,15 @@ class Evaluation:
 
 
 def pass_at_k(samples: int, solved: int, k: int) -> float:
-    """Return the unbiased estimate for one row.
-
-    Args:
-        samples: of the row.
-        solved: how many of them solve it.
-        k: how many may be tried.
-
-    Raises:
-        ValueError: there are fewer samples than ``k``, or the counts make no sense.
-    """
+    """Return the unbiased estimate for one row. Raises ``ValueError``: fewer samples than ``k``."""
     if not 1 <= k <= samples or not 0 <= solved <= samples:
         raise ValueError(f"pass@{k} of {samples} samples, {solved} solved: not defined")
     return 1.0 - math.comb(samples - solved, k) / math.comb(samples, k)
 
 
-def wilson_interval(mean: float, count: int, z: float = Z_95) -> tuple[float, float]:
-    """Return Wilson's score interval of a mean of values in [0, 1].
-
-    Args:
-        mean: of the values.
-        count: how many there are, at least one.
-        z: quantile of the normal distribution.
-    """
+def wilson_interval(mean: float, count: int) -> tuple[float, float]:
+    """Return Wilson's score interval of 95 % of a mean of ``count`` values in [0, 1]."""
+    z = 1.959963984540054  # quantile of the normal distribution
     centre = mean + z * z / (2 * count)
     spread = z * math.sqrt(max(0.0, mean * (1 - mean)) / count + z * z / (4 * count * count))
     scale = 1 + z * z / count
@@ -131,12 +106,10 @@ def wilson_interval(mean: float, count: int, z: float = Z_95) -> tuple[float, fl
 
 
 def summarize(evaluation: Evaluation, ks: Sequence[int]) -> dict[str, object]:
-    """Return the figures as JSON takes them."""
-    found = [evaluation.pass_at(k) for k in ks]
+    found = [one for k in ks if (one := evaluation.pass_at(k)) is not None]
     return {
         "pass_at": {
-            str(one.k): {"value": one.value, "low": one.low, "high": one.high, "rows": one.rows}
-            for one in _drop_none(found)
+            str(one.k): {"value": one.value, "low": one.low, "high": one.high, "rows": one.rows} for one in found
         },
         "rows": len(evaluation.rows),
         "samples": evaluation.samples,
@@ -155,7 +128,3 @@ def summarize(evaluation: Evaluation, ks: Sequence[int]) -> dict[str, object]:
             for name, row in evaluation.rows.items()
         },
     }
-
-
-def _drop_none(found: Iterable[PassAtK | None]) -> list[PassAtK]:
-    return [one for one in found if one is not None]

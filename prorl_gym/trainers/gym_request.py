@@ -48,19 +48,16 @@ class RowDefaults:
     evaluation: bool = False
 
 
-def row_digest(row: Mapping[str, Any]) -> str:
-    """Return a digest of everything in a row: the same row posted again has the same key."""
-    return _digest(row)
+def row_digest(row: Any) -> str:
+    """Return a digest of everything in a row, or in a task: the same row posted again has the same key."""
+    text = json.dumps(row, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def to_rollout_request(
     row: Mapping[str, Any], rollout_id: str, defaults: RowDefaults, group_resolver: "GroupResolver"
 ) -> RolloutRequest:
-    """Read a row.
-
-    Raises:
-        TaskError: ``BAD_ROW``, naming the key.
-    """
+    """Read a row. Raises ``TaskError`` (``BAD_ROW``), naming the key."""
     try:
         block = ProrlBlock.model_validate(row.get("prorl") or {})
         environment = row.get("environment") or defaults.environment
@@ -83,11 +80,7 @@ def to_rollout_request(
 
 
 def row_settings(row: Mapping[str, Any]) -> RolloutSettings:
-    """Return the sampling and limits that a row sets.
-
-    Raises:
-        TaskError: ``BAD_ROW``, naming the key.
-    """
+    """Return the sampling and limits that a row sets. Raises ``TaskError`` (``BAD_ROW``), naming the key."""
     try:
         block = ProrlBlock.model_validate(row.get("prorl") or {})
         return _merge_settings(row.get("responses_create_params"), block.settings, RolloutSettings())
@@ -141,25 +134,19 @@ class GroupResolver:
     the number of replicas is known: rows of one task fill a group in the order they come, a new one opens when it is
     full or already holds that ``_rowidx``. Otherwise the row is not grouped.
 
-    The rows of a group are posted in one burst. One that is not full (a row was dropped, or made again on its own) is
+    The rows of a group are posted in one burst. One that is not full (a row was dropped, or retried on its own) is
     therefore closed when ``GROUP_IDLE_SECONDS`` have passed since its last row, or ``GROUP_IDLE_ROWS`` rows of others
-    were
-    placed since: a later epoch of the same task must not fill it up.
+    were placed since: a later epoch of the same task must not fill it up.
     """
 
     run_id: str
     size: int | None = None
     """How many rollouts the trainer makes of one prompt (``num_generations_per_prompt``)."""
     clock: Callable[[], float] = monotonic
-    _open: dict[str, _OpenGroup] = field(default_factory=dict[str, _OpenGroup])
-    """By task; the one that was joined longest ago comes first."""
+    open_groups: dict[str, _OpenGroup] = field(default_factory=dict[str, _OpenGroup])
+    """Groups that wait for rows, by task; the one that was joined longest ago comes first."""
     _opened: int = 0
     _placed: int = 0
-
-    @property
-    def open_count(self) -> int:
-        """Groups that wait for rows."""
-        return len(self._open)
 
     def resolve(self, row: Mapping[str, Any], block: ProrlBlock) -> tuple[str | None, int, int]:
         """Return group id, group size and replica of a row."""
@@ -173,15 +160,15 @@ class GroupResolver:
         if group is None and size is not None:
             task_index = _integer(row, "_ng_task_index")
             if task_index is not None:
-                group = f"{self.run_id}-{_digest(row_task(row))[:12]}-{task_index}"
+                group = f"{self.run_id}-{row_digest(row_task(row))[:12]}-{task_index}"
             elif row_index is not None:
                 group = self._resolve_by_content(row, row_index, size)
         return group, max(size or 1, replica + 1), replica
 
     def _resolve_by_content(self, row: Mapping[str, Any], row_index: int, size: int) -> str:
         self._close_idle()
-        task = _digest(row_task(row))[:12]
-        group = self._open.pop(task, None)
+        task = row_digest(row_task(row))[:12]
+        group = self.open_groups.pop(task, None)
         if group is None or row_index in group.members:
             self._opened += 1
             group = _OpenGroup(f"{self.run_id}-{task}-g{self._opened}")
@@ -189,26 +176,21 @@ class GroupResolver:
         self._placed += 1
         group.last_row_at, group.last_row_number = self.clock(), self._placed
         if len(group.members) < size:
-            self._open[task] = group
+            self.open_groups[task] = group
         return group.name
 
     def _close_idle(self) -> None:
         now = self.clock()
-        while self._open:
-            task, oldest = next(iter(self._open.items()))
+        while self.open_groups:
+            task, oldest = next(iter(self.open_groups.items()))
             if (
                 now - oldest.last_row_at < GROUP_IDLE_SECONDS
                 and self._placed - oldest.last_row_number < GROUP_IDLE_ROWS
             ):
                 return
-            del self._open[task]
+            del self.open_groups[task]
 
 
 def _integer(row: Mapping[str, Any], key: str) -> int | None:
     value = row.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

@@ -6,14 +6,14 @@ so each prompt is a prefix of the next by construction. Every scalar at the top 
 average only the keys they saw in the first result of a group.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from prorl_gym.errors import CancelReason, gym_failure_kind
 from prorl_gym.records import Message, Rollout, Segment
 from prorl_gym.routed_experts import to_nemo_rl
-from prorl_gym.trainers.sampled_turns import Turn, count_prompt_messages, segment_turns, told_segments
+from prorl_gym.trainers.sampled_turns import Turn, count_prompt_messages, message_segments, segment_turns
 
 _NOT_ECHOED = ("instance_config", "response", "reward_components")
 _CANCELLED = {CancelReason.SHUTDOWN: "shutdown"}
@@ -31,14 +31,6 @@ class Placeholder:
     terminator_id: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One turn of the model: ``token_ids[start:end]`` of its segment, ``None`` for one that is not exported."""
-
-    segment: Segment | None
-    turn: Turn
-
-
 def to_gym_result(
     rollout: Rollout,
     row: Mapping[str, Any],
@@ -47,20 +39,14 @@ def to_gym_result(
     is_group_stopped: bool = False,
     group_mean_reward: float = 0.0,
 ) -> dict[str, Any]:
-    """Return the JSON answer of ``/run``.
+    """Return the JSON answer of ``/run``. The fields of ``row`` are echoed, as every Gym server does.
 
     ``reward_components`` are left out: NeMo-RL makes a column of each and raises unless all rows of all environments,
-    failures too, have the same ones. They are in the record.
+    failures too, have the same ones. They are in the record. ``placeholder`` is shown where nothing was sampled.
 
-    Args:
-        rollout: the terminal record.
-        row: what was posted; its fields are echoed, as every Gym server does.
-        placeholder: what to show when nothing was sampled; token 0 when nothing better is known.
-        is_group_stopped: its group was stopped early. Whatever it did, the row has reward 0 and a mask, as all of its
-            group.
-        group_mean_reward: what stands in the masked row of a rollout without a reward. NeMo-RL masks its loss and
-            counts its reward in the baseline and the deviation of the group all the same; the mean of the others moves
-            neither.
+    ``is_group_stopped``: the row has reward 0 and a mask, as all of its group. Otherwise the masked row of a rollout
+    without a reward has ``group_mean_reward``: NeMo-RL masks its loss and counts its reward in the baseline and the
+    deviation of the group all the same; the mean of the others moves neither.
     """
     output = _output(rollout)
     sampled = any(item.get("generation_token_ids") for item in output)
@@ -157,38 +143,31 @@ def _output(rollout: Rollout) -> list[dict[str, Any]]:
     Only the main segment carries tokens: another one does not extend it, and a trainer aborts on both.
     """
     items: list[dict[str, Any]] = []
-    calls = _calls(rollout)
+    main = rollout.main_segment or 0
+    calls = (
+        (rollout.segments[place] if place == main else None, turn)
+        for place in message_segments(rollout)
+        for turn in segment_turns(rollout.segments[place])
+    )
     first = count_prompt_messages(rollout)
     for index, message in enumerate(rollout.messages[first:], first):
         if message.role == "assistant":
-            call = next(calls, None)
-            items += _attach_tokens(assistant_items(message, f"{rollout.rollout_id}-{index}"), call)
+            segment, turn = next(calls, (None, None))
+            items += _attach_tokens(assistant_items(message, f"{rollout.rollout_id}-{index}"), segment, turn)
         else:
             items.append(observation_item(message))
-    for call in calls:  # sampled, then killed before the turn was complete
-        items += _attach_tokens([_message_item("", f"{rollout.rollout_id}-cut-{call.turn.number}")], call)
+    for segment, turn in calls:  # sampled, then killed before the turn was complete
+        items += _attach_tokens([_message_item("", f"{rollout.rollout_id}-cut-{turn.number}")], segment, turn)
     return items
 
 
-def _calls(rollout: Rollout) -> Iterator[_Call]:
-    """Yield the model's turns, each with the segment that is exported, or none."""
-    if not rollout.segments:
-        return
-    main = rollout.main_segment or 0
-    for position in told_segments(rollout):
-        segment = rollout.segments[position]
-        for turn in segment_turns(segment):
-            yield _Call(segment if position == main else None, turn)
-
-
-def _attach_tokens(items: list[dict[str, Any]], call: _Call | None) -> list[dict[str, Any]]:
+def _attach_tokens(items: list[dict[str, Any]], segment: Segment | None, turn: Turn | None) -> list[dict[str, Any]]:
     """Put the triple on the last item of one model call; nothing when it sampled nothing.
 
     Ids that only encode an engine's text have mask 0; with 1 a trainer would learn from them.
     """
-    if call is None or call.segment is None:
+    if segment is None or turn is None:
         return items
-    segment, turn = call.segment, call.turn
     if any(segment.mask[turn.start : turn.end]):
         items[-1] |= {
             "prompt_token_ids": segment.token_ids[: turn.start],
@@ -202,21 +181,18 @@ def _attach_tokens(items: list[dict[str, Any]], call: _Call | None) -> list[dict
 
 def assistant_items(message: Message, item_id: str) -> list[dict[str, Any]]:
     """Return a turn of the model as Responses items."""
-    items: list[dict[str, Any]] = []
-    if message.content or not message.tool_calls:
-        items.append(_message_item(message.content, item_id))
-    for call in message.tool_calls:
-        items.append(
-            {
-                "type": "function_call",
-                "id": f"fc-{call.id}",
-                "call_id": call.id,
-                "name": call.name,
-                "arguments": call.arguments,
-                "status": "completed",
-            }
-        )
-    return items
+    calls = [
+        {
+            "type": "function_call",
+            "id": f"fc-{call.id}",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+            "status": "completed",
+        }
+        for call in message.tool_calls
+    ]
+    return [_message_item(message.content, item_id), *calls] if message.content or not calls else calls
 
 
 def _message_item(text: str, item_id: str) -> dict[str, Any]:
@@ -238,16 +214,15 @@ def observation_item(message: Message) -> dict[str, Any]:
 
 
 def _placeholder_item(rollout: Rollout, placeholder: Placeholder) -> dict[str, Any]:
-    known = _first_prompt(rollout.segments[0]) if rollout.segments else []
+    first = rollout.segments[0] if rollout.segments else None
+    known = first.token_ids if first else []
+    if first and first.generations:
+        known = known[: first.generations[0].start]
     return _message_item("", f"{rollout.rollout_id}-placeholder") | {
         "prompt_token_ids": list(known or placeholder.prompt_token_ids),
         "generation_token_ids": [placeholder.terminator_id],
         "generation_log_probs": [0.0],
     }
-
-
-def _first_prompt(segment: Segment) -> list[int]:
-    return segment.token_ids[: segment.generations[0].start] if segment.generations else segment.token_ids
 
 
 def _response(rollout: Rollout, output: list[dict[str, Any]], params: Mapping[str, Any]) -> dict[str, Any]:

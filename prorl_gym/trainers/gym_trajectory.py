@@ -9,7 +9,7 @@ from typing import Any
 
 from prorl_gym.records import SUMMARY_CONTINUATION, Generation, Message, Rollout
 from prorl_gym.trainers.gym_result import assistant_items, observation_item
-from prorl_gym.trainers.sampled_turns import count_prompt_messages, segment_turns, told_segments
+from prorl_gym.trainers.sampled_turns import count_prompt_messages, message_segments, segment_turns
 
 _STATUS = {"completed": "completed", "truncated": "incomplete", "cancelled": "incomplete", "failed": "failed"}
 
@@ -20,25 +20,57 @@ def to_gym_trajectory(rollout: Rollout, task_id: str, rollout_id: str, model: st
     Its ids of calls are ``<rollout>-<segment>-<call>``. The main invocation has the conversation; segments that the
     record's messages do not tell (side calls, sub-agents, branches) are invocations below it, with calls alone.
 
-    Args:
-        rollout: the terminal record.
-        task_id: Gym's name of the task.
-        rollout_id: Gym's name of the rollout.
-        model: its name, as the row asks for it.
+    ``task_id`` and ``rollout_id`` are Gym's names; ``model`` is named as the row asks for it.
     """
-    told, segments = _told(rollout), range(len(rollout.segments))
+    name, shown = rollout.rollout_id, message_segments(rollout)
     items = [item for place, message in enumerate(rollout.messages) for item in _items(rollout, place, message)]
     main = {
-        "invocation_id": rollout.rollout_id,
+        "invocation_id": name,
         "status": _STATUS[rollout.outcome.status],
         "error_type": None if rollout.outcome.kind is None else rollout.outcome.kind.value,
         "duration_ms": 1000 * rollout.stages["run"].seconds if "run" in rollout.stages else None,
-        "model_calls": [_reference(rollout, n, call) for n in told for call in _calls(rollout, n)],
+        "model_calls": [{"model_call_id": call_id} for n in shown for call_id in _calls(rollout, n)],
         "conversation": items,
     }
+    branches = [
+        {
+            "invocation_id": f"{name}/{n}",
+            "parent_invocation_id": name if parent is None or parent in shown else f"{name}/{parent}",
+            "model_calls": [{"model_call_id": call_id} for call_id in _calls(rollout, n)],
+        }
+        for n, parent in enumerate(segment.parent for segment in rollout.segments)
+        if n not in shown
+    ]
     turns = list(_turns(rollout, task_id, rollout_id))
     answers = {call["model_call_id"]: turn["answer"] for turn in turns for call in turn["model_calls"]}
-    calls = [_model_call(rollout, n, call, model, answers) for n in segments for call in _calls(rollout, n)]
+    calls = [
+        {
+            "model_call_id": call_id,
+            "duration_ms": 1000 * call.seconds,
+            "response": {"output": answers[call_id]} if call_id in answers else None,
+            "response_metadata": {"response_id": call_id, "model": model, "finish_reason": call.finish_reason},
+            "token_stats": {
+                "prompt_tokens": call.start,
+                "completion_tokens": call.end - call.start,
+                "total_tokens": call.end,
+                "cached_tokens": call.cached_tokens,
+            },
+        }
+        for n in range(len(rollout.segments))
+        for call_id, call in _calls(rollout, n).items()
+    ]
+    outputs = {message.tool_call_id: message.content for message in rollout.messages if message.role == "tool"}
+    tool_calls = [
+        {
+            "invocation_id": name,
+            "tool_call_id": call.id,
+            "tool_name": call.name,
+            "status": "completed" if call.id in outputs else "unknown",
+            "output": outputs.get(call.id),
+        }
+        for message in rollout.messages[count_prompt_messages(rollout) :]
+        for call in message.tool_calls
+    ]
     gaps = [{"code": "turn_timestamps_unavailable", "detail": "The record has no clock time of a call."}]
     if len(answers) < len(calls):
         gaps.append({"code": "turn_model_call_scope_incomplete", "detail": "The record has no text of some calls."})
@@ -46,17 +78,17 @@ def to_gym_trajectory(rollout: Rollout, task_id: str, rollout_id: str, model: st
         "schema_version": "1.0",
         "task_id": task_id,
         "rollout_id": rollout_id,
-        "invocations": [main, *(_branch(rollout, n, told) for n in segments if n not in told)],
+        "invocations": [main, *branches],
         "turns": turns,
         "model_calls": calls,
-        "tool_calls": list(_tool_calls(rollout)),
+        "tool_calls": tool_calls,
         "gaps": gaps,
     }
 
 
 def compaction_observations(rollout: Rollout) -> dict[str, Any] | None:
     """Return an ``AgentObservationBundle`` with the compactions of the loop's context; ``None`` without any."""
-    told = [n for n in _told(rollout) if rollout.segments[n].cause == "summary"]
+    compacted = [n for n in message_segments(rollout) if rollout.segments[n].cause == "summary"]
     spoken = [place - 1 for place, message in enumerate(rollout.messages) if message == SUMMARY_CONTINUATION]
     records = [
         {
@@ -68,65 +100,23 @@ def compaction_observations(rollout: Rollout) -> dict[str, Any] | None:
             "outcome": "completed",
             "summary": rollout.messages[place].content,
         }
-        for n, place in zip(told, spoken, strict=False)
+        for n, place in zip(compacted, spoken, strict=False)
     ]
     return {"source": "prorl_gym", "records": records} if records else None
 
 
-def _told(rollout: Rollout) -> list[int]:
-    """Return the segments whose turns the record's messages tell."""
-    return [n for n in told_segments(rollout) if n < len(rollout.segments)]
-
-
-def _calls(rollout: Rollout, segment: int) -> Iterator[tuple[int, Generation]]:
-    """Yield the calls of a segment that sampled something, with their numbers."""
+def _calls(rollout: Rollout, segment: int) -> dict[str, Generation]:
+    """Return the calls of a segment that sampled something, by id."""
     calls = enumerate(rollout.segments[segment].generations)
-    yield from ((number, call) for number, call in calls if call.end > call.start)
-
-
-def _call_id(rollout: Rollout, segment: int, number: int) -> str:
-    return f"{rollout.rollout_id}-{segment}-{number}"
-
-
-def _reference(rollout: Rollout, segment: int, call: tuple[int, Generation]) -> dict[str, Any]:
-    return {"model_call_id": _call_id(rollout, segment, call[0])}
-
-
-def _model_call(
-    rollout: Rollout, segment: int, call: tuple[int, Generation], model: str, answers: Mapping[str, Any]
-) -> dict[str, Any]:
-    number, generation = call
-    call_id = _call_id(rollout, segment, number)
-    return {
-        "model_call_id": call_id,
-        "duration_ms": 1000 * generation.seconds,
-        "response": {"output": answers[call_id]} if call_id in answers else None,
-        "response_metadata": {"response_id": call_id, "model": model, "finish_reason": generation.finish_reason},
-        "token_stats": {
-            "prompt_tokens": generation.start,
-            "completion_tokens": generation.end - generation.start,
-            "total_tokens": generation.end,
-            "cached_tokens": generation.cached_tokens,
-        },
-    }
-
-
-def _branch(rollout: Rollout, segment: int, told: list[int]) -> dict[str, Any]:
-    parent = rollout.segments[segment].parent
-    is_below_main = parent is None or parent in told
-    return {
-        "invocation_id": f"{rollout.rollout_id}/{segment}",
-        "parent_invocation_id": rollout.rollout_id if is_below_main else f"{rollout.rollout_id}/{parent}",
-        "model_calls": [_reference(rollout, segment, call) for call in _calls(rollout, segment)],
-    }
+    return {f"{rollout.rollout_id}-{segment}-{number}": call for number, call in calls if call.end > call.start}
 
 
 def _turns(rollout: Rollout, task_id: str, rollout_id: str) -> Iterator[dict[str, Any]]:
     """Yield the turns of the main invocation: each with what was new to the model before it, and what it said."""
     sampled = iter(
         [
-            [_reference(rollout, n, call) for call in _calls(rollout, n) if call[1].turn == turn.number]
-            for n in _told(rollout)
+            [{"model_call_id": one} for one, call in _calls(rollout, n).items() if call.turn == turn.number]
+            for n in message_segments(rollout)
             for turn in segment_turns(rollout.segments[n])
         ]
     )
@@ -157,19 +147,6 @@ def _turns(rollout: Rollout, task_id: str, rollout_id: str) -> Iterator[dict[str
         question, steps = [], steps + len(message.tool_calls)
 
 
-def _tool_calls(rollout: Rollout) -> Iterator[dict[str, Any]]:
-    outputs = {message.tool_call_id: message.content for message in rollout.messages if message.role == "tool"}
-    for message in rollout.messages[count_prompt_messages(rollout) :]:
-        for call in message.tool_calls:
-            yield {
-                "invocation_id": rollout.rollout_id,
-                "tool_call_id": call.id,
-                "tool_name": call.name,
-                "status": "completed" if call.id in outputs else "unknown",
-                "output": outputs.get(call.id),
-            }
-
-
 def _items(rollout: Rollout, place: int, message: Message) -> list[dict[str, Any]]:
     if message.role == "assistant":
         return assistant_items(message, f"{rollout.rollout_id}-{place}")
@@ -179,10 +156,7 @@ def _items(rollout: Rollout, place: int, message: Message) -> list[dict[str, Any
 def trajectory_identity(row: Mapping[str, Any], capture_id: str | None, rollout: Rollout) -> tuple[str, str]:
     """Return Gym's names of a row's task and rollout; ours where the row has no indices.
 
-    Args:
-        row: what was posted.
-        capture_id: under which Gym's capture would file the row's calls.
-        rollout: its record.
+    Gym's capture would file the row's calls under ``capture_id``.
     """
     index = row.get("_ng_task_index")
     named = next((row[key] for key in ("task_id", "problem_id", "instance_id") if row.get(key) is not None), index)

@@ -30,7 +30,7 @@ smaller than this, in nats."""
 
 
 class MismatchError(CheckError):
-    """What a trainer computes is not what the engines sampled from."""
+    """A trainer computes other log-probs than the engines sampled from."""
 
 
 def measure_mismatch(
@@ -38,16 +38,11 @@ def measure_mismatch(
     logprobs: "Sequence[Sequence[float] | NDArray[Any]]",
     masks: "Sequence[Sequence[float] | NDArray[Any]] | None" = None,
 ) -> BatchMismatch:
-    """Compare the tokens that carry loss.
+    """Compare the tokens that carry loss, of one rollout or of all rollouts of a batch.
 
-    Args:
-        segments: of one rollout, or of all rollouts of a batch.
-        logprobs: the trainer's, for each segment one value per token of it; those of tokens without loss are not read.
-        masks: what the trainer trains on, likewise; the segments' own masks by default. Give the trainer's, so that a
-            wrong mask is found: tokens that were not sampled are returned under ``NOT_SAMPLED``.
-
-    Raises:
-        ValueError: a list has another length than its segment.
+    ``logprobs`` are the trainer's, for each segment one value per token of it; those of tokens without loss are not
+    read. ``masks`` say what the trainer trains on, likewise; by default they are the segments' own. Give the trainer's,
+    so that a wrong mask is found: tokens that were not sampled are returned under ``NOT_SAMPLED``.
     """
     import numpy as np
 
@@ -66,7 +61,9 @@ def measure_mismatch(
         trained.append(values[chosen])
         versions.append(np.asarray(segment.policy_versions, dtype=np.int64)[chosen])
         positions.append(_positions(segment)[chosen])
-        names = _engines(segment)
+        names = [""] * len(segment.token_ids)
+        for call in segment.generations:
+            names[call.start : call.end] = [call.engine] * (call.end - call.start)
         engines += [names[token] for token in np.flatnonzero(chosen)]
     version, at, engine = np.concatenate(versions), np.concatenate(positions), np.asarray(engines, dtype=np.str_)
     own, theirs = np.concatenate(trained), np.concatenate(served)
@@ -91,17 +88,10 @@ def require_match(
     max_kl: float = math.inf,
     max_mult_prob_error: float = math.inf,
 ) -> None:
-    """Refuse a batch whose log-probs do not match.
+    """Refuse a batch whose log-probs do not match: each bound holds for each policy version.
 
-    Args:
-        found: see ``measure_mismatch``.
-        max_abs_diff: bound of the figure of this name, for each policy version.
-        max_kl: bound of ``kl``, likewise.
-        max_mult_prob_error: bound of ``mult_prob_error``, likewise.
-
-    Raises:
-        MismatchError: ``mask``, tokens that no policy sampled carry loss; ``zero log-prob``, a served log-prob was
-            filled in; ``mismatch``, a figure is above its bound or NaN.
+    Raises ``MismatchError``: ``mask``, tokens that no policy sampled carry loss; ``zero log-prob``, a served log-prob
+    was filled in; ``mismatch``, a figure is above its bound or NaN.
     """
     if (foreign := found.by_version.get(NOT_SAMPLED)) is not None:
         raise MismatchError(
@@ -152,14 +142,6 @@ def _positions(segment: Segment) -> "NDArray[Any]":
     quarter = (np.cumsum(sampled) - 1) * 4 // max(1, int(sampled.sum()))
     turns, quarters = [turn == n + 1 for n in range(len(_TURNS))], [quarter == n for n in range(4)]
     return np.stack([*turns, begins, ends, *quarters], axis=1) & (sampled == 1)[:, None]
-
-
-def _engines(segment: Segment) -> list[str]:
-    """Return the engine that sampled each token; empty where none is named."""
-    names = [""] * len(segment.token_ids)
-    for call in segment.generations:
-        names[call.start : call.end] = [call.engine] * (call.end - call.start)
-    return names
 
 
 def _figures(difference: "NDArray[Any]", zeros: int) -> Mismatch:

@@ -18,10 +18,9 @@ class TrainerContractError(ValueError):
 def check_result(result: Mapping[str, Any]) -> None:
     """Check one ``/run`` answer.
 
-    Raises:
-        TrainerContractError: no generation, a partial token triple, unequal lengths, a log-prob that is not a finite
-            number, a prompt that does not extend the tokens seen so far, a reward that is not a finite number,
-            components that do not add up to it, or two masks that disagree.
+    Raises ``TrainerContractError``: no generation, a partial token triple, unequal lengths, a log-prob or reward that
+    is not finite, a prompt that does not extend the tokens seen so far, components that do not add up to the reward, or
+    two masks that disagree.
     """
     name = str(result.get("prorl_rollout_id") or result.get("_ng_task_index", "row"))
     output = result.get("response", {}).get("output")
@@ -31,14 +30,22 @@ def check_result(result: Mapping[str, Any]) -> None:
     for position, item in enumerate(output):
         generations += _check_item(item, f"{name}, output item {position}", seen)
     _require(generations > 0, name, "no item carries generation_token_ids: NeMo-RL has nothing to train on")
-    _check_reward(result, name)
+    reward = result.get("reward")
+    _require(_is_finite(reward), name, f"reward is {reward!r}, not a finite number")
+    components = result.get("reward_components")
+    if components is not None:
+        total = sum(components.values())
+        is_sum = math.isclose(total, float(reward or 0.0), abs_tol=1e-6)
+        _require(is_sum, name, f"reward_components add up to {total}, not {reward}")
+    config: Mapping[str, Any] = result.get("instance_config") or {}
+    top, nested = bool(result.get("mask_sample", False)), bool(config.get("mask_sample", False))
+    _require(top == nested, name, f"mask_sample is {top} but instance_config.mask_sample is {nested}")
 
 
 def check_group(results: Sequence[Mapping[str, Any]]) -> None:
     """Check that the rows of one prompt share the first prompt's token ids, which is NeMo-RL's grouping key.
 
-    Raises:
-        TrainerContractError: they differ, naming the first token that does.
+    Raises ``TrainerContractError``, naming the first token that differs.
     """
     first: list[int] | None = None
     for result in results:
@@ -53,11 +60,7 @@ def check_group(results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def first_prompt(result: Mapping[str, Any]) -> list[int]:
-    """Return the token ids of the first prompt of a row.
-
-    Raises:
-        TrainerContractError: the row carries none.
-    """
+    """Return the token ids of the first prompt of a row. Raises ``TrainerContractError`` when it has none."""
     for item in result.get("response", {}).get("output", ()):
         if item.get("generation_token_ids"):
             return list(item.get("prompt_token_ids") or ())
@@ -73,33 +76,14 @@ def _check_item(item: Mapping[str, Any], where: str, seen: list[int]) -> int:
     _require(not missing, where, f"token fields come all three or not at all; {', '.join(missing)} missing")
     prompt, sampled, logprobs = (list(item[key]) for key in _TOKEN_FIELDS)
     _require(len(sampled) == len(logprobs), where, f"{len(sampled)} sampled tokens but {len(logprobs)} log-probs")
-    _require(all(map(_is_token, [*prompt, *sampled])), where, "a token id is not a non-negative integer")
+    are_ids = all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in (*prompt, *sampled))
+    _require(are_ids, where, "a token id is not a non-negative integer")
     _require(all(map(_is_finite, logprobs)), where, "a log-prob is not a finite number")
     if not sampled:
         return 0
     _require(prompt[: len(seen)] == seen, where, "its prompt does not extend the tokens before it (non-contiguous)")
     seen[:] = prompt + sampled
     return 1
-
-
-def _check_reward(result: Mapping[str, Any], name: str) -> None:
-    reward = result.get("reward")
-    _require(_is_finite(reward), name, f"reward is {reward!r}, not a finite number")
-    components = result.get("reward_components")
-    if components is not None:
-        total = sum(components.values())
-        _require(
-            math.isclose(total, float(reward or 0.0), abs_tol=1e-6),
-            name,
-            f"reward_components add up to {total}, not {reward}",
-        )
-    config: Mapping[str, Any] = result.get("instance_config") or {}
-    top, nested = bool(result.get("mask_sample", False)), bool(config.get("mask_sample", False))
-    _require(top == nested, name, f"mask_sample is {top} but instance_config.mask_sample is {nested}")
-
-
-def _is_token(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_finite(value: object) -> bool:

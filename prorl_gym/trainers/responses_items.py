@@ -5,7 +5,7 @@ and nothing here raises on a malformed item.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from prorl_gym.records import Message, ToolCall
 
@@ -21,12 +21,20 @@ def messages_from_items(items: str | Sequence[Mapping[str, Any]]) -> list[Messag
     for item in items:
         kind = item.get("type", "message")
         if kind == "function_call":
-            _add_call(messages, item)
+            call_id, arguments = str(item.get("call_id", "")), str(item.get("arguments", "{}"))
+            call = ToolCall(id=call_id, name=str(item.get("name", "")), arguments=arguments)
+            if not messages or messages[-1].role != "assistant":
+                messages.append(Message(role="assistant", content=""))
+            messages[-1] = messages[-1].model_copy(update={"tool_calls": (*messages[-1].tool_calls, call)})
         elif kind == "function_call_output":
             call_id = str(item.get("call_id", ""))
             messages.append(Message(role="tool", content=content_text(item.get("output")), tool_call_id=call_id))
         elif kind == "message":
-            _add_message(messages, item)
+            role = item.get("role", "user")
+            known: Literal["system", "assistant", "user"] = "assistant" if role == "assistant" else "user"
+            if role in ("system", "developer"):
+                known = "system"
+            messages.append(Message(role=known, content=content_text(item.get("content"))))
     return messages
 
 
@@ -57,24 +65,3 @@ def last_answer(items: Sequence[Mapping[str, Any]]) -> str | None:
         if message.role == "assistant" and message.content:
             return message.content
     return None
-
-
-def _add_message(messages: list[Message], item: Mapping[str, Any]) -> None:
-    role = item.get("role", "user")
-    text = content_text(item.get("content"))
-    if role in ("system", "developer"):
-        messages.append(Message(role="system", content=text))
-    elif role == "assistant":
-        messages.append(Message(role="assistant", content=text))
-    else:
-        messages.append(Message(role="user", content=text))
-
-
-def _add_call(messages: list[Message], item: Mapping[str, Any]) -> None:
-    call = ToolCall(
-        id=str(item.get("call_id", "")), name=str(item.get("name", "")), arguments=str(item.get("arguments", "{}"))
-    )
-    if messages and messages[-1].role == "assistant":
-        messages[-1] = messages[-1].model_copy(update={"tool_calls": (*messages[-1].tool_calls, call)})
-    else:
-        messages.append(Message(role="assistant", content="", tool_calls=(call,)))

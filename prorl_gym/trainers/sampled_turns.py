@@ -1,10 +1,11 @@
-"""Which messages and which tokens of a record the policy sampled, turn by turn."""
+"""Which messages and which tokens of a record the policy sampled, turn by turn; and records as marked chats."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any, Literal
 
-from prorl_gym.records import Generation, Rollout, Segment
+from prorl_gym.records import SUMMARY_CONTINUATION, SUMMARY_REQUEST, Generation, Rollout, Segment
 from prorl_gym.routed_experts import Call
 
 
@@ -16,7 +17,7 @@ class Turn:
     start: int
     end: int
     expert_calls: tuple[Call, ...] = ()
-    """What its calls reported for ``prorl_gym.routed_experts``."""
+    """Reports of its calls for ``prorl_gym.routed_experts``."""
 
 
 def count_prompt_messages(rollout: Rollout) -> int:
@@ -26,7 +27,7 @@ def count_prompt_messages(rollout: Rollout) -> int:
     """
     main = rollout.main_segment
     if main is not None and rollout.segments[main].parent is not None:
-        turns = sum(len(list(segment_turns(rollout.segments[place]))) for place in told_segments(rollout))
+        turns = sum(len(list(segment_turns(rollout.segments[place]))) for place in message_segments(rollout))
         spoken = [place for place, message in enumerate(rollout.messages) if message.role == "assistant"]
         if turns < len(spoken):
             return spoken[-turns]
@@ -43,24 +44,25 @@ def segment_turns(segment: Segment) -> Iterator[Turn]:
         yield Turn(number, calls[0].start, calls[-1].end, expert_calls(calls))
 
 
-def told_segments(rollout: Rollout) -> tuple[int, ...]:
-    """Return the segments whose turns ``Rollout.messages`` tell, in order.
+def message_segments(rollout: Rollout) -> tuple[int, ...]:
+    """Return the segments whose turns are in ``Rollout.messages``, in order.
 
     The main one, and those before and after it that a template that drops thoughts made, or a summary of the loop's.
     """
-    main = rollout.main_segment or 0
-    first = main
+    if not rollout.segments:
+        return ()
+    first = rollout.main_segment or 0
     while (parent := _continued(rollout, first)) is not None:
         first = parent
-    told = [first]
+    found = [first]
     for index in range(first + 1, len(rollout.segments)):
-        if _continued(rollout, index) == told[-1]:
-            told.append(index)
-    return tuple(told)
+        if _continued(rollout, index) == found[-1]:
+            found.append(index)
+    return tuple(found)
 
 
 def _continued(rollout: Rollout, index: int) -> int | None:
-    """Return the segment whose conversation a segment continues, rendered anew or from a summary on.
+    """Return the segment whose conversation a segment continues, rendered again or from a summary on.
 
     The messages of a harness's rollout are those of its main segment: what was before its summary is not among them.
     """
@@ -77,3 +79,37 @@ def _continued(rollout: Rollout, index: int) -> int | None:
 def expert_calls(generations: Iterable[Generation]) -> tuple[Call, ...]:
     """Return what model calls reported of the experts of their tokens; calls that sampled nothing report nothing."""
     return tuple((call.end, call.routed_experts) for call in generations if call.end > call.start)
+
+
+def to_chat(rollout: Rollout, train_key: Literal["train", "weight"] = "train") -> dict[str, Any]:
+    """Return a rollout as a chat to fine-tune on: ``{"messages": [...]}``, with a mark on each message.
+
+    Trained are the turns that the policy sampled: not those of the prompt (few-shot examples), and not those with a
+    malformed tool call, which is answered by a message in the user's role.
+    """
+    trained = trained_message_indices(rollout)
+    messages = [
+        {**message.to_chat(), train_key: (index in trained) if train_key == "train" else int(index in trained)}
+        for index, message in enumerate(rollout.messages)
+    ]
+    return {
+        "messages": messages,
+        **({"tools": rollout.tools} if rollout.tools else {}),
+        "rollout_id": rollout.rollout_id,
+        "group_id": rollout.group_id,
+        "environment": rollout.environment,
+        "reward": rollout.reward,
+    }
+
+
+def trained_message_indices(rollout: Rollout) -> set[int]:
+    messages = rollout.messages
+    trained = set[int]()
+    for index in range(count_prompt_messages(rollout), len(messages)):
+        following = next((message for message in messages[index + 1 :] if message.role != "tool"), None)
+        # An error about a malformed call is a message in the user's role; it comes before the request for a summary.
+        is_about_summary = following in (SUMMARY_REQUEST, SUMMARY_CONTINUATION)
+        is_refused = following is not None and following.role == "user" and not is_about_summary
+        if messages[index].role == "assistant" and not is_refused:
+            trained.add(index)
+    return trained

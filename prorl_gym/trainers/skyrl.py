@@ -16,16 +16,11 @@ from prorl_gym.trainers.training_sequence import rewards_or_means, single_sequen
 def to_skyrl(
     rollouts: Sequence[Rollout], trajectory_ids: Sequence[Any], *, placeholder_id: int, step_wise: bool = False
 ) -> dict[str, Any]:
-    """Return a ``GeneratorOutput``.
+    """Return a ``GeneratorOutput`` of whole groups, one rollout for each input, in their order.
 
-    Args:
-        rollouts: one for each input, in their order; whole groups.
-        trajectory_ids: those of the input.
-        placeholder_id: the single token, without loss, of a rollout that sampled nothing.
-        step_wise: a row for each segment instead of one for each rollout.
-
-    Raises:
-        NoRewardError: no rollout of a group has a reward.
+    ``trajectory_ids`` are those of the input. A rollout that sampled nothing is the token ``placeholder_id``, without
+    loss. ``step_wise``: a row for each segment instead of one for each rollout. Raises ``NoRewardError``: no rollout of
+    a group has a reward.
     """
     singles, rewards = single_sequences(rollouts, placeholder_id), rewards_or_means(rollouts)
     rows: list[dict[str, Any]] = []

@@ -12,7 +12,7 @@ from typing import Any
 
 from prorl_gym.records import NOT_SAMPLED, Rollout
 from prorl_gym.routed_experts import RoutedExperts
-from prorl_gym.trainers.training_sequence import TrainingSequence, training_sequences
+from prorl_gym.trainers.training_sequence import training_sequences
 
 _STATUS = {"completed": "completed", "truncated": "truncated", "cancelled": "aborted", "failed": "failed"}
 
@@ -27,12 +27,9 @@ def to_slime(
 ) -> list[dict[str, Any]]:
     """Return what ``Sample.from_dict`` takes, for each segment.
 
-    Args:
-        rollout: the record.
-        group_index: of its prompt in the step.
-        rollout_index: unique in the step.
-        placeholder_id: the single token, without loss, of a rollout that sampled nothing.
-        expert_shape: ``num_layers`` and ``moe_router_topk``, which SGLang does not report: needed for router replay.
+    ``group_index`` is of its prompt in the step, ``rollout_index`` unique in the step. A rollout that sampled nothing
+    is the token ``placeholder_id``, without loss. ``expert_shape`` (``num_layers``, ``moe_router_topk``) is needed for
+    router replay, since SGLang does not report it.
     """
     common: dict[str, Any] = {
         "group_index": group_index,
@@ -44,18 +41,30 @@ def to_slime(
         "session_id": rollout.rollout_id,
         "metadata": {"prorl_rollout_id": rollout.rollout_id, "environment": rollout.environment},
     }
-    rows = [_row(one, expert_shape) for one in training_sequences(rollout)]
-    return [common | row for row in rows or [_placeholder(placeholder_id, expert_shape)]]
+    rows: list[dict[str, Any]] = [
+        {
+            "tokens": sequence.token_ids,
+            "response_length": len(sequence.response_ids),
+            "loss_mask": sequence.loss_mask,
+            "rollout_log_probs": sequence.logprobs,
+            "weight_versions": [str(version) for version in sorted({*sequence.versions} - {NOT_SAMPLED})],
+            "rollout_routed_experts": None if experts is None else experts.to_numpy(expert_shape),
+        }
+        for sequence in training_sequences(rollout)
+        for experts in (sequence.routed_experts,)
+    ]
+    if not rows:
+        experts = RoutedExperts("int32", expert_shape, b"").padded(1).to_numpy() if expert_shape else None
+        placeholder = {"tokens": [placeholder_id] * 2, "response_length": 1, "loss_mask": [0]}
+        rows = [placeholder | {"rollout_log_probs": [0.0], "rollout_routed_experts": experts}]
+    return [common | row for row in rows]
 
 
 def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
     """Return rewards, and advantages by group: each rollout counts once, those without a reward not at all.
 
     A rollout without a reward is reported with the mean of all others, and its advantage is 0.
-
-    Args:
-        args: slime's; ``grpo_std_normalization`` divides by the deviation.
-        samples: of the step.
+    ``args.grpo_std_normalization`` divides by the deviation.
     """
     by_group: dict[Any, dict[Any, float]] = {}
     for sample in samples:
@@ -74,26 +83,3 @@ def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], l
         scale = 1.0 if math.isnan(deviation) else deviation + 1e-6
         advantages.append((float(sample.reward) - mean(group)) / scale if has_reward else 0.0)
     return raw, advantages
-
-
-def _row(sequence: TrainingSequence, expert_shape: tuple[int, int] | None) -> dict[str, Any]:
-    experts = sequence.routed_experts
-    return {
-        "tokens": sequence.token_ids,
-        "response_length": len(sequence.response_ids),
-        "loss_mask": sequence.loss_mask,
-        "rollout_log_probs": sequence.logprobs,
-        "weight_versions": [str(version) for version in sorted({*sequence.versions} - {NOT_SAMPLED})],
-        "rollout_routed_experts": None if experts is None else experts.to_numpy(expert_shape),
-    }
-
-
-def _placeholder(token: int, expert_shape: tuple[int, int] | None) -> dict[str, Any]:
-    experts = RoutedExperts("int32", expert_shape, b"").padded(1).to_numpy() if expert_shape else None
-    return {
-        "tokens": [token, token],
-        "response_length": 1,
-        "loss_mask": [0],
-        "rollout_log_probs": [0.0],
-        "rollout_routed_experts": experts,
-    }

@@ -30,18 +30,17 @@ class TrainingSequence:
     prompt_ids: list[int]
     response_ids: list[int]
     loss_mask: list[int]
-    """Of the response: 1 where the token carries loss."""
+    """One value per token of the response: 1 where it carries loss."""
     logprobs: list[float]
-    """Of the response, as the engine gave them; 0.0 where nothing was sampled."""
+    """One per token of the response, as the engine gave them; 0.0 where nothing was sampled."""
     versions: list[int]
-    """Of the response: policy versions, ``NOT_SAMPLED`` where nothing was sampled."""
+    """Policy versions of the response's tokens, ``NOT_SAMPLED`` where nothing was sampled."""
     generations: tuple[Generation, ...] = ()
     weight: float = 1.0
-    """What to multiply the loss by (``Rollout.segment_weight``)."""
+    """Factor of the loss (``Rollout.segment_weight``)."""
 
     @property
     def token_ids(self) -> list[int]:
-        """Prompt and response."""
         return self.prompt_ids + self.response_ids
 
     @property
@@ -63,37 +62,30 @@ def loss_mask(rollout: Rollout, index: int) -> list[int]:
 
 
 def single_sequences(rollouts: Sequence[Rollout], placeholder_id: int) -> list[TrainingSequence]:
-    """Return one sequence for each rollout, for trainers that cannot do without.
+    """Return one sequence for each rollout of whole groups, for trainers that cannot do without.
 
     Of several segments it is the main one. Where others carry loss, too, it goes without: a part of them would stand
     for all, and its reward still measures the policy. A rollout that sampled nothing has the prompt of its group and
-    one token without loss.
-
-    Args:
-        rollouts: whole groups, in any order.
-        placeholder_id: that token.
+    the token ``placeholder_id``, without loss.
     """
-    found = [_main_sequence(rollout) for rollout in rollouts]
-    pairs = list(zip(rollouts, found, strict=True))
-    prompts = {_group_key(rollout): sequence.prompt_ids for rollout, sequence in pairs if sequence is not None}
+    mains = [(one, None if one.main_segment is None else _sequence(one.main_segment, one)) for one in rollouts]
+    prompts = {_group_key(rollout): main.prompt_ids for rollout, main in mains if main is not None}
     single: list[TrainingSequence] = []
-    for rollout, sequence in pairs:
-        if sequence is not None:
-            single.append(sequence)
-        else:
+    for rollout, main in mains:
+        if main is None:
             prompt = prompts.get(_group_key(rollout), [placeholder_id])
             single.append(TrainingSequence(prompt, [placeholder_id], [0], [0.0], [NOT_SAMPLED]))
+        elif len(rollout.trained_segments) == 1:
+            single.append(main)
+        else:
+            single.append(replace(main, loss_mask=[0] * len(main.loss_mask)))
     return single
 
 
 def rewards_or_means(rollouts: Sequence[Rollout]) -> list[float]:
     """Return rewards; a rollout without one has the mean of its group, which leaves the group's baseline where it is.
 
-    Args:
-        rollouts: whole groups, in any order.
-
-    Raises:
-        NoRewardError: no rollout of a group has one.
+    The groups are whole, in any order. Raises ``NoRewardError``: no rollout of a group has a reward.
     """
     groups: dict[tuple[str, str], list[Rollout]] = {}
     for rollout in rollouts:
@@ -117,14 +109,6 @@ def _mean_reward(group: Sequence[Rollout]) -> float:
     return sum(rewards) / len(rewards)
 
 
-def _main_sequence(rollout: Rollout) -> TrainingSequence | None:
-    main = rollout.main_segment
-    if main is None:
-        return None
-    sequence = _sequence(main, rollout)
-    return sequence if len(rollout.trained_segments) == 1 else _without_loss(sequence)
-
-
 def _sequence(index: int, rollout: Rollout) -> TrainingSequence:
     segment = rollout.segments[index]
     start = segment.prompt_length
@@ -137,7 +121,3 @@ def _sequence(index: int, rollout: Rollout) -> TrainingSequence:
         generations=tuple(segment.generations),
         weight=rollout.segment_weight,
     )
-
-
-def _without_loss(sequence: TrainingSequence) -> TrainingSequence:
-    return replace(sequence, loss_mask=[0] * len(sequence.loss_mask))

@@ -15,9 +15,8 @@ from prorl_gym.trainers.training_sequence import single_sequences
 def to_trl(rollouts: Sequence[Rollout], *, placeholder_id: int) -> dict[str, list[Any]]:
     """Return the answer of a ``rollout_func``; give the trainer ``reward_funcs=served_reward`` with it.
 
-    Args:
-        rollouts: one for each prompt that TRL passed, in their order.
-        placeholder_id: the single token, without loss, of a rollout that sampled nothing; the end-of-sequence id does.
+    The rollouts are one for each prompt that TRL passed, in their order. One that sampled nothing is the token
+    ``placeholder_id``, without loss; the end-of-sequence id does.
     """
     sequences = single_sequences(rollouts, placeholder_id)
     return {

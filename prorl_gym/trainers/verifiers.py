@@ -1,26 +1,20 @@
 """A rollout as a verifiers ``Trace`` (``verifiers.v1``, written for 0.4.0), which prime-rl trains on.
 
 Each segment is a branch of the trace's message graph, and prime-rl makes a sample of each; one that carries no loss
-has no mask. A rollout that is masked,
-because it has no reward or a limit cut it, is a trace that is not ``ok``: prime-rl takes it out of its group before
-advantages are computed.
+has no mask. A rollout that is masked, because it has no reward or a limit cut it, is a trace that is not ``ok``:
+prime-rl takes it out of its group before advantages are computed.
 """
 
 from typing import Any
 
 from prorl_gym.records import NOT_SAMPLED, Message, Rollout, Segment
 from prorl_gym.routed_experts import join_routed_experts
-from prorl_gym.trainers.sampled_turns import count_prompt_messages, expert_calls, segment_turns, told_segments
+from prorl_gym.trainers.sampled_turns import count_prompt_messages, expert_calls, message_segments, segment_turns
 from prorl_gym.trainers.training_sequence import loss_mask
 
 
 def to_verifiers(rollout: Rollout, task_data: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``Trace[WireTaskData, State, WireAgentConfig].model_validate`` takes.
-
-    Args:
-        rollout: the record.
-        task_data: the task as verifiers passed it.
-    """
+    """Return what ``Trace[WireTaskData, State, WireAgentConfig].model_validate`` takes."""
     ok, outcome, weight = not rollout.masked, rollout.outcome, rollout.segment_weight
     error = {"type": outcome.kind or outcome.reason or outcome.status, "message": outcome.message}
     versions = set[int]().union(*(segment.policy_versions for segment in rollout.segments)) - {NOT_SAMPLED}
@@ -42,10 +36,10 @@ def to_verifiers(rollout: Rollout, task_data: dict[str, Any]) -> dict[str, Any]:
 def _nodes(rollout: Rollout) -> list[dict[str, Any]]:
     """Return the nodes of one path for each segment: the messages before each turn, then the turn."""
     nodes = list[dict[str, Any]]()
-    told, told_until = told_segments(rollout), count_prompt_messages(rollout)
+    shown, read_until = message_segments(rollout), count_prompt_messages(rollout)
     for place, recorded in enumerate(rollout.segments):
         segment = recorded if rollout.masked else recorded.model_copy(update={"mask": loss_mask(rollout, place)})
-        messages, read = (rollout.messages, told_until) if place in told else ([], 0)
+        messages, read = (rollout.messages, read_until) if place in shown else ([], 0)
         path = len(nodes)
         joined = join_routed_experts(expert_calls(segment.generations))
         experts = None if joined is None else joined.padded(len(segment.token_ids)).to_numpy()
@@ -65,7 +59,7 @@ def _nodes(rollout: Rollout) -> list[dict[str, Any]]:
         if start < len(segment.token_ids):
             after = {"role": "user", "content": ""}
             nodes.append({"message": after, **_span(segment, start, len(segment.token_ids), experts)})
-        told_until = read if place in told else told_until
+        read_until = read if place in shown else read_until
         for index in range(path, len(nodes)):
             nodes[index]["parent"] = index - 1 if index > path else None
     return nodes

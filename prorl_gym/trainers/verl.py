@@ -8,7 +8,7 @@ Use numbers of verl's own ``global_steps`` as policy versions: it bounds stalene
 from typing import Any
 
 from prorl_gym.records import NOT_SAMPLED, Rollout, StageTime
-from prorl_gym.trainers.training_sequence import TrainingSequence, training_sequences
+from prorl_gym.trainers.training_sequence import training_sequences
 
 
 def to_verl(rollout: Rollout) -> list[dict[str, Any]]:
@@ -17,36 +17,35 @@ def to_verl(rollout: Rollout) -> list[dict[str, Any]]:
     ``reward_extra_info`` is ``{"score": reward}`` in each, for ``algorithm.filter_groups.metric: score``. verl itself
     does not read ``loss_weight``: a loss of your own finds it in the batch.
     """
-    if rollout.reward is None:
+    reward = rollout.reward
+    if reward is None:
         return []
-    return [_output(sequence, rollout, rollout.reward) for sequence in training_sequences(rollout)]
-
-
-def _output(sequence: TrainingSequence, rollout: Rollout, reward: float) -> dict[str, Any]:
-    versions = [version for version in sequence.versions if version != NOT_SAMPLED]
-    experts = sequence.routed_experts
-    return {
-        "prompt_ids": sequence.prompt_ids,
-        "response_ids": sequence.response_ids,
-        "response_mask": sequence.loss_mask,
-        "response_logprobs": sequence.logprobs,
-        "reward_score": reward,
-        "num_turns": len(rollout.messages),
-        "metrics": _metrics(rollout),
-        "extra_fields": {
-            "min_global_steps": min(versions),
-            "max_global_steps": max(versions),
-            "reward_extra_info": {"score": reward},
-            "loss_weight": sequence.weight,
-            "rollout_id": rollout.rollout_id,
-        },
-        **({} if experts is None else {"routed_experts": experts.to_numpy()}),
-    }
-
-
-def _metrics(rollout: Rollout) -> dict[str, float]:
-    """Return seconds: in model calls, in the rest of the agent's turn, in grading."""
     sampling = sum(call.seconds for segment in rollout.segments for call in segment.generations)
     running = rollout.stages.get("run", StageTime()).seconds
     grading = rollout.stages.get("eval", StageTime()).seconds
-    return {"generate_sequences": sampling, "tool_calls": max(0.0, running - sampling), "compute_score": grading}
+    outputs: list[dict[str, Any]] = []
+    for sequence in training_sequences(rollout):
+        versions = [version for version in sequence.versions if version != NOT_SAMPLED]
+        experts = sequence.routed_experts
+        output: dict[str, Any] = {
+            "prompt_ids": sequence.prompt_ids,
+            "response_ids": sequence.response_ids,
+            "response_mask": sequence.loss_mask,
+            "response_logprobs": sequence.logprobs,
+            "reward_score": reward,
+            "num_turns": len(rollout.messages),
+            "metrics": {  # seconds
+                "generate_sequences": sampling,
+                "tool_calls": max(0.0, running - sampling),
+                "compute_score": grading,
+            },
+            "extra_fields": {
+                "min_global_steps": min(versions),
+                "max_global_steps": max(versions),
+                "reward_extra_info": {"score": reward},
+                "loss_weight": sequence.weight,
+                "rollout_id": rollout.rollout_id,
+            },
+        }
+        outputs.append(output if experts is None else output | {"routed_experts": experts.to_numpy()})
+    return outputs

@@ -44,7 +44,6 @@ class EmbeddedClient(Client):
         """Do nothing: the service ends with ``embedded_client``."""
 
     async def submit(self, requests: RolloutRequest | Sequence[RolloutRequest]) -> list[AcceptedRollout]:
-        """See ``Client.submit``."""
         return await self._service.submit([requests] if isinstance(requests, RolloutRequest) else requests)
 
     async def cancel(
@@ -55,14 +54,11 @@ class EmbeddedClient(Client):
         runs: Sequence[str] = (),
         reason: CancelReason = CancelReason.CLIENT,
     ) -> list[str]:
-        """See ``Client.cancel``."""
         return await self._service.cancel(rollout_ids, groups=groups, runs=runs, reason=reason)
 
     def stream(
         self, run_id: str | None = None, cursor: int = 0, *, follow: bool = True, acknowledge: bool = False
     ) -> RecordStream:
-        """See ``Client.stream``."""
-
         async def read(after: int) -> AsyncGenerator[DeliveredRecord, None]:
             async for one in self._service.stream(run_id, after, follow=follow):
                 yield DeliveredRecord(cursor=one.cursor, rollout=Rollout.model_validate_json(one.record))
@@ -79,7 +75,7 @@ class EmbeddedClient(Client):
         before: int = 0,
     ) -> RolloutListResponse:
         """See ``Client.rollouts``; the newest page only."""
-        newest = await self._service.summaries(
+        newest = await self._service.ledger.summaries(
             run_id, groups=[group] if group else None, prefix=prefix, limit=limit, newest_first=True
         )
         return RolloutListResponse(rollouts=tuple(newest), before=None)
@@ -92,26 +88,21 @@ class EmbeddedClient(Client):
         """Do nothing: there is no dashboard to show it."""
 
     async def set_demand(self, run_id: str, demand: Demand) -> GroupsStatus:
-        """See ``Client.set_demand``."""
         return await self._service.set_demand(run_id, demand)
 
     async def demand(self, run_id: str) -> Demand | None:
-        """See ``Client.demand``."""
-        return self._service.demands().get(run_id)
+        return self._service.groups.demands().get(run_id)
 
     async def groups(self, run_id: str) -> GroupsStatus:
-        """See ``Client.groups``."""
-        return self._service.groups_status(run_id)
+        return self._service.groups.status(run_id)
 
     async def policy(self, pool: str = "policy") -> PolicyStatus:
-        """See ``Client.policy``."""
         return PolicyController(self._loaded.pool, self._loaded.weight_updaters[pool]).policy_status()
 
     @asynccontextmanager
     async def weight_update(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, version: int, *, reference: Sequence[float] | None = None, **_: Any
     ) -> AsyncGenerator[WeightUpdate, None]:
-        """See ``Client.weight_update``."""
         updater = self._loaded.weight_updaters["policy"]
         await updater.pause("abort")
         try:

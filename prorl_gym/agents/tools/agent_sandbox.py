@@ -22,9 +22,6 @@ async def agent_action(source: SandboxSource) -> AsyncGenerator[Sandbox]:
     * the sandbox is silent: it stays ``SANDBOX_LOST``. The attempt looks up the evidence (``loss_evidence_of``).
 
     Other kinds (``SANDBOX_LIMIT``, ``IMAGE_BROKEN``, a start that failed) already name their cause and pass through.
-
-    Raises:
-        SandboxError: as above.
     """
     sandbox = await source()
     try:

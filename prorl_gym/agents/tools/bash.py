@@ -8,7 +8,7 @@ of it.
 from collections.abc import Mapping
 from typing import Any
 
-from prorl_gym.agents.protocol import Observation, ToolSpec
+from prorl_gym.agents.protocol import Observation, ToolSpec, arguments_schema
 from prorl_gym.agents.tools.agent_sandbox import SandboxSource, agent_action
 from prorl_gym.sandbox.protocol import Shell, ShellResult
 from prorl_gym.sandbox.service.operations.shell import control_key
@@ -25,9 +25,8 @@ _SPEC = ToolSpec(
         "press that key. If nothing ends it, restart=true ends everything that the shell started and gives a new "
         "shell. There is no network."
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=arguments_schema(
+        {
             "command": {
                 "type": "string",
                 "description": "The command; empty to look at the running one; or the text to type with is_input.",
@@ -41,9 +40,8 @@ _SPEC = ToolSpec(
                 "description": "Start a new shell in the same directory with the same exported variables. Needs no "
                 "command, and runs none.",
             },
-        },
-        "required": [],
-    },
+        }
+    ),
 )
 
 _NEXT_STEPS = (
@@ -53,12 +51,7 @@ _NEXT_STEPS = (
 
 
 class BashTool:
-    """Runs commands.
-
-    Args:
-        source: leases the agent's sandbox.
-        seconds: longest time one call waits for its command.
-    """
+    """Runs commands; one call waits at most ``seconds`` for its command."""
 
     spec = _SPEC
 
@@ -68,11 +61,6 @@ class BashTool:
         self._running = False
 
     async def __call__(self, arguments: Mapping[str, Any]) -> Observation:
-        """Run, poll, type or restart.
-
-        Raises:
-            SandboxError: see ``agent_action``.
-        """
         command: str = arguments.get("command", "")
         restart = bool(arguments.get("restart", False))
         is_key = control_key(command) is not None

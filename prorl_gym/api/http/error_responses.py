@@ -39,24 +39,15 @@ _STATUS_BY_ERROR: tuple[tuple[type[ProrlError], int], ...] = (
     (RolloutError, 422),
 )
 
-
 LEDGER_FULL_RETRY_SECONDS = 30
 """Seconds after which a full ledger may have room again: records have to be acknowledged first."""
-
 
 DISK_RETRY_SECONDS = 5
 """Seconds after which a disk that failed may work again."""
 
 
 class ApiError(ProrlError):
-    """The request is wrong, or comes too early.
-
-    Args:
-        status: HTTP status.
-        what: see ``ProrlError``.
-        fix: see ``ProrlError``.
-        retry_after: seconds after which it may be sent again.
-    """
+    """The request is wrong, or may be sent again after ``retry_after`` seconds."""
 
     def __init__(self, status: int, what: str, fix: str = "", retry_after: int | None = None) -> None:
         super().__init__(what, fix)
@@ -75,54 +66,42 @@ def error_response(
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every exception in this form."""
-    app.add_exception_handler(ProrlError, _handle_prorl_error)
-    app.add_exception_handler(RequestValidationError, _handle_bad_parameter)
-    app.add_exception_handler(HTTPException, _handle_http_exception)
-    app.add_exception_handler(Exception, _handle_unexpected)
+    for kind in (ProrlError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _handle_error)
 
 
-async def _handle_prorl_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ProrlError)
-    if isinstance(error, ApiError):
-        headers = None if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-        return error_response(error.status, error.what, error.fix, headers)
-    status = next((status for kind, status in _STATUS_BY_ERROR if isinstance(error, kind)), 500)
-    if status >= 500:
-        _LOG.error("%s: %s", request.url.path, error)
-    after = None
-    if isinstance(error, LedgerError) and status != 500:
-        after = LEDGER_FULL_RETRY_SECONDS if status == 429 else DISK_RETRY_SECONDS
-    headers = None if after is None else {"Retry-After": str(after)}
-    kind = error.kind if isinstance(error, RolloutError) else None
-    return error_response(status, error.what, error.fix, headers, kind)
-
-
-async def _handle_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    fix = "See /docs for the routes." if error.status_code in (404, 405) else ""
-    what = f"{request.method[:20]} {request.url.path[:200]}: {error.detail}."
-    headers = dict(error.headers or {})
-    if error.status_code == 405:
-        headers["Allow"] = ", ".join(_allowed_methods(request))
-    return error_response(error.status_code, what, fix, headers)
-
-
-def _allowed_methods(request: Request) -> list[str]:
-    """Return all methods of this path: the framework names those of its first route only."""
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
-
-
-async def _handle_bad_parameter(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"][1:])
-    return error_response(
-        422, f"The parameter '{name[:80]}' is wrong: {first['msg'][:300]}.", "See /docs for its form."
-    )
-
-
-async def _handle_unexpected(request: Request, error: Exception) -> Response:
-    _LOG.error("%s %s broke", request.method, request.url.path, exc_info=error)
-    return error_response(500, "The service is at fault.", "Its log has the traceback; please report it.")
+async def _handle_error(request: Request, error: Exception) -> Response:
+    match error:
+        case ApiError():
+            headers = None if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+            return error_response(error.status, error.what, error.fix, headers)
+        case ProrlError():
+            status = next((status for kind, status in _STATUS_BY_ERROR if isinstance(error, kind)), 500)
+            if status >= 500:
+                _LOG.error("%s: %s", request.url.path, error)
+            headers = None
+            if isinstance(error, LedgerError) and status != 500:
+                headers = {"Retry-After": str(LEDGER_FULL_RETRY_SECONDS if status == 429 else DISK_RETRY_SECONDS)}
+            kind = error.kind if isinstance(error, RolloutError) else None
+            return error_response(status, error.what, error.fix, headers, kind)
+        case RequestValidationError():
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"][1:9])[:200]
+            if first["loc"][0] == "body":
+                where = f"The field '{place}' of the body" if place else "The body"
+            else:
+                where = f"The parameter '{place[:80]}'"
+            message = first["msg"].removeprefix("Value error, ")[:300]
+            return error_response(422, f"{where} is wrong: {message}.", "See /docs for the form.")
+        case HTTPException():
+            what = f"{request.method[:20]} {request.url.path[:200]}: {error.detail}."
+            fix = "See /docs for the routes." if error.status_code in (404, 405) else ""
+            headers = dict(error.headers or {})
+            if error.status_code == 405:  # the framework names the methods of the path's first route only
+                routes = [one for one in request.app.routes if one.matches(request.scope)[0] is not Match.NONE]
+                methods = {method for route in routes for method in getattr(route, "methods", None) or ()}
+                headers["Allow"] = ", ".join(sorted(methods))
+            return error_response(error.status_code, what, fix, headers)
+        case _:
+            _LOG.error("%s %s broke", request.method, request.url.path, exc_info=error)
+            return error_response(500, "The service is at fault.", "Its log has the traceback; please report it.")

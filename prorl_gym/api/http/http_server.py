@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 32 << 10
-"""Of a request line with its fields and trailers."""
+"""Longest request line with its fields and trailers."""
 MAX_FIELDS = 100
 MAX_PIPELINED = 8
 """Requests that wait on a connection while an earlier one is answered."""
@@ -30,11 +30,7 @@ _GRACEFUL_SHUTDOWN_SECONDS = 10
 
 
 class HttpServer(uvicorn.Server):
-    """Answers routes within the bounds of this module. Signals are left to the caller.
-
-    Args:
-        app: the routes.
-    """
+    """Answers routes within the bounds of this module. Signals are left to the caller."""
 
     def __init__(self, app: ASGIApp) -> None:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -57,7 +53,7 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Capture none: uvicorn would raise them again at its end, before what is in hand is finished."""
+        """Capture none: uvicorn would raise them again at its end, before running rollouts are finished."""
         yield
 
 
@@ -69,9 +65,9 @@ class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with bounds of heads, pipelines and connections, and a time-out before the first request."""
 
     _head_bytes = 0
-    """Of the newest request, as far as it was parsed."""
+    """Bytes of the newest request's head that were parsed."""
     _unframed_bytes = 0
-    """Since the last byte of a body or the end of a request: the parser itself keeps a field that has no end."""
+    """Bytes since the last one of a body or the end of a request: the parser keeps a field that has no end."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """See ``asyncio.Protocol``. uvicorn refuses requests at ``limit_concurrency``, but keeps all connections."""
@@ -81,7 +77,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._start_timeout()
 
     def data_received(self, data: bytes) -> None:
-        """See ``asyncio.Protocol``."""
         self._unframed_bytes += len(data)
         super().data_received(data)
         if self.transport.is_closing():
@@ -92,34 +87,28 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_timeout()
 
     def on_message_begin(self) -> None:
-        """See ``HttpToolsProtocol``."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _TooLargeError
         super().on_message_begin()
         self._head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        """See ``HttpToolsProtocol``."""
         self._count_head_bytes(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See ``HttpToolsProtocol``."""
         self._count_head_bytes(len(name) + len(value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """See ``HttpToolsProtocol``."""
         super().on_headers_complete()
         self.headers = []  # of trailers: uvicorn would add them to the headers of the request
 
     def on_body(self, body: bytes) -> None:
-        """See ``HttpToolsProtocol``."""
         self._unframed_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """See ``HttpToolsProtocol``."""
         self._unframed_bytes = 0
         super().on_message_complete()
 

@@ -20,7 +20,7 @@ HTML_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""Of pages that carry their scripts and styles inside: they may load nothing, whatever a model wrote into them."""
+"""Headers of pages with their scripts and styles inside: they may load nothing, whatever a model wrote into them."""
 
 DOCS_HEADERS = {
     **HTML_HEADERS,
@@ -29,23 +29,17 @@ DOCS_HEADERS = {
         "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
 }
-"""Of the page that describes the routes, whose scripts are files of this service."""
+"""Headers of the page that describes the routes, whose scripts are files of this service."""
 
 
 class BearerAuth:
-    """Refuses requests without the token: on a cluster node, every user reaches 127.0.0.1.
-
-    Args:
-        app: what is protected.
-        token: the secret.
-    """
+    """Refuses requests without the token: on a cluster node, every user reaches 127.0.0.1."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
         self._token = token.encode("ascii")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "lifespan" and scope["path"] not in PUBLIC_PATHS and not self._has_token(scope):
             answer = error_response(
                 401,
@@ -68,16 +62,12 @@ class CrossSiteGuard:
 
     The token travels in a header that only the service's own page sets (no cookie). So another site cannot use it, nor
     can a name that was pointed at this host (DNS rebinding): such a page is of another origin and does not have it.
-
-    Args:
-        app: what is protected.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] == "http" and _is_cross_site(scope):
             answer = error_response(403, "Another site's page sent this request.", "Open the service's own page.")
             await answer(scope, receive, send)
@@ -97,19 +87,13 @@ def _is_cross_site(scope: Scope) -> bool:
 
 
 class BodyLimit:
-    """Refuses a body above a size with 413 when a route reads it, before more than that is in memory.
-
-    Args:
-        app: what is protected.
-        max_bytes: of one body.
-    """
+    """Refuses a body above a size with 413 when a route reads it, before more than that is in memory."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http" or scope["method"] not in ("POST", "PUT"):
             await self._app(scope, receive, send)
             return

@@ -20,9 +20,8 @@ from prorl_gym import __version__
 from prorl_gym.records import Rollout
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SpanExporter
-    from opentelemetry.trace import Span, Tracer
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.trace import Span
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,24 +45,21 @@ class SpanSpec:
 
 
 class RolloutTracer:
-    """Sends traces. A thread of the SDK exports, and drops spans rather than block.
+    """Sends traces. A thread of the SDK exports, and drops spans rather than block."""
 
-    Args:
-        provider: of the SDK, with its exporter.
-    """
+    def __init__(self, processor: "SpanProcessor") -> None:
+        from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+        from opentelemetry.sdk.trace import TracerProvider
 
-    def __init__(self, provider: "TracerProvider") -> None:
-        self._provider = provider
-        self._tracer = provider.get_tracer("prorl_gym", __version__)
+        named = {SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME") or "prorl-gym", SERVICE_VERSION: __version__}
+        self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("prorl_gym", __version__)
 
     @classmethod
-    def from_environment(cls, exporter: "SpanExporter | None" = None) -> "RolloutTracer | None":
-        """Return one, or ``None`` when no endpoint is set or the packages are missing.
-
-        Args:
-            exporter: instead of the one that the environment's variables describe.
-        """
-        wanted = exporter is not None or any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
+    def from_environment(cls) -> "RolloutTracer | None":
+        """Return one, or ``None`` when no endpoint is set or the packages are missing."""
+        wanted = any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
         if not wanted or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
             return None
         if importlib.util.find_spec("opentelemetry.sdk") is None:
@@ -71,40 +67,30 @@ class RolloutTracer:
                 "%s is set, but the packages are missing: pip install 'prorl-gym[otel]'", _ENDPOINT_VARIABLES[0]
             )
             return None
-        from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        named = {SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME") or "prorl-gym", SERVICE_VERSION: __version__}
-        provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
-        if exporter is not None:
-            provider.add_span_processor(SimpleSpanProcessor(exporter))
-        else:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-            provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-        return cls(provider)
+        return cls(BatchSpanProcessor(OTLPSpanExporter()))
 
     def export_rollout(self, rollout: Rollout) -> None:
-        """Trace a record."""
-        self._emit(self._tracer, build_rollout_span(rollout), None)
+        self._emit(build_rollout_span(rollout), None)
 
     def close(self) -> None:
         """Send pending spans. Blocks for up to the exporter's timeout: do not call it on an event loop."""
         self._provider.shutdown()
 
-    def _emit(self, tracer: "Tracer", piece: SpanSpec, parent: "Span | None") -> None:
+    def _emit(self, piece: SpanSpec, parent: "Span | None") -> None:
         from opentelemetry.context import Context
         from opentelemetry.trace import set_span_in_context
 
         # An empty context, not the current one: a rollout is no child of the request in which it ended.
         context = Context() if parent is None else set_span_in_context(parent, Context())
-        span = tracer.start_span(
-            piece.name, context, attributes=dict(piece.attributes), start_time=_nanoseconds(piece.start)
+        span = self._tracer.start_span(
+            piece.name, context, attributes=dict(piece.attributes), start_time=int(piece.start * 1e9)
         )
         for part in piece.children:
-            self._emit(tracer, part, span)
-        span.end(_nanoseconds(piece.end))
+            self._emit(part, span)
+        span.end(int(piece.end * 1e9))
 
 
 def build_rollout_span(rollout: Rollout) -> SpanSpec:
@@ -158,7 +144,3 @@ def _turn_spans(rollout: Rollout, start: float, end: float) -> Iterator[SpanSpec
             facts["prorl.cached_tokens"] = one.cached_tokens
         yield SpanSpec("turn", at, at + took * scale, facts)
         at += took * scale
-
-
-def _nanoseconds(seconds: float) -> int:
-    return int(seconds * 1e9)

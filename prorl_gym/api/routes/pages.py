@@ -3,10 +3,9 @@
 from functools import cache
 from importlib.resources import files
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
-from prorl_gym.api.app_context import AppContext
 from prorl_gym.api.http.error_responses import ApiError
 from prorl_gym.api.http.middleware import DOCS_HEADERS, HTML_HEADERS
 
@@ -23,28 +22,34 @@ _ASSETS = {
     "ui.css": ("swagger-ui.css", "text/css"),
 }
 
+router = APIRouter(include_in_schema=False)
 
-def add_routes(routes: APIRouter, context: AppContext) -> None:
-    """Add the routes."""
 
-    @routes.get("/", include_in_schema=False)
-    @routes.head("/", include_in_schema=False)
-    async def dashboard() -> Response:  # pyright: ignore[reportUnusedFunction]
-        from prorl_gym.pages.dashboard import render_dashboard
+@router.get("/")
+@router.head("/")
+async def dashboard() -> Response:
+    from prorl_gym.pages.dashboard import render_dashboard
 
-        return HTMLResponse(render_dashboard(), headers=HTML_HEADERS)
+    return HTMLResponse(render_dashboard(), headers=HTML_HEADERS)
 
-    @routes.get("/docs", include_in_schema=False)
-    @routes.head("/docs", include_in_schema=False)
-    async def docs() -> Response:  # pyright: ignore[reportUnusedFunction]
-        return HTMLResponse(_DOCS, headers=DOCS_HEADERS)
 
-    @routes.get("/docs/{name}", include_in_schema=False)
-    async def asset(name: str) -> Response:  # pyright: ignore[reportUnusedFunction]
-        if name not in _ASSETS:
-            raise ApiError(404, "There is no such file.")
-        file, media_type = _ASSETS[name]
-        return Response(_asset(file), media_type=media_type, headers={"X-Content-Type-Options": "nosniff"})
+@router.get("/openapi.json")
+async def document(request: Request) -> Response:
+    return Response(request.app.openapi_text, media_type="application/json")
+
+
+@router.get("/docs")
+@router.head("/docs")
+async def docs() -> Response:
+    return HTMLResponse(_DOCS, headers=DOCS_HEADERS)
+
+
+@router.get("/docs/{name}")
+async def asset(name: str) -> Response:
+    if name not in _ASSETS:
+        raise ApiError(404, "There is no such file.")
+    file, media_type = _ASSETS[name]
+    return Response(_asset(file), media_type=media_type, headers={"X-Content-Type-Options": "nosniff"})
 
 
 @cache

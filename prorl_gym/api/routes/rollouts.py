@@ -1,32 +1,40 @@
 """Submit rollouts, look them up, cancel them, and read their records as they finish."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
-from pydantic import Field, TypeAdapter
+from fastapi import APIRouter, Depends, Query
+from pydantic import Field, TypeAdapter, WrapValidator
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
-from prorl_gym.api import openapi_examples as examples
-from prorl_gym.api.app_context import AppContext
 from prorl_gym.api.http.error_responses import ApiError
-from prorl_gym.api.http.json_bodies import json_response, parse_json, read_json
 from prorl_gym.api.http.middleware import HTML_HEADERS
-from prorl_gym.api.http.openapi import JsonBody, describe
-from prorl_gym.api.policy_control import PolicyControllers
-from prorl_gym.api.routes import IDENTIFIER, OffsetQuery, RolloutPath, RunQuery, WantedRollouts
+from prorl_gym.api.http.openapi import AUTH_ERRORS, errors
+from prorl_gym.api.policy_control import PolicyController
+from prorl_gym.api.routes import (
+    IDENTIFIER,
+    Context,
+    JsonBody,
+    JsonRoute,
+    OffsetQuery,
+    RolloutPath,
+    RunQuery,
+    WantedRollouts,
+)
 from prorl_gym.client.wire_models import (
     MAX_BATCH,
     MAX_CURSOR,
     AckBody,
     AckResponse,
+    AnalysisResponse,
     CancelBody,
     CancelResponse,
     DeliveredRecord,
     FirstPrompt,
     FirstPromptBody,
     PauseNotice,
+    ProblemsResponse,
     RolloutListResponse,
     RolloutResponse,
     RolloutSubmission,
@@ -35,10 +43,10 @@ from prorl_gym.client.wire_models import (
     Unacknowledged,
 )
 from prorl_gym.errors import NotFoundError
-from prorl_gym.pages.rollout_page import render_comparison, render_rollout
+from prorl_gym.pages.rollout_page import render_rollout
 from prorl_gym.records import Rollout
 from prorl_gym.rollout.ledger.encoding import encode_rollout
-from prorl_gym.rollout.protocol import Delivery, ListPage, RolloutState, SortColumn
+from prorl_gym.rollout.protocol import Delivery, ListPage, ProblemOrder, RolloutState, SortColumn
 from prorl_gym.rollout.service import RolloutService
 
 MAX_WAIT_SECONDS = 60.0
@@ -49,258 +57,234 @@ HEARTBEAT_SECONDS = 15.0
 
 _RETRY_SECONDS = 5
 
-_ONE = TypeAdapter(RolloutSubmission)
-_MANY = TypeAdapter[list[RolloutSubmission]](Annotated[list[RolloutSubmission], Field(max_length=MAX_BATCH)])
-_CANCEL = TypeAdapter(CancelBody)
-_ACK = TypeAdapter(AckBody)
-_FIRST_PROMPT = TypeAdapter(FirstPromptBody)
+embeddable = APIRouter(route_class=JsonRoute, responses=AUTH_ERRORS | errors(422, 503))
+"""Also for a server that embeds the service: they show no task."""
+router = APIRouter(tags=["rollouts"], responses=AUTH_ERRORS | errors(404, 410, 422, 503))
+
+_Batch = Annotated[list[RolloutSubmission], Field(max_length=MAX_BATCH)]
+_ONE = TypeAdapter(JsonBody[RolloutSubmission])
+_MANY = TypeAdapter(JsonBody[_Batch])
 
 
-def add_routes(routes: APIRouter, context: AppContext) -> None:
-    """Add the routes."""
-    service = context.service
+def _read_submission(body: bytes, _: object) -> RolloutSubmission | _Batch:
+    # A union would name the fields that are wrong in either form.
+    return (_MANY if body.lstrip().startswith(b"[") else _ONE).validate_python(body)
 
-    @routes.post(
-        "/v1/rollouts",
-        **describe(
-            "rollouts",
-            "Submit one rollout, or a list, all or nothing",
-            examples.ACCEPTED,
-            errors=(409, 429, 503),
-            model=SubmitResponse,
-            description="All are on the disk.",
-            body=JsonBody(RolloutSubmission, examples.SUBMISSIONS, is_list_allowed=True),
+
+async def _require_room(context: Context) -> None:
+    pending = context.service.pending
+    if pending >= context.max_pending:
+        raise ApiError(429, f"{pending} rollouts are pending already.", "Send it again later.", _RETRY_SECONDS)
+
+
+@embeddable.post(
+    "/v1/rollouts",
+    tags=["rollouts"],
+    summary="Submit one rollout, or a list, all or nothing",
+    response_description="All are on the disk.",
+    responses=errors(409, 413, 429),
+    dependencies=[Depends(_require_room)],
+)
+async def submit(
+    context: Context, body: Annotated[RolloutSubmission | _Batch, WrapValidator(_read_submission)]
+) -> SubmitResponse:
+    """When the answer comes, all are on the disk: a crash cannot lose them.
+
+    Submitting the same rollout again is harmless (`duplicate` is then true). Another body for a known id is a
+    conflict, and nothing in the list is accepted.
+    """
+    batch = body if isinstance(body, list) else [body]
+    return SubmitResponse(accepted=tuple(await context.service.submit(batch)))
+
+
+@embeddable.get(
+    "/v1/rollouts",
+    tags=["rollouts"],
+    summary="List rollouts, finished ones newest first",
+    response_description="A page of rollouts.",
+)
+async def listed(
+    context: Context,
+    wanted: WantedRollouts,
+    state: Annotated[RolloutState, Query(description="Which rollouts to list.")] = "finished",
+    sort: Annotated[SortColumn, Query(description="Column to sort by; `finished`: by the cursor.")] = "finished",
+    descending: Annotated[bool, Query(description="Largest or newest first.")] = True,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Most rollouts to return.")] = 100,
+    offset: OffsetQuery = 0,
+    before: Annotated[
+        int,
+        Query(
+            ge=0,
+            le=MAX_CURSOR,
+            description="Only records before this cursor; 0: the newest. For the default order only.",
         ),
-    )
-    async def submit(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """When the answer comes, all are on the disk: a crash cannot lose them.
+    ] = 0,
+) -> RolloutListResponse:
+    """Without tokens and messages. Includes rollouts whose records have been deleted.
 
-        Submitting the same rollout again is harmless (`duplicate` is then true). Another body for a known id is a
-        conflict, and nothing in the list is accepted.
-        """
-        if service.pending >= context.max_pending:
-            raise ApiError(
-                429, f"{service.pending} rollouts are pending already.", "Send it again later.", _RETRY_SECONDS
-            )
-        body = await request.body()
-        batch = parse_json(body, _MANY) if body.lstrip().startswith(b"[") else [parse_json(body, _ONE)]
-        return json_response(SubmitResponse(accepted=tuple(await service.submit(batch))))
-
-    @routes.get(
-        "/v1/rollouts",
-        **describe(
-            "rollouts",
-            "List rollouts, finished ones newest first",
-            examples.ROLLOUT_LIST,
-            errors=(422, 503),
-            model=RolloutListResponse,
-            description="A page of rollouts.",
-        ),
-    )
-    async def listed(  # pyright: ignore[reportUnusedFunction]
-        wanted: WantedRollouts,
-        state: Annotated[RolloutState, Query(description="Which rollouts to list.")] = "finished",
-        sort: Annotated[SortColumn, Query(description="Column to sort by; `finished`: by the cursor.")] = "finished",
-        descending: Annotated[bool, Query(description="Largest or newest first.")] = True,
-        limit: Annotated[int, Query(ge=1, le=1000, description="Most rollouts to return.")] = 100,
-        offset: OffsetQuery = 0,
-        before: Annotated[
-            int,
-            Query(
-                ge=0,
-                le=MAX_CURSOR,
-                description="Only records before this cursor; 0: the newest. For the default order only.",
-            ),
-        ] = 0,
-    ) -> Response:
-        """Without tokens and messages. Includes rollouts whose records have been deleted.
-
-        Pending rollouts sort by id, run, environment, problem or, with `took`, by their age.
-        """
-        if before and (sort, descending) != ("finished", True):
-            raise ApiError(422, "'before' is for the default order only.", "Use 'offset' with any other order.")
-        page = ListPage(sort, descending, before, offset, limit)
-        return json_response(await service.list_rollouts(wanted, state, page))
-
-    @routes.get(
-        "/v1/rollouts/{rollout_id}",
-        **describe(
-            "rollouts",
-            "Get the record of a rollout",
-            examples.ROLLOUT_RESPONSE,
-            errors=(404, 410, 422, 503),
-            model=RolloutResponse,
-            description="The record, or null while there is none.",
-        ),
-    )
-    async def result(  # pyright: ignore[reportUnusedFunction]
-        rollout_id: RolloutPath,
-        wait: Annotated[
-            float, Query(ge=0, le=MAX_WAIT_SECONDS, description="Seconds to wait for the record.", examples=[0])
-        ] = 0.0,
-    ) -> Response:
-        """With `wait`, the answer comes as soon as the rollout ends, or is null after that many seconds."""
-        rollout = await service.result(rollout_id, wait)
-        record = "null" if rollout is None else encode_rollout(rollout)
-        return Response(f'{{"rollout":{record}}}', media_type="application/json")
-
-    @routes.get(
-        "/v1/rollouts/{rollout_id}/request",
-        **describe(
-            "rollouts",
-            "Get what was submitted",
-            {"request": examples.SUBMISSION},
-            errors=(404, 410, 422, 503),
-            model=SubmittedRequestResponse,
-        ),
-    )
-    async def request_of(rollout_id: RolloutPath) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Everything needed to run the rollout again. The task may contain the gold answer."""
-        request = (await service.get_request(rollout_id)).to_json(canonical=True)
-        return Response(f'{{"request":{request}}}', media_type="application/json")
-
-    @routes.get(
-        "/v1/rollouts/{rollout_id}/page",
-        response_class=HTMLResponse,
-        **describe(
-            "rollouts",
-            "Get a page about a rollout",
-            "<!doctype html>...",
-            errors=(404, 410, 422, 503),
-            description="One HTML file.",
-            media_type="text/html",
-        ),
-    )
-    async def page(  # pyright: ignore[reportUnusedFunction]
-        rollout_id: RolloutPath,
-        beside: Annotated[
-            str | None, Query(pattern=IDENTIFIER, description="Another rollout, to compare with.", examples=["a8"])
-        ] = None,
-    ) -> Response:
-        """Turns, tool calls, observations and tokens, for people. The page is self-contained."""
-        rollouts = [await _finished(service, name) for name in (rollout_id, beside) if name is not None]
-        if beside is None:
-            html = await asyncio.to_thread(render_rollout, rollouts[0], context.decode)
-        else:
-            html = await asyncio.to_thread(render_comparison, rollouts, context.decode)
-        return HTMLResponse(html, headers=HTML_HEADERS)
-
-    @routes.post(
-        "/v1/cancel",
-        **describe(
-            "rollouts",
-            "Cancel by id, group or run",
-            examples.CANCELLED,
-            errors=(503,),
-            model=CancelResponse,
-            body=JsonBody(CancelBody, examples.CANCEL),
-        ),
-    )
-    async def cancel(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Ends the engine calls, processes, sandboxes and leases. Each rollout still gets its one record.
-
-        The answer lists the cancelled rollouts: each ends without a reward, even if the service crashes. Unknown and
-        finished ids are ignored. After a 503 nothing was cancelled, since it could not be written to the disk.
-        """
-        body = await read_json(request, _CANCEL)
-        cancelled = await service.cancel(body.rollouts, groups=body.groups, runs=body.runs, reason=body.reason)
-        return json_response(CancelResponse(cancelled=tuple(cancelled)))
-
-    @routes.get(
-        "/v1/stream",
-        response_class=StreamingResponse,
-        **describe(
-            "records",
-            "Stream records as they finish",
-            examples.STREAM,
-            errors=(422, 503),
-            description="Lines of JSON.",
-            media_type="application/x-ndjson",
-            lines_of=(DeliveredRecord, PauseNotice),
-        ),
-    )
-    async def stream(  # pyright: ignore[reportUnusedFunction]
-        run: RunQuery = None,
-        cursor: Annotated[
-            int, Query(ge=0, le=MAX_CURSOR, description="Cursor of the last record seen; 0: from the first.")
-        ] = 0,
-        follow: Annotated[
-            bool, Query(description="Wait for further records; otherwise end after the last one.")
-        ] = True,
-        ack: Annotated[bool, Query(description="Acknowledge all records up to `cursor`.")] = False,
-    ) -> Response:
-        """Each line is `{"cursor", "stale", "rollout"}`; each record comes once, in the order of writing.
-
-        A record that is damaged on the disk does not end the stream: its line has `damaged` and a substitute without a
-        reward.
-
-        Resume after the last cursor seen. An empty line shows that the service is alive. The stream ends when the
-        service stops. A slow reader does not slow down others.
-
-        A line with `paused` instead of `rollout` says once, after 15 s without a record, that a pool of engines is
-        paused: agents that call it wait until it is resumed.
-        """
-        if ack and cursor:
-            await service.acknowledge(run, cursor)
-        lines = _stream_lines(service, context.policies, run, cursor, follow=follow)
-        return StreamingResponse(lines, media_type="application/x-ndjson")
-
-    @routes.post(
-        "/v1/ack",
-        **describe(
-            "records",
-            "Acknowledge records",
-            examples.RELEASED,
-            errors=(503,),
-            model=AckResponse,
-            body=JsonBody(AckBody, examples.ACK),
-        ),
-    )
-    async def acknowledge(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Releases records: those up to a cursor, or those of some rollouts. Their space is reused."""
-        body = await read_json(request, _ACK)
-        released = await service.acknowledge(body.run, body.cursor)
-        return json_response(AckResponse(released=released + await service.acknowledge_rollouts(body.rollouts)))
-
-    @routes.get(
-        "/v1/unacknowledged",
-        **describe(
-            "records",
-            "List rollouts whose records were not acknowledged",
-            examples.UNACKNOWLEDGED,
-            errors=(422, 503),
-            model=Unacknowledged,
-        ),
-    )
-    async def unacknowledged(run: RunQuery = None) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Finished or not: what a trainer that lost its own state has to fetch or to expect."""
-        return json_response(await service.unacknowledged(run))
-
-    @routes.post(
-        "/v1/first_prompt",
-        **describe(
-            "rollouts",
-            "Render the first prompt of a row",
-            examples.FIRST_PROMPT,
-            model=FirstPrompt,
-            body=JsonBody(FirstPromptBody, examples.FIRST_PROMPT_BODY),
-        ),
-    )
-    async def first_prompt(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """For trainers that group rows by their prompts: a row whose rollout never ran has no other prompt."""
-        body = await read_json(request, _FIRST_PROMPT)
-        return json_response(context.render_prompt(body))
+    Pending rollouts sort by id, run, environment, problem or, with `took`, by their age.
+    """
+    if before and (sort, descending) != ("finished", True):
+        raise ApiError(422, "'before' is for the default order only.", "Use 'offset' with any other order.")
+    page = ListPage(sort, descending, before, offset, limit)
+    return await context.service.list_rollouts(wanted, state, page)
 
 
-async def _finished(service: RolloutService, rollout_id: str) -> Rollout:
-    rollout = await service.result(rollout_id)
-    if rollout is None:
-        raise NotFoundError(f"rollout {rollout_id} has no record yet.", "Look again when it is finished.")
-    return rollout
+@embeddable.get(
+    "/v1/rollouts/{rollout_id}",
+    tags=["rollouts"],
+    summary="Get the record of a rollout",
+    response_description="The record, or null while there is none.",
+    response_model=RolloutResponse,
+    responses=errors(404, 410),
+)
+async def result(
+    context: Context,
+    rollout_id: RolloutPath,
+    wait: Annotated[
+        float, Query(ge=0, le=MAX_WAIT_SECONDS, description="Seconds to wait for the record.", examples=[0])
+    ] = 0.0,
+) -> Response:
+    """With `wait`, the answer comes as soon as the rollout ends, or is null after that many seconds."""
+    rollout = await context.service.result(rollout_id, wait)
+    record = "null" if rollout is None else encode_rollout(rollout)
+    return Response(f'{{"rollout":{record}}}', media_type="application/json")
+
+
+@router.get(
+    "/v1/rollouts/{rollout_id}/request", summary="Get what was submitted", response_model=SubmittedRequestResponse
+)
+async def request_of(context: Context, rollout_id: RolloutPath) -> Response:
+    """Everything needed to run the rollout again. The task may contain the gold answer."""
+    request = (await context.service.get_request(rollout_id)).to_json(canonical=True)
+    return Response(f'{{"request":{request}}}', media_type="application/json")
+
+
+_PAGE = {
+    "description": "One HTML file.",
+    "content": {"text/html": {"schema": {"type": "string"}, "example": "<!doctype html>..."}},
+}
+
+
+@router.get(
+    "/v1/rollouts/{rollout_id}/page",
+    summary="Get a page about a rollout",
+    response_class=Response,
+    responses={200: _PAGE},
+)
+async def page(
+    context: Context,
+    rollout_id: RolloutPath,
+    beside: Annotated[
+        str | None, Query(pattern=IDENTIFIER, description="Another rollout, to compare with.", examples=["a8"])
+    ] = None,
+) -> Response:
+    """Turns, tool calls, observations and tokens, for people. The page is self-contained."""
+    rollouts: list[Rollout] = []
+    for name in (rollout_id, *([] if beside is None else [beside])):
+        rollout = await context.service.result(name)
+        if rollout is None:
+            raise NotFoundError(f"rollout {name} has no record yet.", "Look again when it is finished.")
+        rollouts.append(rollout)
+    html = await asyncio.to_thread(render_rollout, rollouts[0], context.decode, *rollouts[1:])
+    return HTMLResponse(html, headers=HTML_HEADERS)
+
+
+@embeddable.post("/v1/cancel", tags=["rollouts"], summary="Cancel by id, group or run", responses=errors(413))
+async def cancel(context: Context, body: JsonBody[CancelBody]) -> CancelResponse:
+    """Ends the engine calls, processes, sandboxes and leases. Each rollout still gets its one record.
+
+    The answer lists the cancelled rollouts: each ends without a reward, even if the service crashes. Unknown and
+    finished ids are ignored. After a 503 nothing was cancelled, since it could not be written to the disk.
+    """
+    cancelled = await context.service.cancel(body.rollouts, groups=body.groups, runs=body.runs, reason=body.reason)
+    return CancelResponse(cancelled=tuple(cancelled))
+
+
+_STREAM_EXAMPLE = """{"cursor": 41, "stale": false, "rollout": {"rollout_id": "a7", "...": "..."}}
+{"paused": "policy", "since": 1760000000.0, "expires_at": 1760000600.0}
+"""
+_LINES = {
+    "description": "Lines of JSON.",
+    "model": DeliveredRecord | PauseNotice,  # of a line: ``DescribedApp`` puts it there
+    "content": {"application/x-ndjson": {"example": _STREAM_EXAMPLE}},
+}
+
+
+@embeddable.get(
+    "/v1/stream",
+    tags=["records"],
+    summary="Stream records as they finish",
+    response_class=Response,
+    responses={200: _LINES},
+)
+async def stream(
+    context: Context,
+    run: RunQuery = None,
+    cursor: Annotated[
+        int, Query(ge=0, le=MAX_CURSOR, description="Cursor of the last record seen; 0: from the first.")
+    ] = 0,
+    follow: Annotated[bool, Query(description="Wait for further records; otherwise end after the last one.")] = True,
+    ack: Annotated[bool, Query(description="Acknowledge all records up to `cursor`.")] = False,
+) -> Response:
+    """Each line is `{"cursor", "stale", "rollout"}`; each record comes once, in the order of writing.
+
+    A record that is damaged on the disk does not end the stream: its line has `damaged` and a substitute without a
+    reward.
+
+    Resume after the last cursor seen. An empty line shows that the service is alive. The stream ends when the
+    service stops. A slow reader does not slow down others.
+
+    A line with `paused` instead of `rollout` says once, after 15 s without a record, that a pool of engines is
+    paused: agents that call it wait until it is resumed.
+    """
+    if ack and cursor:
+        await context.service.ledger.acknowledge(run, cursor)
+    lines = _stream_lines(context.service, context.policies, run, cursor, follow=follow)
+    return StreamingResponse(lines, media_type="application/x-ndjson")
+
+
+@embeddable.post("/v1/ack", tags=["records"], summary="Acknowledge records", responses=errors(413))
+async def acknowledge(context: Context, body: JsonBody[AckBody]) -> AckResponse:
+    """Releases records: those up to a cursor, or those of some rollouts. Their space is reused."""
+    released = await context.service.ledger.acknowledge(body.run, body.cursor)
+    return AckResponse(released=released + await context.service.ledger.acknowledge_rollouts(body.rollouts))
+
+
+@embeddable.get("/v1/unacknowledged", tags=["records"], summary="List rollouts whose records were not acknowledged")
+async def unacknowledged(context: Context, run: RunQuery = None) -> Unacknowledged:
+    """Finished or not: what a trainer that lost its own state has to fetch or to expect."""
+    return await context.service.ledger.unacknowledged(run)
+
+
+@embeddable.post(
+    "/v1/first_prompt", tags=["rollouts"], summary="Render the first prompt of a row", responses=errors(413)
+)
+async def first_prompt(context: Context, body: JsonBody[FirstPromptBody]) -> FirstPrompt:
+    """For trainers that group rows by their prompts: a row whose rollout never ran has no other prompt."""
+    return context.render_prompt(body)
+
+
+@router.get("/v1/analysis", summary="Get rewards by policy version, and causes of zeros and failures")
+async def analysis(context: Context, wanted: WantedRollouts) -> AnalysisResponse:
+    """Over the newest 100,000 finished rollouts of the run, of those that match."""
+    return await context.service.ledger.analyze(wanted)
+
+
+@router.get("/v1/problems", summary="Get rewards by problem")
+async def problems(
+    context: Context,
+    wanted: WantedRollouts,
+    order: Annotated[ProblemOrder, Query(description="By the newest record, the mean reward, or the name.")] = "newest",
+    limit: Annotated[int, Query(ge=1, le=200, description="Most problems to return.")] = 50,
+    offset: OffsetQuery = 0,
+) -> ProblemsResponse:
+    """One entry per row of a data set, or per group where rows have no name, with the rewards of its rollouts."""
+    return await context.service.ledger.list_problems(wanted, order, offset, limit)
 
 
 async def _stream_lines(
-    service: RolloutService, policies: PolicyControllers, run: str | None, cursor: int, *, follow: bool
+    service: RolloutService, policies: Mapping[str, PolicyController], run: str | None, cursor: int, *, follow: bool
 ) -> AsyncGenerator[bytes, None]:
     """Yield pages of records as lines; after ``HEARTBEAT_SECONDS`` without one, news of pauses and an empty line.
 
@@ -316,7 +300,11 @@ async def _stream_lines(
         elif not follow or service.is_shutting_down:
             return
         else:
-            pauses = {(notice.paused, notice.since): notice for notice in policies.pause_notices()}
+            pauses = {
+                (name, pause.since): PauseNotice(paused=name, since=pause.since, expires_at=pause.expires_at)
+                for name, policy in policies.items()
+                if (pause := policy.updater.pause_in_force) is not None
+            }
             news = [notice for pause, notice in pauses.items() if pause not in reported]
             reported = set(pauses)
             yield "".join(f"{notice.model_dump_json()}\n" for notice in news).encode() + b"\n"
@@ -330,14 +318,14 @@ def _line(delivery: Delivery, stale: bool) -> str:
 
 async def _stale_cursors(service: RolloutService, run: str | None, page: Sequence[Delivery]) -> set[int]:
     """Return the cursors of those whose groups are further behind the policy than their run's demand allows."""
-    demands = service.demands()
+    demands = service.groups.demands()
     bounded = demands.values() if run is None else [demands[run]] if run in demands else []
     if all(demand.max_staleness is None for demand in bounded):
         return set()
     stale: set[int] = set()
     after, last = page[0].cursor - 1, page[-1].cursor
     while after < last:
-        members = await service.summaries(run, after=after, limit=2 * len(page))
-        stale.update(member.cursor for member in members if service.is_stale(member))
+        members = await service.ledger.summaries(run, after=after, limit=2 * len(page))
+        stale.update(member.cursor for member in members if service.groups.is_stale(member))
         after = members[-1].cursor if members else last
     return stale

@@ -1,11 +1,19 @@
-"""The programs of the demo: oracle engines, ``gym env start``, ``gym eval run``. All of them on loopback."""
+"""The programs of the demo: oracle engines, ``gym env start``, ``gym eval run``. All of them on loopback.
+
+Gym starts servers and Ray, and Ray's daemons leave their parent's session and group. So the command makes itself the
+*subreaper*: orphans below it become its children instead of init's, and everything that was started is exactly the
+tree below this process. Processes are ended by id, never by name.
+"""
 
 import asyncio
+import contextlib
 import os
 import secrets
+import select
+import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +22,134 @@ from typing import Any
 import aiohttp
 import yaml
 
-from prorl_gym._bootstrap import component_roots, has_environment_servers
-from prorl_gym.cli.demo.process_supervisor import LoggedProcess, ProcessSupervisor
 from prorl_gym.cli.installation import link_venvs
 from prorl_gym.errors import ProrlError
+from prorl_gym.gym_roots import component_roots, has_environment_servers
+from prorl_gym.process_identity import ProcessIdentity
 
 HOST = "127.0.0.1"
 ENVIRONMENTS = ("code", "math", "stem", "swe")
 _ORACLE = ("--solve-rate", "0.7", "--seed", "7")  # some rollouts fail, so that there is something to see
+
+
+def _iter_processes() -> Iterator[tuple[int, str, ProcessIdentity]]:
+    """Yield parent, state and identity of every process of this machine."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                text = (entry / "stat").read_text(errors="replace")
+            except OSError:
+                continue
+            fields = text[text.rindex(")") + 2 :].split()  # the name before it may contain any characters
+            yield int(fields[1]), fields[0], ProcessIdentity(int(entry.name), int(fields[19]))
+
+
+def descendants(root: int) -> list[ProcessIdentity]:
+    """Return every living process below ``root``, except zombies, parents before children."""
+    children: dict[int, list[ProcessIdentity]] = {}
+    for parent, state, seen in _iter_processes():
+        if state not in "ZX":
+            children.setdefault(parent, []).append(seen)
+    found: list[ProcessIdentity] = []
+    queue = [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += [seen.pid for seen in below]
+    return found
+
+
+def send_signal(seen: ProcessIdentity, number: signal.Signals) -> None:
+    """Signal a process if it is still the same."""
+    if seen.is_alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(seen.pid, number)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedProcess:
+    """A started program whose output goes to a file."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
+
+    def tail(self, lines: int = 25) -> str:
+        """Return the last lines of its output."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+class ProcessSupervisor:
+    """Starts children, whose outputs go to files in ``logs``, and ends everything below this process."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self.children: list[LoggedProcess] = []
+
+    async def start_child(self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> LoggedProcess:
+        """Start a program in a session of its own, so that a Ctrl-C at the terminal reaches only this process."""
+        log = self._logs / f"{name}.log"
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                env=dict(env),
+                cwd=cwd,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+        child = LoggedProcess(name, process, log)
+        self.children.append(child)
+        return child
+
+    async def stop_all(self, grace: float = 12.0) -> int:
+        """End everything: first the children, newest first, then what is left below. Never raises.
+
+        Children have ``grace`` seconds after SIGTERM. Returns the number of processes that outlived SIGKILL: zero,
+        unless the kernel holds one.
+        """
+        for child in reversed(self.children):
+            if child.process.returncode is None:
+                child.process.terminate()
+        await self._wait_exited([child.process.wait() for child in self.children], grace)
+        for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0), (signal.SIGKILL, 5.0)):
+            left = descendants(os.getpid())
+            for seen in left:
+                send_signal(seen, number)
+            await self._wait_exited([asyncio.to_thread(_wait_for_exit, seen, seconds) for seen in left], seconds + 1)
+            _reap_adopted({child.process.pid for child in self.children})
+        return len(descendants(os.getpid()))
+
+    @staticmethod
+    async def _wait_exited(waits: Sequence[Awaitable[object]], seconds: float) -> None:
+        tasks = [asyncio.ensure_future(wait) for wait in waits]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=seconds)
+            for task in late:
+                task.cancel()
+
+
+def _wait_for_exit(seen: ProcessIdentity, seconds: float) -> None:
+    """Wait by pidfd for the end of a process, which need not be a child."""
+    try:
+        descriptor = os.pidfd_open(seen.pid)
+    except OSError:
+        return
+    try:
+        if seen.is_alive:
+            select.select([descriptor], [], [], seconds)
+    finally:
+        os.close(descriptor)
+
+
+def _reap_adopted(own: set[int]) -> None:
+    """Collect the exit codes of adopted orphans; asyncio collects those of the children in ``own``."""
+    for parent, state, seen in _iter_processes():
+        if (parent, state) == (os.getpid(), "Z") and seen.pid not in own:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(seen.pid, os.WNOHANG)
 
 
 class DemoError(ProrlError):
@@ -48,7 +176,6 @@ class DemoFolders:
 
     @property
     def results(self) -> Path:
-        """The results file."""
         return self.output / "results.jsonl"
 
 
@@ -61,25 +188,8 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def program_path(name: str) -> str:
-    """Return the path of a command of this environment.
-
-    Raises:
-        DemoError: it is not installed there.
-    """
-    path = Path(sys.executable).parent / name
-    if not path.exists():
-        raise DemoError(f"{path} does not exist.", "Run `make setup`, or install nemo-gym into this environment.")
-    return str(path)
-
-
 class DemoStack:
-    """Starts the programs one after the other and waits until each is ready.
-
-    Args:
-        supervisor: starts and ends processes.
-        folders: of this run.
-    """
+    """Starts the programs one after the other and waits until each is ready."""
 
     def __init__(self, supervisor: ProcessSupervisor, folders: DemoFolders) -> None:
         self._supervisor = supervisor
@@ -103,8 +213,7 @@ class DemoStack:
     async def check_server(self, url: str, model: str, tokenizer: str) -> PolicyEndpoint:
         """Check that a running server serves the model: Gym would wait ten minutes for it.
 
-        Raises:
-            DemoError: it does not answer, or serves other models.
+        Raises ``DemoError`` if it does not answer, or serves other models.
         """
         url = url.rstrip("/")
         try:
@@ -122,16 +231,16 @@ class DemoStack:
         return PolicyEndpoint((url,), model, tokenizer)
 
     async def start_gym(self, engines: PolicyEndpoint, on_ready: Callable[[str], None] = lambda name: None) -> None:
-        """Start Gym with all environments on these engines.
-
-        Args:
-            engines: where the policy is served.
-            on_ready: called with the name of each server when it is ready.
-        """
+        """Start Gym with all environments on these engines; ``on_ready`` gets each server's name when it is ready."""
         link_venvs(self._folders.scratch / "venvs", Path(sys.prefix))
         servers = self.write_config(engines)
         child = await self._start("gym-servers", "gym", "env", "start", "--config", str(self._config))
-        reports = [asyncio.create_task(self._report_ready(child, *server, on_ready)) for server in servers.items()]
+
+        async def report_ready(name: str, url: str) -> None:
+            if await self._wait_answering(child, url):
+                on_ready(name)
+
+        reports = [asyncio.create_task(report_ready(*server)) for server in servers.items()]
         try:
             for url in [f"{self._head_url}/readyz"] if has_environment_servers() else servers.values():
                 await self._wait_ready(child, url, seconds=180)
@@ -147,10 +256,6 @@ class DemoStack:
             *("gym", "eval", "run", "--no-serve", "--config", str(self._config)),
             *("--input", str(rows), "--output", str(self._folders.results), "--num-repeats", str(repeats)),
         )
-
-    async def _report_ready(self, child: LoggedProcess, name: str, url: str, on_ready: Callable[[str], None]) -> None:
-        if await self._wait_answering(child, url):
-            on_ready(name)
 
     def write_config(self, engines: PolicyEndpoint) -> dict[str, str]:
         """Write the one file that both Gym commands read; return the address of each server's readiness.
@@ -205,14 +310,14 @@ class DemoStack:
             "RAY_enable_worker_prestart": "0",  # idle workers cost seconds on two cores
             "PYTHONUNBUFFERED": "1",
         }
-        return await self._supervisor.start_child(name, [program_path(command), *arguments], env, self._folders.scratch)
+        program = Path(sys.executable).parent / command
+        if not program.exists():
+            fix = "Run `make setup`, or install nemo-gym into this environment."
+            raise DemoError(f"{program} does not exist.", fix)
+        return await self._supervisor.start_child(name, [str(program), *arguments], env, self._folders.scratch)
 
     async def _wait_ready(self, child: LoggedProcess, url: str, seconds: float) -> None:
-        """Wait until the address answers 200.
-
-        Raises:
-            DemoError: the program ended, or the time is up; with the end of its log.
-        """
+        """Wait until the address answers 200."""
         try:
             async with asyncio.timeout(seconds):
                 if await self._wait_answering(child, url):

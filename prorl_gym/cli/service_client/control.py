@@ -1,4 +1,7 @@
-"""``prorl-gym demand``, ``ack``, ``hold``, ``release``, ``policy``, ``engines``: control a running service by hand."""
+"""``prorl-gym submit``, ``cancel``, ``demand``, ``ack``, ``hold``, ``release``, ``policy``, ``engines``.
+
+Commands that change a running service.
+"""
 
 import time
 from pathlib import Path
@@ -6,17 +9,89 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from prorl_gym.cli.service_client.service_connection import LOCAL_URL, UrlOption, connect, printable
-from prorl_gym.errors import ConfigError
+from prorl_gym.cli.service_client.service_connection import (
+    LOCAL_URL,
+    RunOption,
+    UrlOption,
+    connect,
+    printable,
+    rollout_summary,
+)
+from prorl_gym.errors import ConfigError, GoneError
 
 if TYPE_CHECKING:
-    from prorl_gym.client import EngineStatus, PolicyStatus
+    from prorl_gym.client import EngineStatus
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run.")]
 PauseMode = Literal["abort", "drain", "keep"]
 
 policy = typer.Typer(no_args_is_help=True, help="Inspect and control the policy that rollouts sample from.")
 engines = typer.Typer(no_args_is_help=True, help="List, register and deregister the engines that serve the policy.")
+
+
+def submit(
+    file: Annotated[Path, typer.Argument(help="JSONL: requests, or NeMo Gym rows with 'environment' and 'task'.")],
+    run: RunOption = "default",
+    group_size: Annotated[int, typer.Option(min=1, help="Rollouts of each line (a GRPO group).")] = 1,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the results, and print them instead of the ids.")
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(help="Check each row with its environment first; off: for environments only the service has."),
+    ] = True,
+    url: UrlOption = LOCAL_URL,
+) -> None:
+    """Submit rollouts; print their ids once the service has stored them. Nothing is sent if a row is wrong.
+
+    Exit code 1: with --wait, one of them ended without a reward.
+    """
+    from prorl_gym.cli.request_file import read_requests
+
+    requests = read_requests(file, run, group_size, check=check)
+    with connect(url, survive_restarts=wait) as client:
+        accepted = client.submit(requests)
+        ids = [one.rollout_id for one in accepted]
+        if not wait:
+            typer.echo("\n".join(ids))
+            return
+        unrewarded = 0
+        for rollout_id in dict.fromkeys(ids):
+            try:
+                rollout = client.result(rollout_id)
+            except GoneError as error:  # an old id, whose record was acknowledged
+                typer.echo(f"{rollout_id} {error.what}")
+                continue
+            typer.echo(rollout_summary(rollout))
+            unrewarded += rollout.reward is None
+    if unrewarded:
+        typer.echo(f"{unrewarded} of {len(ids)} rollouts ended without a reward", err=True)
+        raise typer.Exit(1)
+
+
+def cancel(
+    rollout_ids: Annotated[list[str] | None, typer.Argument(help="Ids of rollouts.")] = None,
+    group: Annotated[list[str] | None, typer.Option("--group", help="All rollouts of a group.")] = None,
+    run: Annotated[list[str] | None, typer.Option("--run", help="All rollouts of a run.")] = None,
+    url: UrlOption = LOCAL_URL,
+) -> None:
+    """Cancel rollouts by id, group or run; print those cancelled. Exit code 1: there was nothing to cancel."""
+    if not (rollout_ids or group or run):
+        raise ConfigError("cancel: nothing is named.", "Give rollout ids, --group or --run.")
+    cancelled = 0
+    with connect(url) as client:
+        found = client.cancel(rollout_ids, groups=(), runs=()) if rollout_ids else []
+        answers = [(f"rollout {name}", [name] if name in found else []) for name in rollout_ids or ()]
+        answers += [(f"group {name}", client.cancel((), groups=[name], runs=())) for name in group or ()]
+        answers += [(f"run {name}", client.cancel((), groups=(), runs=[name])) for name in run or ()]
+    for name, stopped in answers:
+        for rollout_id in stopped:
+            typer.echo(rollout_id)
+        if not stopped:
+            typer.echo(f"nothing to cancel: {name} is unknown or finished", err=True)
+        cancelled += len(stopped)
+    if not cancelled:
+        raise typer.Exit(1)
 
 
 def demand(
@@ -106,7 +181,14 @@ def release(url: UrlOption = LOCAL_URL) -> None:
 def policy_status(url: UrlOption = LOCAL_URL) -> None:
     """Show the policy's version, and which engines serve it."""
     with connect(url) as client:
-        _print_policy(client.policy())
+        found = client.policy()
+    serving = sum(engine.serves for engine in found.engines)
+    state = "paused" if found.paused else "running"
+    if found.pool.pause_expires_at is not None:
+        state += f" for {max(0.0, found.pool.pause_expires_at - time.time()):.0f} s more"
+    typer.echo(f"version {found.version}, {state}, {serving} of {len(found.engines)} engines serve it")
+    for engine in found.engines:
+        typer.echo(_engine_line(engine))
 
 
 @policy.command("pause")
@@ -182,16 +264,6 @@ def remove_engine(
     """Drain an engine and deregister it."""
     with connect(url) as client:
         typer.echo(f"{printable(client.remove_engine(name).name)} leaves")
-
-
-def _print_policy(policy: "PolicyStatus") -> None:
-    serving = sum(engine.serves for engine in policy.engines)
-    state = "paused" if policy.paused else "running"
-    if policy.pool.pause_expires_at is not None:
-        state += f" for {max(0.0, policy.pool.pause_expires_at - time.time()):.0f} s more"
-    typer.echo(f"version {policy.version}, {state}, {serving} of {len(policy.engines)} engines serve it")
-    for engine in policy.engines:
-        typer.echo(_engine_line(engine))
 
 
 def _engine_line(engine: "EngineStatus") -> str:

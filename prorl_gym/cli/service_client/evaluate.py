@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from prorl_gym.settings import RolloutSettings
     from prorl_gym.trainers.evaluation import Evaluation
 
-_EXIT_TOO_FEW_SAMPLES = 1
-
 
 def evaluate(
     name: Annotated[str, typer.Argument(help="Name of the environment, for example math.")],
@@ -64,14 +62,22 @@ def evaluate(
     has fewer samples with a reward than the largest k, and is not in that figure.
     """
     from prorl_gym.records import new_rollout_id
+    from prorl_gym.settings import RolloutSettings
     from prorl_gym.trainers.evaluation import Evaluation, summarize
 
     ks = _parse_ks(k, samples)
-    settings = _settings(temperature, top_p, max_turns, max_tokens, seed)
+    settings = RolloutSettings(
+        temperature=temperature, top_p=top_p, max_turns=max_turns, max_tokens=max_tokens, seed=seed
+    )
     run = run or f"eval-{new_rollout_id()[:12]}"
     requests = _requests(name, file, run, samples, settings)
-    inference = {"engine": engine, "model": model, "tokenizer": tokenizer, "api_key_env": api_key_env}
-    inference |= {"max_model_len": max_model_len}
+    inference = {
+        "engine": engine,
+        "model": model,
+        "tokenizer": tokenizer,
+        "api_key_env": api_key_env,
+        "max_model_len": max_model_len,
+    }
     evaluation = Evaluation(threshold)
     given = {key: value for key, value in inference.items() if value is not None}
     with _sigterm_interrupts(), _open_client(base_url, given, url) as client, _announce_run(run, kept=base_url is None):
@@ -89,7 +95,7 @@ def evaluate(
     else:
         _show(evaluation, ks)
     if any(len(row.rewards) < max(ks) for row in evaluation.rows.values()):
-        raise typer.Exit(_EXIT_TOO_FEW_SAMPLES)
+        raise typer.Exit(1)
 
 
 def _parse_ks(text: str, samples: int) -> list[int]:
@@ -102,14 +108,6 @@ def _parse_ks(text: str, samples: int) -> list[int]:
             f"--k {found[-1]} needs as many samples of a row, there are {samples}.", f"Give --samples {2 * found[-1]}."
         )
     return found
-
-
-def _settings(
-    temperature: float | None, top_p: float | None, max_turns: int | None, max_tokens: int | None, seed: int | None
-) -> "RolloutSettings":
-    from prorl_gym.settings import RolloutSettings
-
-    return RolloutSettings(temperature=temperature, top_p=top_p, max_turns=max_turns, max_tokens=max_tokens, seed=seed)
 
 
 def _requests(
@@ -160,9 +158,8 @@ def _open_client(base_url: str | None, inference: dict[str, Any], url: str) -> G
         return
     if "model" not in inference:
         raise ConfigError("--base-url needs --model.", "Give the name that the engine has for the model.")
-    with temporary_service(
-        {"inference": {"tokenizer": inference["model"], **inference, "engines": [base_url]}}
-    ) as client:
+    service = {"inference": {"tokenizer": inference["model"], **inference, "engines": [base_url]}}
+    with temporary_service(service) as client:
         yield client
 
 

@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prorl_gym.cli.service_client.service_connection import (
-    LOCAL_URL,
-    UrlOption,
-    connect,
-    find_rollout,
-    printable,
-)
+from prorl_gym.cli.service_client.service_connection import LOCAL_URL, UrlOption, connect, find_rollout, printable
 from prorl_gym.cli.validate import BackendName
 from prorl_gym.errors import ConfigError
 
@@ -41,13 +35,21 @@ def replay(
 
     Exit code 0: the same answers and the same reward; 1: another reward; 3: the same reward, but other answers.
     """
+    from prorl_gym.api.config import ServiceConfig
+    from prorl_gym.config import load_config
+    from prorl_gym.sandbox.config import SandboxConfig
+
     with connect(url) as client:
         rollout_id = find_rollout(client, rollout_id)
         rollout = client.poll_result(rollout_id)
         if rollout is None:
             raise ConfigError(f"{rollout_id}: is not finished.", "Replay it when it is.")
         task = client.request(rollout_id).task
-    replayed = asyncio.run(_replay(rollout, task, _sandbox_config(config, backend, allow_unsafe_local)))
+    if config is None:
+        sandbox = SandboxConfig(backend=backend, allow_unsafe_local=allow_unsafe_local)
+    else:
+        sandbox = load_config(ServiceConfig, config).sandbox
+    replayed = asyncio.run(_replay(rollout, task, sandbox))
     differing = _print_differences(replayed.actions, ignore_volatile=ignore_volatile)
     before = "none" if rollout.reward is None else f"{rollout.reward:g}"
     typer.echo(
@@ -57,17 +59,6 @@ def replay(
         raise typer.Exit(EXIT_REWARD_DIFFERS)
     if differing:
         raise typer.Exit(EXIT_OBSERVATIONS_DIFFER)
-
-
-def _sandbox_config(config: Path | None, backend: BackendName, allow_unsafe_local: bool) -> "SandboxConfig":
-    from prorl_gym.sandbox.config import SandboxConfig
-
-    if config is None:
-        return SandboxConfig(backend=backend, allow_unsafe_local=allow_unsafe_local)
-    from prorl_gym.api.config import ServiceConfig
-    from prorl_gym.config import load_config
-
-    return load_config(ServiceConfig, config).sandbox
 
 
 async def _replay(rollout: "Rollout", task: "Mapping[str, Any]", sandbox: "SandboxConfig") -> "ReplayResult":
@@ -92,9 +83,9 @@ def _print_differences(actions: "tuple[ReplayedAction, ...]", *, ignore_volatile
 
     differing = 0
     for one in actions:
-        then, now = (
-            text or "" if not ignore_volatile else mask_volatile(text or "") for text in (one.recorded, one.replayed)
-        )
+        then, now = one.recorded or "", one.replayed or ""
+        if ignore_volatile:
+            then, now = mask_volatile(then), mask_volatile(now)
         name = f"turn {one.turn}, {one.action or 'message'}" if one.turn else "prompt"
         lines = replay_diff(then, now, name)
         if (one.recorded is None) != (one.replayed is None):

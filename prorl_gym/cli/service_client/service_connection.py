@@ -33,12 +33,7 @@ OUTAGE_SECONDS = 600.0
 
 @contextmanager
 def connect(url: str, *, survive_restarts: bool = False) -> Generator["SyncClient", None, None]:
-    """Connect to the service.
-
-    Args:
-        url: its address.
-        survive_restarts: the command may wait for long, and goes on after a restart of the service.
-    """
+    """Connect to the service. A command that may wait for long survives a restart of the service."""
     from prorl_gym.client import SyncClient
 
     if survive_restarts:
@@ -54,8 +49,7 @@ def connect(url: str, *, survive_restarts: bool = False) -> Generator["SyncClien
 def find_rollout(client: "SyncClient", rollout_id: str) -> str:
     """Return the id of the only finished rollout with this prefix; a complete or unknown id is returned unchanged.
 
-    Raises:
-        ConfigError: several finished rollouts have this prefix.
+    Raises ``ConfigError``: several finished rollouts have this prefix.
     """
     found = [one.rollout_id for one in client.rollouts(prefix=rollout_id, limit=6).rollouts]
     if len(found) < 2 or rollout_id in found:
@@ -71,15 +65,13 @@ def printable(text: str) -> str:
 
 def rollout_summary(rollout: "Rollout") -> str:
     """Return a rollout in one line, followed by its message."""
-    outcome = rollout.outcome
     reward = "-" if rollout.reward is None else f"{rollout.reward:g}"
     seconds = sum(stage.seconds for stage in rollout.stages.values())
     line = (
         f"{rollout.rollout_id} {printable(rollout.environment)[:80]} {outcome_label(rollout)} reward={reward} "
-        f"turns={rollout.turns}"
+        f"turns={rollout.turns} tokens={rollout.sampled_tokens} attempt={rollout.attempt} seconds={seconds:.2f}"
     )
-    line += f" tokens={rollout.sampled_tokens} attempt={rollout.attempt} seconds={seconds:.2f}"
-    return "\n    ".join([line, *printable(outcome.message).splitlines()])
+    return "\n    ".join([line, *printable(rollout.outcome.message).splitlines()])
 
 
 def outcome_label(rollout: "Rollout") -> str:
@@ -92,8 +84,7 @@ def outcome_label(rollout: "Rollout") -> str:
 def atomic_file(path: Path) -> Generator[Path, None, None]:
     """Provide a draft to write, which replaces ``path`` at the end, unless it was removed.
 
-    Raises:
-        ConfigError: the file cannot be written.
+    Raises ``ConfigError`` if the file cannot be written.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

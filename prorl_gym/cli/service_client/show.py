@@ -5,7 +5,6 @@ import os
 import webbrowser
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,7 +25,6 @@ from prorl_gym.cli.service_client.service_connection import (
 from prorl_gym.errors import ConfigError
 
 if TYPE_CHECKING:
-    from prorl_gym.client import SyncClient
     from prorl_gym.records import Rollout
 
 Format = Literal["jsonl", "sft", "tokens"]
@@ -53,7 +51,10 @@ def show(
     """
     with connect(url) as client:
         rollout_id = find_rollout(client, rollout_id)
-        rollout = _fetch_rollout(client, rollout_id, wait)
+        try:
+            rollout = client.result(rollout_id, wait) if wait else client.poll_result(rollout_id)
+        except TimeoutError:
+            rollout = None
         if rollout is None:
             typer.echo(f"{rollout_id} is not finished")
             raise typer.Exit(1)
@@ -88,33 +89,17 @@ def _indented(text: str) -> str:
     return "".join(f"\n        {line}" for line in shown.splitlines()) if "\n" in shown.strip() else shown.strip()
 
 
-def _fetch_rollout(client: "SyncClient", rollout_id: str, wait: float) -> "Rollout | None":
-    try:
-        return client.result(rollout_id, wait) if wait else client.poll_result(rollout_id)
-    except TimeoutError:
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class ExportFilter:
-    """Which rollouts are exported."""
-
-    min_reward: float | None
-    include_overlong: bool
-    """Include those that a limit cut short or that are masked for it. Never those without a reward."""
-    form: Format
-
-    def rejection_reason(self, rollout: "Rollout") -> str:
-        """Return why a rollout is left out; empty if it is not."""
-        if self.min_reward is not None and (rollout.reward is None or rollout.reward < self.min_reward):
-            return "reward too low" if rollout.reward is not None else "no reward"
-        if self.form == "jsonl":
-            return ""
-        if rollout.reward is None:
-            return "no reward"
-        if not self.include_overlong and rollout.outcome.status == "truncated":
-            return "truncated"
-        return "masked" if rollout.masked and not self.include_overlong else ""
+def rejection_reason(rollout: "Rollout", form: Format, min_reward: float | None, include_overlong: bool) -> str:
+    """Return why an export leaves a rollout out; empty if it does not."""
+    if min_reward is not None and (rollout.reward is None or rollout.reward < min_reward):
+        return "reward too low" if rollout.reward is not None else "no reward"
+    if form == "jsonl":
+        return ""
+    if rollout.reward is None:
+        return "no reward"
+    if not include_overlong and rollout.outcome.status == "truncated":
+        return "truncated"
+    return "masked" if rollout.masked and not include_overlong else ""
 
 
 def export(
@@ -141,18 +126,24 @@ def export(
     Prints how many were written and left out, and the cursor from which the next export continues. Exit code 1: no
     rollout, and therefore no file, was written.
     """
+    from prorl_gym.trainers.sampled_turns import to_chat
+
     if output.exists() and not force:
         raise ConfigError(f"{output} exists.", "Take another --out, or --force to replace it.")
-    serialize = _serializer(form, mask_key)
-    selection, counts = ExportFilter(min_reward, overlong, form), Counter[str]()
+    serializers: dict[Format, Callable[[Rollout], Iterable[dict[str, Any]]]] = {
+        "jsonl": lambda rollout: [rollout.model_dump(mode="json")],
+        "sft": lambda rollout: [to_chat(rollout, mask_key)],
+        "tokens": _segment_lines,
+    }
+    counts = Counter[str]()
     with atomic_file(output) as draft, connect(url, survive_restarts=True) as client:
         with draft.open("w", encoding="utf-8") as file:
             for one in client.stream(run, cursor, follow=False):
                 cursor = one.cursor
-                reason = selection.rejection_reason(one.rollout)
+                reason = rejection_reason(one.rollout, form, min_reward, overlong)
                 counts[reason] += 1
                 if not reason:
-                    file.writelines(json.dumps(line) + "\n" for line in serialize(one.rollout))
+                    file.writelines(json.dumps(line) + "\n" for line in serializers[form](one.rollout))
         written = counts.pop("", 0)
         if not written:
             draft.unlink()
@@ -163,17 +154,8 @@ def export(
         raise typer.Exit(1)
 
 
-def _serializer(form: Format, mask_key: MaskKey) -> "Callable[[Rollout], Iterable[dict[str, Any]]]":
-    """Return the function that turns a rollout into the lines of a format."""
-    from prorl_gym.trainers.chat_format import to_chat
-
-    if form == "sft":
-        return lambda rollout: [to_chat(rollout, mask_key)]
-    return _segment_lines if form == "tokens" else lambda rollout: [rollout.model_dump(mode="json")]
-
-
 def _segment_lines(rollout: "Rollout") -> "Iterable[dict[str, Any]]":
-    """Yield the segments of a rollout with what a trainer needs beside them."""
+    """Yield the segments of a rollout, each with the facts that a trainer needs with it."""
     about = rollout.model_dump(
         mode="json",
         include={"rollout_id", "run_id", "group_id", "group_size", "replica", "environment", "stands_in_for"},
@@ -190,11 +172,7 @@ def _segment_lines(rollout: "Rollout") -> "Iterable[dict[str, Any]]":
 
 
 def read_results(path: Path) -> list[Mapping[str, Any]]:
-    """Read a results file, one JSON object per line.
-
-    Raises:
-        ConfigError: it is missing, or a line is not a JSON object.
-    """
+    """Read a results file. Raises ``ConfigError`` if it is missing, or a line is not the JSON object of a result."""
     from prorl_gym.environments.row_format import read_json_lines
 
     results: list[Mapping[str, Any]] = []
@@ -217,7 +195,6 @@ def read_results(path: Path) -> list[Mapping[str, Any]]:
 
 
 def write_page(results: Path, tokenizer: str, page: Path) -> None:
-    """Write the page of a results file."""
     from prorl_gym.inference.tokens.template_check import load_codec
     from prorl_gym.pages.gym_results_page import render_gym_results
 
@@ -289,11 +266,7 @@ def dashboard(
 
 
 def _write_redirect_page(file: Path, address: str) -> Path:
-    """Write a page that redirects to an address, readable by its owner only: all users see a browser's arguments.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
+    """Write a page that redirects to an address, readable by its owner only: all users see a browser's arguments."""
     page = f'<!doctype html><title>prorl-gym</title><meta http-equiv="refresh" content="0; url={escape(address)}">\n'
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,17 +1,38 @@
-r"""The base class of ``math`` and ``stem``: the answer is what the last ``\boxed{}`` holds."""
+r"""The base of ``math`` and ``stem``: the answer is the content of the last ``\boxed{}``, graded by worker processes.
 
-from collections.abc import Mapping, Sequence
+An answer on which the grader hangs or dies is wrong: no gold answer does that, and a policy must not get a retry by
+answering ``9^{9^{9^9}}``. Only a grader that cannot work at all, or not even on the gold answer alone, is an
+infrastructure failure.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from prorl_gym.agents.protocol import Artifacts
-from prorl_gym.environments.answers.grading import wrong_score
 from prorl_gym.environments.answers.tex import NoAnswerError, last_boxed
 from prorl_gym.environments.protocol import Leases, ScriptedStep
+from prorl_gym.environments.row_format import Row, to_scripted_steps
 from prorl_gym.environments.simple import SimpleEnvironment
-from prorl_gym.environments.task_row import Row, to_scripted_steps
+from prorl_gym.environments.worker_pool import (
+    WorkerDiedError,
+    WorkerFailedError,
+    WorkerPool,
+    WorkerStuckError,
+    WorkerTimeoutError,
+    WorkerUnavailableError,
+)
+from prorl_gym.errors import GraderError
 from prorl_gym.records import GradedSubmission, Score, bounded_text
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
 from prorl_gym.settings import ResolvedSettings
+
+MAX_ANSWER = 2000
+"""Longest answer that is graded, in characters."""
+
+TOO_LONG = f"the answer is longer than {MAX_ANSWER} characters"
+
+CPU_SECONDS = 5.0
+"""CPU time for one comparison; an ordinary one takes milliseconds."""
 
 
 class BoxedAnswerEnvironment(SimpleEnvironment[Row]):
@@ -29,7 +50,6 @@ class BoxedAnswerEnvironment(SimpleEnvironment[Row]):
         return [self.gold_answer(task)]
 
     async def evaluate(self, task: Row, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
-        """Return the grade of the last boxed answer, 0.0 without one; raises as ``grade``."""
         try:
             answer = last_boxed(artifacts.answer or "")
             artifacts.submission = GradedSubmission(text=answer)
@@ -39,15 +59,79 @@ class BoxedAnswerEnvironment(SimpleEnvironment[Row]):
         return score.model_copy(update={"expected": bounded_text("\n".join(self.accepted_answers(task)))})
 
     def gold_steps(self, row: Mapping[str, Any]) -> Sequence[ScriptedStep]:
-        """Return the row's own trajectory, or the bare answer."""
         task = self.parse_row(row)
         return to_scripted_steps(task.gold_steps) or [
             ScriptedStep(f"The answer is $\\boxed{{{self.gold_answer(task)}}}$.")
         ]
 
     def wrong_steps(self, row: Mapping[str, Any], seed: int) -> Sequence[ScriptedStep]:
-        """Return turns that do not solve the row: its own, or a guess that depends on the seed."""
         task = self.parse_row(row)
         return to_scripted_steps(task.wrong_steps) or [
             ScriptedStep(f"{self.guess} $\\boxed{{{self.wrong_answer(task, seed)}}}$.")
         ]
+
+
+class AnswerWorkers:
+    """Compares answers with gold ones in worker processes.
+
+    The pool's workers return a mapping for each request, of which ``is_equal`` tells whether the answers are equal.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        environment: str,
+        is_equal: Callable[[Mapping[str, Any]], bool],
+        cpu_seconds: float,
+    ) -> None:
+        self._pool = pool
+        self._environment = environment
+        self._is_equal = is_equal
+        self._cpu_seconds = cpu_seconds
+
+    async def compare(
+        self, request: Mapping[str, Any], gold_requests: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any] | str:
+        """Return the worker's result, or why the answer is wrong where it cannot be graded.
+
+        Each of ``gold_requests`` compares a gold answer with itself. Raises ``GraderError``: no worker can be started
+        or gets CPU time, or a gold answer alone cannot be graded.
+        """
+        try:
+            try:
+                return await self._call(request)
+            except WorkerDiedError:  # perhaps this machine lacked memory
+                return await self._call(request)
+        except WorkerTimeoutError:
+            why = "grading timed out"
+        except WorkerDiedError:
+            why = "grading crashed"
+        except WorkerFailedError:
+            why = "the answer could not be read"
+        try:
+            if all([self._is_equal(await self._call(gold)) for gold in gold_requests]):
+                return why
+            problem = "it does not equal itself"
+        except (WorkerTimeoutError, WorkerDiedError, WorkerFailedError) as error:
+            problem = str(error)
+        raise GraderError(
+            f"The {self._environment} grader fails on the gold answer alone: {problem}.", "Check the row's 'answer'."
+        )
+
+    async def _call(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            return await self._pool.call(request, cpu_seconds=self._cpu_seconds)
+        except WorkerUnavailableError as error:
+            raise GraderError(
+                f"No {self._environment} grading worker can be started: {error}.",
+                "Check that prorl-gym's dependencies import in this environment.",
+            ) from None
+        except WorkerStuckError as error:
+            # An answer that hangs uses up its CPU time; a worker that got none is a fault of the machine.
+            raise GraderError(
+                f"The {self._environment} grader got no CPU time: {error}.", "Look at the load of this node."
+            ) from None
+
+
+def wrong_score(why: str, **detail: str) -> Score:
+    return Score(reward=0.0, detail={"why": why, **detail})

@@ -56,7 +56,6 @@ def number_from_words(text: str) -> str | None:
 
 
 def _large_number(parts: Sequence[str]) -> str | None:
-    """Return ``two thousand three hundred and five`` in digits."""
     for word, scale in (("thousand", 1000), ("hundred", 100)):
         if word not in parts or not _SPOKEN_ORDINALS.keys().isdisjoint(parts):
             continue

@@ -53,10 +53,8 @@ def last_boxed(text: str) -> str:
     r"""Return what the last ``\boxed{...}`` of a text holds, without dollar signs around it.
 
     Braces nest, and escaped braces do not count, as in TeX. Only the last box counts: a text with two boxes does not
-    get two chances, and one whose last box was cut off has not answered.
-
-    Raises:
-        NoAnswerError: there is no box, or the last one is not closed or empty.
+    get two chances, and one whose last box was cut off has not answered. Raises ``NoAnswerError``: there is no box, or
+    the last one is not closed or empty.
     """
     _, box, rest = text.rpartition("\\boxed")
     if not box:

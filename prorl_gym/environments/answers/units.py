@@ -227,20 +227,14 @@ def _splits(name: str) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for end in range(1, min(len(name), _LONGEST_SYMBOL) + 1):
         symbol = name[:end]
-        if symbol not in AMBIGUOUS_PRODUCTS and _is_symbol(symbol):
+        is_symbol = symbol in _PREFIXED or (symbol[:1] in _PREFIXES and symbol[1:] in _PREFIXED)
+        if is_symbol and symbol not in AMBIGUOUS_PRODUCTS:
             found += [(symbol, *rest) for rest in _splits(name[end:])]
     return found
 
 
-def _is_symbol(name: str) -> bool:
-    return name in _PREFIXED or (name[:1] in _PREFIXES and name[1:] in _PREFIXED)
-
-
 def _find_word(word: str) -> Unit | None:
-    for ending in ("", "s", "es"):
-        if not word.endswith(ending):
-            continue
-        stem = word.removesuffix(ending)
+    for stem in (word, word.removesuffix("s"), word.removesuffix("es")):
         if stem in _PLAIN_WORDS:
             return _unit(_PLAIN_WORDS[stem], 0)
         if stem in _WORDS:
@@ -259,7 +253,6 @@ def _unit(name: str, power: int) -> Unit:
 
 @cache
 def _factors() -> dict[str, tuple[Dimension, Fraction]]:
-    """Return the dimension and the factor of each name of ``FACTORS``."""
     by_name: dict[str, tuple[Dimension, Fraction]] = {}
     for powers, units in FACTORS.items():
         pairs = (part.partition("^") for part in powers.split())

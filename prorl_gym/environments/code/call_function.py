@@ -20,16 +20,12 @@ RESULT = 3
 
 
 class ListNode:
-    """A node of a linked list, as such tasks define it."""
-
     def __init__(self, val: Any = 0, next: Any = None) -> None:
         self.val = val
         self.next = next
 
 
 class TreeNode:
-    """A node of a binary tree, as such tasks define it."""
-
     def __init__(self, val: Any = 0, left: Any = None, right: Any = None) -> None:
         self.val = val
         self.left = left
@@ -37,7 +33,6 @@ class TreeNode:
 
 
 def to_list(values: Any) -> Any:
-    """Make a linked list of an array."""
     head = None
     for value in reversed(values):
         head = ListNode(value, head)
@@ -70,7 +65,6 @@ def to_tree(values: Any) -> Any:
 
 
 def new_tree_node(value: Any) -> Any:
-    """Make a node; ``None`` for null."""
     return None if value is None else TreeNode(value)
 
 
@@ -92,7 +86,6 @@ def from_tree(root: Any) -> Any:
 
 
 def identity(value: Any) -> Any:
-    """Return it as it is."""
     return value
 
 
@@ -104,8 +97,7 @@ def main() -> None:
     """Serve the one request on standard input."""
     request: Any = json.loads(sys.stdin.buffer.read())
     os.set_inheritable(RESULT, False)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     dumps, write, leave, take = json.dumps, os.write, os._exit, RESULT_ENCODERS[request["result_as"]]
     args = list(request["args"])
     for index, shape in enumerate(request["args_as"][: len(args)]):

@@ -6,27 +6,23 @@ import zlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from prorl_gym.environments.task_row import TaskRow
+from prorl_gym.environments.row_format import StrictModel, TaskRow
 
 Shape = Literal["value", "linked list", "tree"]
 """How a JSON value is handed over: as it is; as a ``ListNode`` made of an array; as a ``TreeNode`` made of an array
 in level order with nulls for missing children."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class StdioCase(_Strict):
+class StdioCase(StrictModel):
     """A program reads ``stdin`` and must print ``stdout``."""
 
     stdin: str = ""
     stdout: str
 
 
-class StdioTests(_Strict):
+class StdioTests(StrictModel):
     """Hidden tests of a whole program."""
 
     kind: Literal["stdio"]
@@ -37,22 +33,22 @@ class StdioTests(_Strict):
     counts, but a missing or additional line feed at the very end."""
 
 
-class FunctionCase(_Strict):
+class FunctionCase(StrictModel):
     """``entry(*args)`` must return ``expected``."""
 
     args: list[Any]
     expected: Any
 
 
-class FunctionTests(_Strict):
+class FunctionTests(StrictModel):
     """Hidden tests of a function."""
 
     kind: Literal["function"]
     entry: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)?$")]
     """Name of a function, or ``Class.method``; the class is made without arguments."""
     result: Annotated[str, Field(pattern=r"^(return|argument \d)$")] = "return"
-    """What is compared: what the function returns, or ``argument 0`` (and so on) after the call, for functions that
-    work in place."""
+    """Value that is compared: the one that the function returns, or ``argument 0`` (and so on) after the call, for
+    functions that work in place."""
     args_as: tuple[Shape, ...] = ()
     """Shape of each argument; those that are not named are plain values."""
     result_as: Shape = "value"
@@ -84,9 +80,9 @@ class CodeRow(TaskRow):
     memory_limit: Annotated[int, Field(ge=64 << 20)] = 512 << 20
     """Address space of the program in bytes, the interpreter's own included."""
     language: Literal["python", "cpp"] = "python"
-    """``cpp``: C++17; the grading image must have g++ beside python3."""
+    """``cpp``: C++17; the grading image must have g++ as well as python3."""
     starter_code: str = ""
-    """What the program has to begin with; part of the prompt."""
+    """Code that the program has to begin with; part of the prompt."""
     solution: str = ""
     """A program that passes; used as the gold answer where there are no ``gold_steps``."""
 

@@ -1,14 +1,43 @@
-"""The ``code`` environment: write a program, try it in a sandbox, hand in its source."""
+"""The ``code`` environment: write a program, try it in a sandbox, hand in its source.
 
-from collections.abc import Iterator, Sequence
+A program is graded on hidden tests in sandboxes that the agent has never touched. Expected results stay on the
+service's side: the sandbox holds nothing to read, patch or forge. Whatever the program does to itself is a failed test;
+a sandbox that cannot run Python at all, or is lost, raises and gives no reward.
+
+A row's own checker runs in sandboxes without the program and on a time allowance of its own. Outputs are hostile: one
+may make an honest checker fail or run until it is killed. That is the program's fault and must not look like a broken
+grader, or a wrong program would have its attempt retried. So a checker that gives no answer about an output runs on
+the expected output, on a third allowance; only if it fails there, too, the checker is broken.
+"""
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Literal, cast
 
 from prorl_gym.agents.protocol import Artifacts, Tool
 from prorl_gym.agents.tools import BashTool, FinishTool, PythonTool
 from prorl_gym.agents.tools.agent_sandbox import SandboxSource
-from prorl_gym.environments.code.code_row import CodeRow, FunctionTests
-from prorl_gym.environments.code.grader import failed_score, grade
+from prorl_gym.environments.code.code_row import CodeRow, FunctionCase, FunctionTests, StdioCase, StdioTests
+from prorl_gym.environments.code.program_runs import (
+    EXTRA_OUTPUT_BYTES,
+    BatchRunner,
+    CompileError,
+    Launch,
+    ProgramResult,
+    binary_launch,
+    compile_cpp,
+    crash_reason,
+    function_call_input,
+    python_launch,
+    test_inputs,
+)
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.simple import SimpleEnvironment
+from prorl_gym.errors import GraderError
 from prorl_gym.records import GradedSubmission, Message, Score
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
@@ -27,6 +56,33 @@ _CPP_PROMPT = _SYSTEM_PROMPT.replace("Python programs", "C++17 programs").replac
 EVAL_SHARE = 0.8
 """Share of the stage's deadline that the tests may use; the rest is for starting the sandbox."""
 
+MAX_PROGRAM = 256 << 10
+"""Longest program that is run, in bytes."""
+
+_FENCE = "```"
+_FENCE_NAMES = {"python": ("python", "py", "python3", ""), "cpp": ("cpp", "c++", "cc", "cxx", "cplusplus", "c", "")}
+_DISPLAY_NAMES = {"python": "Python", "cpp": "C++"}
+
+_TIME_SHARES = (0.5, 0.35, 0.15)
+"""Shares of the time of a row with a checker: the program's, the checker's on its outputs, the checker's on expected
+outputs. They are separate, so that a program cannot use up the others, and add up to 1, so that all together meet the
+deadline."""
+
+_THREAD_COMPARE_BYTES = 128 << 10
+"""Larger outputs are compared in a thread."""
+
+_TOLERANCE = 1e-6
+"""Relative and absolute tolerance between numbers where the expected one is written with a point or an exponent."""
+
+_DECIMAL = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?")
+_INTEGER = re.compile(r"[+-]?\d+")
+
+_Case = StdioCase | FunctionCase
+
+
+_CheckerVerdict = bool | Literal["failed", "late"]
+"""A checker's answer, ``failed`` when it gave none, ``late`` when the time of this question or of all ran out."""
+
 
 class CodeEnvironment(SimpleEnvironment[CodeRow]):
     """Implements ``Environment[CodeRow]``."""
@@ -38,12 +94,10 @@ class CodeEnvironment(SimpleEnvironment[CodeRow]):
     gold_field = "solution"
 
     def messages(self, task: CodeRow) -> tuple[Message, ...]:
-        """Return the prompt for the row's language."""
         system = _CPP_PROMPT if task.language == "cpp" else _SYSTEM_PROMPT
         return Message(role="system", content=system), Message(role="user", content=_prompt(task))
 
     def tools(self, sandbox: SandboxSource, settings: ResolvedSettings) -> Sequence[Tool]:
-        """Return ``bash``, ``python`` and ``finish``."""
         return (
             BashTool(sandbox, settings.action_seconds),
             PythonTool(sandbox, settings.action_seconds),
@@ -51,26 +105,19 @@ class CodeEnvironment(SimpleEnvironment[CodeRow]):
         )
 
     def normalize_answer(self, text: str) -> str:
-        """Return it as it is; see ``SupportsReplay``."""
         return text
 
     async def evaluate(self, task: CodeRow, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
-        """Run the handed-in program on the hidden tests.
-
-        Raises:
-            SandboxError, GraderError, TaskError: grading itself could not be done.
-        """
         answer = artifacts.answer or ""
         artifacts.submission = GradedSubmission(kind="program", text=answer)
         try:
             program = find_program(answer, task.language)
-        except NoProgramError as complaint:
-            return failed_score(str(complaint), 0, len(task.tests.cases))
+        except NoProgramError as error:
+            return failed_score(str(error), 0, len(task.tests.cases))
         artifacts.submission = GradedSubmission(kind="program", text=program)
         return await grade(task, program, leases, settings.eval_seconds * EVAL_SHARE)
 
     def wrong_answer(self, task: CodeRow, seed: int) -> str:
-        """Return a program that prints a number of the seed."""
         if task.language == "cpp":
             return f'#include <cstdio>\nint main() {{ puts("seed {seed}"); }}\n'
         name = task.tests.entry.split(".")[0] if isinstance(task.tests, FunctionTests) else "main"
@@ -78,7 +125,7 @@ class CodeEnvironment(SimpleEnvironment[CodeRow]):
 
 
 def _prompt(task: CodeRow) -> str:
-    """The question and what the tests will do; the same for every replica."""
+    """Return the question and the form of the tests; the same for every replica."""
     if isinstance(task.tests, FunctionTests):
         form = f"Your program must define `{task.tests.entry}`, which the tests call."
         if task.tests.result != "return":
@@ -92,14 +139,6 @@ def _prompt(task: CodeRow) -> str:
     return f"{task.question}{start}\n\n{form} {limits}"
 
 
-MAX_PROGRAM = 256 << 10
-"""Longest program that is run, in bytes."""
-
-_FENCE = "```"
-_FENCE_NAMES = {"python": ("python", "py", "python3", ""), "cpp": ("cpp", "c++", "cc", "cxx", "cplusplus", "c", "")}
-_DISPLAY_NAMES = {"python": "Python", "cpp": "C++"}
-
-
 class NoProgramError(ValueError):
     """The answer has no program to run; the message has the reason."""
 
@@ -107,8 +146,7 @@ class NoProgramError(ValueError):
 def find_program(answer: str, language: str = "python") -> str:
     """Return the last fenced block of the language, or the whole answer when nothing in it is fenced.
 
-    Raises:
-        NoProgramError: empty, too long, or fenced as another language only.
+    Raises ``NoProgramError``: empty, too long, or fenced as another language only.
     """
     if len(answer) > 4 * MAX_PROGRAM:
         raise NoProgramError(f"the answer is longer than {4 * MAX_PROGRAM} characters")
@@ -137,3 +175,228 @@ def _blocks(answer: str) -> Iterator[tuple[str, str]]:
             language = None
         elif language is not None:
             body.append(line)
+
+
+async def grade(task: CodeRow, program: str, leases: Leases, seconds: float) -> Score:
+    """Return 1.0 when the program passes every test, otherwise 0.0 with the kind of the first failure.
+
+    With ``partial`` the share of the tests that pass. All tests together may take ``seconds`` of wall clock, checks of
+    the outputs included (``_TIME_SHARES``); a program that needs longer fails, so that a slow one cannot pass for a
+    broken grader. Raises ``SandboxError``; ``GraderError``: the sandbox does not run Python, or the row's checker is
+    broken; ``TaskError``: the row is in C++ and the image cannot compile it.
+    """
+    cases = task.tests.cases
+    try:
+        if task.language == "cpp":
+            launch = binary_launch(task, await compile_cpp(program, leases))
+        else:
+            launch = python_launch(task, program, function=isinstance(task.tests, FunctionTests))
+    except CompileError as error:
+        return failed_score(str(error), 0, len(cases))
+    own, checks, controls = (seconds * share for share in (_TIME_SHARES if task.checker else (1.0, 0.0, 0.0)))
+    checker = _Checker(task, BatchRunner(leases, checks), BatchRunner(leases, controls))
+    verdicts: list[str | None] = []
+    runs = BatchRunner(leases, own).run_tests(launch, test_inputs(task.tests), stop_at_crash=not task.partial)
+    async with aclosing(runs):
+        async for ends in runs:
+            position = len(verdicts)
+            verdicts += await _find_failures(task, launch, cases[position : position + len(ends)], ends, checker)
+            if not task.partial and any(verdicts):
+                break
+    return _score(task, verdicts)
+
+
+def _score(task: CodeRow, verdicts: list[str | None]) -> Score:
+    total = len(task.tests.cases)
+    why = next((verdict for verdict in verdicts if verdict), None)
+    # A line for each test that ran, failures first, without quoting any.
+    numbered = list(enumerate(verdicts, 1))
+    lines = [f"failed test {number}: {verdict}" for number, verdict in numbered if verdict]
+    lines += [f"passed test {number}" for number, verdict in numbered if not verdict]
+    if unrun := total - len(verdicts):
+        lines.append(f"not run: {unrun} test{'s' if unrun > 1 else ''}")
+    report = "\n".join(lines)
+    if why is None:
+        return Score(reward=1.0, detail={"passed": total, "tests": total}, report=report)
+    if not task.partial:
+        return failed_score(why, verdicts.index(why), total, report)
+    passed = verdicts.count(None)
+    return Score(reward=passed / total, detail={"why": why, "passed": passed, "tests": total}, report=report)
+
+
+def failed_score(why: str, passed: int, total: int, report: str = "") -> Score:
+    """Return the score of a program that fails; ``passed`` counts the tests before the first failure."""
+    return Score(reward=0.0, detail={"why": why, "passed": passed, "tests": total}, report=report)
+
+
+class _Checker:
+    """Runs the checker of a row: ``checks`` on outputs, ``controls`` on expected outputs, each in its own time.
+
+    Outputs for which no time is left are wrong.
+    """
+
+    def __init__(self, task: CodeRow, checks: BatchRunner, controls: BatchRunner) -> None:
+        self._task = task
+        self._checks = checks
+        self._controls = controls
+        self._has_answered = False
+
+    async def check_outputs(self, questions: Sequence[list[Any]]) -> list[bool]:
+        """Return for each (input, expected, output) whether the output is right.
+
+        The checker returns ``True`` or ``False``; any other answer, or none in time, is a failure of the checker.
+        Raises ``GraderError``: it fails on an expected output, too, or no test can be run there.
+        """
+        answers = await self._run(questions, self._checks)
+        failed = [question for question, answer in zip(questions, answers, strict=True) if isinstance(answer, str)]
+        repeated = await self._run([[given, expected, expected] for given, expected, _ in failed], self._controls)
+        self._has_answered = self._has_answered or not {True, False}.isdisjoint(repeated)
+        # The program decides how many questions need this control, so running out of time here does not show that a
+        # checker is broken which has answered another question.
+        if "failed" in repeated or ("late" in repeated and not self._has_answered):
+            raise GraderError(
+                f"the checker of code row {self._task.id or 'without id'} fails on an expected output.",
+                "Repair 'checker': check(input, expected, output) must return True or False in time.",
+            )
+        return [answer is True for answer in answers]
+
+    async def _run(self, questions: Sequence[list[Any]], runner: BatchRunner) -> list[_CheckerVerdict]:
+        if not questions:
+            return []
+        launch = python_launch(self._task, self._task.checker, function=True)
+        tests = [function_call_input("check", question, EXTRA_OUTPUT_BYTES) for question in questions]
+        answers: list[_CheckerVerdict] = []
+        async for ends in runner.run_tests(launch, tests, stop_at_crash=False):
+            for end in ends:
+                output = b"" if crash_reason(end, launch.cpu_seconds) else end.output.strip()
+                said: _CheckerVerdict = {b"true": True, b"false": False}.get(output, "failed")
+                answers.append("late" if end.timed_out else said)
+        return answers
+
+
+async def _find_failures(
+    task: CodeRow, launch: Launch, cases: Sequence[_Case], ends: Sequence[ProgramResult], checker: _Checker
+) -> list[str | None]:
+    """Return for each test that ended how it failed, without quoting the test, or ``None``."""
+    verdicts: list[str | None] = []
+    wrong = "wrong result" if isinstance(task.tests, FunctionTests) else "wrong output"
+    questions: list[tuple[int, list[Any]]] = []
+    for index, (case, end) in enumerate(zip(cases, ends, strict=True)):
+        verdict = crash_reason(end, launch.cpu_seconds)
+        if verdict is None and not task.checker:
+            if len(end.output) > _THREAD_COMPARE_BYTES:
+                verdict = await asyncio.to_thread(_compare, task, case, end.output)
+            else:
+                verdict = _compare(task, case, end.output)
+        elif verdict is None:
+            question = _checker_question(case, end.output)
+            verdict = question if isinstance(question, str) else None
+            if not isinstance(question, str):
+                questions.append((index, question))
+        verdicts.append(verdict)
+    answers = await checker.check_outputs([args for _, args in questions])
+    for (index, _), answer in zip(questions, answers, strict=True):
+        verdicts[index] = None if answer else wrong
+    return verdicts
+
+
+def _compare(task: CodeRow, case: _Case, output: bytes) -> str | None:
+    if isinstance(case, FunctionCase):
+        question = _checker_question(case, output)
+        if isinstance(question, str):
+            return question
+        return None if results_match(case.expected, question[2]) else "wrong result"
+    assert isinstance(task.tests, StdioTests)
+    return None if outputs_match(case.stdout, output, task.tests.compare) else "wrong output"
+
+
+def _checker_question(case: _Case, output: bytes) -> list[Any] | str:
+    """Return the checker's arguments (input, expected, output), or why the test failed before it."""
+    if isinstance(case, StdioCase):
+        try:
+            return [case.stdin, case.stdout, output.decode()]
+        except UnicodeDecodeError:
+            return "wrong output"
+    if not output.strip():
+        return "no result"
+    try:
+        return [case.args, case.expected, parse_result(output)]
+    except ValueError:
+        return "unreadable result"
+
+
+def outputs_match(expected: str, actual: bytes, compare: str = "lines") -> bool:
+    """Whether a program printed what was expected.
+
+    ``lines``: white space at the end of lines and empty lines at the end do not count. ``tokens``: no white space
+    counts. In both, where the expected text has a decimal number, a number within ``_TOLERANCE`` will do; integers must
+    be written exactly. ``exact``: only the last line feed may differ.
+    """
+    try:
+        text = actual.decode()
+    except UnicodeDecodeError:
+        return False
+    if compare == "exact":
+        return expected.removesuffix("\n") == text.removesuffix("\n")
+    if compare == "tokens":
+        tokens, found = expected.split(), text.split()
+        return len(tokens) == len(found) and all(map(_same_token, tokens, found))
+    wanted, given = _lines(expected), _lines(text)
+    return len(wanted) == len(given) and all(map(_same_line, wanted, given))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.replace("\r\n", "\n").rstrip().split("\n")]
+
+
+def _same_line(wanted: str, given: str) -> bool:
+    if wanted == given:
+        return True
+    parts, found = re.split(r"(\s+)", wanted), re.split(r"(\s+)", given)
+    return len(parts) == len(found) and all(map(_same_token, parts, found))
+
+
+def _same_token(wanted: str, given: str) -> bool:
+    if wanted == given:
+        return True
+    if not _DECIMAL.fullmatch(wanted) or _INTEGER.fullmatch(wanted) or not _DECIMAL.fullmatch(given):
+        return False
+    return _close(float(wanted), float(given))
+
+
+def parse_result(text: bytes) -> Any:
+    """Parse a result from a sandbox.
+
+    Raises ``ValueError``: it is not JSON, too deeply nested, or holds a number that is too long.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def results_match(expected: Any, actual: Any) -> bool:
+    """Whether two JSON values are the same.
+
+    Numbers agree within ``_TOLERANCE`` where the expected one is a float, exactly otherwise; ``True`` is not ``1``.
+    """
+    if isinstance(expected, bool) or isinstance(actual, bool):
+        return expected is actual
+    if isinstance(expected, float) and isinstance(actual, int | float):
+        return _close(expected, actual)
+    if isinstance(expected, Mapping) and isinstance(actual, Mapping):
+        one, other = cast(Mapping[str, Any], expected), cast(Mapping[str, Any], actual)
+        return one.keys() == other.keys() and all(results_match(one[key], other[key]) for key in one)
+    if isinstance(expected, list) and isinstance(actual, list):
+        values, others = cast(list[Any], expected), cast(list[Any], actual)
+        return len(values) == len(others) and all(map(results_match, values, others))
+    return bool(expected == actual)
+
+
+def _close(expected: float, actual: float) -> bool:
+    if math.isnan(expected):
+        return math.isnan(actual)
+    try:
+        return math.isclose(expected, actual, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+    except OverflowError:  # an integer that no float can hold
+        return False

@@ -101,11 +101,7 @@ def write_frame(frame: Any, *blobs: bytes) -> None:
 
 
 class ProgramRun:
-    """One test: the program's process and what it wrote.
-
-    Raises:
-        OSError: the process could not be started.
-    """
+    """One test: the program's process and its output. Raises ``OSError``: the process could not be started."""
 
     def __init__(self, job: Any, room: int, stdin: bytes) -> None:
         self.output_limit = room
@@ -134,8 +130,11 @@ class ProgramRun:
         clean = kill_descendants(wake)
         truncated = self.drain() if clean else len(self.out) > self.output_limit
         self.close()
+        code = 0 if status is None else os.WEXITSTATUS(status)
+        if status is not None and os.WIFSIGNALED(status):  # as a shell reports it
+            code = 128 + os.WTERMSIG(status)
         frame = {
-            "exit": 0 if status is None else exit_code(status),
+            "exit": code,
             "timed_out": status is None and not truncated,
             "truncated": truncated,
             "seconds": seconds,
@@ -184,7 +183,6 @@ class ProgramRun:
         return len(self.out) > self.output_limit
 
     def close(self) -> None:
-        """Close our ends of the pipes."""
         for descriptor in self.readers:
             os.close(descriptor)
 
@@ -204,11 +202,7 @@ def memory_file(data: bytes) -> int:
 
 
 def start(job: Any, stdin: int, out: int, err: int) -> int:
-    """Start the program's process in a session of its own; return its pid.
-
-    Raises:
-        OSError: fork or exec failed.
-    """
+    """Start the program's process in a session of its own; return its pid. Raises ``OSError``: fork or exec failed."""
     report, failed = os.pipe()
     try:
         pid = os.fork()
@@ -246,13 +240,11 @@ def become_program(job: Any, stdin: int, out: int, err: int, failed: int) -> NoR
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         else:
             os.dup2(out, 1)
-        argv, environment = job["argv"], {**os.environ, **job["env"]}
-        path = job["argv"][0]
         lower_limit(resource.RLIMIT_FSIZE, FILE_SIZE)
         lower_limit(resource.RLIMIT_STACK, job["stack"], soft_only=True)
         lower_limit(resource.RLIMIT_CPU, job["cpu"], reserve=1)
         lower_limit(resource.RLIMIT_AS, job["memory"])  # last: this copy of the parent may be larger
-        os.execvpe(path, argv, environment)
+        os.execvpe(job["argv"][0], job["argv"], {**os.environ, **job["env"]})
     except OSError as error:
         code = error.errno or code
     finally:
@@ -323,16 +315,14 @@ def descendants() -> set[int]:
 
 
 def signal_all(pids: set[int], number: int) -> None:
-    """Send a signal to each process that still exists."""
     for pid in pids:
         try:
             os.kill(pid, number)
-        except OSError:
+        except OSError:  # it has ended
             continue
 
 
 def drain_descriptor(descriptor: int) -> None:
-    """Empty a wake-up descriptor."""
     try:
         while os.read(descriptor, 4096):
             continue
@@ -344,11 +334,6 @@ def cpu_seconds() -> float:
     """Return the CPU time of all reaped children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def exit_code(status: int) -> int:
-    """Return the exit code as a shell reports it."""
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 main()

@@ -1,25 +1,33 @@
-"""Parses numbers and expressions with percent signs, units, currencies and nouns.
+"""Parses and compares numbers and expressions with percent signs, units, currencies and nouns.
 
 A unit on one side only does not count; two of a kind are converted. Words that are no unit here are a noun
 (``12 ways``), and nouns do not count either (``words.is_neutral_phrase``).
 """
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 
 from prorl_gym.environments.answers import units
 from prorl_gym.environments.answers.number_words import DIVISORS
-from prorl_gym.environments.math.answer_forms import Amount, Dimension, Unit
+from prorl_gym.environments.math.answer_forms import Amount, Dimension, Form, Labelled, Unit
 from prorl_gym.environments.math.answer_text import strip_text_macros
-from prorl_gym.environments.math.expression_tree import Node, Number, Operation
 from prorl_gym.environments.math.expressions import (
     FUNCTIONS,
     GREEK,
+    Node,
+    Number,
+    Operation,
     UnreadableExpressionError,
     free_symbols,
     parse_expression,
+)
+from prorl_gym.environments.math.values import (
+    is_equal_up_to_constant,
+    is_equivalent,
+    rational_value,
+    real_value,
+    rounds_to_decimal,
 )
 from prorl_gym.environments.math.words import is_neutral_phrase
 
@@ -93,11 +101,7 @@ _ADJECTIVES = frozenset("long wide tall high deep away thick old total altogethe
 
 
 def parse_amount(text: str) -> Amount:
-    """Return a number or an expression with its unit or noun.
-
-    Raises:
-        UnreadableExpressionError: the text is something else.
-    """
+    """Return a number or an expression with its unit or noun. Raises ``UnreadableExpressionError``."""
     if match := _CURRENCY.fullmatch(text):
         code = (match[2] or match[3]).casefold()
         amount = parse_amount(match[1] + match[4])
@@ -114,6 +118,50 @@ def parse_amount(text: str) -> Amount:
             kind = {"C": "celsius", "F": "fahrenheit"}.get(match[1] or "", "angle")
             return Amount(bare.value, Unit(dimension=((kind, 1),)), places=bare.places)
     return _parse_arc(text) or _parse_compound(text) or _parse_with_suffix(text)
+
+
+def rounds_to(first: Form | None, second: Form | None) -> bool:
+    """Whether the first, a decimal that looks rounded, is what the second rounds to.
+
+    A decimal of two digits looks rounded when it is no multiple of 1/50 or simpler, a longer one when its denominator
+    is near to the power of ten: ``3.14`` and ``2.236`` do, ``2.5``, ``0.75`` and ``0.125`` do not. Money never is. The
+    second must be more precise: a decimal with more digits, or an exact value that has no finite decimal.
+    """
+    first = first.form if isinstance(first, Labelled) else first
+    second = second.form if isinstance(second, Labelled) else second
+    if not isinstance(first, Amount) or not isinstance(second, Amount) or (first.places or 0) < 2:
+        return False
+    if first.unit != second.unit and first.unit is not None and second.unit is not None:
+        return False
+    exact = rational_value(first.value)
+    if exact is None or first.percent != second.percent or _is_currency(first) or _is_currency(second):
+        return False
+    places = first.places or 0
+    if exact.denominator * (2 if places == 2 else 5) < 10**places or (
+        second.places is not None and second.places <= places
+    ):
+        return False
+    value = rational_value(second.value)
+    if second.places is None and value is not None and 10**12 % value.denominator == 0:
+        return False  # a terminating fraction has its own exact decimal
+    return rounds_to_decimal(second.value, first.value, places)
+
+
+def is_same_amount(one: Amount, other: Amount) -> bool:
+    mine, theirs = one.unit, other.unit
+    if one.percent or other.percent:
+        return _is_same_percent(one, other)
+    if mine is not None and theirs is not None and (mine.dimension or theirs.dimension):
+        if mine.dimension == theirs.dimension:
+            return is_equivalent(_scale(one.value, mine.factor), _scale(other.value, theirs.factor))
+        if {mine.noun, theirs.noun} & {"units", "unit", "total"}:
+            return is_equivalent(one.value, other.value)
+        return _is_same_angle(one, other)
+    return (
+        is_equivalent(one.value, other.value)
+        or is_equal_up_to_constant(one.value, other.value)
+        or _is_same_angle(one, other)
+    )
 
 
 def _parse_plain(text: str) -> Amount:
@@ -139,23 +187,18 @@ def _parse_compound(text: str) -> Amount | None:
     total, dimension = Fraction(0), None
     for number, name in parts:
         suffix = _parse_unit_suffix(name)
-        if suffix is None or suffix.unit.dimension is None or dimension not in (None, suffix.unit.dimension):
+        if suffix is None:
             return None
-        dimension = suffix.unit.dimension
-        total += Fraction(number) * suffix.unit.factor
+        unit, _ = suffix
+        if unit.dimension is None or dimension not in (None, unit.dimension):
+            return None
+        dimension = unit.dimension
+        total += Fraction(number) * unit.factor
     return Amount(Number(total), Unit(dimension=dimension))
 
 
-@dataclass(frozen=True, slots=True)
-class _UnitSuffix:
-    """The unit behind a number, and a factor such as ``million``."""
-
-    unit: Unit
-    multiplier: Fraction | int = 1
-
-
-def _parse_unit_suffix(text: str) -> _UnitSuffix | None:
-    """Return the unit, noun and multiplier in the words behind a number; ``None`` for other words."""
+def _parse_unit_suffix(text: str) -> tuple[Unit, Fraction | int] | None:
+    """Return the unit or noun behind a number, and a factor such as ``million``; ``None`` for other words."""
     text = re.sub(r"\^\s*\{\s*(-?\d)\s*\}", r"^\1", text)
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).replace("{", "").replace("}", "").replace("\\cdot", " ")
     text = re.sub(r"\b(units?)\^[23]", r"\1", re.sub(r"\s*\^\s*", "^", text))
@@ -167,13 +210,13 @@ def _parse_unit_suffix(text: str) -> _UnitSuffix | None:
     while words and words[0].casefold() in _MULTIPLIERS:
         multiplier *= _MULTIPLIERS[words.pop(0).casefold()]
     if not words:
-        return _UnitSuffix(Unit(), multiplier)
+        return Unit(), multiplier
     unit = _parse_unit([word for word in words if word.casefold() not in _ADJECTIVES] or ["total"])
     if unit is None:
         if not is_neutral_phrase(words):
             return None
         unit = Unit(noun=" ".join(words).casefold())
-    return _UnitSuffix(unit, multiplier)
+    return unit, multiplier
 
 
 def _parse_unit(words: list[str]) -> Unit | None:
@@ -222,7 +265,6 @@ def _find_unit(name: str) -> Unit | None:
 
 @cache
 def _unit_table() -> dict[str, Unit]:
-    """Return the units by their names in lower case."""
     table: dict[str, Unit] = {}
     for dimension, spellings in _UNITS.items():
         pairs = [(name, symbol or name) for name, _, symbol in (each.partition("=") for each in spellings.split())]
@@ -244,7 +286,9 @@ def _parse_with_suffix(text: str) -> Amount:
     start = _find_suffix(text)
     if start is None:
         return _parse_plain(text)
-    head, words = text[:start].strip(), _spell_currencies(text[start:])
+    head, words = text[:start].strip(), text[start:]
+    for command, word in (("\\usd", "dollar"), ("\\eur", "euro"), ("\\gbp", "gbp")):
+        words = words.replace(command, f" {word} ")
     if re.search(r"\d\s*/$", head):  # "3 / hour"
         head, words = head[:-1].strip(), f"/ {words}"
     if not head:
@@ -252,6 +296,7 @@ def _parse_with_suffix(text: str) -> Amount:
     suffix = _parse_unit_suffix(words)
     if suffix is None:
         raise UnreadableExpressionError(f"'{strip_text_macros(words)[:20]}' behind it")
+    unit, multiplier = suffix
     if (
         _FACTORS.fullmatch(words)
         and (term := _LAST_TERM.search(head))
@@ -262,11 +307,11 @@ def _parse_with_suffix(text: str) -> Amount:
     value: Node = amount.value
     if free_symbols(value) and len(words) == 1:
         return _parse_plain(text)  # h is a height behind other letters, and an hour behind a number
-    if free_symbols(value) and suffix.unit.dimension is None:
+    if free_symbols(value) and unit.dimension is None:
         raise UnreadableExpressionError("words behind a formula")
-    if suffix.multiplier != 1:
-        value = Operation("*", (value, Number(Fraction(suffix.multiplier))))
-    return Amount(value, suffix.unit, places=amount.places if suffix.multiplier == 1 else None)
+    if multiplier == 1:
+        return Amount(value, unit, places=amount.places)
+    return Amount(Operation("*", (value, Number(Fraction(multiplier)))), unit)
 
 
 def _find_suffix(text: str) -> int | None:
@@ -280,7 +325,9 @@ def _find_suffix(text: str) -> int | None:
             return match.start()
         if re.fullmatch("d[a-z]", token) and re.search(r"\\i+nt(?![a-z])", text):
             continue  # the differential of an integral
-        if token in FUNCTIONS or token in GREEK or _is_inside_command(text, match.start()):
+        if token in FUNCTIONS or token in GREEK:
+            continue
+        if re.search(r"\\(?:mathbb|begin|end|overline)\s*\{$", text[: match.start()]):
             continue
         if (
             len(token) <= 3
@@ -293,10 +340,6 @@ def _find_suffix(text: str) -> int | None:
     return None
 
 
-def _is_inside_command(text: str, position: int) -> bool:
-    return re.search(r"\\(?:mathbb|begin|end|overline)\s*\{$", text[:position]) is not None
-
-
 def _has_more_formula(text: str, match: re.Match[str]) -> bool:
     r"""Whether a formula goes on behind a word: ``2mg + v``, ``\frac{2mg}{3}``. Behind a unit nothing does."""
     depth = 0
@@ -307,7 +350,34 @@ def _has_more_formula(text: str, match: re.Match[str]) -> bool:
     return False
 
 
-def _spell_currencies(text: str) -> str:
-    for command, word in (("\\usd", "dollar"), ("\\eur", "euro"), ("\\gbp", "gbp")):
-        text = text.replace(command, f" {word} ")
-    return text
+def _is_currency(amount: Amount) -> bool:
+    return amount.unit is not None and amount.unit.dimension in ((("usd", 1),), (("euro", 1),), (("sterling", 1),))
+
+
+def _is_same_percent(one: Amount, other: Amount) -> bool:
+    """Compare with a percent sign on one side only: ``50%`` equals ``0.5``, and ``50`` if the answer is in percent.
+
+    A number up to one is read as a share: ``0.5`` is not ``0.5%``.
+    """
+    if any(amount.unit is not None for amount in (one, other)):
+        return False
+    if one.percent and other.percent:
+        return is_equivalent(one.value, other.value)
+    percent, bare = (one, other) if one.percent else (other, one)
+    if is_equivalent(_scale(percent.value, Fraction(1, 100)), bare.value):
+        return True
+    size = real_value(bare.value)
+    return size is not None and abs(size) > 1 and is_equivalent(percent.value, bare.value)
+
+
+def _scale(value: Node, factor: Fraction) -> Node:
+    return value if factor == 1 else Operation("*", (value, Number(factor)))
+
+
+def _is_same_angle(one: Amount, other: Amount) -> bool:
+    """Whether degrees on one side are the radians on the other, which need not be marked."""
+    for degrees, radians in ((one, other), (other, one)):
+        if degrees.unit is not None and degrees.unit.dimension == (("angle", 1),):
+            if radians.unit is None or radians.unit.dimension == (("radian", 1),):
+                return is_equivalent(Operation("degrees", (degrees.value,)), radians.value)
+    return False

@@ -1,18 +1,18 @@
 """Decides whether two mathematical answers are equal. Runs in a worker process: an answer may take forever to compute.
 
-Both are parsed into forms (``answer_forms``); a table gives the comparator for the first kind that either side has.
+Both are parsed into forms (``answer_forms``), and ``_is_same`` says for each pair of kinds when they are equal.
 """
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from fractions import Fraction
-from functools import lru_cache
-from itertools import zip_longest
-from typing import Any
+from functools import lru_cache, reduce
+from typing import Any, cast, get_args
 
 from prorl_gym.environments.math import answer_text, number_sets, words
-from prorl_gym.environments.math.acceptance import is_evaluated_answer, is_solution_set, is_solved_equation, rounds_to
+from prorl_gym.environments.math.amounts import is_same_amount, rounds_to
 from prorl_gym.environments.math.answer_forms import (
     Ambiguous,
     Amount,
@@ -37,16 +37,23 @@ from prorl_gym.environments.math.answer_forms import (
 )
 from prorl_gym.environments.math.answer_parser import parse_answer, to_real_set
 from prorl_gym.environments.math.answer_text import is_name
-from prorl_gym.environments.math.expression_tree import Node, Number, Operation, Symbol
-from prorl_gym.environments.math.expressions import UnreadableExpressionError, free_symbols, parse_expression
-from prorl_gym.environments.math.number_sets import PARAMETER, find_parameter, is_same_family, with_common_letter
+from prorl_gym.environments.math.expressions import (
+    OPERATORS,
+    MathVerifyNode,
+    Node,
+    Number,
+    Operation,
+    Symbol,
+    UnreadableExpressionError,
+    free_symbols,
+    parse_expression,
+)
 from prorl_gym.environments.math.values import (
     constant_ratio_sign,
     is_defined,
-    is_equal_up_to_constant,
     is_equivalent,
     is_equivalent_on,
-    real_value,
+    is_solved_equation,
 )
 from prorl_gym.environments.math.words import LETTER_GROUPS
 
@@ -54,45 +61,40 @@ _OPTIONS = frozenset("ABCDEFGH")
 _QUOTIENT = re.compile(r"\\frac\{([^{}]+)\}\{([^{}]+)\}|([A-Z]{1,2}|[a-z])/([A-Z]{1,2}|[a-z])")
 _FUNCTION = re.compile(r"(?P<letter>[a-zA-Z]'*)(?:\^\{?-1\}?)?\((?P<argument>[a-zA-Z])\)")
 _WORD = re.compile(r"[A-Za-z](?=[a-z]*[aeiou])[a-z]{2,}")
+_FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_COMPUTATION = re.compile(
+    r"[+*!^]|(?<=.)-|\\(?:times|cdot|div|binom|sqrt|log|ln|sin|cos|tan|choose|pm)(?![a-zA-Z])|[CP]\("
+)
+_UNSOLVED_CONDITION = re.compile(r"\||-[a-df-hj-zA-Z]")
+"""Signs of a condition on a variable that is to be solved: ``|x| < 2``, ``-x > 1``."""
+_KINDS = get_args(Form)
+_UNREADABLE = (UnreadableExpressionError, ArithmeticError, ValueError, RecursionError)
 
 
 def grade(body: Mapping[str, Any]) -> dict[str, Any]:
     """Compare an answer with the gold ones; the entry of the worker.
 
-    Args:
-        body: ``gold``, ``answer``, ``question``; see ``is_accepted``.
-
-    Returns:
-        ``equal`` and ``evaluated``, or only ``unreadable`` with a gold answer that cannot be parsed.
+    ``body`` has a list ``gold``, ``answer`` and ``question``, as ``is_accepted``. Returns ``equal`` and ``evaluated``,
+    or only ``unreadable`` with a gold answer that cannot be parsed.
     """
-    gold, answer, question = body["gold"], body["answer"], body["question"]
-    for each in _gold_answers(gold):
-        if not is_readable(each):
-            return {"unreadable": each}
-    is_evaluated = _is_evaluated(gold, answer, question)
-    return {"equal": is_evaluated and _matches_any_gold(gold, answer), "evaluated": is_evaluated}
+    golds, answer, question = body["gold"], body["answer"], body["question"]
+    for gold in golds:
+        text = answer_text.normalize_latex(gold)
+        if not answer_text.has_content(text) or _parse_or_none(text) is None:
+            return {"unreadable": gold}
+    is_evaluated = _is_evaluated(golds, answer, question)
+    return {"equal": is_evaluated and _matches_any_gold(golds, answer), "evaluated": is_evaluated}
 
 
 def is_accepted(gold: str | Sequence[str], answer: str, question: str = "") -> bool:
-    r"""Whether an answer is right: equal to a gold one, or right by a rule with a direction (``acceptance``).
+    r"""Whether an answer is right: equal to a gold one (any of several), or right by a rule with a direction.
 
-    ``\\pi`` and ``3.1416`` are right where the gold answer is ``3.14``, but ``3.14`` is
-    not where it is ``\\pi``. A decimal with few digits for its size (``2.5``, ``0.125``) does not look rounded.
-    ``x > 2`` is right where the gold answer is ``2x > 4``, but not the other way round. And an answer must be evaluated
-    where the gold one is (``is_evaluated_answer``).
-
-    Args:
-        gold: the gold answer, or several of which any counts.
-        answer: what was boxed.
-        question: text of the question; empty if it is not known.
+    An answer that repeats the question is refused (``\\gcd(12, 18)`` equals 6, but was not computed). A closer value
+    than a rounded gold decimal is accepted: ``\\pi`` and ``3.1416`` for ``3.14``, but not ``3.14`` for ``\\pi``. So is
+    the solution of a gold answer that is unsolved: ``x > -4`` for ``-2x < 8``. ``question`` may be empty.
     """
-    return _is_evaluated(gold, answer, question) and _matches_any_gold(gold, answer)
-
-
-def is_readable(gold: str) -> bool:
-    """Whether an answer can be read, so that others can be compared with it."""
-    text = answer_text.normalize_latex(gold)
-    return answer_text.has_content(text) and _parse_or_none(text) is not None
+    golds = [gold] if isinstance(gold, str) else gold
+    return _is_evaluated(golds, answer, question) and _matches_any_gold(golds, answer)
 
 
 def is_equal(one: str, other: str) -> bool:
@@ -105,104 +107,187 @@ def is_equal(one: str, other: str) -> bool:
         return False
     if answer_text.comparison_key(first) == answer_text.comparison_key(second):
         return not isinstance(left, Amount) or is_defined(left.value)
-    return _is_same_form(left, right)
+    try:
+        return _is_same(_unwrap_singleton(left), _unwrap_singleton(right))
+    except _UNREADABLE:
+        return False
 
 
-def _gold_answers(gold: str | Sequence[str]) -> Sequence[str]:
-    return [gold] if isinstance(gold, str) else gold
+def _is_evaluated(golds: Sequence[str], answer: str, question: str) -> bool:
+    r"""Whether an answer was worked out and does not repeat the question.
+
+    It does not when its value still holds an operator (``\sum``, ``\int``, ``\gcd`` ...) and no gold answer holds
+    one, or when it is, sign for sign, a formula of the question that leaves something to compute, and no gold answer
+    is. The left side of an equation is not part of the value.
+    """
+    found = _read(answer)
+    if any(_find_operators(found)) and not any(any(_find_operators(_read(gold))) for gold in golds):
+        return False
+    match found:
+        case Amount() | CombinationOrPoint():
+            leaves = _COMPUTATION
+        case Labelled(_, RealSet()):
+            leaves = _UNSOLVED_CONDITION
+        case _:
+            return True
+    key = _comparison_key(answer)
+    if leaves.search(key) is None or any(_comparison_key(gold) == key for gold in golds):
+        return True
+    return not any(key == _comparison_key(next(filter(None, groups))) for groups in _FORMULA.findall(question))
 
 
-def _is_evaluated(gold: str | Sequence[str], answer: str, question: str) -> bool:
-    golds = [(each, _parse_or_none(answer_text.normalize_latex(each))) for each in _gold_answers(gold)]
-    return is_evaluated_answer(golds, answer, _parse_or_none(answer_text.normalize_latex(answer)), question)
+def _matches_any_gold(golds: Sequence[str], answer: str) -> bool:
+    found = _read(answer)
+    for gold in golds:
+        form = _read(gold)
+        if is_equal(gold, answer) or rounds_to(form, found) or number_sets.is_solution_set(found, form):
+            return True
+    return False
+
+
+def _read(answer: str) -> Form | None:
+    return _parse_or_none(answer_text.normalize_latex(answer))
 
 
 @lru_cache(maxsize=64)
 def _parse_or_none(text: str) -> Form | None:
     try:
         return parse_answer(text)
-    except (UnreadableExpressionError, ArithmeticError, ValueError, RecursionError):
+    except _UNREADABLE:
         return None
 
 
-def _matches_any_gold(gold: str | Sequence[str], answer: str) -> bool:
-    found = _parse_or_none(answer_text.normalize_latex(answer))
-    for each in _gold_answers(gold):
-        form = _parse_or_none(answer_text.normalize_latex(each))
-        if is_equal(each, answer) or rounds_to(form, found) or is_solution_set(found, form):
-            return True
-    return False
-
-
-def _is_same_form(left: Form, right: Form) -> bool:
-    try:
-        return _is_same(_unwrap_singleton(left), _unwrap_singleton(right))
-    except (UnreadableExpressionError, ArithmeticError, ValueError, RecursionError):
-        return False
+def _unwrap_singleton(form: Form) -> Form:
+    """Return the member of a set of one, which is an answer like its member; inside another set it is not."""
+    match form:
+        case AnswerCollection((first, *others), True) if not isinstance(first, AnswerCollection | RealSet):
+            return first if all(_is_same(item, first) for item in others) else form
+        case _:
+            return form
 
 
 def _is_same(left: Form, right: Form) -> bool:
-    # The first kind that either has decides, so the order of the two does not matter.
-    for kind, compare in _COMPARATORS:
-        if isinstance(left, kind):
-            return compare(left, right)
-        if isinstance(right, kind):
-            return compare(right, left)
-    return False
+    """Compare two forms, by the first case that has their kinds. Symmetric, since ``_KINDS`` orders them."""
+    first, second = sorted((left, right), key=lambda form: _KINDS.index(type(form)))
+    match first, second:
+        case Ambiguous() as one, Ambiguous() as other:
+            return _are_all_same(one.readings, other.readings)
+        case Ambiguous() as one, other:
+            return all(_is_same(reading, other) for reading in one.readings)
+        case CombinationOrPoint() as one, CombinationOrPoint() as other:
+            return _is_same(one.point, other.point)
+        case CombinationOrPoint() as one, BracketedTuple() | Matrix() | AnswerCollection() | Assignment() | RealSet():
+            return _is_same(one.point, second)
+        case CombinationOrPoint() as one, other:
+            return _is_same(one.count, other)
+        case IntegerFamily() as one, other:
+            return _is_same_family(one, other)
+        case OptionChoice() as one, OptionChoice() as other:
+            return one.letter == other.letter and _is_same(one.form, other.form)
+        case OptionChoice() as one, Amount(Symbol(name)) if name in "ABCDE":
+            return one.letter == name
+        case OptionChoice() as one, other:
+            return _is_same(one.form, other)
+        case Labelled() as one, Labelled() as other if _names_match(one.name, other.name):
+            return _is_same(one.form, other.form)
+        case Labelled() as one, Labelled() as other:
+            if _is_same_named_ratio(one, other) or _is_same_curve(one.difference, other.difference):
+                return True
+            return _is_solved_form(one, other)
+        case Labelled() as one, Equation() as other:
+            if other.is_negated:
+                return False
+            return _is_same_curve(one.difference, other.difference) or _is_solved_form(one, other)
+        case Labelled(), Assignment():
+            return False
+        case Labelled() as one, other:
+            return not one.normal and _is_same(one.form, other)
+        case Assignment() as one, Assignment() as other:
+            mine, theirs = (dict(zip(each.names, each.values, strict=True)) for each in (one, other))
+            return mine.keys() == theirs.keys() and all(_is_same(mine[name], theirs[name]) for name in mine)
+        case Assignment() as one, BracketedTuple() as other:
+            return _is_unnamed(one, other)
+        case Assignment() as one, AnswerCollection() as other:
+            letters = {name.partition("_")[0] for name in one.names}
+            return len(letters) == 1 and _is_same(AnswerCollection(one.values, False), other)
+        case AnswerCollection() as one, AnswerCollection() as other:
+            return _has_same_items(one, other)
+        case AnswerCollection() as one, BracketedTuple() as other:
+            # A point without its brackets; two coordinates could be the ends of an interval.
+            return not one.is_set and len(one.items) > 2 and _are_all_same(one.items, other.items)
+        case AnswerCollection() as one, RealSet() as other:
+            found = to_real_set(AnswerCollection(one.items, True))
+            return found is not None and number_sets.is_same_set(found, other)
+        case AnswerCollection() as one, WordAnswer() as other:
+            return not one.is_set and _joined_letters(one) == other.text.upper()
+        case BracketedTuple() as one, BracketedTuple() as other:
+            has_same_brackets = len(one.items) > 2 or (one.opening, one.closing) == (other.opening, other.closing)
+            return has_same_brackets and _are_all_same(one.items, other.items)
+        case BracketedTuple() as one, Matrix() as other:
+            return _is_same_matrix(_to_matrix(one), other)
+        case BracketedTuple() as one, RealSet() as other:
+            found = to_real_set(one)
+            return found is not None and number_sets.is_same_set(found, other)
+        case Matrix() as one, Matrix() as other:
+            return _is_same_matrix(one, other)
+        case Piecewise() as one, Piecewise() as other:
+            return one.name == other.name and _is_same_function(one.cases, other.cases)
+        case Piecewise() as one, Amount(formula, None) if free_symbols(formula) <= {one.name}:
+            return _is_same_function(one.cases, [(formula, number_sets.ALL_REALS)])
+        case RealSet() as one, RealSet() as other:
+            return number_sets.is_same_set(one, other)
+        case RealSet() as one, Amount(number, None) if not free_symbols(number):
+            return len(one.intervals) == 1 and number_sets.is_same_set(one, number_sets.point_set([number]))
+        case TimeOfDay() as one, TimeOfDay() as other:
+            return _is_same_time(one, other)
+        case TimeOfDay() as one, Ratio() as other:
+            # 3:10 may also be a ratio, which is written in lowest terms.
+            is_reduced = math.gcd(one.hour, one.minute, one.second) == 1 and one.minute >= 10
+            parts = Number(Fraction(one.hour)), Number(Fraction(one.minute))
+            return not one.has_meridiem and is_reduced and _is_same_ratio(parts, other.parts)
+        case Ratio() as one, Ratio() as other:
+            return _is_same_ratio(one.parts, other.parts)
+        case Ratio((_, _)) as one, Amount(quotient, None):
+            return is_equivalent(Operation("/", one.parts), quotient)
+        case BasedNumeral() as one, BasedNumeral() as other:
+            return one == other
+        case Equation() as one, Equation() as other:
+            return one.is_negated == other.is_negated and _is_same_curve(one.difference, other.difference)
+        case Inequality() as one, Inequality() as other:
+            return one.strict == other.strict and constant_ratio_sign(one.difference, other.difference) == 1
+        case Ordering() as one, Ordering() as other:
+            return one.strict == other.strict and all(map(is_equivalent, one.sides, other.sides))
+        case WordAnswer() as one, WordAnswer() as other:
+            mine, theirs = words.split_word_list(one.text), words.split_word_list(other.text)
+            if one == other or mine is None or theirs is None:
+                return one == other
+            is_unordered = " and " in one.text + other.text or len(mine) == 2
+            return is_unordered and sorted(mine) == sorted(theirs)
+        case Amount() as one, Amount() as other:
+            return is_same_amount(one, other)
+        case _:
+            return False
 
 
-def _compare_ambiguous(one: Ambiguous, other: Form) -> bool:
-    if isinstance(other, Ambiguous):
-        return len(one.readings) == len(other.readings) and all(map(_is_same, one.readings, other.readings))
-    return all(_is_same(reading, other) for reading in one.readings)
+def _are_all_same(items: Sequence[Form], others: Sequence[Form]) -> bool:
+    return len(items) == len(others) and all(map(_is_same, items, others))
 
 
-def _compare_combination(one: CombinationOrPoint, other: Form) -> bool:
-    if isinstance(other, CombinationOrPoint):
-        return _is_same(one.point, other.point)
-    is_point = isinstance(other, BracketedTuple | Matrix | AnswerCollection | Assignment | RealSet)
-    return _is_same(one.point if is_point else one.count, other)
-
-
-def _compare_families(one: IntegerFamily, other: Form) -> bool:
+def _is_same_family(one: IntegerFamily, other: Form) -> bool:
     if not isinstance(other, IntegerFamily):
-        letter = find_parameter(other)
+        letter = number_sets.find_parameter(other)
         # 2n may be a number in the question: it is not "even", but n = 2k may be "n is even".
-        is_class = one.letter == PARAMETER and not (isinstance(one.form, Labelled) and isinstance(other, Labelled))
+        is_class = one.letter == number_sets.PARAMETER and not (
+            isinstance(one.form, Labelled) and isinstance(other, Labelled)
+        )
         if letter is None or is_class:
             return False
         other = IntegerFamily(letter, other, one.domain)
-    found = is_same_family(one, other)
+    found = number_sets.is_same_family(one, other)
     if found is None:
-        mine, theirs = with_common_letter(one), with_common_letter(other)
+        mine, theirs = (number_sets.with_common_letter(family.form, family.letter) for family in (one, other))
         return one.domain == other.domain and mine is not None and theirs is not None and _is_same(mine, theirs)
     return found
-
-
-def _compare_options(one: OptionChoice, other: Form) -> bool:
-    if isinstance(other, OptionChoice):
-        return one.letter == other.letter and _is_same(one.form, other.form)
-    if isinstance(other, Amount) and isinstance(other.value, Symbol) and other.value.name in "ABCDE":
-        return one.letter == other.value.name
-    return _is_same(one.form, other)
-
-
-def _compare_labelled(one: Labelled, other: Form) -> bool:
-    if isinstance(other, Labelled):
-        if _names_match(one.name, other.name):
-            return _is_same(one.form, other.form)
-        return (
-            _is_same_ratio(one, other)
-            or _is_same_curve(one.difference, other.difference)
-            or _is_solved_form(one, other)
-        )
-    if isinstance(other, Equation):
-        return not other.is_negated and (
-            _is_same_curve(one.difference, other.difference) or _is_solved_form(one, other)
-        )
-    if isinstance(other, Assignment):
-        return False
-    return not one.normal and _is_same(one.form, other)
 
 
 def _names_match(one: str, other: str) -> bool:
@@ -219,46 +304,36 @@ def _names_match(one: str, other: str) -> bool:
     try:
         mine, theirs = (parse_expression(name.replace(":", "/")) for name in (one, other))
         return not is_name(one) and not is_name(other) and is_equivalent(mine, theirs)
-    except (UnreadableExpressionError, ArithmeticError, ValueError, RecursionError):
+    except _UNREADABLE:
         return False
 
 
-def _is_same_ratio(one: Labelled, other: Labelled) -> bool:
+def _is_same_named_ratio(one: Labelled, other: Labelled) -> bool:
     r"""Whether ``AB:BC = 1:2``, ``BC:AB = 2:1`` and ``\\frac{AB}{BC} = \\frac12`` name the same ratio."""
-    first, second = _named_ratio(one), _named_ratio(other)
-    if first is None or second is None:
+    (mine, parts), (theirs, others) = _named_ratio(one), _named_ratio(other)
+    if not parts or sorted(mine) != sorted(theirs) or len(set(mine)) != len(parts) or len(mine) != len(others):
         return False
-    (mine, ratio), (theirs, parts) = first, second
-    if sorted(mine) != sorted(theirs) or len(set(mine)) != len(ratio.parts) or len(mine) != len(parts.parts):
-        return False
-    return _compare_ratios(ratio, Ratio(tuple(parts.parts[theirs.index(name)] for name in mine)))
+    return _is_same_ratio(parts, [others[theirs.index(name)] for name in mine])
 
 
-def _named_ratio(one: Labelled) -> tuple[list[str], Ratio] | None:
-    r"""Return the names and the proportion of ``AB:CD = 2:3``, also where it is written as a fraction."""
+def _named_ratio(one: Labelled) -> tuple[list[str], Sequence[Node]]:
+    r"""Return the names and the parts of ``AB:CD = 2:3``, also where it is written as a fraction; otherwise nothing."""
     match = _QUOTIENT.fullmatch(one.name)
     names = one.name.split(":") if match is None else [name for name in match.groups() if name is not None]
     match one.form:
-        case Ratio():
-            return names, one.form
+        case Ratio(parts):
+            return names, parts
         case Amount(value, None, False) if len(names) == 2 and not free_symbols(value):
-            return names, Ratio((value, Number(Fraction(1))))
+            return names, (value, Number(Fraction(1)))
         case _:
-            return None
+            return [], ()
 
 
-def _compare_ratios(one: Ratio, other: Form) -> bool:
-    if isinstance(other, Ratio):
-        mine, theirs = one.parts, other.parts
-        if len(mine) != len(theirs):
-            return False
-        return all(
-            is_equivalent(Operation("*", (a, theirs[0])), Operation("*", (b, mine[0])))
-            for a, b in zip_longest(mine[1:], theirs[1:])
-        )
-    if isinstance(other, Amount) and len(one.parts) == 2 and other.unit is None:
-        return is_equivalent(Operation("/", one.parts), other.value)
-    return False
+def _is_same_ratio(parts: Sequence[Node], others: Sequence[Node]) -> bool:
+    return len(parts) == len(others) and all(
+        is_equivalent(Operation("*", (part, others[0])), Operation("*", (other, parts[0])))
+        for part, other in zip(parts[1:], others[1:], strict=True)
+    )
 
 
 def _is_same_curve(one: Node | None, other: Node | None) -> bool:
@@ -269,47 +344,20 @@ def _is_solved_form(one: Labelled, other: Labelled | Equation) -> bool:
     """Whether one equation is the other, solved for a variable."""
     for answer, equation in ((one, other), (other, one)):
         if isinstance(answer, Labelled) and is_name(answer.name) and isinstance(answer.form, Amount):
-            if free_symbols(answer.form.value) and is_solved_equation(
-                answer.name, answer.form.value, equation.difference
-            ):
+            solution = answer.form.value
+            if free_symbols(solution) and is_solved_equation(answer.name, solution, equation.difference):
                 return True
     return False
 
 
-def _compare_assignments(one: Assignment, other: Form) -> bool:
-    """Compare values with names: by name, or in their order where only one side has names."""
-    if isinstance(other, Assignment):
-        theirs = dict(zip(other.names, other.values, strict=True))
-        return set(one.names) == set(theirs) and all(
-            _is_same(value, theirs[name]) for name, value in zip(one.names, one.values, strict=True)
-        )
-    if isinstance(other, BracketedTuple):
-        order = range(len(one.names)) if one.is_tuple else sorted(range(len(one.names)), key=one.names.__getitem__)
-        has_order = any(set(one.names) <= group for group in LETTER_GROUPS)
-        if one.is_tuple and has_order and sorted(one.names) != list(one.names):
-            return False  # (y, x) = (1, 2) is not the point (1, 2)
-        brackets = len(other.items) > 2 or (other.opening, other.closing) == ("(", ")")
-        return (
-            brackets
-            and len(other.items) == len(order)
-            and all(map(_is_same, (one.values[at] for at in order), other.items))
-        )
-    if isinstance(other, AnswerCollection):
-        return len({name.partition("_")[0] for name in one.names}) == 1 and _is_same(
-            AnswerCollection(one.values, False), other
-        )
-    return False
-
-
-def _compare_collections(one: AnswerCollection, other: Form) -> bool:
-    if isinstance(other, AnswerCollection):
-        return _has_same_items(one, other)
-    if isinstance(other, RealSet):
-        found = to_real_set(AnswerCollection(one.items, True))
-        return found is not None and number_sets.is_same_set(found, other)
-    if isinstance(other, WordAnswer):
-        return not one.is_set and _joined_letters(one) == other.text.upper()
-    return isinstance(other, BracketedTuple) and _is_unbracketed(one, other)
+def _is_unnamed(one: Assignment, other: BracketedTuple) -> bool:
+    """Whether a tuple has the values of several names in their order."""
+    order = range(len(one.names)) if one.is_tuple else sorted(range(len(one.names)), key=one.names.__getitem__)
+    has_order = any(set(one.names) <= group for group in LETTER_GROUPS)
+    if one.is_tuple and has_order and sorted(one.names) != list(one.names):
+        return False  # (y, x) = (1, 2) is not the point (1, 2)
+    brackets = len(other.items) > 2 or (other.opening, other.closing) == ("(", ")")
+    return brackets and _are_all_same([one.values[at] for at in order], other.items)
 
 
 def _has_same_items(one: AnswerCollection, other: AnswerCollection) -> bool:
@@ -351,21 +399,6 @@ def _joined_letters(one: AnswerCollection) -> str | None:
     return "".join(options) if len(set(options)) == len(options) == len(one.items) > 2 else None
 
 
-def _is_unbracketed(one: AnswerCollection, other: BracketedTuple) -> bool:
-    """Whether a point of three or more coordinates lacks its brackets; two could be the ends of an interval."""
-    return not one.is_set and len(one.items) == len(other.items) > 2 and all(map(_is_same, one.items, other.items))
-
-
-def _compare_tuples(one: BracketedTuple, other: Form) -> bool:
-    if isinstance(other, BracketedTuple):
-        brackets = len(one.items) > 2 or (one.opening, one.closing) == (other.opening, other.closing)
-        return brackets and len(one.items) == len(other.items) and all(map(_is_same, one.items, other.items))
-    if isinstance(other, RealSet):
-        found = to_real_set(one)
-        return found is not None and number_sets.is_same_set(found, other)
-    return isinstance(other, Matrix) and _is_same_matrix(_to_matrix(one), other)
-
-
 def _is_same_matrix(one: Matrix | None, other: Matrix) -> bool:
     if one is None or [len(row) for row in one.rows] != [len(row) for row in other.rows]:
         return False
@@ -384,22 +417,9 @@ def _to_matrix(row: BracketedTuple) -> Matrix | None:
     return Matrix(cells) if [len(line) for line in cells] == [len(line) for line in rows] else None
 
 
-def _compare_matrices(one: Matrix, other: Form) -> bool:
-    return isinstance(other, Matrix) and _is_same_matrix(one, other)
-
-
-def _compare_piecewise(one: Piecewise, other: Form) -> bool:
-    if isinstance(other, Amount) and other.unit is None and free_symbols(other.value) <= {one.name}:
-        other = Piecewise(one.name, ((other.value, number_sets.ALL_REALS),))
-    return isinstance(other, Piecewise) and one.name == other.name and _cases_match(one.cases, other.cases)
-
-
-def _cases_match(one: Sequence[tuple[Node, RealSet]], other: Sequence[tuple[Node, RealSet]]) -> bool:
+def _is_same_function(one: Sequence[tuple[Node, RealSet]], other: Sequence[tuple[Node, RealSet]]) -> bool:
     """Whether two functions by cases have the same domain, and the same formula on each common part of it."""
-    domains = [number_sets.EMPTY_SET, number_sets.EMPTY_SET]
-    for at, cases in enumerate((one, other)):
-        for _, where in cases:
-            domains[at] = number_sets.union(domains[at], where)
+    domains = [reduce(number_sets.union, (where for _, where in cases)) for cases in (one, other)]
     if not number_sets.is_same_set(*domains):
         return False
     return all(
@@ -409,22 +429,8 @@ def _cases_match(one: Sequence[tuple[Node, RealSet]], other: Sequence[tuple[Node
     )
 
 
-def _compare_real_sets(one: RealSet, other: Form) -> bool:
-    if isinstance(other, Amount) and other.unit is None and not free_symbols(other.value):
-        return len(one.intervals) == 1 and number_sets.is_same_set(one, number_sets.point_set([other.value]))
-    return isinstance(other, RealSet) and number_sets.is_same_set(one, other)
-
-
-def _compare_times(one: TimeOfDay, other: Form) -> bool:
-    if isinstance(other, TimeOfDay):
-        return _times_match(one, other)
-    if isinstance(other, Ratio) and _may_be_ratio(one):
-        return _compare_ratios(Ratio((Number(Fraction(one.hour)), Number(Fraction(one.minute)))), other)
-    return False
-
-
-def _times_match(one: TimeOfDay, other: TimeOfDay) -> bool:
-    """Whether two times are the same; one without half of the day may be in either."""
+def _is_same_time(one: TimeOfDay, other: TimeOfDay) -> bool:
+    """Whether two times are the same. One without ``a.m.`` or ``p.m.`` may be in either half of the day."""
     hours = (one.hour - other.hour) % 24
     undecided = (
         one.has_meridiem != other.has_meridiem
@@ -433,122 +439,24 @@ def _times_match(one: TimeOfDay, other: TimeOfDay) -> bool:
     return (hours == 0 or (undecided and hours == 12)) and (one.minute, one.second) == (other.minute, other.second)
 
 
-def _may_be_ratio(clock: TimeOfDay) -> bool:
-    """Whether ``3:10`` may also be a ratio, which is written in lowest terms."""
-    return not clock.has_meridiem and math.gcd(clock.hour, clock.minute, clock.second) == 1 and clock.minute >= 10
+def _find_operators(form: Form | None) -> Iterator[str]:
+    left: list[object] = [form]  # no recursion: a tower of powers is deeper than the stack
+    while left:
+        part = left.pop()
+        match part:
+            case MathVerifyNode(text):
+                yield text
+            case Operation(operation) if operation in OPERATORS:
+                yield operation
+            case Labelled(_, inner):
+                left.append(inner)  # its name is not part of the value
+            case tuple():
+                left.extend(cast(tuple[object, ...], part))
+            case _ if is_dataclass(part):
+                left.extend(getattr(part, field.name) for field in fields(part))
+            case _:
+                pass
 
 
-def _compare_numerals(one: BasedNumeral, other: Form) -> bool:
-    return one == other
-
-
-def _compare_equations(one: Equation, other: Form) -> bool:
-    if not isinstance(other, Equation) or one.is_negated != other.is_negated:
-        return False
-    return _is_same_curve(one.difference, other.difference)
-
-
-def _compare_inequalities(one: Inequality, other: Form) -> bool:
-    return (
-        isinstance(other, Inequality)
-        and one.strict == other.strict
-        and constant_ratio_sign(one.difference, other.difference) == 1
-    )
-
-
-def _compare_orderings(one: Ordering, other: Form) -> bool:
-    return (
-        isinstance(other, Ordering) and one.strict == other.strict and all(map(is_equivalent, one.sides, other.sides))
-    )
-
-
-def _compare_words(one: WordAnswer, other: Form) -> bool:
-    if not isinstance(other, WordAnswer):
-        return False
-    if one.text == other.text:
-        return True
-    mine, theirs = words.split_word_list(one.text), words.split_word_list(other.text)
-    unordered = " and " in one.text + other.text or (mine is not None and len(mine) == 2)
-    return mine is not None and theirs is not None and unordered and sorted(mine) == sorted(theirs)
-
-
-def _compare_amounts(one: Amount, other: Form) -> bool:
-    if not isinstance(other, Amount):
-        return False
-    mine, theirs = one.unit, other.unit
-    if one.percent or other.percent:
-        return _is_same_percent(one, other)
-    if mine is not None and theirs is not None and (mine.dimension or theirs.dimension):
-        if mine.dimension == theirs.dimension:
-            return is_equivalent(_scale(one.value, mine.factor), _scale(other.value, theirs.factor))
-        if {mine.noun, theirs.noun} & {"units", "unit", "total"}:
-            return is_equivalent(one.value, other.value)
-        return _is_same_angle(one, other)
-    return (
-        is_equivalent(one.value, other.value)
-        or is_equal_up_to_constant(one.value, other.value)
-        or _is_same_angle(one, other)
-    )
-
-
-def _is_same_percent(one: Amount, other: Amount) -> bool:
-    """Compare with a percent sign on one side only: ``50%`` equals ``0.5``, and ``50`` if the answer is in percent.
-
-    A number up to one is read as a share: ``0.5`` is not ``0.5%``.
-    """
-    if any(amount.unit is not None for amount in (one, other)):
-        return False
-    if one.percent and other.percent:
-        return is_equivalent(one.value, other.value)
-    percent, bare = (one, other) if one.percent else (other, one)
-    if is_equivalent(_scale(percent.value, Fraction(1, 100)), bare.value):
-        return True
-    size = real_value(bare.value)
-    return size is not None and abs(size) > 1 and is_equivalent(percent.value, bare.value)
-
-
-def _scale(value: Node, factor: Fraction) -> Node:
-    return value if factor == 1 else Operation("*", (value, Number(factor)))
-
-
-def _is_same_angle(one: Amount, other: Amount) -> bool:
-    """Whether degrees on one side are the radians on the other, which need not be marked."""
-    for degrees, radians in ((one, other), (other, one)):
-        if degrees.unit is not None and degrees.unit.dimension == (("angle", 1),):
-            if radians.unit is None or radians.unit.dimension == (("radian", 1),):
-                return is_equivalent(Operation("degrees", (degrees.value,)), radians.value)
-    return False
-
-
-def _unwrap_singleton(form: Form) -> Form:
-    """Return the member of a set of one, which is an answer like its member; inside another set it is not."""
-    if (
-        not isinstance(form, AnswerCollection)
-        or not form.is_set
-        or isinstance(form.items[0], AnswerCollection | RealSet)
-    ):
-        return form
-    return form.items[0] if all(_is_same(item, form.items[0]) for item in form.items[1:]) else form
-
-
-_COMPARATORS: tuple[tuple[type[Any], Callable[[Any, Form], bool]], ...] = (
-    (Ambiguous, _compare_ambiguous),
-    (CombinationOrPoint, _compare_combination),
-    (IntegerFamily, _compare_families),
-    (OptionChoice, _compare_options),
-    (Labelled, _compare_labelled),
-    (Assignment, _compare_assignments),
-    (AnswerCollection, _compare_collections),
-    (BracketedTuple, _compare_tuples),
-    (Matrix, _compare_matrices),
-    (Piecewise, _compare_piecewise),
-    (RealSet, _compare_real_sets),
-    (TimeOfDay, _compare_times),
-    (Ratio, _compare_ratios),
-    (BasedNumeral, _compare_numerals),
-    (Equation, _compare_equations),
-    (Inequality, _compare_inequalities),
-    (Ordering, _compare_orderings),
-    (WordAnswer, _compare_words),
-    (Amount, _compare_amounts),
-)
+def _comparison_key(text: str) -> str:
+    return answer_text.comparison_key(answer_text.normalize_latex(text))

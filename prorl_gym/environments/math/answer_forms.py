@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from prorl_gym.environments.math.expression_tree import Node
+from prorl_gym.environments.math.expressions import Node
 
 Dimension = tuple[tuple[str, int], ...]
 
@@ -141,8 +141,6 @@ class Piecewise:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix."""
-
     rows: tuple[tuple[Node, ...], ...]
 
 
@@ -189,29 +187,29 @@ class OptionChoice:
 
 
 def based_value(numeral: BasedNumeral) -> Fraction:
-    """Return the value of a numeral."""
     whole, _, fraction = numeral.digits.partition(".")
     return Fraction(int(f"{whole}{fraction}" or "0", numeral.base), numeral.base ** len(fraction))
 
 
 Form = (
-    WordAnswer
-    | Amount
+    Ambiguous
+    | CombinationOrPoint
+    | IntegerFamily
+    | OptionChoice
+    | Labelled
+    | Assignment
     | AnswerCollection
     | BracketedTuple
+    | Matrix
+    | Piecewise
     | RealSet
+    | TimeOfDay
+    | Ratio
+    | BasedNumeral
     | Equation
     | Inequality
     | Ordering
-    | Labelled
-    | Assignment
-    | Ambiguous
-    | CombinationOrPoint
-    | Piecewise
-    | Matrix
-    | Ratio
-    | TimeOfDay
-    | BasedNumeral
-    | IntegerFamily
-    | OptionChoice
+    | WordAnswer
+    | Amount
 )
+"""The earlier one of two kinds decides how they compare (``answer_equality``)."""

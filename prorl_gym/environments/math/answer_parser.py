@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
 from itertools import product
 
 from prorl_gym.environments.answers.number_words import number_from_words
@@ -28,9 +28,12 @@ from prorl_gym.environments.math.answer_forms import (
     WordAnswer,
 )
 from prorl_gym.environments.math.answer_text import split_brackets, split_top_level, strip_text_macros
-from prorl_gym.environments.math.expression_tree import Node, Number, Operation, Symbol
 from prorl_gym.environments.math.expressions import (
     UNIT_VECTORS,
+    Node,
+    Number,
+    Operation,
+    Symbol,
     UnreadableExpressionError,
     free_symbols,
     parse_expression,
@@ -69,11 +72,7 @@ _TIME = re.compile(
 
 
 def parse_answer(answer: str) -> Form:
-    """Return the form of a plain answer.
-
-    Raises:
-        UnreadableExpressionError: the answer has no known form, or is too large.
-    """
+    """Return the form of a plain answer. Raises ``UnreadableExpressionError``: it has none, or is too large."""
     if (family := number_sets.parse_worded_family(answer)) is not None:
         return family
     said = words.normalize_words(answer)
@@ -105,7 +104,7 @@ def to_real_set(form: Form) -> RealSet | None:
 
 def _parse_worded_math(said: str) -> Form | None:
     """Return the mathematics in words; ``None`` leaves them words."""
-    match words.mathematical_meaning(said):
+    match words.MEANINGS.get(said):
         case "empty":
             return number_sets.EMPTY_SET
         case "reals":
@@ -185,7 +184,6 @@ def _parse_vector(text: str) -> Form | None:
 
 
 def _parse_time(text: str) -> TimeOfDay | None:
-    """Return a time of day, ``None`` when the text is none."""
     match = _TIME.fullmatch(strip_text_macros(text).strip())
     if match is None or not any(match.group(2, 4, 5, 6)):
         return None
@@ -230,13 +228,9 @@ def _parse_plus_minus(text: str) -> Form | None:
 
 def _choose_signs(text: str, signs: str) -> str:
     r"""Return a text with a sign for each ``\\pm``, and the opposite one for each ``\\mp``."""
-    given = iter(signs)
-
-    def one(match: re.Match[str]) -> str:
-        sign = next(given)
-        return sign if match[0] == "\\pm" else {"+": "-", "-": "+"}[sign]
-
-    return re.sub(r"(^|[({\[,=])\s*\+", r"\1", _SIGNS.sub(one, text))
+    given, opposite = iter(signs), {"+": "-", "-": "+"}
+    signed = _SIGNS.sub(lambda match: next(given) if match[0] == "\\pm" else opposite[next(given)], text)
+    return re.sub(r"(^|[({\[,=])\s*\+", r"\1", signed)
 
 
 def _parse_alternatives(text: str) -> Form | None:
@@ -261,43 +255,32 @@ def _parse_several(text: str) -> Form | None:
         return BracketedTuple(forms, "", "")  # what goes on in between has an order
     if "\\or" in signs and any(re.fullmatch("[A-H]", part) for _, part in parts):
         raise UnreadableExpressionError("one option or another")
-    if any(isinstance(_without_label(form), RealSet | Inequality) for form in forms):
+    if any(isinstance(form.form if isinstance(form, Labelled) else form, RealSet | Inequality) for form in forms):
         return _combine_conditions(forms, signs)
     return _to_assignment(forms, signs) or AnswerCollection(_flatten([part for _, part in parts], forms), is_set=False)
 
 
-def _without_label(form: Form) -> Form:
-    return form.form if isinstance(form, Labelled) else form
-
-
 def _combine_conditions(forms: Sequence[Form], signs: set[str]) -> Form:
+    """Join conditions: ``or`` means any of them, ``and`` or a comma all, but never nothing by a comma."""
     names = {form.name for form in forms if isinstance(form, Labelled)}
     if len(names) > 1 or any(isinstance(form, Inequality) for form in forms):
         if "\\or" in signs:
             raise UnreadableExpressionError("conditions on several variables of which one holds")
         return AnswerCollection(tuple(forms), is_set=False)
-    found = _join_conditions([_to_condition(form) for form in forms], signs)
+    conditions: list[RealSet] = []
+    for form in forms:
+        match form:
+            case Labelled(_, Amount(value)):
+                condition = number_sets.point_set([value])
+            case _:
+                condition = to_real_set(form)
+        if condition is None:
+            raise UnreadableExpressionError("conditions next to something else")
+        conditions.append(condition)
+    found = reduce(number_sets.union if "\\or" in signs else number_sets.intersection, conditions)
+    if signs <= {",", ";"} and not found.intervals:
+        found = reduce(number_sets.union, conditions)
     return Labelled(names.pop(), found, None) if names else found
-
-
-def _join_conditions(found: Sequence[RealSet], signs: set[str]) -> RealSet:
-    """Join conditions: ``or`` means any of them, ``and`` or a comma all, but never nothing by a comma."""
-    result = found[0]
-    for other in found[1:]:
-        result = number_sets.union(result, other) if "\\or" in signs else number_sets.intersection(result, other)
-    if signs <= {",", ";"} and not result.intervals:
-        result = found[0]
-        for other in found[1:]:
-            result = number_sets.union(result, other)
-    return result
-
-
-def _to_condition(form: Form) -> RealSet:
-    if isinstance(form, Labelled) and isinstance(form.form, Amount):
-        return number_sets.point_set([form.form.value])
-    if (found := to_real_set(form)) is None:
-        raise UnreadableExpressionError("conditions beside something else")
-    return found
 
 
 def _to_assignment(forms: Sequence[Form], signs: set[str]) -> Assignment | None:
@@ -336,8 +319,10 @@ def _parse_brackets(text: str) -> Form | None:
         return number_sets.ALL_REALS
     if re.fullmatch(r"[A-Z]\s*\(.*,.*\)", text):
         point = _parse_brackets(text[1:].strip())  # it has a name
-        count = _parse_combination(text)
-        return CombinationOrPoint(count, point) if count is not None and point is not None else point
+        tree = _expression_or_none(text)
+        if point is None or not isinstance(tree, Operation) or tree.operation.startswith("call"):
+            return point
+        return CombinationOrPoint(Amount(tree), point)
     found = split_brackets(text)
     if found is None:
         return None
@@ -346,7 +331,8 @@ def _parse_brackets(text: str) -> Form | None:
         return _parse_set(content)
     items = [part for _, part in split_top_level(content, (",", ";"))]
     if len(items) == 1:
-        return None if opening != "(" or closing != ")" or _is_expression(text) else _parse_form(content)
+        is_factor = _expression_or_none(text) is not None
+        return None if opening != "(" or closing != ")" or is_factor else _parse_form(content)
     if len(items) == 2 and closing != {"(": ")", "[": "]"}.get(opening, closing):
         low, high = map(parse_expression, items)
         if free_symbols(low) | free_symbols(high):
@@ -359,13 +345,11 @@ def _parse_brackets(text: str) -> Form | None:
     )
 
 
-def _parse_combination(text: str) -> Amount | None:
-    """Return ``C(6,3)`` or ``P(6,3)`` as the number of ways to choose, where it may be one."""
+def _expression_or_none(text: str) -> Node | None:
     try:
-        tree = parse_expression(text)
+        return parse_expression(text)
     except UnreadableExpressionError:
         return None
-    return Amount(tree) if isinstance(tree, Operation) and not tree.operation.startswith("call") else None
 
 
 def _parse_set(content: str) -> Form:
@@ -383,14 +367,6 @@ def _parse_set(content: str) -> Form:
     return AnswerCollection(_flatten(parts, [_parse_form(part, is_item=True) for part in parts]), is_set=True)
 
 
-def _is_expression(text: str) -> bool:
-    try:
-        parse_expression(text)
-    except UnreadableExpressionError:
-        return False
-    return True
-
-
 def _parse_union(text: str) -> Form | None:
     parts = split_top_level(text, ("\\cup", "\\cap", "\\setminus"))
     if len(parts) == 1:
@@ -398,11 +374,13 @@ def _parse_union(text: str) -> Form | None:
     found = _parse_reals(parts[0][1])
     for sign, part in parts[1:]:
         other = _parse_reals(part)
-        if sign == "\\cup":
-            found = number_sets.union(found, other)
-        else:
-            other = other if sign == "\\cap" else number_sets.complement(other)
-            found = number_sets.intersection(found, other)
+        match sign:
+            case "\\cup":
+                found = number_sets.union(found, other)
+            case "\\cap":
+                found = number_sets.intersection(found, other)
+            case _:
+                found = number_sets.intersection(found, number_sets.complement(other))
     return found
 
 

@@ -140,7 +140,7 @@ def normalize_latex(answer: str) -> str:
     text = re.sub(r"\\text\{\s*([eid]|[\d.,]+)\s*\}", r"\1", _CONSTANT.sub(" C", text))
     text = re.sub(r"\\text\s*\{\s*\}", " ", text)
     text = _COMBINATIONS.sub(r"\\binom{\1}{\2}", _ORDINAL.sub(_ordinal_number, _SELECTION.sub(r"\1", text)))
-    text = _CHOOSE.sub(_binomial, text)
+    text = _CHOOSE.sub(lambda match: r"\binom{{{}}}{{{}}}".format(*filter(None, match.groups())), text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\degree ", text).replace("\\%", "%").replace("**", "^")
     text = text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ").replace("*", r"\cdot ")
     text = re.sub(r"\{([:=<>])\}", r"\1", text)
@@ -158,7 +158,7 @@ def normalize_formula(text: str) -> str:
     text = _MINUS.sub("-", text)
     text = _FUNCTION_AS_TEXT.sub(r"\\\1 ", text)
     text = _FUNCTION.sub(r"\\\1 ", text)
-    text = _REPEATING.sub(_repeating_decimal, _ELLIPSIS.sub(_repeated_digits, text))
+    text = _REPEATING.sub(_repeating_decimal, _ELLIPSIS.sub(_repeating_decimal, text))
     return _MIXED_PLAIN.sub(_mixed_number, _MIXED.sub(_mixed_number, text)).strip()
 
 
@@ -174,7 +174,6 @@ def comparison_key(answer: str) -> str:
 
 
 def strip_text_macros(text: str) -> str:
-    r"""Return the text with the content of ``\text{...}`` in place of it."""
     return _TEXT.sub(r"\1", text)
 
 
@@ -253,11 +252,6 @@ def _ordinal_number(match: re.Match[str]) -> str:
     return match[1] + "}" * outer if outer >= 0 and match[3] == ordinal_suffix(int(match[1])) else match[0]
 
 
-def _binomial(match: re.Match[str]) -> str:
-    of, count = (group for group in match.groups() if group is not None)
-    return rf"\binom{{{of}}}{{{count}}}"
-
-
 def _without_wrapping(text: str) -> str:
     r"""Return a text without ``\\text{...}`` or braces around all of it."""
     while match := re.fullmatch(r"(?:\\text\s*)?(\{.*\})", text, re.DOTALL):
@@ -268,21 +262,11 @@ def _without_wrapping(text: str) -> str:
 
 
 def _repeating_decimal(match: re.Match[str]) -> str:
-    whole, fixed, period = next(
-        (match[at], match[at + 1], match[at + 2]) for at in (1, 4, 7) if match[at + 2] is not None
-    )
-    return _repeating_fraction(whole, fixed, period)
-
-
-def _repeating_fraction(whole: str, fixed: str, period: str) -> str:
+    """Return ``0.1(6)`` or ``0.1666...`` as a fraction."""
+    whole, fixed, period = [group for group in match.groups() if group is not None][:3]
     shift = 10 ** len(fixed)
     number = Fraction(int(f"{whole or 0}{fixed}"), shift) + Fraction(int(period), (10 ** len(period) - 1) * shift)
     return rf"\frac{{{number.numerator}}}{{{number.denominator}}}"
-
-
-def _repeated_digits(match: re.Match[str]) -> str:
-    at = 1 if match[3] is not None else 5
-    return _repeating_fraction(match[at], match[at + 1], match[at + 2])
 
 
 def _mixed_number(match: re.Match[str]) -> str:

@@ -1,6 +1,7 @@
 """Evaluates expressions: rational numbers exactly, others with the current precision of mpmath."""
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
@@ -10,8 +11,15 @@ from typing import Any
 
 from mpmath import mp as _mp  # pyright: ignore[reportMissingTypeStubs]
 
-from prorl_gym.environments.math.expression_tree import MathVerifyNode, Node, Number, Operation, Symbol
-from prorl_gym.environments.math.expressions import UnreadableExpressionError, free_symbols
+from prorl_gym.environments.math.expressions import (
+    MathVerifyNode,
+    Node,
+    Number,
+    Operation,
+    Symbol,
+    UnreadableExpressionError,
+    free_symbols,
+)
 
 mp: Any = _mp
 """The library has no types."""
@@ -23,6 +31,12 @@ _LARGEST_FACTORIAL = 5000
 """Largest number whose factorial or binomial coefficients are computed."""
 Value = Any
 """``Fraction``, or a real or complex number of mpmath."""
+_CONSTANTS: dict[str, Callable[[], Value]] = {
+    "e": lambda: +mp.e, "i": lambda: mp.mpc(0, 1), "\\pi": lambda: +mp.pi, "\\infty": lambda: mp.inf,
+}  # fmt: skip
+_ARITHMETIC: dict[str, Callable[[Value, Value], Value]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": lambda one, other: one / other,
+}  # fmt: skip
 _FUNCTIONS: dict[str, Callable[[Value], Value]] = {
     "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc,
     "arcsin": mp.asin, "arccos": mp.acos, "arctan": mp.atan, "asin": mp.asin, "acos": mp.acos, "atan": mp.atan,
@@ -40,11 +54,7 @@ class UndefinedError(ArithmeticError):
 
 
 def to_mpmath(found: Value) -> Value:
-    """Return a value as mpmath's number.
-
-    Raises:
-        UndefinedError: it is not a number.
-    """
+    """Return a value as mpmath's number. Raises ``UndefinedError``: it is not a number."""
     number = mp.mpf(found.numerator) / found.denominator if isinstance(found, Fraction) else found
     if mp.isnan(number):
         raise UndefinedError("not a number")
@@ -52,35 +62,29 @@ def to_mpmath(found: Value) -> Value:
 
 
 def variable_names(node: Node) -> frozenset[str]:
-    """Return the names of the variables, also of an expression in math-verify's grammar.
-
-    Raises:
-        UnreadableExpressionError: such an expression cannot be parsed.
-    """
+    """Return the names of the variables, also of an expression in math-verify's grammar."""
     if isinstance(node, MathVerifyNode):
-        return _sympy_variables(node.text)
+        return frozenset(str(symbol) for symbol in _sympy_tree(node.text).free_symbols)
     return free_symbols(node)
 
 
 def evaluate(node: Node, point: Mapping[str, Fraction] | None = None, real: bool = False) -> Value:
-    """Return the value of an expression with the current precision.
+    """Return the value of an expression at a point with the current precision.
 
-    Args:
-        node: the expression.
-        point: values of its variables.
-        real: compute in real numbers.
-
-    Raises:
-        UndefinedError: it has no value, or ``real`` and some part of it is not real.
-        OverflowError: it is too large to compute.
+    Raises ``UndefinedError``: it has no value, or ``real`` and some part of it is not real; ``OverflowError``: it is
+    too large to compute.
     """
     match node:
         case Number(number):
             return number
         case Symbol(name):
-            return _symbol_value(name, point or {}, real)
+            if point is not None and name in point:
+                return point[name]
+            if name == "i" and real:
+                raise UndefinedError("not real")
+            return _CONSTANTS[name]()
         case MathVerifyNode(text):
-            return _sympy_value(text, point or {}, mp.dps)
+            return _sympy_value(text, point or {})
         case Operation(operation, arguments):
             values = [evaluate(argument, point, real) for argument in arguments]
             if operation.startswith("call "):
@@ -90,15 +94,6 @@ def evaluate(node: Node, point: Mapping[str, Fraction] | None = None, real: bool
                 factor = (point or {}).get(name) if is_sum else None
                 return _placeholder_value(name, values) if factor is None else _apply("*", [factor, *values], real)
             return _apply(operation, values, real)
-
-
-def _sympy_variables(text: str) -> frozenset[str]:
-    """Return the names of the free variables.
-
-    Raises:
-        UnreadableExpressionError: the text is no expression in math-verify's grammar.
-    """
-    return frozenset(str(symbol) for symbol in _sympy_tree(text).free_symbols)
 
 
 @lru_cache(maxsize=8)
@@ -114,28 +109,13 @@ def _sympy_tree(text: str) -> Any:
     return tree.subs({sympy.Symbol("i"): sympy.I, sympy.Symbol("e"): sympy.E}).doit()
 
 
-def _symbol_value(name: str, point: Mapping[str, Fraction], real: bool) -> Value:
-    if name in point:
-        return point[name]
-    if name == "i" and real:
-        raise UndefinedError("not real")
-    constant = {"e": lambda: +mp.e, "i": lambda: mp.mpc(0, 1), "\\pi": lambda: +mp.pi, "\\infty": lambda: mp.inf}
-    return constant[name]()
-
-
-def _sympy_value(text: str, point: Mapping[str, Fraction], digits: int) -> Any:
-    """Return the value with so many digits.
-
-    Raises:
-        UnreadableExpressionError: the text is no expression in math-verify's grammar.
-        ArithmeticError: it has no numerical value.
-    """
+def _sympy_value(text: str, point: Mapping[str, Fraction]) -> Value:
     sympy: Any = import_module("sympy")
     numbers = {sympy.Symbol(name): sympy.Rational(at.numerator, at.denominator) for name, at in point.items()}
     found = _sympy_tree(text).subs(numbers)
     if found.is_Rational:
         return Fraction(int(found.p), int(found.q))
-    found = sympy.N(found, digits + 5)
+    found = sympy.N(found, mp.dps + 5)
     if not found.is_number or not found.is_finite:
         raise ArithmeticError("no numerical value")
     real, imaginary = found.as_real_imag()
@@ -156,14 +136,16 @@ def _apply(operation: str, values: list[Value], real: bool) -> Value:
         case "neg":
             return -first
         case "+" | "-" | "*" | "/":
-            return _arithmetic(operation, *_to_common_type(*values))
+            one, other = values if all(isinstance(each, Fraction) for each in values) else map(to_mpmath, values)
+            if operation == "/" and other == 0:
+                raise UndefinedError("a division by zero")
+            return _ARITHMETIC[operation](one, other)
         case "^":
             return _power(first, values[1], real)
         case "root":
-            index = values[0]
-            if not isinstance(index, Fraction) or index == 0:
+            if not isinstance(first, Fraction) or first == 0:
                 raise UndefinedError("an odd root")
-            return _power(values[1], 1 / index, real)
+            return _power(values[1], 1 / first, real)
         case "abs":
             return abs(first)
         case "degrees":
@@ -177,34 +159,22 @@ def _apply(operation: str, values: list[Value], real: bool) -> Value:
         case "gamma":
             return _factorial(first - 1)
         case "!!":
-            return _double_factorial(first)
+            if not _is_natural(first) or first > _LARGEST_FACTORIAL:
+                raise UndefinedError("a double factorial of no small natural number")
+            return Fraction(math.prod(range(int(first), 0, -2)))
         case "binom":
-            return _binomial(first, values[1])
+            if any(abs(value) > _LARGEST_FACTORIAL for value in values):
+                raise OverflowError("a binomial coefficient too large")
+            if all(map(_is_natural, values)):
+                return Fraction(math.comb(*map(int, values)))
+            return mp.binomial(*map(to_mpmath, values))
         case "floor" | "ceil":
-            return _round_to_integer(operation, first)
+            return _round_to_integer(first, up=operation == "ceil")
         case "logarithm" | "lg" | "log":
             base, argument = values if operation == "logarithm" else (Fraction(10), first)
             return _apply_function("ln", argument, real) / _apply_function("ln", base, real)
         case _:
             return _apply_function(operation, first, real)
-
-
-def _arithmetic(operation: str, one: Value, other: Value) -> Value:
-    if operation == "+":
-        return one + other
-    if operation == "-":
-        return one - other
-    if operation == "*":
-        return one * other
-    if other == 0:
-        raise UndefinedError("a division by zero")
-    return one / other
-
-
-def _to_common_type(one: Value, other: Value) -> tuple[Value, Value]:
-    if isinstance(one, Fraction) and isinstance(other, Fraction):
-        return one, other
-    return to_mpmath(one), to_mpmath(other)
 
 
 def _power(base: Value, exponent: Value, real: bool) -> Value:
@@ -229,7 +199,7 @@ def _power(base: Value, exponent: Value, real: bool) -> Value:
 
 
 def _is_real(found: Value) -> bool:
-    return isinstance(found, Fraction) or not isinstance(found, mp.mpc)
+    return not isinstance(found, mp.mpc)
 
 
 def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
@@ -279,28 +249,14 @@ def _apply_operator(operation: str, values: list[Value]) -> Value:
     return Fraction((math.gcd if operation == "gcd" else math.lcm)(*numbers))
 
 
-def _double_factorial(number: Value) -> Value:
-    if not _is_natural(number) or number > _LARGEST_FACTORIAL:
-        raise UndefinedError("a double factorial of no small natural number")
-    return Fraction(math.prod(range(int(number), 0, -2)))
-
-
-def _binomial(upper: Value, lower: Value) -> Value:
-    if max(abs(upper), abs(lower)) > _LARGEST_FACTORIAL:
-        raise OverflowError("a binomial coefficient too large")
-    if _is_natural(upper) and _is_natural(lower):
-        return Fraction(math.comb(int(upper), int(lower)))
-    return mp.binomial(to_mpmath(upper), to_mpmath(lower))
-
-
-def _round_to_integer(operation: str, found: Value) -> Fraction:
+def _round_to_integer(found: Value, *, up: bool) -> Fraction:
     if not _is_real(found):
         raise UndefinedError("not real")
-    if not isinstance(found, Fraction):
-        if mp.isinf(found) or abs(found) > 1e30:
-            raise OverflowError("too large")
-        return Fraction(int(mp.floor(found) if operation == "floor" else mp.ceil(found)))
-    return Fraction(math.floor(found) if operation == "floor" else math.ceil(found))
+    if isinstance(found, Fraction):
+        return Fraction(math.ceil(found) if up else math.floor(found))
+    if mp.isinf(found) or abs(found) > 1e30:
+        raise OverflowError("too large")
+    return Fraction(int(mp.ceil(found) if up else mp.floor(found)))
 
 
 def _apply_function(name: str, argument: Value, real: bool) -> Value:

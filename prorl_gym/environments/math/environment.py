@@ -6,10 +6,16 @@ from zlib import crc32
 
 from pydantic import AfterValidator, BeforeValidator
 
-from prorl_gym.environments.answers.environment import BoxedAnswerEnvironment
-from prorl_gym.environments.answers.grading import CPU_SECONDS, MAX_ANSWER, TOO_LONG, AnswerWorkers, wrong_score
+from prorl_gym.environments.answers.environment import (
+    CPU_SECONDS,
+    MAX_ANSWER,
+    TOO_LONG,
+    AnswerWorkers,
+    BoxedAnswerEnvironment,
+    wrong_score,
+)
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.environments.task_row import TaskRow
+from prorl_gym.environments.row_format import TaskRow
 from prorl_gym.environments.worker_pool import WorkerPool
 from prorl_gym.errors import FailureKind, TaskError
 from prorl_gym.records import Score
@@ -25,10 +31,6 @@ MAX_GOLD_ANSWERS = 16
 """Most gold answers of a row."""
 
 
-def _as_tuple(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
-
-
 def _check_count(answers: tuple[str, ...]) -> tuple[str, ...]:
     if not 1 <= len(answers) <= MAX_GOLD_ANSWERS:
         raise ValueError(f"there must be 1 to {MAX_GOLD_ANSWERS} answers")
@@ -40,17 +42,16 @@ def _check_count(answers: tuple[str, ...]) -> tuple[str, ...]:
 class MathRow(TaskRow):
     """A mathematical question."""
 
-    answer: Annotated[tuple[str, ...], BeforeValidator(_as_tuple), AfterValidator(_check_count)]
+    answer: Annotated[
+        tuple[str, ...],
+        BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+        AfterValidator(_check_count),
+    ]
     """The gold answer, as LaTeX without a box, or several of which each is accepted. Stays on the service's side."""
 
 
 class MathGrader:
-    """Compares answers with the gold one.
-
-    Args:
-        pool: workers of ``prorl_gym.environments.math.answer_equality:grade``.
-        cpu_seconds: CPU time for one comparison.
-    """
+    """Compares answers with the gold one, in workers of ``prorl_gym.environments.math.answer_equality:grade``."""
 
     def __init__(self, pool: WorkerPool | None = None, cpu_seconds: float = CPU_SECONDS) -> None:
         pool = pool or WorkerPool("prorl_gym.environments.math.answer_equality:grade")
@@ -59,21 +60,15 @@ class MathGrader:
     async def score(self, gold: str | Sequence[str], answer: str, question: str = "") -> Score:
         """Return 1.0 for an answer that is equal to the gold one, or to one of several, otherwise 0.0.
 
-        Args:
-            gold: the gold answer, or several.
-            answer: what was boxed.
-            question: text of the question: an answer that only repeats it is wrong.
-
-        Raises:
-            GraderError: no worker can be started or gets to work, or the gold answer alone cannot be graded.
-            TaskError: ``BAD_ROW``, a gold answer cannot be read.
+        An answer that only repeats the question is wrong. Raises as ``AnswerWorkers.compare``; ``TaskError``
+        (``BAD_ROW``): a gold answer cannot be read.
         """
         if len(answer) > MAX_ANSWER:
             return wrong_score(TOO_LONG)
         accepted = [gold] if isinstance(gold, str) else list(gold)
         result = await self._workers.compare(
             {"gold": accepted, "answer": answer, "question": question},
-            [{"gold": each, "answer": each, "question": ""} for each in accepted],
+            [{"gold": [each], "answer": each, "question": ""} for each in accepted],
         )
         if isinstance(result, str):
             return wrong_score(result)
@@ -89,12 +84,6 @@ class MathGrader:
 
 
 class MathEnvironment(BoxedAnswerEnvironment[MathRow]):
-    """Implements ``Environment[MathRow]``.
-
-    Args:
-        grader: compares answers; worker processes of its own by default.
-    """
-
     name = "math"
     row_model = MathRow
     prompt = SYSTEM_PROMPT
@@ -104,21 +93,17 @@ class MathEnvironment(BoxedAnswerEnvironment[MathRow]):
         self._grader = grader or MathGrader()
 
     def normalize_answer(self, text: str) -> str:
-        """Return it as it is; see ``SupportsReplay``."""
         return text
 
     async def grade(self, task: MathRow, answer: str, leases: Leases) -> Score:
-        """Compare an answer with the gold ones. Raises as ``MathGrader.score``."""
         return await self._grader.score(task.answer, answer, task.question)
 
     def gold_answer(self, task: MathRow) -> str:
-        """Return the first gold answer."""
         return task.answer[0]
 
     def accepted_answers(self, task: MathRow) -> Sequence[str]:
-        """Return all gold answers."""
         return task.answer
 
     def wrong_answer(self, task: MathRow, seed: int) -> str:
-        """Return one plus the square root of a prime: no gold answer in a data set is that."""
+        # No gold answer of a data set is such a sum.
         return f"{1 + crc32(f'{seed}:{task.question}'.encode()) % 97}+\\sqrt{{9973}}"

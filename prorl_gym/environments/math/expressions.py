@@ -5,10 +5,8 @@ answer is a wrong reward.
 """
 
 import re
-from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
-
-from prorl_gym.environments.math.expression_tree import MathVerifyNode, Node, Number, Operation, Symbol
 
 MAX_DEPTH = 60
 """Deepest nesting that is parsed; real answers have less than ten levels."""
@@ -34,8 +32,46 @@ OPERATORS = frozenset({"gcd", "lcm", "max", "min", "mod"})
 """Operations that are work for the answerer, as those of ``MATH_VERIFY_COMMANDS`` are."""
 
 _TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?|\.\d+)|(\\[a-zA-Z]+|\\[{}])|([a-zA-Z])|([-+*/^_!()\[\]{}|',]))")
+_COMMANDS = frozenset(
+    r"\frac \binom \lfloor \lceil \gcd \lcm \max \min \pi \infty \mathbb \triangle \angle \overline \vec "
+    r"\overrightarrow \hat \odot".split()
+).union(UNIT_VECTORS)
+_PRODUCT_SIGNS = {"*": "*", "\\cdot": "*", "\\times": "*", "/": "/", "\\div": "/"}
 _CONSTANTS = frozenset({"e", "i", "\\pi", "\\infty"})
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A rational number."""
+
+    value: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    r"""A variable, a parameter, a named object, or one of the constants ``e``, ``i``, ``\\pi``, ``\\infty``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation or a function, by name; one that is not known (``f(2)``) has a name that starts with ``call``."""
+
+    operation: str
+    arguments: tuple["Node", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MathVerifyNode:
+    """A whole expression in math-verify's grammar."""
+
+    text: str
+
+
+Node = Number | Symbol | Operation | MathVerifyNode
+"""The tree of an expression: the output of the parser and the input of every computation."""
 
 
 class UnreadableExpressionError(ValueError):
@@ -43,11 +79,7 @@ class UnreadableExpressionError(ValueError):
 
 
 def parse_expression(text: str) -> Node:
-    r"""Return the tree of a text.
-
-    Raises:
-        UnreadableExpressionError: the text is not one expression, breaks off (``\ldots``), or is too deep.
-    """
+    """Return the tree of a text. Raises ``UnreadableExpressionError``."""
     if MATH_VERIFY_COMMANDS.search(text):
         if "\\ldots" in text:
             raise UnreadableExpressionError("something is left out")
@@ -67,11 +99,7 @@ def free_symbols(node: Node) -> frozenset[str]:
 
 
 def substitute(node: Node, name: str, by: Node) -> Node:
-    """Return the tree with a tree in place of a variable.
-
-    Raises:
-        UnreadableExpressionError: the tree is in math-verify's grammar.
-    """
+    """Return the tree with a tree in place of a variable; not in math-verify's grammar."""
     match node:
         case Symbol(own):
             return by if own == name else node
@@ -101,15 +129,17 @@ class _Parser:
     def _next(self) -> str | None:
         return self._tokens[self._position] if self._position < len(self._tokens) else None
 
-    def last_token(self) -> str:
-        return self._tokens[self._position - 1]
-
     def _take(self) -> str:
         token = self._next()
         if token is None:
             raise UnreadableExpressionError("it ends too early")
         self._position += 1
         return token
+
+    def _accept(self, token: str) -> bool:
+        is_next = self._next() == token
+        self._position += is_next
+        return is_next
 
     def _expect(self, token: str) -> None:
         if (found := self._take()) != token:
@@ -119,37 +149,32 @@ class _Parser:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise UnreadableExpressionError("it is nested too deep")
-        tree = self._signed()
+        sign = self._take() if self._next() in ("+", "-") else ""
+        tree = self._product()
+        if sign == "-":
+            tree = Operation("neg", (tree,))
         while (sign := self._next()) in ("+", "-"):
             self._take()
             tree = Operation(sign, (tree, self._product()))
         self._depth -= 1
         return tree
 
-    def _signed(self) -> Node:
-        if self._next() in ("+", "-"):
-            sign = self._take()
-            tree = self._product()
-            return Operation("neg", (tree,)) if sign == "-" else tree
-        return self._product()
-
     def _product(self) -> Node:
         tree = factor = self._power()
         while True:
             token = self._next()
-            if token in ("*", "\\cdot", "\\times"):
+            if token in _PRODUCT_SIGNS:
                 self._take()
-                factor = self._signed_power()
-                tree = Operation("*", (tree, factor))
-            elif token in ("/", "\\div"):
-                self._take()
-                factor = self._signed_power()
-                tree = Operation("/", (tree, factor))
+                factor = Operation("neg", (self._power(),)) if self._accept("-") else self._power()
+                tree = Operation(_PRODUCT_SIGNS[token], (tree, factor))
             elif token in ("\\mod", "\\bmod", "\\pmod"):
                 self._take()
                 factor = tree = Operation("mod", (tree, self._power()))
             elif self._starts_factor(token) or (
-                _is_self_delimiting(factor) and token is not None and token[0].isdigit()
+                isinstance(factor, Operation)
+                and factor.operation in ("!", "!!", "binom")
+                and token is not None
+                and token[0].isdigit()  # 5!3!
             ):
                 factor = self._power()
                 tree = Operation("*", (tree, factor))
@@ -158,12 +183,6 @@ class _Parser:
                 factor = tree = Operation("binom", (tree, self._product()))
             else:
                 return tree
-
-    def _signed_power(self) -> Node:
-        if self._next() == "-":
-            self._take()
-            return Operation("neg", (self._power(),))
-        return self._power()
 
     def _starts_factor(self, token: str | None) -> bool:
         """Whether a token goes on a product without a sign. A number does not: ``x2`` may lack a caret."""
@@ -176,15 +195,12 @@ class _Parser:
         return token.isalpha() or token in "([{"
 
     def _power(self) -> Node:
-        return self._raised(self._base())
-
-    def _raised(self, tree: Node) -> Node:
+        tree = self._base()
         while (token := self._next()) in ("^", "!", "\\degree"):
             self._take()
             if token == "^":
                 tree = Operation("^", (tree, self._exponent()))
-            elif token == "!" and self._next() == "!":
-                self._take()
+            elif token == "!" and self._accept("!"):
                 if self._next() == "!":
                     raise UnreadableExpressionError("too many factorials")
                 tree = Operation("!!", (tree,))
@@ -193,22 +209,21 @@ class _Parser:
         return tree
 
     def _exponent(self) -> Node:
-        if self._next() == "-":
-            self._take()
+        if self._accept("-"):
             return Operation("neg", (self._exponent(),))
         tree = self._base()
-        if self._next() == "^":  # 2^3^2 groups to the right
-            self._take()
-            return Operation("^", (tree, self._exponent()))
-        return tree
+        return Operation("^", (tree, self._exponent())) if self._accept("^") else tree  # 2^3^2 groups to the right
 
     def _base(self) -> Node:
         token = self._take()
         if token in "_^" or (
             token == "{" and self._tokens[self._position : self._position + 2] in (["}", "_"], ["}", "^"])
-        ):
+        ):  # _5C_2, ^5C_2 or _5P_2
             self._position += 2 * (token == "{")
-            return self._selection()
+            of, kind = self._argument(), self._take()
+            if kind not in ("C", "P") or self._take() != "_":
+                raise UnreadableExpressionError("a subscript of nothing")
+            return self._chosen_of(kind, of, self._argument())
         if token[0].isdigit() or token[0] == ".":
             return Number(Fraction(token if token[0] != "." else f"0{token}"))
         if token in _CLOSING:
@@ -222,7 +237,7 @@ class _Parser:
         if token[0] == "\\" and token[1:] in FUNCTIONS:
             return self._function(token[1:])
         if token in _COMMANDS:
-            return _COMMANDS[token](self)
+            return self._command(token)
         if token.isalpha() or token[1:] in GREEK:
             return self._symbol(token)
         raise UnreadableExpressionError(f"'{token}' starts nothing")
@@ -236,12 +251,12 @@ class _Parser:
 
     def _symbol(self, name: str) -> Node:
         letter = name
-        if name == "\\Gamma" and self._next() == "(":
-            self._take()
+        if name == "\\Gamma" and self._accept("("):
             return Operation("gamma", (self._group(")"),))
         while self._next() in ("_", "'"):
-            mark = self._take()
-            name += mark if mark == "'" else f"_{self._subscript()}"
+            name += self._take()
+            if name[-1] == "_":
+                name += "".join(iter(self._take, "}")) if self._accept("{") else self._take()
         if name in ("C", "P") and (selected := self._selected(name)) is not None:
             return selected
         if letter in _FUNCTION_NAMES:
@@ -253,13 +268,11 @@ class _Parser:
                 return Operation(f"call {name}", self._list())
         return Symbol(name)
 
-    def parse_named_object(self) -> Node:
-        r"""Read ``\triangle ABC`` or ``\vec v``: an object with a name, which is not a product of letters."""
-        mark, braced = self.last_token(), self._next() == "{"
-        if braced:
-            self._take()
-            if mark == "\\overline" and (conjugate := self._conjugate()) is not None:
-                return conjugate
+    def _named_object(self, mark: str) -> Node:
+        r"""Read the name of ``\triangle ABC`` or ``\vec v``, which is not a product of letters."""
+        braced = self._accept("{")
+        if braced and mark == "\\overline" and (conjugate := self._conjugate()) is not None:
+            return conjugate
         letters = ""
         while (token := self._next()) is not None and token.isalpha() and (braced or not letters or token.isupper()):
             letters += self._take()
@@ -287,31 +300,17 @@ class _Parser:
                 tree = substitute(tree, name, Symbol(f"\\overline {name}"))
         return Operation("conj", (tree,))
 
-    def parse_argument_list_function(self) -> Node:
-        r"""Read the arguments of ``\gcd(12, 18)`` or ``\max\{a, b\}`` behind its name."""
-        return Operation(self.last_token().removeprefix("\\"), self._list())
-
     def _list(self) -> tuple[Node, ...]:
-        """Read arguments with commas between them, brackets included."""
         closing = {"(": ")", "\\{": "\\}"}.get(self._take())
         if closing is None:
             raise UnreadableExpressionError("a function without its arguments")
         bars, self._bars = self._bars, 0
         arguments = [self._sum()]
-        while self._next() == ",":
-            self._take()
+        while self._accept(","):
             arguments.append(self._sum())
         self._expect(closing)
         self._bars = bars
         return tuple(arguments)
-
-    def _selection(self) -> Node:
-        """Read ``_5C_2``, ``^5C_2`` or ``_5P_2`` behind its first sign."""
-        of = self._argument()
-        kind = self._take()
-        if kind not in ("C", "P") or self._take() != "_":
-            raise UnreadableExpressionError("a subscript of nothing")
-        return self._chosen_of(kind, of, self._argument())
 
     def _chosen_of(self, kind: str, of: Node, count: Node) -> Node:
         found = Operation("binom", (of, count))
@@ -326,15 +325,6 @@ class _Parser:
             return None
         return self._chosen_of(kind, *self._list())
 
-    def _subscript(self) -> str:
-        token = self._take()
-        if token != "{":
-            return token
-        parts: list[str] = []
-        while (token := self._take()) != "}":
-            parts.append(token)
-        return "".join(parts)
-
     def _argument(self) -> Node:
         r"""Read an argument of ``\frac`` or ``\sqrt``: a group, one digit, or one other token."""
         token = self._next()
@@ -345,21 +335,33 @@ class _Parser:
             return self._group(_CLOSING[token])
         return self._base()
 
-    def fraction(self) -> Node:
-        over, under = self._argument(), self._argument()
-        if _is_differential(over) and _is_differential(under) and under != Symbol("d"):
-            raise UnreadableExpressionError("a derivative that was not computed")
-        return Operation("/", (over, under))
-
-    def binomial(self) -> Node:
-        return Operation("binom", (self._argument(), self._argument()))
-
-    def rounded(self, operation: str, closing: str) -> Node:
-        return Operation(operation, (self._group(closing),))
+    def _command(self, name: str) -> Node:
+        match name:
+            case "\\frac":
+                over, under = self._argument(), self._argument()
+                if _is_differential(over) and _is_differential(under) and under != Symbol("d"):
+                    raise UnreadableExpressionError("a derivative that was not computed")
+                return Operation("/", (over, under))
+            case "\\binom":
+                return Operation("binom", (self._argument(), self._argument()))
+            case "\\lfloor":
+                return Operation("floor", (self._group("\\rfloor"),))
+            case "\\lceil":
+                return Operation("ceil", (self._group("\\rceil"),))
+            case "\\gcd" | "\\lcm" | "\\max" | "\\min":
+                return Operation(name[1:], self._list())
+            case "\\pi" | "\\infty" | "\\ei" | "\\ej" | "\\ek":
+                return Symbol(name)
+            case _:
+                return self._named_object(name)
 
     def _function(self, name: str) -> Node:
         if name == "sqrt":
-            return self._root()
+            index = self._group("]") if self._accept("[") else Number(Fraction(2))
+            token = self._next()
+            if token is not None and token.isdigit():  # sqrt 12 in plain text is the root of twelve
+                return Operation("root", (index, Number(Fraction(self._take()))))
+            return Operation("root", (index, self._argument()))
         base = None
         exponent = None
         while self._next() in ("_", "^"):
@@ -367,30 +369,22 @@ class _Parser:
                 base = self._argument()
             else:
                 exponent = self._exponent()
-        inverse = exponent == Operation("neg", (Number(Fraction(1)),)) and f"arc{name}" in FUNCTIONS
-        if inverse:
+        if exponent == Operation("neg", (Number(Fraction(1)),)):
+            if f"arc{name}" not in FUNCTIONS:
+                raise UnreadableExpressionError(f"\\{name}^{{-1}} may be its inverse or one over it")
             name, exponent = f"arc{name}", None
-        elif exponent == Operation("neg", (Number(Fraction(1)),)):
-            raise UnreadableExpressionError(f"\\{name}^{{-1}} may be its inverse or one over it")
         argument = self._function_argument()
         tree = Operation(name, (argument,)) if base is None else Operation("logarithm", (base, argument))
         if base is not None and name != "log":
             raise UnreadableExpressionError(f"\\{name} has no subscript")
         return tree if exponent is None else Operation("^", (tree, exponent))
 
-    def _root(self) -> Node:
-        index: Node = Number(Fraction(2))
-        if self._next() == "[":
-            self._take()
-            index = self._group("]")
-        token = self._next()
-        if token is not None and token.isdigit():  # sqrt 12 in plain text is the root of twelve
-            return Operation("root", (index, Number(Fraction(self._take()))))
-        return Operation("root", (index, self._argument()))
-
     def _function_argument(self) -> Node:
         if self._next() in ("(", "{", "["):
-            return self._raised_inside(self._base())
+            tree = self._base()
+            while self._accept("\\degree"):  # no other sign: sin(x)^2 is a squared sine
+                tree = Operation("degrees", (tree,))
+            return tree
         tree = self._power()
         while True:
             token = self._next()
@@ -399,18 +393,6 @@ class _Parser:
             if token in ("\\cdot", "*") or not self._starts_factor(token) or token in ("(", "["):
                 return tree
             tree = Operation("*", (tree, self._power()))
-
-    def _raised_inside(self, tree: Node) -> Node:
-        r"""Only the degree sign after a bracket belongs to the argument: ``\\sin(x)^2`` is a squared sine."""
-        while self._next() == "\\degree":
-            self._take()
-            tree = Operation("degrees", (tree,))
-        return tree
-
-
-def _is_self_delimiting(factor: Node) -> bool:
-    """Whether a number may follow without a sign, as in ``5!3!``."""
-    return isinstance(factor, Operation) and factor.operation in ("!", "!!", "binom")
 
 
 def _is_linear(tree: Node) -> bool:
@@ -445,19 +427,3 @@ def _tokens(text: str) -> list[str]:
         tokens.append(match[0].strip())
         position = match.end()
     return tokens
-
-
-_COMMANDS: dict[str, Callable[[_Parser], Node]] = {
-    "\\frac": _Parser.fraction,
-    "\\binom": _Parser.binomial,
-    "\\lfloor": lambda parser: parser.rounded("floor", "\\rfloor"),
-    "\\lceil": lambda parser: parser.rounded("ceil", "\\rceil"),
-    "\\pi": lambda _: Symbol("\\pi"),
-    "\\infty": lambda _: Symbol("\\infty"),
-    **{f"\\{name}": _Parser.parse_argument_list_function for name in OPERATORS - {"mod"}},
-    **{name: lambda parser: Symbol(parser.last_token()) for name in UNIT_VECTORS},
-    **dict.fromkeys(
-        ("\\mathbb", "\\triangle", "\\angle", "\\overline", "\\vec", "\\overrightarrow", "\\hat", "\\odot"),
-        _Parser.parse_named_object,
-    ),
-}

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial, reduce
 from typing import Any
 
 from prorl_gym.environments.math.answer_forms import (
@@ -15,6 +16,7 @@ from prorl_gym.environments.math.answer_forms import (
     AnswerCollection,
     BracketedTuple,
     Form,
+    Inequality,
     IntegerFamily,
     Interval,
     Labelled,
@@ -22,15 +24,28 @@ from prorl_gym.environments.math.answer_forms import (
 )
 from prorl_gym.environments.math.answer_text import is_name, normalize_name, strip_text_macros
 from prorl_gym.environments.math.arithmetic import evaluate, mp, to_mpmath
-from prorl_gym.environments.math.expression_tree import Node, Number, Operation, Symbol
-from prorl_gym.environments.math.expressions import UnreadableExpressionError, free_symbols, substitute
-from prorl_gym.environments.math.values import is_equal_constant, rational_value, real_value
+from prorl_gym.environments.math.expressions import (
+    Node,
+    Number,
+    Operation,
+    Symbol,
+    UnreadableExpressionError,
+    free_symbols,
+    substitute,
+)
+from prorl_gym.environments.math.values import (
+    SAMPLE_GRID,
+    ZERO,
+    is_equal_constant,
+    neighbouring_points,
+    rational_value,
+    real_value,
+)
 
 INFINITY = Symbol("\\infty")
 MINUS_INFINITY = Operation("neg", (INFINITY,))
 ALL_REALS = RealSet((Interval(MINUS_INFINITY, INFINITY, False, False),))
 EMPTY_SET = RealSet(())
-ZERO = Number(Fraction(0))
 PARAMETER = "\\psi"
 """The integer of a residue class, which has no letter of its own."""
 _DIGITS = 80
@@ -62,8 +77,7 @@ _Progression = tuple[Node, Node]
 def interval(low: Node, high: Node, closed_low: bool, closed_high: bool) -> RealSet:
     """Return an interval; an end at infinity is open however it was written.
 
-    Raises:
-        UnreadableExpressionError: an end is no real number, or they are in the wrong order.
+    Raises ``UnreadableExpressionError``: an end is no real number, or they are in the wrong order.
     """
     order = _compare(low, high)
     if order > 0:
@@ -76,22 +90,17 @@ def interval(low: Node, high: Node, closed_low: bool, closed_high: bool) -> Real
 
 
 def point_set(values: Iterable[Node]) -> RealSet:
-    """Return a finite set.
-
-    Raises:
-        UnreadableExpressionError: a member is no real number.
-    """
-    found = EMPTY_SET
-    for value in values:
-        found = union(found, interval(value, value, True, True))
-    return found
+    """Return a finite set. Raises ``UnreadableExpressionError``: a member is no real number."""
+    return reduce(union, (interval(value, value, True, True) for value in values), EMPTY_SET)
 
 
 def union(one: RealSet, other: RealSet) -> RealSet:
     """Return the union, with adjacent intervals joined."""
     joined: list[Interval] = []
-    for piece in _sort_intervals([*one.intervals, *other.intervals]):
-        if joined and _are_touching(joined[-1], piece):
+    pieces = [*one.intervals, *other.intervals]
+    for piece in sorted(pieces, key=lambda piece: (real_value(piece.low), not piece.closed_low)):
+        order = _compare(piece.low, joined[-1].high) if joined else 1
+        if order < 0 or (order == 0 and (joined[-1].closed_high or piece.closed_low)):
             joined[-1] = _join_intervals(joined[-1], piece)
         else:
             joined.append(piece)
@@ -110,17 +119,39 @@ def complement(one: RealSet) -> RealSet:
 
 
 def intersection(one: RealSet, other: RealSet) -> RealSet:
-    """Return the intersection."""
     return complement(union(complement(one), complement(other)))
 
 
 def is_same_set(one: RealSet, other: RealSet) -> bool:
-    """Whether two sets have the same intervals."""
     return len(one.intervals) == len(other.intervals) and all(
         (left.closed_low, left.closed_high) == (right.closed_low, right.closed_high)
         and is_equal_constant(left.low, right.low)
         and is_equal_constant(left.high, right.high)
         for left, right in zip(one.intervals, other.intervals, strict=True)
+    )
+
+
+def is_solution_set(answer: Form | None, gold: Form | None) -> bool:
+    """Whether an inequality of one variable holds on a set of real numbers, and nowhere else."""
+    if not isinstance(gold, Inequality) or len(names := free_symbols(gold.difference)) != 1:
+        return False
+    (name,) = names
+    if isinstance(answer, Labelled) and answer.name == name:
+        answer = answer.form
+    if not isinstance(answer, RealSet):
+        return False
+    both_ends = [
+        each for piece in answer.intervals for each in ((piece.low, piece.closed_low), (piece.high, piece.closed_high))
+    ]
+    finite_ends = [(end, is_closed) for end, is_closed in both_ends if end not in (INFINITY, MINUS_INFINITY)]
+    for end, is_closed in finite_ends:
+        if free_symbols(end) or not is_equal_constant(substitute(gold.difference, name, end), ZERO):
+            return False
+        if is_closed == gold.strict:
+            return False
+    near = [Fraction(str(size)) for end, _ in finite_ends if (size := real_value(end)) is not None]
+    return all(
+        _holds(gold, name, at) == _contains(answer, at) for at in {*SAMPLE_GRID, *neighbouring_points(near)} - set(near)
     )
 
 
@@ -147,14 +178,12 @@ def parse_worded_family(text: str) -> IntegerFamily | None:
         return None
     found = match.groupdict()
     modulus = int(found.get("modulus") or 2)
-    residues = {int((found.get("parity") or "").casefold() == "odd")}
+    residues = [int((found.get("parity") or "").casefold() == "odd")]
     if found.get("negated"):
-        residues = set(range(modulus)) - residues
+        residues = [each for each in range(modulus) if each not in residues]
     if not 2 <= modulus <= _MAX_RESIDUES:
         raise UnreadableExpressionError("a class of too many residues, or of all numbers")
-    return _residue_classes(
-        found.get("name"), [Amount(Number(Fraction(residue))) for residue in sorted(residues)], modulus
-    )
+    return _residue_classes(found.get("name"), [Amount(Number(Fraction(each))) for each in residues], modulus)
 
 
 def find_parameter(form: Form) -> str | None:
@@ -176,9 +205,22 @@ def is_same_family(one: IntegerFamily, other: IntegerFamily) -> bool | None:
     return None if mine is None or theirs is None else _is_same_union(mine, theirs)
 
 
-def with_common_letter(family: IntegerFamily) -> Form | None:
-    """Return the answer of a family with a common letter for its integer, ``None`` when it is more than formulas."""
-    return _with_common_letter(family.form, family.letter)
+def with_common_letter(form: Form, letter: str) -> Form | None:
+    """Return a form with a common letter for the integer of a family, ``None`` when it is more than formulas."""
+    renamed = partial(substitute, name=letter, by=Symbol(PARAMETER))
+    match form:
+        case Amount(node, unit, percent):
+            return Amount(renamed(node), unit, percent)
+        case Labelled(name, inner):
+            found = with_common_letter(inner, letter)
+            return None if found is None else Labelled(name, found, None)
+        case AnswerCollection() | BracketedTuple():
+            items = [found for item in form.items if (found := with_common_letter(item, letter)) is not None]
+            return replace(form, items=tuple(items)) if len(items) == len(form.items) else None
+        case RealSet(pieces):
+            return RealSet(tuple(replace(each, low=renamed(each.low), high=renamed(each.high)) for each in pieces))
+        case _:
+            return None
 
 
 def _compare(left: Node, right: Node) -> int:
@@ -188,18 +230,6 @@ def _compare(left: Node, right: Node) -> int:
     if is_equal_constant(left, right):
         return 0
     return -1 if one < other else 1
-
-
-def _sort_intervals(pieces: list[Interval]) -> list[Interval]:
-    def place(piece: Interval) -> tuple[Any, bool]:
-        return real_value(piece.low), not piece.closed_low
-
-    return sorted(pieces, key=place)
-
-
-def _are_touching(left: Interval, right: Interval) -> bool:
-    order = _compare(right.low, left.high)
-    return order < 0 or (order == 0 and (left.closed_high or right.closed_low))
 
 
 def _join_intervals(left: Interval, right: Interval) -> Interval:
@@ -212,15 +242,27 @@ def _join_intervals(left: Interval, right: Interval) -> Interval:
 
 
 def _gap(low: Node, high: Node, closed_low: bool, closed_high: bool) -> tuple[Interval, ...]:
-    if is_equal_constant(low, high) and not (closed_low and closed_high):
-        return ()
-    if is_equal_constant(low, high) and _is_infinite(low):
+    if is_equal_constant(low, high) and (not (closed_low and closed_high) or _is_infinite(low)):
         return ()
     return interval(low, high, closed_low and not _is_infinite(low), closed_high and not _is_infinite(high)).intervals
 
 
 def _is_infinite(node: Node) -> bool:
     return is_equal_constant(node, INFINITY) or is_equal_constant(node, MINUS_INFINITY)
+
+
+def _holds(inequality: Inequality, name: str, at: Fraction) -> bool:
+    try:
+        found = to_mpmath(evaluate(inequality.difference, {name: at}, True))
+    except (ArithmeticError, ValueError):
+        return False
+    return bool(found > 0 or (found == 0 and not inequality.strict))
+
+
+def _contains(reals: RealSet, at: Fraction) -> bool:
+    number = to_mpmath(at)
+    ends = [(real_value(piece.low), real_value(piece.high)) for piece in reals.intervals]
+    return any(low is not None and high is not None and low < number < high for low, high in ends)
 
 
 def _residue_classes(name: str | None, residues: Sequence[Form], modulus: int) -> IntegerFamily:
@@ -250,9 +292,9 @@ def _progressions(form: Form, letter: str) -> list[_Progression] | None:
         case Amount(node, None, False) if free_symbols(node) <= {letter}:
             if (linear := _to_progression(node, letter)) is not None:
                 return [linear]
-            halves = [
-                _to_progression(substitute(node, letter, _two_times_plus(letter, rest)), letter) for rest in (0, 1)
-            ]
+            twice = Operation("*", (Number(Fraction(2)), Symbol(letter)))
+            indexes = [Operation("+", (twice, Number(Fraction(rest)))) for rest in (0, 1)]
+            halves = [_to_progression(substitute(node, letter, index), letter) for index in indexes]
             return None if None in halves else [half for half in halves if half is not None]
         case _:
             return None
@@ -266,14 +308,10 @@ def _to_progression(node: Node, letter: str) -> _Progression | None:
 
     start = at(0)
     step = Operation("-", (at(1), start))
-    steps = (Operation("+", (start, Operation("*", (Number(Fraction(index)), step)))) for index in (2, 3, -1, 7, -4))
-    if all(is_equal_constant(at(index), expected) for index, expected in zip((2, 3, -1, 7, -4), steps, strict=True)):
-        return start, step
-    return None
-
-
-def _two_times_plus(letter: str, rest: int) -> Node:
-    return Operation("+", (Operation("*", (Number(Fraction(2)), Symbol(letter))), Number(Fraction(rest))))
+    for index in (2, 3, -1, 7, -4):
+        if not is_equal_constant(at(index), Operation("+", (start, Operation("*", (Number(Fraction(index)), step))))):
+            return None
+    return start, step
 
 
 def _is_same_union(mine: list[_Progression], theirs: list[_Progression]) -> bool:
@@ -287,30 +325,29 @@ def _is_same_union(mine: list[_Progression], theirs: list[_Progression]) -> bool
         if not steps:
             return False
         unit = steps[0]
-        shares = [_to_fraction(step / unit) for step in steps]
-        if None in shares:
-            return False
-        known = [share for share in shares if share is not None]
+        shares: list[Fraction] = []
+        for step in steps:
+            share = Fraction(str(mp.nstr(step / unit, 30))).limit_denominator(1000)
+            if abs(step / unit - to_mpmath(share)) >= mp.mpf(10) ** (-_DIGITS // 2):
+                return False
+            shares.append(share)
         period = (
-            unit * math.lcm(*(share.numerator for share in known)) / math.gcd(*(share.denominator for share in known))
+            unit * math.lcm(*(share.numerator for share in shares)) / math.gcd(*(share.denominator for share in shares))
         )
         left, right = (list(_residues(each, period)) for each in sizes)
         if max(len(left), len(right)) > _MAX_RESIDUES:
             raise UnreadableExpressionError("progressions with too many residues")
-        return all(any(_is_congruent(a, b, period) for b in right) for a in left) and all(
-            any(_is_congruent(a, b, period) for a in left) for b in right
+        return all(
+            any(_is_congruent(one, other, period) for other in others)
+            for ones, others in ((left, right), (right, left))
+            for one in ones
         )
-
-
-def _to_fraction(ratio: Any) -> Fraction | None:
-    found = Fraction(str(mp.nstr(ratio, 30))).limit_denominator(1000)
-    return found if abs(ratio - mp.mpf(found.numerator) / found.denominator) < mp.mpf(10) ** (-_DIGITS // 2) else None
 
 
 def _residues(progressions: list[tuple[Any, Any]], period: Any) -> Iterator[Any]:
     for start, step in progressions:
         if step == 0:
-            raise UnreadableExpressionError("a constant beside a progression")
+            raise UnreadableExpressionError("a constant next to a progression")
         for index in range(min(int(mp.nint(period / step)), _MAX_RESIDUES + 1)):
             yield start + index * step
 
@@ -318,22 +355,3 @@ def _residues(progressions: list[tuple[Any, Any]], period: Any) -> Iterator[Any]
 def _is_congruent(one: Any, other: Any, period: Any) -> bool:
     turns = (one - other) / period
     return abs(turns - mp.nint(turns)) < mp.mpf(10) ** (-_DIGITS // 2)
-
-
-def _with_common_letter(form: Form, letter: str) -> Form | None:
-    def renamed(node: Node) -> Node:
-        return substitute(node, letter, Symbol(PARAMETER))
-
-    match form:
-        case Amount(node, unit, percent):
-            return Amount(renamed(node), unit, percent)
-        case Labelled(name, inner):
-            found = _with_common_letter(inner, letter)
-            return None if found is None else Labelled(name, found, None)
-        case AnswerCollection() | BracketedTuple():
-            items = [found for item in form.items if (found := _with_common_letter(item, letter)) is not None]
-            return replace(form, items=tuple(items)) if len(items) == len(form.items) else None
-        case RealSet(pieces):
-            return RealSet(tuple(replace(each, low=renamed(each.low), high=renamed(each.high)) for each in pieces))
-        case _:
-            return None

@@ -21,8 +21,16 @@ from prorl_gym.environments.math.answer_forms import (
     based_value,
 )
 from prorl_gym.environments.math.answer_text import is_label, is_name, normalize_name, split_top_level
-from prorl_gym.environments.math.expression_tree import MathVerifyNode, Node, Number, Operation, Symbol
-from prorl_gym.environments.math.expressions import UnreadableExpressionError, free_symbols, parse_expression
+from prorl_gym.environments.math.expressions import (
+    MathVerifyNode,
+    Node,
+    Number,
+    Operation,
+    Symbol,
+    UnreadableExpressionError,
+    free_symbols,
+    parse_expression,
+)
 from prorl_gym.environments.math.values import is_equivalent, rounds_to_decimal
 
 _SIGNS = ("=", "<", ">", "\\le", "\\ge", "\\ne", "\\in", "\\approx")
@@ -40,8 +48,7 @@ _OTHERWISE = re.compile(r"(?:\\text\s*\{)?\s*(?:otherwise|else|elsewhere)\s*\}?\
 def parse_relation(text: str, read: _FormParser) -> Form | None:
     """Return an equation or an inequality as the answer that it gives, ``None`` where there is no relation sign.
 
-    Raises:
-        UnreadableExpressionError: it gives no answer, such as ``4 = 5``.
+    Raises ``UnreadableExpressionError``: it gives no answer, such as ``4 = 5``.
     """
     parts = split_top_level(text, _SIGNS)
     signs = {sign for sign, _ in parts[1:]}
@@ -71,18 +78,16 @@ def parse_relation(text: str, read: _FormParser) -> Form | None:
 def parse_table(text: str, read: _FormParser) -> Form | None:
     """Return a table as a matrix, as a list of equations or as a function by cases.
 
-    Raises:
-        UnreadableExpressionError: a determinant that was not computed, or no such thing.
+    Raises ``UnreadableExpressionError``: a determinant that was not computed, or no such thing.
     """
     match = _TABLE.fullmatch(text)
     if match is None:
         return None
-    rows = [row.strip() for row in re.split(r"\\\\(?:\[[^\[\]]*\])?", re.sub(r"\\hline", "", match["body"]))]
-    rows = [row for row in rows if row]
-    matrix = match["kind"].endswith("matrix") or (match["kind"] == "array" and match["open"] != "\\{")
-    if matrix and match["kind"] == "array" and any(re.search(r"=|<|>|\\[lg]e(?![a-z])", row) for row in rows):
-        matrix = False
-    if matrix:
+    rows = re.split(r"\\\\(?:\[[^\[\]]*\])?", re.sub(r"\\hline", "", match["body"]))
+    rows = [row.strip() for row in rows if row.strip()]
+    has_relations = any(re.search(r"=|<|>|\\[lg]e(?![a-z])", row) for row in rows)
+    is_array_of_numbers = match["kind"] == "array" and match["open"] != "\\{" and not has_relations
+    if match["kind"].endswith("matrix") or is_array_of_numbers:
         return _parse_matrix(rows, match["factor"], match["open"], match["kind"])
     if match["factor"].strip():
         raise UnreadableExpressionError("something before a system of equations")
@@ -90,13 +95,16 @@ def parse_table(text: str, read: _FormParser) -> Form | None:
         re.sub(r"&\s*(?==|<|>|\\[lg]e(?![a-z])|\\approx)|(?<=[=<>])\s*&", "", row).strip().rstrip(",;.") for row in rows
     ]
     if all("&" in row for row in rows) or any(_OTHERWISE.search(row) for row in rows):
-        return _parse_piecewise([_split_case(row) for row in rows], read)
+        return _parse_piecewise(rows, read)
     return read(", ".join(row.replace("&", " ") for row in rows))
 
 
 def _parse_equation(sides: list[str], read: _FormParser) -> Form:
-    if len(sides) > 2 and is_name(sides[0]) and is_name(sides[1]):
-        return _parse_assignment(sides, read)
+    if len(sides) > 2 and is_name(sides[0]) and is_name(sides[1]):  # x = y = 1
+        names = [normalize_name(side) for side in sides[:-1] if is_name(side)]
+        if len(names) != len(sides) - 1 or len(set(names)) != len(names):
+            raise UnreadableExpressionError("a chain of equations")
+        return Assignment(tuple(names), (read(sides[-1]),) * len(names))
     if is_label(sides[0]):
         return _parse_labelled(sides[0], sides[1:], read)
     if len(sides) == 2 and is_name(sides[1]) and not is_name(sides[0]):
@@ -119,14 +127,6 @@ def _parse_equation(sides: list[str], read: _FormParser) -> Form:
     return Equation(Operation("-", (left, right)))
 
 
-def _parse_assignment(sides: list[str], read: _FormParser) -> Form:
-    """Return ``x = y = 1`` as an assignment."""
-    names = [side for side in sides[:-1] if is_name(side)]
-    if len(names) != len(sides) - 1 or len(set(map(normalize_name, names))) != len(names):
-        raise UnreadableExpressionError("a chain of equations")
-    return Assignment(tuple(map(normalize_name, names)), (read(sides[-1]),) * len(names))
-
-
 def _parse_labelled(name: str, sides: list[str], read: _FormParser) -> Form:
     form = _parse_equal_sides(sides, read)
     if name.startswith("(") and isinstance(form, BracketedTuple):
@@ -144,11 +144,7 @@ def _parse_labelled(name: str, sides: list[str], read: _FormParser) -> Form:
 
 
 def _parse_equal_sides(sides: list[str], read: _FormParser) -> Form:
-    """Return the last of several equal sides (``3 + 4 = 7``, ``(1+2, 5) = (3, 5)``).
-
-    Raises:
-        UnreadableExpressionError: they are not equal.
-    """
+    """Return the last of several sides, which must be equal (``3 + 4 = 7``, ``(1+2, 5) = (3, 5)``)."""
     forms = [read(side) for side in sides]
     if not all(_is_same_side(form, forms[-1]) for form in forms[:-1]):
         raise UnreadableExpressionError("the sides of an equation differ")
@@ -168,21 +164,17 @@ def _is_same_side(one: Form, other: Form) -> bool:
 
 
 def _parse_ascending(sides: list[str], strict: list[bool]) -> Form:
-    """Return the form of a chain of ``<`` and ``<=``."""
     if (minus := _without_minus(sides)) is not None:
         return _parse_ascending(minus, strict[::-1])
     ordered = [parse_expression(side) for side in sides]
-    if (
-        len(sides) == 3
-        and (bars := _ABSOLUTE_VALUE.fullmatch(sides[1]))
-        and not free_symbols(ordered[0]) | free_symbols(ordered[2])
-    ):
-        beyond = number_sets.complement(_absolute_value_set(bars[1], ordered[0], not strict[0]))
-        return _label_set(
-            bars[1], number_sets.intersection(beyond, _absolute_value_set(bars[1], ordered[2], strict[1]))
-        )
-    if len(sides) == 3 and is_name(sides[1]) and not free_symbols(ordered[0]) | free_symbols(ordered[2]):
-        return _label_set(sides[1], number_sets.interval(ordered[0], ordered[2], not strict[0], not strict[1]))
+    if len(sides) == 3 and not free_symbols(ordered[0]) | free_symbols(ordered[2]):
+        low, _, high = ordered
+        if bars := _ABSOLUTE_VALUE.fullmatch(sides[1]):
+            beyond = number_sets.complement(_absolute_value_set(bars[1], low, not strict[0]))
+            within = _absolute_value_set(bars[1], high, strict[1])
+            return _label_set(bars[1], number_sets.intersection(beyond, within))
+        if is_name(sides[1]):
+            return _label_set(sides[1], number_sets.interval(low, high, not strict[0], not strict[1]))
     if len(sides) != 2:
         return Ordering(tuple(ordered), tuple(strict))
     low, high = ordered
@@ -207,11 +199,7 @@ def _without_minus(sides: list[str]) -> list[str] | None:
 
 
 def _absolute_value_set(name: str, bound: Node, strict: bool) -> RealSet:
-    """Return the set of ``|x| < 2``.
-
-    Raises:
-        UnreadableExpressionError: more than a name between the bars: the inequality has to be solved.
-    """
+    """Return the set of ``|x| < 2``; with more than a name between the bars the inequality has to be solved."""
     if not is_name(name):
         raise UnreadableExpressionError("an inequality to be solved")
     return number_sets.interval(Operation("neg", (bound,)), bound, not strict, not strict)
@@ -232,12 +220,10 @@ def _parse_approximation(sides: list[str], read: _FormParser) -> Form:
     exact = [read(side) for side in sides[:-1] if side]
     if not exact:
         return near
-    amounts = [form for form in exact if isinstance(form, Amount)]
-    if len(amounts) != len(exact) or not all(
-        rounds_to_decimal(amount.value, near.value, near.places) for amount in amounts
-    ):
-        raise UnreadableExpressionError("an approximation of something else")
-    return amounts[0]
+    for form in exact:
+        if not isinstance(form, Amount) or not rounds_to_decimal(form.value, near.value, near.places):
+            raise UnreadableExpressionError("an approximation of something else")
+    return exact[0]
 
 
 def _parse_matrix(rows: list[str], factor: str, opening: str | None, kind: str) -> Matrix:
@@ -250,18 +236,27 @@ def _parse_matrix(rows: list[str], factor: str, opening: str | None, kind: str) 
     return Matrix(tuple(tuple(row) for row in grid))
 
 
-def _parse_piecewise(rows: list[tuple[str, str]], read: _FormParser) -> Piecewise:
+def _parse_piecewise(rows: list[str], read: _FormParser) -> Piecewise:
     cases: list[tuple[Node, RealSet]] = []
     names: set[str] = set()
     covered = number_sets.EMPTY_SET
-    for at, (formula, condition) in enumerate(rows):
+    for at, row in enumerate(rows):
+        formula, _, condition = row.partition("&" if "&" in row else ",")
+        formula = formula.strip().rstrip(",")
+        condition = _CONDITION.sub("", condition.replace("&", " ").strip()).strip()
         if _OTHERWISE.fullmatch(condition):
             if at != len(rows) - 1:
                 raise UnreadableExpressionError("cases behind all others")
             found = number_sets.complement(covered)
         else:
-            name, found = _to_condition(read(condition))
-            names.add(name)
+            match read(condition):
+                case Labelled(name, RealSet() as found):
+                    names.add(name)
+                case Labelled(name, Amount() as point):
+                    names.add(name)
+                    found = number_sets.point_set([point.value])
+                case _:
+                    raise UnreadableExpressionError("a case that is no condition on a variable")
         if number_sets.intersection(covered, found).intervals:
             raise UnreadableExpressionError("cases that overlap")
         covered = number_sets.union(covered, found)
@@ -269,22 +264,3 @@ def _parse_piecewise(rows: list[tuple[str, str]], read: _FormParser) -> Piecewis
     if len(names) != 1 or any(free_symbols(formula) - names for formula, _ in cases):
         raise UnreadableExpressionError("cases of several variables")
     return Piecewise(names.pop(), tuple(cases))
-
-
-def _to_condition(form: Form) -> tuple[str, RealSet]:
-    match form:
-        case Labelled(name, RealSet() as found):
-            return name, found
-        case Labelled(name, Amount() as point):
-            return name, number_sets.point_set([point.value])
-        case _:
-            raise UnreadableExpressionError("a case that is no condition on a variable")
-
-
-def _split_case(row: str) -> tuple[str, str]:
-    """Return the formula and the condition of one case."""
-    formula, mark, condition = row.partition("&")
-    if not mark:
-        formula, mark, condition = row.partition(",")
-    formula, condition = formula.strip().rstrip(","), condition.replace("&", " ").strip()
-    return formula, _CONDITION.sub("", condition).strip()

@@ -8,20 +8,28 @@ real. An absolute value, a root or a floor changes the branch of a formula where
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 from zlib import crc32
 
 from prorl_gym.environments.math.answer_forms import Interval, RealSet
 from prorl_gym.environments.math.arithmetic import UndefinedError, Value, evaluate, mp, to_mpmath, variable_names
-from prorl_gym.environments.math.expression_tree import Node, Number, Operation, Symbol
-from prorl_gym.environments.math.expressions import UnreadableExpressionError, free_symbols, substitute
+from prorl_gym.environments.math.expressions import (
+    Node,
+    Number,
+    Operation,
+    Symbol,
+    UnreadableExpressionError,
+    free_symbols,
+    substitute,
+)
 
 COARSE_DIGITS, FINE_DIGITS = 40, 300
 """Digits of the quick comparison, which settles most pairs, and of the thorough one."""
 _MIN_POINTS = 4
 """Fewest points at which both sides must be defined."""
 
+ZERO = Number(Fraction(0))
 _INTEGRATION_VARIABLES = frozenset("stuvwxyz\\theta")
 """Letters of which a formula with a constant of integration may consist."""
 
@@ -33,9 +41,11 @@ MAX_SWITCHES, MAX_BRANCHES = 8, 24
 _SCALES = (Fraction(25), Fraction(400), Fraction(30_000), Fraction(7_000_000))
 _SCALES_OF_POWERS = (Fraction(5), Fraction(9))
 """For exponential growth, where larger values would cancel all digits."""
-_GRID = sorted(
-    sign * mantissa * Fraction(10) ** exponent for sign in (-1, 1) for mantissa in (1, 3) for exponent in range(-1, 8)
+SAMPLE_GRID = (
+    Fraction(0),
+    *(sign * size * Fraction(10) ** power for sign in (-1, 1) for size in (1, 3) for power in range(-1, 8)),
 )
+"""Numbers of every size and sign."""
 _INTEGERS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 20, 33, 0, -1, -2)
 
 
@@ -62,7 +72,7 @@ def is_equivalent_on(left: Node, right: Node, where: RealSet) -> bool:
 
 
 def is_equal_constant(left: Node, right: Node) -> bool:
-    """Whether two expressions without variables have the same value. What has none equals nothing."""
+    """Whether two expressions without variables have the same value. One without a value equals nothing."""
     try:
         return _have_equal_values(lambda: evaluate(left), lambda: evaluate(right))
     except (UndefinedError, ZeroDivisionError, OverflowError, ValueError):
@@ -131,41 +141,35 @@ def rounds_to_decimal(exact: Node, decimal: Node, places: int) -> bool:
     return one is not None and other is not None and bool(abs(one - other) * 2 * 10**places <= 1)
 
 
+def is_solved_equation(name: str, found: Node, difference: Node | None) -> bool:
+    """Whether ``name = found`` is the equation ``difference = 0``, solved: ``y = 1/x`` for ``xy = 1``.
+
+    The equation must be linear in the name, and hold nowhere else: ``y = 1`` is not ``x(y-1) = 0``.
+    """
+    if difference is None or name not in free_symbols(difference) or name in free_symbols(found):
+        return False
+    start, end = (substitute(difference, name, Number(Fraction(at))) for at in (0, 1))
+    step = Operation("-", (end, start))
+    line = Operation("+", (start, Operation("*", (step, Symbol(name)))))
+    if not is_equivalent(substitute(difference, name, found), ZERO) or not is_equivalent(line, difference):
+        return False
+    return not any(_is_zero_somewhere(start, step, variable) for variable in free_symbols(step))
+
+
 def is_equal_up_to_constant(left: Node, right: Node) -> bool:
     """Whether two formulas end with a constant of integration and differ by a number only."""
     names = free_symbols(left) | free_symbols(right)
     if "C" not in names:
         return False
     one, other = (_without_constant(node, "C" if "C" in free_symbols(node) else "c") for node in (left, right))
-    if (
-        one is None
-        or other is None
-        or not free_symbols(one) | free_symbols(other) <= _INTEGRATION_VARIABLES
-        or not free_symbols(one)
-    ):
+    if one is None or other is None or not free_symbols(one):
         return False
-    start = next(
-        (at for at in _sample_points(one, other) if _has_real_value(one, at) and _has_real_value(other, at)), None
-    )
-    if start is None:
+    if not free_symbols(one) | free_symbols(other) <= _INTEGRATION_VARIABLES:
         return False
-    shifted: list[Node] = []
-    for node in (one, other):
-        there = node
-        for name, number in start.items():
-            there = substitute(there, name, Number(number))
-        shifted.append(Operation("-", (node, there)))
-    return is_equivalent(*shifted)
-
-
-def sample_grid() -> list[Fraction]:
-    """Return numbers of every size and sign."""
-    return [*_GRID, Fraction(0)]
-
-
-def sign_changes(node: Node, base: _Point, name: str) -> list[Fraction]:
-    """Return where a formula changes its sign or is zero as one variable moves, the others at a point."""
-    return _zeros(partial(_sign_at, node, base, name, 0), [])
+    for point in _sample_points(one, other):
+        if _value_at(one, point, True) is not None and _value_at(other, point, True) is not None:
+            return is_equivalent(_minus_value_at(one, point), _minus_value_at(other, point))
+    return False
 
 
 def neighbouring_points(numbers: list[Fraction]) -> list[Fraction]:
@@ -185,7 +189,8 @@ def _agree_at_samples(left: Node, right: Node, real: bool) -> bool | None:
     Bars on one side only show that the sign matters there, so the other must be defined wherever they are: ``\\ln|x|``
     is not ``\\ln x``.
     """
-    strict = real and _is_branching(left) != _is_branching(right)
+    bars = [any(part.operation == "abs" for part in _operations(node)) for node in (left, right)]
+    strict = real and bars[0] != bars[1]
     agreed = 0
     for point in _sample_points(left, right):
         one, other = _value_at(left, point, real), _value_at(right, point, real)
@@ -202,11 +207,6 @@ def _agree_at_samples(left: Node, right: Node, real: bool) -> bool | None:
     return True if agreed >= _MIN_POINTS else None
 
 
-def _is_branching(node: Node) -> bool:
-    """Whether a formula has an absolute value in it."""
-    return any(part.operation == "abs" for part in _operations(node))
-
-
 def _operations(node: Node) -> Iterator[Operation]:
     """Yield the operations of a formula, inner ones first."""
     if isinstance(node, Operation):
@@ -220,7 +220,11 @@ def _sample_points(left: Node, right: Node) -> list[_Point]:
     variables = variable_names(left) | variable_names(right)
     whole = frozenset[str]().union(*map(_integer_variables, (left, right))) & variables
     found: list[_Point] = [_ordinary_point(variables, whole, index) for index in range(SMALL_POINTS)]
-    scales = _SCALES_OF_POWERS if any(map(_is_exponential, (*_operations(left), *_operations(right)))) else _SCALES
+    is_exponential = any(
+        part.operation in ("exp", "sinh", "cosh", "tanh") or (part.operation == "^" and free_symbols(part.arguments[1]))
+        for part in (*_operations(left), *_operations(right))
+    )
+    scales = _SCALES_OF_POWERS if is_exponential else _SCALES
     found += [_distant_point(variables, whole, scales, index) for index in range(LARGE_POINTS)]
     return found + _branch_points([left, right], sorted(variables - whole), found)
 
@@ -230,7 +234,9 @@ def _integer_variables(node: Node) -> frozenset[str]:
     found: frozenset[str] = frozenset()
     for part in _operations(node):
         match part:
-            case Operation("^", (base, exponent)) if not free_symbols(base) and _is_negative(base):
+            case Operation("^", (Operation("neg", (Number(),)), exponent)):
+                found |= free_symbols(exponent)
+            case Operation("^", (Number(base), exponent)) if base < 0:
                 found |= free_symbols(exponent)
             case Operation("!" | "!!" | "binom" | "gcd" | "lcm" | "mod", arguments):
                 found = found.union(*map(free_symbols, arguments))
@@ -239,16 +245,6 @@ def _integer_variables(node: Node) -> frozenset[str]:
             case _:
                 pass
     return found
-
-
-def _is_negative(constant: Node) -> bool:
-    match constant:
-        case Operation("neg", (Number(),)):
-            return True
-        case Number(number):
-            return number < 0
-        case _:
-            return False
 
 
 def _ordinary_point(variables: Iterable[str], whole: frozenset[str], index: int) -> _Point:
@@ -263,12 +259,6 @@ def _ordinary_point(variables: Iterable[str], whole: frozenset[str], index: int)
             else sign * Fraction(31 + seed % 331, 97)
         )
     return point
-
-
-def _is_exponential(part: Operation) -> bool:
-    return part.operation in ("exp", "sinh", "cosh", "tanh") or (
-        part.operation == "^" and bool(free_symbols(part.arguments[1]))
-    )
 
 
 def _distant_point(variables: Iterable[str], whole: frozenset[str], scales: Sequence[Fraction], index: int) -> _Point:
@@ -323,8 +313,8 @@ def _branch_arguments(trees: list[Node]) -> list[tuple[Node, tuple[int, ...]]]:
 
 
 def _zeros(sign: Callable[[Fraction], int | None], known: list[Fraction]) -> list[Fraction]:
-    """Return where a function of one variable changes its sign between points of ``sample_grid``, or is zero there."""
-    signs = [(at, sign(at)) for at in sorted({*sample_grid(), *neighbouring_points(known)})]
+    """Return where a function of one variable changes its sign between points of ``SAMPLE_GRID``, or is zero there."""
+    signs = [(at, sign(at)) for at in sorted({*SAMPLE_GRID, *neighbouring_points(known)})]
     found = [at for at, is_zero in signs if is_zero == 0]
     for (low, before), (high, after) in pairwise(signs):
         if before and after and before != after:
@@ -364,7 +354,7 @@ def _sign_at(argument: Node, base: _Point, name: str, offset: int, at: Fraction)
         return None
 
 
-def _value_at(node: Node, point: Mapping[str, Fraction], real: bool) -> Value | None:
+def _value_at(node: Node, point: _Point, real: bool) -> Value | None:
     try:
         with mp.workdps(COARSE_DIGITS):
             return evaluate(node, point, real)
@@ -393,7 +383,7 @@ def _have_equal_values(
 
 
 def _points_inside(piece: Interval) -> list[Node]:
-    """Return points of an interval, its ends among them where they belong to it."""
+    """Return points of an interval, also its ends where they belong to it."""
     low, high = (real_value(end) for end in (piece.low, piece.high))
     if low is None or high is None:
         raise UnreadableExpressionError("an interval without ends")
@@ -407,9 +397,7 @@ def _points_inside(piece: Interval) -> list[Node]:
         high = low + 3000
     start, width = (Fraction(str(mp.nstr(each, 20))) for each in (low, high - low))
     found: list[Node] = [Number(start + width * Fraction(share, 3001)) for share in (1, 7, 401, 1301, 1999, 2803, 2999)]
-    return found + [
-        end for end, is_closed in ((piece.low, piece.closed_low), (piece.high, piece.closed_high)) if is_closed
-    ]
+    return found + [piece.low] * piece.closed_low + [piece.high] * piece.closed_high
 
 
 def _without_constant(node: Node, constant: str) -> Node | None:
@@ -418,10 +406,7 @@ def _without_constant(node: Node, constant: str) -> Node | None:
     rest = [term for term in terms if term != Symbol(constant)]
     if len(rest) != len(terms) - 1 or not rest or any(constant in free_symbols(term) for term in rest):
         return None
-    total = rest[0]
-    for term in rest[1:]:
-        total = Operation("+", (total, term))
-    return total
+    return reduce(lambda total, term: Operation("+", (total, term)), rest)
 
 
 def _terms(node: Node) -> Iterator[Node]:
@@ -436,6 +421,20 @@ def _terms(node: Node) -> Iterator[Node]:
             yield node
 
 
-def _has_real_value(node: Node, point: Mapping[str, Fraction]) -> bool:
-    """Whether a formula has a real value at a point."""
-    return _value_at(node, point, True) is not None
+def _minus_value_at(node: Node, point: _Point) -> Node:
+    value = node
+    for name, number in point.items():
+        value = substitute(value, name, Number(number))
+    return Operation("-", (node, value))
+
+
+def _is_zero_somewhere(start: Node, step: Node, variable: str) -> bool:
+    """Whether both parts of a line are zero somewhere, as a variable moves."""
+    others = {name: Fraction(17, 13) for name in free_symbols(start) | free_symbols(step) if name != variable}
+    for at in _zeros(partial(_sign_at, step, others, variable, 0), []):
+        try:
+            if evaluate(start, {**others, variable: at}, True) == 0:
+                return True
+        except (ArithmeticError, ValueError):
+            continue
+    return False

@@ -22,7 +22,7 @@ _ARTICLES = re.compile(r"^(?:(?:the|a|an|on|in|at)\s+)+", re.IGNORECASE)
 LETTER_GROUPS = tuple(map(frozenset, ("abc", "xyz", "pqr", "uvw", "rst", "mnp", "klm")))
 """Letters of variables with a usual order; a word of nothing but these is a product."""
 
-_MEANINGS = {
+_SPELLINGS = {
     "empty": "no solution|no solutions|no real solution|no real solutions|none|empty set|null set|no roots|"
     "no real roots|there are no solutions|there is no solution|there are no real solutions|no such|"
     "there is no real solution|no value|no values|no such x|no integer solutions|no such values|no such numbers|"
@@ -34,7 +34,8 @@ _MEANINGS = {
     "infinite number of solutions|an infinite number|infinite number|there are infinitely many|infinite many|"
     "there are infinitely many solutions|unbounded",
 }
-_MEANING_BY_SPELLING = {spelling: name for name, spellings in _MEANINGS.items() for spelling in spellings.split("|")}
+MEANINGS = {spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings.split("|")}
+"""Mathematical meanings of words, by their spelling."""
 _ABBREVIATIONS = {
     "mon": "monday", "tue": "tuesday", "tues": "tuesday", "wed": "wednesday", "thu": "thursday", "thur": "thursday",
     "thurs": "thursday", "fri": "friday", "sat": "saturday", "sun": "sunday", "jan": "january", "feb": "february",
@@ -113,13 +114,7 @@ def normalize_words(answer: str) -> str | None:
     return _ABBREVIATIONS.get(text, text)
 
 
-def mathematical_meaning(text: str) -> str | None:
-    """Return the name of a mathematical meaning of words: ``empty``, ``undefined``, ``reals``, ``infinite``."""
-    return _MEANING_BY_SPELLING.get(text)
-
-
 def split_word_list(text: str) -> list[str] | None:
-    """Return the items of a list of words, otherwise ``None``."""
     parts = [part.strip() for part in re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+", text)]
     return parts if len(parts) > 1 and all(parts) else None
 

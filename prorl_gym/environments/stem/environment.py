@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from importlib import import_module
 from string import ascii_uppercase
 from typing import Annotated, ClassVar, Literal, Self
 from zlib import crc32
@@ -16,21 +17,21 @@ from pydantic import Field, model_validator
 
 from prorl_gym.agents.protocol import Tool
 from prorl_gym.agents.tools.agent_sandbox import SandboxSource
-from prorl_gym.agents.tools.search import SearchProvider, SearchTool, configured_search
-from prorl_gym.environments.answers.environment import BoxedAnswerEnvironment
-from prorl_gym.environments.answers.grading import CPU_SECONDS, MAX_ANSWER, TOO_LONG, AnswerWorkers, wrong_score
+from prorl_gym.environments.answers.environment import (
+    CPU_SECONDS,
+    MAX_ANSWER,
+    TOO_LONG,
+    AnswerWorkers,
+    BoxedAnswerEnvironment,
+    wrong_score,
+)
 from prorl_gym.environments.judge import Judge
 from prorl_gym.environments.math.environment import MathGrader
 from prorl_gym.environments.protocol import Leases
+from prorl_gym.environments.row_format import TaskRow
 from prorl_gym.environments.stem.quantity_words import names_other_quantity
 from prorl_gym.environments.stem.text_answers import chosen_option, is_right
-from prorl_gym.environments.stem.text_normalization import (
-    comparison_key,
-    separate_symbols,
-    strip_fonts,
-    strip_own_name,
-)
-from prorl_gym.environments.task_row import TaskRow
+from prorl_gym.environments.stem.text_normalization import comparison_key, separate_symbols, strip_fonts, strip_own_name
 from prorl_gym.environments.worker_pool import WorkerPool
 from prorl_gym.errors import FailureKind, GraderError, TaskError
 from prorl_gym.records import Message, Score
@@ -43,6 +44,8 @@ SYSTEM_PROMPT = (
     "choice the letter of the right option, for a quantity one number with its unit, otherwise the expression or the "
     "few words that were asked for."
 )
+_SEARCH = "prorl_gym.contrib.search"
+"""Module of the search tool, which is reached by name only."""
 _SEARCH_PROMPT = " The search tool finds reference texts; they may be wrong, so check what matters."
 
 Kind = Literal["choice", "numeric", "expression", "text"]
@@ -90,7 +93,12 @@ class StemRow(TaskRow):
     @model_validator(mode="after")
     def _fields_fit_the_kind(self) -> Self:
         if self.kind == "choice":
-            _check_options(self.options, self.answer)
+            if not 2 <= len(self.options) <= len(ascii_uppercase):
+                raise ValueError("kind 'choice' needs 2 to 26 'options'")
+            if self.answer not in tuple(ascii_uppercase[: len(self.options)]):
+                raise ValueError(f"'answer' of a choice is a letter from A to {ascii_uppercase[len(self.options) - 1]}")
+            if len({comparison_key(option) for option in self.options}) != len(self.options):
+                raise ValueError("two of the 'options' are the same")
         elif self.options or self.shuffle:
             raise ValueError("'options' and 'shuffle' are for kind 'choice'")
         if self.accept and self.kind != "text":
@@ -104,7 +112,12 @@ class StemRow(TaskRow):
         places = range(len(self.options))
         if not self.shuffle or any(map(_POSITIONAL.search, self.options)):
             return tuple(places)
-        return tuple(sorted(places, key=lambda place: _shuffle_key(self.question, self.options[place])))
+
+        def key(place: int) -> bytes:
+            text = f"{self.question}\0{self.options[place]}"
+            return blake2b(text.encode(errors="replace"), digest_size=16).digest()
+
+        return tuple(sorted(places, key=key))
 
     def shown_options(self) -> list[str]:
         """Return the options as they are shown, the first as (A)."""
@@ -125,35 +138,22 @@ class RuleVerdict:
 
 
 class StemGrader:
-    """Compares answers with the gold one.
-
-    Args:
-        quantities: workers of ``prorl_gym.environments.stem.quantity:grade``.
-        expressions: compares mathematical expressions.
-        cpu_seconds: CPU time for one comparison of quantities.
-    """
+    """Compares answers with the gold one, quantities in workers of ``prorl_gym.environments.stem.quantity:grade``."""
 
     def __init__(
         self,
         quantities: WorkerPool | None = None,
         expressions: MathGrader | None = None,
-        cpu_seconds: float = CPU_SECONDS,
     ) -> None:
         pool = quantities or WorkerPool("prorl_gym.environments.stem.quantity:grade")
-        self._workers = AnswerWorkers(pool, "stem", lambda result: result["verdict"] == "equal", cpu_seconds)
+        self._workers = AnswerWorkers(pool, "stem", lambda result: result["verdict"] == "equal", CPU_SECONDS)
         self._expressions = expressions or MathGrader()
 
     async def score(self, row: StemRow, answer: str, judge: Judge | None) -> Score:
-        """Return 1.0 for a right answer, otherwise 0.0.
+        """Return 1.0 for a right answer, otherwise 0.0. The judge decides if the row requires it and the rules cannot.
 
-        Args:
-            row: the task.
-            answer: what was boxed.
-            judge: decides if the row requires it and the rules cannot.
-
-        Raises:
-            GraderError: no worker can be started, or the row requires a judge and there is none or no verdict.
-            TaskError: ``BAD_ROW``, the gold answer cannot be read.
+        Raises ``GraderError``: no worker can be started, or the row requires a judge and there is none or no verdict;
+        ``TaskError`` (``BAD_ROW``): the gold answer cannot be read.
         """
         found = await self.grade_by_rules(row, answer)
         if found.verdict == "right":
@@ -175,7 +175,11 @@ class StemGrader:
             return RuleVerdict("wrong", TOO_LONG)
         match row.kind:
             case "choice":
-                return _grade_choice(row, answer)
+                place = chosen_option(answer, row.shown_options()) if _is_short_enough(answer, row.options) else None
+                if place is None:
+                    return RuleVerdict("wrong", "the answer names no option, or more than one")
+                is_gold = ascii_uppercase[place] == row.right_letter()
+                return RuleVerdict("right") if is_gold else RuleVerdict("wrong", "another option")
             case "text":
                 texts = (row.answer, *row.accept)
                 right = _is_short_enough(answer, texts) and is_right(answer, *texts)
@@ -215,10 +219,8 @@ class StemGrader:
 class StemEnvironment(BoxedAnswerEnvironment[StemRow]):
     """Implements ``Environment[StemRow]``.
 
-    Args:
-        grader: compares answers; worker processes of its own by default.
-        search: gives agents a search tool. By default what ``PRORL_GYM_SEARCH`` names, usually none. It is the same
-            for every rollout of a service, so that a group's prompts are.
+    ``search`` gives agents a search tool: by default what ``PRORL_GYM_SEARCH`` names, usually none. It is the same for
+    every rollout of a service, so that a group's prompts are.
     """
 
     name = "stem"
@@ -227,37 +229,31 @@ class StemEnvironment(BoxedAnswerEnvironment[StemRow]):
     score_detail: ClassVar[Mapping[str, str]] = {"by": "rules"}
     guess = "I believe that it is"
 
-    def __init__(self, grader: StemGrader | None = None, search: SearchProvider | None = None) -> None:
+    def __init__(self, grader: StemGrader | None = None, search: Tool | None = None) -> None:
         self._grader = grader or StemGrader()
-        self._search = search or configured_search()
+        self._search = search or import_module(_SEARCH).configured_search()
         self.prompt = SYSTEM_PROMPT + (_SEARCH_PROMPT if self._search is not None else "")
 
     def messages(self, task: StemRow) -> tuple[Message, ...]:
-        """Return the first prompt: the question, with the options of a choice."""
         options = zip(ascii_uppercase, task.shown_options(), strict=False)
         listed = "\n".join(f"({letter}) {text}" for letter, text in options)
         question = f"{task.question}\n\n{listed}" if task.kind == "choice" else task.question
         return Message(role="system", content=self.prompt), Message(role="user", content=question)
 
     def tools(self, sandbox: SandboxSource, settings: ResolvedSettings) -> Sequence[Tool]:
-        """Return ``python``, ``search`` where there is one, and ``finish``."""
         python, finish = super().tools(sandbox, settings)
-        return (python, finish) if self._search is None else (python, SearchTool(self._search), finish)
+        return (python, finish) if self._search is None else (python, self._search, finish)
 
     async def grade(self, task: StemRow, answer: str, leases: Leases) -> Score:
-        """Compare an answer with the gold one. Raises as ``StemGrader.score``."""
         return await self._grader.score(task, answer, leases.get_judge())
 
     def gold_answer(self, task: StemRow) -> str:
-        """Return the gold answer, of a choice the letter of the right option as it is shown."""
         return task.right_letter() if task.kind == "choice" else task.answer
 
     def accepted_answers(self, task: StemRow) -> Sequence[str]:
-        """Return the gold answer, and others that a text may be; of a choice the letter as it is shown."""
         return (self.gold_answer(task), *task.accept)
 
     def wrong_answer(self, task: StemRow, seed: int) -> str:
-        """Return an answer of the row's kind that no gold answer equals."""
         draw = crc32(f"{seed}:{task.question}".encode(errors="replace"))
         match task.kind:
             case "choice":
@@ -269,27 +265,6 @@ class StemEnvironment(BoxedAnswerEnvironment[StemRow]):
                 return f"{1 + draw % 97} kg^7"
             case "expression":
                 return f"{1 + draw % 97}+\\sqrt{{9973}}"
-
-
-def _check_options(options: tuple[str, ...], answer: str) -> None:
-    if not 2 <= len(options) <= len(ascii_uppercase):
-        raise ValueError("kind 'choice' needs 2 to 26 'options'")
-    if answer not in tuple(ascii_uppercase[: len(options)]):
-        raise ValueError(f"'answer' of a choice is a letter from A to {ascii_uppercase[len(options) - 1]}")
-    if len({comparison_key(option) for option in options}) != len(options):
-        raise ValueError("two of the 'options' are the same")
-
-
-def _shuffle_key(question: str, option: str) -> bytes:
-    return blake2b(f"{question}\0{option}".encode(errors="replace"), digest_size=16).digest()
-
-
-def _grade_choice(row: StemRow, answer: str) -> RuleVerdict:
-    place = chosen_option(answer, row.shown_options()) if _is_short_enough(answer, row.options) else None
-    if place is None:
-        return RuleVerdict("wrong", "the answer names no option, or more than one")
-    is_gold = ascii_uppercase[place] == row.right_letter()
-    return RuleVerdict("right") if is_gold else RuleVerdict("wrong", "another option")
 
 
 def _is_short_enough(answer: str, texts: Iterable[str]) -> bool:

@@ -66,12 +66,7 @@ _TOKEN = re.compile(
 _MAX_DEPTH = 16
 _MULTIPLIERS = {"dozen": 12.0, "hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
 _CONSTANTS = {"π": math.pi, "e": math.e}
-_FUNCTIONS: dict[str, Callable[[float], float]] = {
-    "sqrt": math.sqrt,
-    "ln": math.log,
-    "lg": math.log10,
-    "exp": math.exp,
-}
+_FUNCTIONS: dict[str, Callable[[float], float]] = {"sqrt": math.sqrt, "ln": math.log, "lg": math.log10, "exp": math.exp}
 _CLOSING = {"(": ")", "{": "}"}
 
 
@@ -90,11 +85,7 @@ class Token:
 
 
 def tokenize(text: str) -> list[Token]:
-    """Return the tokens of a text.
-
-    Raises:
-        UnreadableQuantityError: a character that belongs to no quantity.
-    """
+    """Return the tokens of a text. Raises ``UnreadableQuantityError``: a character belongs to no quantity."""
     text = strip_fonts(text)
     for pattern, written in _REWRITES.items():
         text = pattern.sub(written, text)
@@ -115,18 +106,13 @@ def tokenize(text: str) -> list[Token]:
 
 
 def number_value(text: str) -> float:
-    """Return the value of a number token."""
     if "{,}" in text and not re.fullmatch(r"\d{1,3}(?:\{,\}\d{3})+(?:\.\d+)?", text):
         text = text.replace("{,}", ".")  # a decimal comma
     return float(re.sub(r"[,{} ]", "", text))
 
 
 class NumberParser:
-    """Reads numbers from a sequence of tokens.
-
-    Args:
-        tokens: those of a quantity.
-    """
+    """Reads numbers from the tokens of a quantity. Its methods raise ``UnreadableQuantityError``."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self._tokens = tokens
@@ -152,20 +138,12 @@ class NumberParser:
         return is_next
 
     def expect(self, text: str) -> None:
-        """Step over a sign.
-
-        Raises:
-            UnreadableQuantityError: another one comes next.
-        """
+        """Step over a closing bracket or a slash, which must come next."""
         if not self.accept(text):
             raise UnreadableQuantityError("brackets that do not match")
 
     def parse_magnitude(self) -> float:
-        """Return the number that comes next, times words such as ``million``; its uncertainty goes to ``spread``.
-
-        Raises:
-            UnreadableQuantityError: none comes next, or something that may be a range.
-        """
+        """Return the number that comes next, times words such as ``million``; its uncertainty goes to ``spread``."""
         value = self._sum(outermost=True)
         while (token := self.peek()) is not None and token.text.casefold() in _MULTIPLIERS:
             value *= _MULTIPLIERS[token.text.casefold()]
@@ -191,21 +169,19 @@ class NumberParser:
         start = self.position
         value, plain = self._sign() * self._product(), self.position - start <= 2
         while self.is_next("+", "-"):
-            minus = self.is_next("-")
-            self.position += 1
+            sign = self._sign()
             start = self.position
             other = self._product()
             if outermost and plain and self.position - start == 1:
                 raise UnreadableQuantityError("a range or an unfinished computation")
-            value += -other if minus else other
+            value += sign * other
         return value
 
     def _sign(self) -> float:
-        sign = 1.0
-        if self.is_next("-", "+"):
-            sign = -1.0 if self.is_next("-") else 1.0
-            self.position += 1
-        return sign
+        if self.accept("-"):
+            return -1.0
+        self.accept("+")
+        return 1.0
 
     def _product(self) -> float:
         value, last = self._power()
@@ -222,8 +198,10 @@ class NumberParser:
             elif operator == "*":
                 value *= factor
             elif last == "number" and kind == "number":
-                if self._is_mixed_number(value):
-                    return value + factor / self._denominator()
+                below = self.peek(1)
+                if self.is_next("/") and below is not None and below.kind == "number" and value == int(value):
+                    self.position += 2  # a mixed number
+                    return value + factor / (number_value(below.text) or math.nan)
                 if factor == 1 and self.is_next("/"):  # 5 1/s
                     return value
                 raise UnreadableQuantityError("two numbers")
@@ -235,21 +213,10 @@ class NumberParser:
                 value *= factor
             last = kind
 
-    def _is_mixed_number(self, value: float) -> bool:
-        after = self.peek(1)
-        return self.is_next("/") and after is not None and after.kind == "number" and value == int(value)
-
-    def _denominator(self) -> float:
-        self.expect("/")
-        token = self.peek()
-        assert token is not None
-        self.position += 1
-        return number_value(token.text) or math.nan
-
     def _power(self) -> tuple[float, str]:
         value, kind = self._atom()
         if self.accept("^"):
-            return _powered(value, self.parse_exponent()), "power"
+            return _finite(_applied(math.pow, value, self.parse_exponent())), "power"
         return value, kind
 
     def _atom(self) -> tuple[float, str]:
@@ -330,16 +297,8 @@ def _divided(value: float, divisor: float) -> float:
     return value / divisor
 
 
-def _powered(base: float, exponent: float) -> float:
+def _applied(function: Callable[..., float], *arguments: float) -> float:
     try:
-        value = math.pow(base, exponent)
-    except (OverflowError, ValueError):
-        raise UnreadableQuantityError("a number too large") from None
-    return _finite(value)
-
-
-def _applied(function: Callable[[float], float], argument: float) -> float:
-    try:
-        return function(argument)
+        return function(*arguments)
     except (OverflowError, ValueError):
         raise UnreadableQuantityError("a number too large") from None

@@ -30,6 +30,8 @@ _ZERO_POINT_SLACK = 0.2
 _MAX_QUESTION = 4000
 """Characters at the end of a question in which its request is searched."""
 _MAX_LABEL_WORDS = 6
+_NEUTRAL = quantity_words.NEUTRAL_WORDS | quantity_words.DIRECTIONS
+"""Words after a quantity that leave it unchanged."""
 _MIXED_UNITS = frozenset(
     "year month week day hour minute second degree arcminute arcsecond mile yard foot inch pound ounce".split()
 )
@@ -61,7 +63,7 @@ _JOINING = re.compile(
     r"[,;]|\b(?:or|and|not|never|either|neither|if|unless|but|maybe|perhaps|wrong|instead)\b|\\(?:neq?|lor|vee|land)\b",
     re.IGNORECASE,
 )
-"""What makes the part of a chain more than another spelling of one value."""
+"""Signs and words that make the part of a chain more than another spelling of one value."""
 _DIMENSIONLESS = re.compile(r"\(?\b(?:dimensionless|unitless|no units?)\b\)?", re.IGNORECASE)
 _BRACKETED_UNIT = re.compile(r"(?:\\[,;: ])?\s*\[\s*([^\[\],;\d.][^\[\],;.]*)\]$")
 _BRACKETED_WORDS = re.compile(r"\(\s*([A-Za-z][A-Za-z ]*[A-Za-z])\s*\)$")
@@ -94,12 +96,9 @@ class Quantity:
 def grade(body: Mapping[str, Any]) -> dict[str, Any]:
     """Compare an answer with the gold one; the entry of the worker.
 
-    Args:
-        body: ``gold``, ``answer``, ``question``, ``tolerance`` (relative), ``absolute_tolerance`` (in the gold
-            answer's unit), ``unit_optional``.
-
-    Returns:
-        ``verdict`` (``equal``, ``different``, ``unread``: the answer is no quantity, ``bad_gold``) and ``why``.
+    ``body`` has ``gold``, ``answer``, ``question``, ``tolerance`` (relative), ``absolute_tolerance`` (in the gold unit)
+    and ``unit_optional``. Returns ``why`` and ``verdict``: ``equal``, ``different``, ``unread`` (the answer is no
+    quantity) or ``bad_gold``.
     """
     question = body["question"]
     try:
@@ -114,8 +113,13 @@ def grade(body: Mapping[str, Any]) -> dict[str, Any]:
     except UnreadableQuantityError as error:
         return {"verdict": "unread", "why": f"the answer is no single quantity: {error}"}
     requested = None if golds[0].unit.is_given else requested_unit(question)
-    if asks_temperature_difference(question):
-        golds, answers = (list(map(_as_temperature_difference, readings)) for readings in (golds, answers))
+    requests = _REQUEST.findall(question[-_MAX_QUESTION:])
+    temperature = _TEMPERATURE.search(requests[-1]) if requests else None
+    if temperature is not None and temperature["difference"] is not None:  # no zero point: 25 °C become 25 K
+        golds, answers = (
+            [replace(each, unit=replace(each.unit, zero_point=0.0)) for each in readings]
+            for readings in (golds, answers)
+        )
         requested = replace(requested, zero_point=0.0) if requested else None
     why = ""
     for gold, answer in product(golds, answers):
@@ -130,13 +134,8 @@ def parse_quantity(text: str, known: frozenset[str] | None = None) -> list[Quant
     """Return the readings of a quantity; several if the notation is ambiguous (``J/mol K``, ``ms^{-1}``).
 
     Of ``F = ma = 6 N`` the last part counts, and of ``5 km (5000 m)`` the first; the others must not contradict it.
-
-    Args:
-        text: text of the quantity.
-        known: folded words that may surround a quantity, besides neutral ones; ``None``: any.
-
-    Raises:
-        UnreadableQuantityError: it is no single quantity.
+    ``known`` has folded words that may surround a quantity, besides neutral ones; ``None``: any. Raises
+    ``UnreadableQuantityError``: it is no single quantity.
     """
     main, bracketed = _split_bracketed(text)
     if bracketed and (other := _try_parse(bracketed, known)):
@@ -166,18 +165,6 @@ def requested_unit(question: str) -> UnitProduct | None:
     return requested
 
 
-def asks_temperature_difference(question: str) -> bool:
-    """Whether a question requests a difference of temperatures, which has no zero point."""
-    requests = _REQUEST.findall(question[-_MAX_QUESTION:])
-    found = _TEMPERATURE.search(requests[-1]) if requests else None
-    return found is not None and found["difference"] is not None
-
-
-def _as_temperature_difference(quantity: Quantity) -> Quantity:
-    """Return a temperature as a difference of temperatures: 25 °C become 25 K."""
-    return replace(quantity, unit=replace(quantity.unit, zero_point=0.0))
-
-
 def _find_difference(gold: Quantity, answer: Quantity, requested: UnitProduct | None, rules: Mapping[str, Any]) -> str:
     """Return why an answer is wrong; empty if it is right."""
     if answer.label and gold.label and answer.label != gold.label:
@@ -193,10 +180,10 @@ def _find_difference(gold: Quantity, answer: Quantity, requested: UnitProduct | 
         if gold.unit.is_given and not rules["unit_optional"]:
             return "the unit is missing"
     elif unit.is_given or answer.unit.name != "degree":  # 30° is right where the gold answer is 30
-        converted = _convert(answer, unit)
-        if converted is None:
+        ratio = _kind_ratio(answer.unit, unit) if answer.unit.dimension == unit.dimension else None
+        if ratio is None:
             return "the unit is of another kind"
-        value = converted
+        value = _in_base_units(answer) * ratio / unit.factor - unit.zero_point
         if unit.zero_point != answer.unit.zero_point:
             slack = _ZERO_POINT_SLACK * unit.zero_point / 273.15
     return "" if _is_close(value, gold.value, rules, slack) else "the value differs"
@@ -205,14 +192,6 @@ def _find_difference(gold: Quantity, answer: Quantity, requested: UnitProduct | 
 def _is_close(value: float, gold: float, rules: Mapping[str, Any], slack: float = 0.0) -> bool:
     allowed = max(rules["tolerance"] * abs(gold), rules["absolute_tolerance"], slack)
     return abs(value - gold) <= allowed + _ROUNDING_ERROR * max(abs(gold), abs(value) if allowed else 0.0)
-
-
-def _convert(answer: Quantity, unit: UnitProduct) -> float | None:
-    """Return an answer's number in another unit; ``None`` if the units measure different things."""
-    ratio = _kind_ratio(answer.unit, unit) if answer.unit.dimension == unit.dimension else None
-    if ratio is None:
-        return None
-    return _in_base_units(answer) * ratio / unit.factor - unit.zero_point
 
 
 def _kind_ratio(answer: UnitProduct, unit: UnitProduct) -> float | None:
@@ -246,7 +225,6 @@ def _split_bracketed(text: str) -> tuple[str, str]:
 
 
 def _try_parse(text: str, known: frozenset[str] | None) -> list[Quantity]:
-    """Return the readings of a text; empty when it is no quantity."""
     try:
         return _parse_readings(text, known)
     except UnreadableQuantityError:
@@ -298,19 +276,14 @@ def _strip_lead(text: str, known: frozenset[str] | None) -> str:
         text = text[1:-1].strip()
     if (words := _BRACKETED_WORDS.search(text)) is not None and unit_named(words[1]) is None:
         text = f"{text[: words.start()]} {words[1]}"
-    if (subject := _SUBJECT.match(text)) is not None and _is_neutral_subject(subject[1], known):
-        text = text[subject.end() :]
+    if (subject := _SUBJECT.match(text)) is not None:
+        named = quantity_words.folded_words(subject[1]) - _SUBJECT_FILLERS
+        is_known = named <= quantity_words.QUANTITIES | (known or frozenset())
+        if is_known and quantity_words.NEVER_NEUTRAL.isdisjoint(named):
+            text = text[subject.end() :]
     while (match := _LEAD.match(text)) is not None and match.end():
         text = text[match.end() :]
     return text
-
-
-def _is_neutral_subject(subject: str, known: frozenset[str] | None) -> bool:
-    """Whether ``net force`` in ``the net force is 5 N`` leaves the quantity unchanged."""
-    words = quantity_words.folded_words(subject) - _SUBJECT_FILLERS
-    return words <= quantity_words.QUANTITIES | (known or frozenset()) and all(
-        map(quantity_words.is_possibly_neutral, words)
-    )
 
 
 def _parse_tokens(tokens: Sequence[Token], convention: Convention, known: frozenset[str] | None) -> Quantity:
@@ -356,12 +329,14 @@ def _parse_smaller_parts(
 
 
 def _parse_label(rest: Sequence[Token], unit: UnitProduct, known: frozenset[str] | None) -> str:
-    """Return the words after a quantity, without neutral ones.
-
-    Raises:
-        UnreadableQuantityError: they are no words, or may change the quantity.
-    """
-    words = [_SCRIPT_SIGNS.sub("", word) for word in _joined_words(rest)]
+    """Return the words after a quantity, without neutral ones; they must not change it."""
+    words: list[str] = []
+    for number, token in enumerate(rest):
+        text = _SCRIPT_SIGNS.sub("", token.text)
+        if token.is_adjacent and number:  # adjacent tokens are one word, as in O2
+            words[-1] += text
+        else:
+            words.append(text)
     if not words:
         return ""
     if rest[0].is_adjacent and not unit.is_given and rest[0].text != "(":
@@ -371,49 +346,33 @@ def _parse_label(rest: Sequence[Token], unit: UnitProduct, known: frozenset[str]
     is_label = (
         len(words) <= _MAX_LABEL_WORDS
         and words[-1] not in quantity_words.FILLERS
-        and all(map(quantity_words.is_possibly_neutral, folded))
+        and quantity_words.NEVER_NEUTRAL.isdisjoint(folded)
         and all(_LABEL_WORD.fullmatch(word) or _FORMULA.fullmatch(word) or word in (known or ()) for word in folded)
-        and (known is None or names_substance or quantity_words.are_all_neutral(folded, known))
+        and (known is None or names_substance or set(folded) <= known | _NEUTRAL)
     )
     if not is_label:
         raise UnreadableQuantityError("more than a quantity")
     return " ".join(word for word in folded if word not in quantity_words.NEUTRAL_WORDS)
 
 
-def _joined_words(tokens: Sequence[Token]) -> list[str]:
-    """Return the words of tokens; adjacent tokens are one word, as in ``O2``."""
-    words: list[str] = []
-    for number, token in enumerate(tokens):
-        if token.is_adjacent and number:
-            words[-1] += token.text
-        else:
-            words.append(token.text)
-    return words
-
-
 def _agree(readings: Sequence[Quantity], others: Sequence[Quantity]) -> bool:
     """Whether any two readings have about the same value."""
-    return any(_is_same_value(one, other) for one in readings for other in others)
-
-
-def _is_same_value(one: Quantity, other: Quantity) -> bool:
-    if not (one.unit.is_given and other.unit.is_given):
-        first, second = one.value, other.value
-    elif one.unit.dimension != other.unit.dimension:
-        return False
-    else:
-        first, second = _in_base_units(one), _in_base_units(other)
-    return abs(first - second) <= _SAME_VALUE * max(abs(first), abs(second))
+    for one, other in product(readings, others):
+        if not (one.unit.is_given and other.unit.is_given):
+            first, second = one.value, other.value
+        elif one.unit.dimension != other.unit.dimension:
+            continue
+        else:
+            first, second = _in_base_units(one), _in_base_units(other)
+        if abs(first - second) <= _SAME_VALUE * max(abs(first), abs(second)):
+            return True
+    return False
 
 
 def _contradicts(part: str, last: Sequence[Quantity], name: str, known: frozenset[str] | None) -> bool:
     """Whether an earlier part of a chain has another value than the last, or begins another chain.
 
-    Args:
-        part: the earlier part.
-        last: readings of the last part.
-        name: the first part.
-        known: see ``parse_quantity``.
+    ``name`` is the chain's first part; see ``parse_quantity`` about ``known``.
     """
     if _JOINING.search(part):
         return True

@@ -5,7 +5,7 @@ scales or negates a number (``tenths``, ``doubled``, ``false``) never does, even
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 from prorl_gym.environments.answers import units
 from prorl_gym.environments.answers.number_words import ONES, ORDINALS, TENS
@@ -54,31 +54,30 @@ _DENYING = (
     "through isn almost over under until per above below beyond short off ish too plu instead if "
     "error uncertainty tolerance missing remaining larger smaller bigger higher lower greater each"
 ).split()
-_NEVER_NEUTRAL = frozenset((*_COUNTING, *_PARTS, *_SCALING, *_DENYING, *FUNCTIONS, *map(str.casefold, GREEK))) | {
+NEVER_NEUTRAL = frozenset((*_COUNTING, *_PARTS, *_SCALING, *_DENYING, *FUNCTIONS, *map(str.casefold, GREEK))) | {
     word for word in units.PREFIX_WORDS if len(word) > 3
 }
+"""Words that scale or deny a number."""
 
 EQUALS = re.compile(r"(?<![<>!])=|\\(?:approx|simeq|cong|doteq|equiv)(?![a-zA-Z])|[≈≃≅]")
 """Signs between the parts of a chain."""
 
-_RIVAL_QUANTITIES: Sequence[re.Pattern[str]] = tuple(
-    map(
-        re.compile,
-        (
-            r"(?<![A-Za-z])[pP](?P<member>[hH]|OH|oh|K_?[abw]|K_?sp|I)_?\d?(?![A-Za-z])",
-            r"(?<![A-Za-zp])K_?(?P<member>a|b|w|c|p|sp|f|d)_?\d?(?![A-Za-z])",
-            r"(?:\\?Delta|Δ)\s*_?\w?\s*(?P<member>[GHSU])(?![a-z])",
-            r"(?i)\b(?P<member>radius|diameter|circumference)\b",
-            r"(?i)\b(?P<member>minimum|maximum|average)\b",
-            r"(?i)\b(?P<member>kinetic|potential)\b",
-            r"(?i)\b(?P<member>initial|final)\b",
-            r"(?i)\b(?P<member>molarity|molality|normality)\b",
-            r"(?i)\b(?P<member>mean|median|mode|variance)\b",
-            r"(?i)\b(?P<member>frequency|period|wavelength)\b",
-            r"(?i)\b(?P<member>voltage|current|resistance)\b",
-        ),
+_RIVAL_QUANTITIES = [
+    re.compile(pattern)
+    for pattern in (
+        r"(?<![A-Za-z])[pP](?P<member>[hH]|OH|oh|K_?[abw]|K_?sp|I)_?\d?(?![A-Za-z])",
+        r"(?<![A-Za-zp])K_?(?P<member>a|b|w|c|p|sp|f|d)_?\d?(?![A-Za-z])",
+        r"(?:\\?Delta|Δ)\s*_?\w?\s*(?P<member>[GHSU])(?![a-z])",
+        r"(?i)\b(?P<member>radius|diameter|circumference)\b",
+        r"(?i)\b(?P<member>minimum|maximum|average)\b",
+        r"(?i)\b(?P<member>kinetic|potential)\b",
+        r"(?i)\b(?P<member>initial|final)\b",
+        r"(?i)\b(?P<member>molarity|molality|normality)\b",
+        r"(?i)\b(?P<member>mean|median|mode|variance)\b",
+        r"(?i)\b(?P<member>frequency|period|wavelength)\b",
+        r"(?i)\b(?P<member>voltage|current|resistance)\b",
     )
-)
+]
 """Groups of easily confused quantities: an answer that names another member than the question is wrong."""
 _SYMBOL_BY_WORD: Mapping[str, str] = {
     "enthalpy": r"\Delta H", "entropy": r"\Delta S", "internal energy": r"\Delta U", "gibbs free energy": r"\Delta G",
@@ -111,7 +110,6 @@ def fold_word(word: str) -> str:
 
 
 def folded_words(text: str) -> frozenset[str]:
-    """Return the words of a text, folded."""
     return frozenset(map(fold_word, _WORD.findall(text)))
 
 
@@ -121,29 +119,19 @@ def counted_words(question: str) -> frozenset[str]:
     return folded_words(asked[-1] if asked else question)
 
 
-def is_possibly_neutral(word: str) -> bool:
-    """Whether a folded word neither scales nor denies a number."""
-    return word not in _NEVER_NEUTRAL
-
-
-def are_all_neutral(words: Iterable[str], known: frozenset[str]) -> bool:
-    """Whether folded words leave a quantity unchanged."""
-    return all(word in known or word in NEUTRAL_WORDS or word in DIRECTIONS for word in words)
-
-
 def names_other_quantity(answer: str, gold: str, question: str) -> bool:
-    """Whether an answer names another quantity than the question: ``pOH = 4.74`` for a pH of 4.74.
+    """Whether an answer names another quantity than asked for: ``pOH = 4.74`` for a pH of 4.74. All without fonts.
 
-    Args:
-        answer: content of the box, without fonts.
-        gold: the gold answer, without fonts; if it names such a quantity, that one decides.
-        question: text of the question; otherwise the first quantities that its last request names decide.
+    If the gold answer names such a quantity, that one decides, otherwise the first that the last request of the
+    question names.
     """
     in_answer = {name for part in _named_parts(answer) for name in _named_quantities(part)}
     if not in_answer:
         return False
     in_gold = {name for part in _named_parts(gold) for name in _named_quantities(part)}
-    in_question = _requested_quantities(question)
+    clauses: list[str] = _REQUEST.findall(question[-4000:]) or [question[-4000:]]
+    pieces = map(_named_quantities, _PREPOSITION.split(clauses[-1]))
+    in_question = next((names for names in pieces if names), set[tuple[str, str]]())
     for kind in {kind for kind, _ in in_answer}:
         given, gold_names, question_names = (
             {name for name in names if name[0] == kind} for names in (in_answer, in_gold, in_question)
@@ -177,10 +165,3 @@ def _is_only_a_name(part: str) -> bool:
     for pattern in (_STANDARD_STATE, _NUMBERED_SYMBOL, *_RIVAL_QUANTITIES):
         part = pattern.sub(" ", part)
     return _NOT_A_NAME.search(part) is None
-
-
-def _requested_quantities(question: str) -> set[tuple[str, str]]:
-    """Return the first quantities that the last request of a question names."""
-    clauses: list[str] = _REQUEST.findall(question[-4000:]) or [question[-4000:]]
-    pieces = map(_named_quantities, _PREPOSITION.split(clauses[-1]))
-    return next((names for names in pieces if names), set[tuple[str, str]]())

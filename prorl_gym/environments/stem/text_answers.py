@@ -3,7 +3,6 @@
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from string import ascii_uppercase
 
 from prorl_gym.environments.answers import tex
@@ -87,14 +86,14 @@ def chosen_option(answer: str, options: Sequence[str]) -> int | None:
     """Return the index of the option that an answer names, or ``None`` when it names none or several.
 
     A lone letter names an option by its position even if another option's text is that letter: the prompt requests
-    the letter. A letter with a text counts when the text is that option's.
-
-    Args:
-        answer: content of the box.
-        options: in the order of the prompt, the first as (A).
+    the letter. A letter with a text counts when the text is that option's. ``options`` has the order of the prompt.
     """
     answer = unicodedata.normalize("NFKC", answer) if len(answer.strip()) == 1 else answer
-    text = _PRAISE.sub("", _without_quotes(strip_fonts(answer).rstrip(".! ")).rstrip(". "))
+    text = strip_fonts(answer).rstrip(".! ")
+    for quote in _QUOTES:
+        if len(text) > 2 * len(quote) and text.startswith(quote) and text.endswith(quote):
+            text = text[len(quote) : -len(quote)]
+    text = _PRAISE.sub("", text.rstrip(". "))
     keys = [comparison_key(option) for option in options]
     whole = comparison_key(text)
     if len(whole) > 1 and (place := _find_option(whole, keys)) is not None:
@@ -104,7 +103,7 @@ def chosen_option(answer: str, options: Sequence[str]) -> int | None:
         place = ascii_uppercase.find(letter.upper())
         if place < len(options) and (
             not words
-            or place in (_find_option(comparison_key(each), keys) for each in _with_and_without_article(words))
+            or place in (_find_option(comparison_key(each), keys) for each in (words, _LEADING_ARTICLE.sub("", words)))
         ):
             return place
     return _find_option(comparison_key(bare), keys)
@@ -112,7 +111,8 @@ def chosen_option(answer: str, options: Sequence[str]) -> int | None:
 
 def text_key(text: str) -> str:
     """Return a text without articles, plural s, case, spacing, hyphens, sub- and superscript, for comparison."""
-    return comparison_key(_loose_key(text)).casefold()
+    text = _ABBREVIATION_POINT.sub("", _POSSESSIVE.sub("s", strip_fonts(text)))
+    return comparison_key(_PLURAL.sub("", _ARTICLE.sub("", text))).casefold()
 
 
 def is_equal(one: str, other: str) -> bool:
@@ -142,7 +142,6 @@ def is_equal(one: str, other: str) -> bool:
 
 
 def is_right(answer: str, *golds: str) -> bool:
-    """Whether an answer is equal to one of the gold answers."""
     stripped = _ANSWER_LEAD.sub("", strip_fonts(answer))
     return any(is_equal(stripped, wanted) for wanted in golds)
 
@@ -157,16 +156,8 @@ def is_term(text: str) -> bool:
     return _is_compound(exact) and _CHEMICAL.search(text) is not None and not _POWER.search(strip_fonts(text))
 
 
-@dataclass(frozen=True, slots=True)
-class Nuclide:
-    """An isotope of an element."""
-
-    number: int
-    mass: str
-
-
-def read_nuclide(text: str) -> Nuclide | None:
-    """Return the nuclide that a text spells, otherwise ``None``; also where its atomic number is another element's."""
+def read_nuclide(text: str) -> tuple[int, str] | None:
+    """Return atomic number and mass of the nuclide that a text spells, ``None`` where they are of no element."""
     text = strip_fonts(text).strip().rstrip(".").strip()
     for form in _NUCLIDE_FORMS:
         if (found := form.fullmatch(text)) is None:
@@ -176,15 +167,8 @@ def read_nuclide(text: str) -> Nuclide | None:
         number = _ATOMIC_NUMBERS.get(symbol) or _ATOMIC_NUMBERS.get(symbol.casefold() if len(symbol) > 2 else symbol)
         possible = number is not None and number <= int(parts["mass"].rstrip("m")) <= 3 * number + 4
         if number is not None and possible and int(parts.get("number") or number) == number:
-            return Nuclide(number, parts["mass"])
+            return number, parts["mass"]
     return None
-
-
-def _without_quotes(text: str) -> str:
-    for quote in _QUOTES:
-        if len(text) > 2 * len(quote) and text.startswith(quote) and text.endswith(quote):
-            text = text[len(quote) : -len(quote)]
-    return text
 
 
 def _find_option(key: str, keys: Sequence[str]) -> int | None:
@@ -201,25 +185,11 @@ def _find_option(key: str, keys: Sequence[str]) -> int | None:
 def _letter_and_words(text: str) -> Iterator[tuple[str, str]]:
     """Yield the letter that a text begins or ends with, and the rest of the text."""
     if found := _LEADING_LETTER.match(text):
-        yield found[1], _without_brackets(found[2])
+        words = found[2].strip().rstrip(".").strip()
+        bracketed = _BRACKETED.match(words)
+        yield found[1], (bracketed[1] or bracketed[2] or "").strip() if bracketed else words
     if found := _TRAILING_LETTER.match(text):
         yield found[2], found[1]
-
-
-def _without_brackets(text: str) -> str:
-    text = text.strip().rstrip(".").strip()
-    found = _BRACKETED.match(text)
-    return (found[1] or found[2] or "").strip() if found else text
-
-
-def _with_and_without_article(words: str) -> tuple[str, str]:
-    """Return the words as they are, and without their article."""
-    return words, _LEADING_ARTICLE.sub("", words)
-
-
-def _loose_key(text: str) -> str:
-    text = _ABBREVIATION_POINT.sub("", _POSSESSIVE.sub("s", strip_fonts(text)))
-    return _PLURAL.sub("", _ARTICLE.sub("", text))
 
 
 def _option_letters(text: str) -> list[str]:

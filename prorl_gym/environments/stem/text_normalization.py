@@ -52,18 +52,20 @@ _GREEK_LETTERS = {
 GREEK_COMMAND = re.compile(r"\\(?:var)?(" + "|".join([*_GREEK, *map(str.capitalize, _GREEK)]) + r")(?![a-zA-Z])")
 _GREEK_LETTER = re.compile(f"[{''.join(_GREEK_LETTERS)}]")
 _SIGNS = {
-    r"\\(?:long)?rightarrow|\\to(?![a-zA-Z])|→|⟶": "->",
-    r"\\(?:times|cdot)(?![a-zA-Z])|[×·⋅∙]": "*",
-    r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|º|℃": "°",
-    r"\\pm(?![a-zA-Z])": "±",
-    r"\\leq?(?![a-zA-Z])": "≤",
-    r"\\geq?(?![a-zA-Z])": "≥",
-    r"\\infty(?![a-zA-Z])": "∞",
-    r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}": r"(\1)/(\2)",
-    r"\\sqrt\s*\{([^{}]*)\}|√\(?(\w+)\)?": r"sqrt(\1\2)",
-    r"\\%": "%",
+    re.compile(pattern): sign
+    for pattern, sign in {
+        r"\\(?:long)?rightarrow|\\to(?![a-zA-Z])|→|⟶": "->",
+        r"\\(?:times|cdot)(?![a-zA-Z])|[×·⋅∙]": "*",
+        r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|º|℃": "°",
+        r"\\pm(?![a-zA-Z])": "±",
+        r"\\leq?(?![a-zA-Z])": "≤",
+        r"\\geq?(?![a-zA-Z])": "≥",
+        r"\\infty(?![a-zA-Z])": "∞",
+        r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}": r"(\1)/(\2)",
+        r"\\sqrt\s*\{([^{}]*)\}|√\(?(\w+)\)?": r"sqrt(\1\2)",
+        r"\\%": "%",
+    }.items()
 }
-_SIGN_PATTERNS = {re.compile(pattern): sign for pattern, sign in _SIGNS.items()}
 _BRACKETED_ATOM = re.compile(r"\(([\w.]+)\)(?=/)|(?<=/)\(([\w.]+)\)")
 _POWER_OF_NUMBER = re.compile(r"(?<![A-Za-z\d)\]])(\d+(?:\.\d+)?)\^\{?([+-]?\d+)\}?")
 _CHARGE = re.compile(r"(?<=[A-Za-z\d)\]])\^?\{?(\d*)([+-])\}?(?=$|[\s,;.)*]|->)")
@@ -121,8 +123,11 @@ def comparison_key(text: str) -> str:
     Powers of numbers do (``10^5`` is not ``105``), numbers raised in a formula (``SO^2`` is not ``SO2``), and so do
     signs, charges and the case of letters.
     """
-    text = _RAISED_NUMBER.sub(_mark_raised_number, _normalize_charges(strip_fonts(text)))
-    for pattern, sign in _SIGN_PATTERNS.items():
+    text = _RAISED_NUMBER.sub(
+        lambda found: f"{_KEPT_POWER}{found[1]}" if _is_behind_formula(found) else found[0],
+        _normalize_charges(strip_fonts(text)),
+    )
+    for pattern, sign in _SIGNS.items():
         text = pattern.sub(sign, text)
     text = GREEK_COMMAND.sub(r" \1", text)
     text = _GREEK_LETTER.sub(lambda match: _GREEK_LETTERS[match[0]], text)
@@ -143,7 +148,10 @@ def strip_own_name(answer: str) -> str:
 
 def separate_symbols(text: str) -> str:
     r"""Return a formula with its symbols apart: ``mg/k`` is a product, not milligrams over k."""
-    return _LETTERS_SIDE_BY_SIDE.sub(_separate_letters, _HBAR.sub(" h_{bar}", text))
+    return _LETTERS_SIDE_BY_SIDE.sub(
+        lambda found: found[0] if not found[0].isalpha() or found[0] in _NO_SYMBOLS else " ".join(found[0]),
+        _HBAR.sub(" h_{bar}", text),
+    )
 
 
 def _arguments(text: str, start: int, count: int) -> tuple[list[str], int]:
@@ -175,12 +183,3 @@ def _normalized_charge(found: re.Match[str]) -> str:
 def _is_behind_formula(found: re.Match[str]) -> bool:
     before = _ION_BEFORE.search(found.string[max(0, found.start() - 60) : found.start()])
     return before is not None and _ION.fullmatch(re.sub(r"[_{}]", "", before[0])) is not None
-
-
-def _mark_raised_number(found: re.Match[str]) -> str:
-    return f"{_KEPT_POWER}{found[1]}" if _is_behind_formula(found) else found[0]
-
-
-def _separate_letters(found: re.Match[str]) -> str:
-    word = found[0]
-    return word if not word.isalpha() or word in _NO_SYMBOLS else " ".join(word)

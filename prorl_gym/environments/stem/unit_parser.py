@@ -24,7 +24,7 @@ class UnitProduct:
     dimension: tuple[tuple[str, float], ...] = ()
     kinds: tuple[tuple[QuantityKind, float], ...] = ()
     zero_point: float = 0.0
-    """What is added to a number on this scale before it is converted: 273.15 for °C."""
+    """Offset that is added to a number on this scale before it is converted: 273.15 for °C."""
     name: str = ""
     """Name of a single unit; empty for a product."""
     is_given: bool = False
@@ -44,12 +44,7 @@ class Convention:
 def parse_units(tokens: Sequence[Token], convention: Convention) -> tuple[UnitProduct, int]:
     """Return the unit that a sequence of tokens begins with, and its length in tokens.
 
-    Args:
-        tokens: what follows the number.
-        convention: how to read it where two readings are in use.
-
-    Raises:
-        UnreadableQuantityError: a unit that is broken off.
+    Raises ``UnreadableQuantityError``: a unit that is broken off.
     """
     parser = _UnitParser(tokens, convention)
     factors = parser.parse_product(outermost=True)
@@ -108,11 +103,10 @@ class _UnitParser(NumberParser):
             self._nesting -= 1
 
     def _nested_factor(self) -> list[_Factor] | None:
-        if self.is_next("1") or self._is_one_over_next():
-            self.position += 1
-            self.expect("/")
-            return _raised(self._factor() or _raise_unreadable(), -1.0)
         token = self.peek()
+        if token is not None and token.text == "1" and self.is_next("/", ahead=1):
+            self.position += 2
+            return _raised(self._factor() or _raise_unreadable(), -1.0)
         if token is None or token.kind == "number":
             return None
         if token.text in _POWER_WORDS and token.text not in ("squared", "cubed"):
@@ -206,10 +200,6 @@ class _UnitParser(NumberParser):
         self.expect(closing[opening.text])
         return factors
 
-    def _is_one_over_next(self) -> bool:
-        token = self.peek()
-        return token is not None and token.text == "1" and self.is_next("/", ahead=1)
-
     def _accept_joint(self) -> bool:
         """Step over the hyphen of ``kilowatt-hours`` or the point of ``m.s^{-1}``."""
         token, following = self.peek(), self.peek(1)
@@ -237,11 +227,6 @@ def _compound(written: str) -> list[_Factor]:
 
 
 def _multiply(factors: Sequence[_Factor]) -> UnitProduct:
-    """Return the product of units, in base units.
-
-    Raises:
-        UnreadableQuantityError: it is too large.
-    """
     if not factors:
         return UnitProduct()
     factor = 1.0

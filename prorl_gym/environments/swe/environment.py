@@ -9,18 +9,17 @@ from weakref import WeakKeyDictionary
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.agents.tools import BashTool, EditorTool, FinishTool, ThinkTool
 from prorl_gym.environments.protocol import Episode, Leases, RunContext, ScriptedStep
+from prorl_gym.environments.row_format import to_scripted_steps
 from prorl_gym.environments.swe.grading import grade, passing_without_repair
-from prorl_gym.environments.swe.patch_filter import FilteredPatch, filter_patch
+from prorl_gym.environments.swe.patch_filter import filter_patch
 from prorl_gym.environments.swe.repository import (
     NoPatchError,
     PlacedRepository,
     extract_patch,
     place_repository_for_agent,
-    read_index,
     sandbox_spec,
 )
 from prorl_gym.environments.swe.swe_row import SweTask, parse_swe_row
-from prorl_gym.environments.task_row import to_scripted_steps
 from prorl_gym.errors import Cause, FailureKind, GraderError, LimitReached, SandboxError, TaskError
 from prorl_gym.records import GradedSubmission, Message, Score
 from prorl_gym.sandbox.protocol import Sandbox
@@ -36,7 +35,6 @@ _DURATION = re.compile(r"\b(?:\d+m)?\d+\.\d+ ?s(?:econds)?\b")
 
 _GOLD_PATH = "/tmp/gold.patch"
 
-
 _CONDA = (
     "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate && conda activate testbed; fi "
     ">/dev/null 2>&1; true"
@@ -47,7 +45,6 @@ _COMMANDS = {
     "r2egym": 'if [ -d .venv/bin ]; then export VIRTUAL_ENV="$PWD/.venv" PATH="$PWD/.venv/bin:$PATH"; fi; true',
 }
 _SECONDS = 60.0
-
 
 SYSTEM_PROMPT = (
     "You repair software. You have a sandbox with a git repository, a bash shell, an editor for files and a tool to "
@@ -81,17 +78,18 @@ class SweEnvironment:
         self._repositories: WeakKeyDictionary[Leases, PlacedRepository] = WeakKeyDictionary()
 
     def parse_row(self, row: Mapping[str, Any]) -> SweTask:
-        """See ``Environment.parse_row``."""
         return parse_swe_row(row)
 
     def plan_episode(self, task: SweTask, leases: Leases, settings: ResolvedSettings) -> Episode:
-        """Return the prompt and the tools without preparing anything; see ``SupportsEpisodePlan``."""
 
         async def source() -> Sandbox:
             return await leases.get_agent_sandbox(await sandbox_spec(task))
 
         return Episode(
-            messages=first_messages(task),
+            messages=(
+                Message(role="system", content=SYSTEM_PROMPT),
+                Message(role="user", content=_USER.format(workdir=task.workdir, question=task.question)),
+            ),
             tools=(
                 BashTool(source, settings.action_seconds),
                 EditorTool(source),
@@ -103,10 +101,8 @@ class SweEnvironment:
         )
 
     async def init(self, task: SweTask, leases: Leases, settings: ResolvedSettings) -> Episode:
-        """Start the agent's sandbox and put the repository in place."""
         sandbox = await leases.get_agent_sandbox(await sandbox_spec(task))
-        base = await place_repository_for_agent(task, sandbox)
-        self._repositories[leases] = PlacedRepository(base, await read_index(task, sandbox))
+        self._repositories[leases] = await place_repository_for_agent(task, sandbox)
         await activate_interpreter(task, sandbox)
         return self.plan_episode(task, leases, settings)
 
@@ -123,12 +119,7 @@ class SweEnvironment:
         await self._collect_patch(task, context.artifacts, context.leases)
 
     async def evaluate(self, task: SweTask, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
-        """Judge the part of the patch that counts by the hidden tests. An empty one costs no sandbox.
-
-        Raises:
-            SandboxError, GraderError: grading itself could not be done.
-            TaskError: the row's own tests cannot be run.
-        """
+        """Judge the part of the patch that counts by the hidden tests. An empty one costs no sandbox."""
         artifacts.submission = GradedSubmission(kind="patch", text="")
         await self._collect_patch(task, artifacts, leases)
         if NO_PATCH in artifacts.files:
@@ -138,21 +129,18 @@ class SweEnvironment:
         # In a thread: one of millions of lines takes seconds to read.
         patch = await asyncio.to_thread(filter_patch, artifacts.files[PATCH], task, dirty)
         artifacts.submission = GradedSubmission(kind="patch", text=patch.patch.decode(errors="replace"))
+        counts = {"files": len(patch.files)}
+        counts |= {f"dropped: {why}": count for why, count in sorted(patch.dropped.items())}
         if not patch.patch:
-            return Score(reward=0.0, detail={"why": patch.empty_reason, **_patch_facts(patch)})
+            return Score(reward=0.0, detail={"why": patch.empty_reason, **counts})
         score = await grade(task, patch.patch, leases, settings)
-        return score.model_copy(update={"detail": {**score.detail, **_patch_facts(patch)}})
+        return score.model_copy(update={"detail": {**score.detail, **counts}})
 
     def normalize_answer(self, text: str) -> str:
-        """Return it without durations; see ``SupportsReplay``."""
         return _DURATION.sub("0s", text)
 
     def gold_steps(self, row: Mapping[str, Any]) -> Sequence[ScriptedStep]:
-        """Return the row's own trajectory, or one that applies the gold patch.
-
-        Raises:
-            TaskError: the row has neither.
-        """
+        """Return the row's own trajectory, or one that applies the gold patch."""
         task = self.parse_row(row)
         if task.gold_steps:
             return to_scripted_steps(task.gold_steps)
@@ -169,7 +157,6 @@ class SweEnvironment:
         ]
 
     def wrong_steps(self, row: Mapping[str, Any], seed: int) -> Sequence[ScriptedStep]:
-        """Return plausible turns that do not solve the row: its own, or a file that repairs nothing."""
         task = self.parse_row(row)
         note = {"command": "create", "path": f"notes_{seed}.txt", "file_text": "The cause is still unknown.\n"}
         steps = [
@@ -179,7 +166,6 @@ class SweEnvironment:
         return to_scripted_steps(task.wrong_steps) or steps
 
     async def check_row(self, row: Mapping[str, Any], leases: Leases) -> str:
-        """Return which tests of ``fail_to_pass`` pass without the repair; see ``SupportsRowCheck``."""
         task = self.parse_row(row)
         passing = await passing_without_repair(task, leases, resolve_settings(self.settings))
         return f"tests of fail_to_pass pass without the repair: {passing}" if passing else ""
@@ -203,23 +189,10 @@ class SweEnvironment:
             artifacts.files[NO_PATCH] = f"the agent broke its sandbox: {error.what}".encode()
 
 
-def _patch_facts(patch: FilteredPatch) -> dict[str, int]:
-    """Return the counts of a patch for ``Score.detail``."""
-    dropped = {f"dropped: {why}": count for why, count in sorted(patch.dropped.items())}
-    return {"files": len(patch.files), **dropped}
-
-
-def first_messages(task: SweTask) -> tuple[Message, ...]:
-    """Return the system's and the user's message."""
-    user = _USER.format(workdir=task.workdir, question=task.question)
-    return Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=user)
-
-
 async def activate_interpreter(task: SweTask, sandbox: Sandbox) -> None:
     """Put the project's interpreter first in the agent's shell; nothing to do for rows of our own.
 
-    Raises:
-        SandboxError: the sandbox is lost, or too slow: the agent would work without the project's interpreter.
+    Raises ``SandboxError``: it is too slow, and the agent would work without the project's interpreter.
     """
     command = _COMMANDS.get(task.source)
     if command is not None:

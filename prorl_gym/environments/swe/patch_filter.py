@@ -1,7 +1,11 @@
-"""Reducing an agent's patch to the repair that is graded.
+"""An agent's patch: read strictly, reduced to the repair that is graded, and written again for ``git apply``.
+
+It is taken from a sandbox in which the agent owns every program. ``git apply`` and ``patch`` read more than ``git
+diff`` writes (headers of other tools, renames, text between files), so it is never passed on unchanged: it is read into
+records, and the applied patch is written from them. Both therefore agree on what it changes.
 
 Left out, and counted: edits to tests and to the configuration of their runner, modules that would be imported instead
-of the runner's or the standard library's (``_ShadowedModules``), edits to files that the image itself changed or added
+of the runner's or the standard library's (``_is_shadowing``), edits to files that the image itself changed or added
 (they belong to its build), binary files, symbolic links, submodules, single files too large for a repair. A patch that
 is not well-formed, or still huge, is refused as a whole. These rules go by names, so a file that the gold patch changes
 counts in any case, unless it is a hidden test.
@@ -12,11 +16,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import Literal
 
-from prorl_gym.environments.swe.git_patch import FileEdit, MalformedPatchError, read_patch, write_patch
-from prorl_gym.environments.swe.swe_row import HIDDEN_FROM_AGENT, SweTask, TestPlan
+from prorl_gym.environments.swe.swe_row import HIDDEN_FROM_AGENT, SweTask
 
 MAX_RAW = 4 << 20
 """Bytes of a patch as taken from the sandbox."""
@@ -42,9 +46,6 @@ _RUNNER_FILES = re.compile(
 )
 _METADATA = re.compile(r".*\.(egg-info|dist-info|egg)", re.IGNORECASE)
 """Metadata of installed packages: it names plug-ins, and Python finds it in the working directory."""
-
-_CHANGED = re.compile(r"^(?:---|\+\+\+) (?:\"?[ab]/)([^\t\n\"]+)", re.MULTILINE)
-
 
 _ROOTS = ("", "src", "lib", "python")
 """Directories that commonly are on the path; an installation in place adds one of them."""
@@ -72,22 +73,67 @@ _IMPORTED = re.compile(r"[^.]+(?:\..*)?\.(?:py|pyc|so)")
 _PYTHONPATH = re.compile(r"PYTHONPATH=([^\s;&|]+)")
 _DIRECTORY = re.compile(r"(?:^|[\s;&|(])cd\s+([^\s;&|]+)")
 
+Kind = Literal["edit", "create", "delete"]
+
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@(?: .*)?\n")
+_MODE_LINE = re.compile(rb"(old mode|new mode|new file mode|deleted file mode) ([0-7]{6})\n")
+_INDEX_LINE = re.compile(rb"index [0-9a-f]{4,64}\.\.[0-9a-f]{4,64}(?: ([0-7]{6}))?\n")
+_ESCAPES = {
+    b"a": b"\a", b"b": b"\b", b"t": b"\t", b"n": b"\n", b"v": b"\v", b"f": b"\f", b"r": b"\r", b'"': b'"', b"\\": b"\\",
+}  # fmt: skip
+_QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(rb'\\([abtnvfr"\\]|[0-3][0-7]{2})')
+_NO_NEWLINE = b"\\ No newline at end of file"
+
+
+class MalformedPatchError(Exception):
+    """Not a patch as ``git diff`` writes it; the message names the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hunk:
+    """One hunk: line number and count of the old and the new side, and its lines without their ends."""
+
+    old: tuple[int, int]
+    new: tuple[int, int]
+    lines: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileEdit:
+    """The change of one path by a patch."""
+
+    path: bytes
+    kind: Kind
+    old_mode: bytes
+    """Six octal digits; empty when the file is new or the patch has no mode."""
+    new_mode: bytes
+    hunks: tuple[Hunk, ...]
+    binary: bool = False
+
+    @property
+    def size(self) -> int:
+        return sum(len(line) + 1 for hunk in self.hunks for line in hunk.lines)
+
+    @property
+    def has_changes(self) -> bool:
+        return bool(self.hunks) or self.kind != "edit" or self.old_mode != self.new_mode
+
 
 @dataclass(frozen=True, slots=True)
 class FilteredPatch:
-    """What is left of an agent's patch."""
+    """The part of an agent's patch that is graded."""
 
-    patch: bytes
-    files: tuple[str, ...]
+    patch: bytes = b""
+    files: tuple[str, ...] = ()
     """Paths that it touches, in its order."""
-    dropped: Mapping[str, int]
+    dropped: Mapping[str, int] = field(default_factory=dict[str, int])
     """How many paths were left out, by the reason."""
     refused: str = ""
     """Why nothing is left of it, when it was refused as a whole."""
 
     @property
     def empty_reason(self) -> str:
-        """Why the patch is empty."""
         if self.refused:
             return self.refused
         reasons = ", ".join(sorted(self.dropped))
@@ -95,21 +141,15 @@ class FilteredPatch:
 
 
 def filter_patch(raw: bytes, task: SweTask, dirty: Collection[str] = ()) -> FilteredPatch:
-    """Return the part of a patch that counts.
-
-    Args:
-        raw: as taken from the agent's sandbox.
-        task: knows its tests, and by its gold patch which files with a test-like name are none.
-        dirty: see ``BaseState.dirty``.
-    """
+    """Return the part of an agent's patch that counts. ``dirty``: see ``BaseState``."""
     if len(raw) > MAX_RAW:
-        return _refused_patch(f"patch larger than {MAX_RAW >> 20} MiB")
+        return FilteredPatch(refused=f"patch larger than {MAX_RAW >> 20} MiB")
     if raw.count(b"\ndiff --git ") > _MAX_RAW_FILES:  # other lines begin with a mark
-        return _refused_patch(f"patch of more than {_MAX_RAW_FILES} files")
+        return FilteredPatch(refused=f"patch of more than {_MAX_RAW_FILES} files")
     try:
         edits = read_patch(raw)
-    except MalformedPatchError as complaint:
-        return _refused_patch(f"malformed patch: {complaint}")
+    except MalformedPatchError as problem:
+        return FilteredPatch(refused=f"malformed patch: {problem}")
     reasons = _ExclusionRules(task, dirty)
     bad: dict[bytes, str] = {}
     for edit in edits:
@@ -117,13 +157,13 @@ def filter_patch(raw: bytes, task: SweTask, dirty: Collection[str] = ()) -> Filt
             bad[edit.path] = reason  # of a file that became a link, both halves
     kept = [edit for edit in edits if edit.path not in bad and edit.has_changes]
     if len({edit.path for edit in kept}) != len(kept):
-        return _refused_patch("malformed patch: a file is changed twice")
+        return FilteredPatch(refused="malformed patch: a file is changed twice")
     dropped = dict(Counter(bad.values()))
     patch = write_patch(kept)
     if len(patch) > MAX_PATCH:
-        return _refused_patch(f"patch larger than {MAX_PATCH >> 20} MiB", dropped)
+        return FilteredPatch(dropped=dropped, refused=f"patch larger than {MAX_PATCH >> 20} MiB")
     if len(kept) > MAX_FILES:
-        return _refused_patch(f"patch of more than {MAX_FILES} files", dropped)
+        return FilteredPatch(dropped=dropped, refused=f"patch of more than {MAX_FILES} files")
     return FilteredPatch(patch, tuple(os.fsdecode(edit.path) for edit in kept), dropped)
 
 
@@ -138,27 +178,31 @@ def is_test_path(path: str) -> bool:
     return not (_TEST_DIRECTORIES.isdisjoint(directories) and _TEST_ROOTS.isdisjoint(directories[:1]))
 
 
-def changed_paths(patch: str) -> frozenset[str]:
-    """Return the paths that a trusted patch names."""
-    return frozenset(path for path in _CHANGED.findall(patch))
+def paths_in_diff(patch: str) -> tuple[str, ...]:
+    """Return the paths below the repository that a diff names, old and new ones, in order."""
+    found: dict[str, None] = {}
+    for line in patch.split("\n"):
+        for mark in ("--- a/", "+++ b/", "rename from ", "rename to ", "copy to "):
+            if line.startswith(mark):
+                found[line.removeprefix(mark).split("\t")[0].removesuffix("\r")] = None
+    return tuple(path for path in found if path and ".." not in path.split("/") and not path.startswith("/"))
 
 
 class _ExclusionRules:
-    """Why a file is left out."""
-
     def __init__(self, task: SweTask, dirty: Collection[str]) -> None:
         tests = task.tests
-        self._tests = frozenset(tests.files) | changed_paths(tests.patch)
+        self._tests = frozenset([*tests.files, *paths_in_diff(tests.patch)])
         self._removed = tuple(tests.removed)
         self._test_folders = {folder for path in self._tests if (folder := _test_folder(path))}
-        self._repaired = changed_paths(task.gold_patch)
-        self._shadows = _ShadowedModules(tests, task.workdir, self._repaired)
+        self._repaired = paths_in_diff(task.gold_patch)
+        named = _path_directories(f"{tests.build}\n{tests.command}", task.workdir)
+        self._roots = tuple(dict.fromkeys([*_ROOTS, *named]))
         self._dirty = tuple(dirty)
         self._hidden = HIDDEN_FROM_AGENT.get(task.source, ())
 
     def reason_for(self, edit: FileEdit) -> str | None:
         path = os.fsdecode(edit.path)
-        if _unsafe(path):
+        if "\0" in path or any(part in ("", ".", "..") or part.casefold() == ".git" for part in path.split("/")):
             return "unsafe path"
         modes = (edit.old_mode, edit.new_mode)
         if _SUBMODULE in modes:
@@ -182,10 +226,10 @@ class _ExclusionRules:
             return False
         if _within(path, self._test_folders):  # data that the hidden tests read, for example
             return True
-        shadows = self._shadows.is_shadowing_anywhere(path) or (
-            edit.kind == "create" and self._shadows.is_shadowing_if_new(path)
-        )
-        return shadows or is_test_path(path)
+        if any(_ANYWHERE.fullmatch(part) for part in path.split("/")):
+            return True
+        is_new = edit.kind == "create"
+        return is_test_path(path) or (is_new and any(_is_shadowing(path, root, self._repaired) for root in self._roots))
 
 
 def _test_folder(path: str) -> str:
@@ -196,69 +240,36 @@ def _test_folder(path: str) -> str:
     return "/".join(folders)
 
 
-def _unsafe(path: str) -> bool:
-    parts = path.split("/")
-    return "\0" in path or any(part in ("", ".", "..") or part.casefold() == ".git" for part in parts)
-
-
 def _within(path: str, places: Iterable[str]) -> bool:
     return any(path == place or path.startswith(f"{place.rstrip('/')}/") for place in places)
 
 
-def _refused_patch(why: str, dropped: Mapping[str, int] | None = None) -> FilteredPatch:
-    return FilteredPatch(b"", (), dropped or {}, why)
-
-
-class _ShadowedModules:
-    """Finds modules that a patch would put before the interpreter's own and the test runner's.
+def _is_shadowing(path: str, root: str, repaired: Collection[str]) -> bool:
+    """Whether a new file is a module that would be imported instead of the interpreter's own or the test runner's.
 
     ``python -m pytest`` looks into the working directory first, and directories named in ``PYTHONPATH`` also come
     before the standard library: everything that runs a test would import a new ``json.py`` there instead of the real
-    one. Only its name and place identify such a file. Files of the base tree do not count.
-
-    Args:
-        plan: its commands put directories on Python's path.
-        workdir: the repository.
-        repaired: paths that the gold patch changes; further modules of a package among them are part of a repair.
+    one. Only its name and place below such a ``root`` identify the file. Files of the base tree do not count.
+    ``repaired`` are the paths that the gold patch changes: further modules of their packages are part of a repair.
     """
-
-    def __init__(self, plan: TestPlan, workdir: str, repaired: Collection[str]) -> None:
-        named = _path_directories(f"{plan.build}\n{plan.command}", workdir)
-        self._roots = tuple(dict.fromkeys([*_ROOTS, *named]))
-        self._repaired = tuple(repaired)
-
-    def is_shadowing_anywhere(self, path: str) -> bool:
-        """Whether a path is such a module wherever it is, be it new or not."""
-        return any(_ANYWHERE.fullmatch(part) for part in path.split("/"))
-
-    def is_shadowing_if_new(self, path: str) -> bool:
-        """Whether a new file is such a module."""
-        return any(self._is_shadowing_below(root, path) for root in self._roots)
-
-    def _is_shadowing_below(self, root: str, path: str) -> bool:
-        prefix = f"{root}/" if root else ""
-        if not path.startswith(prefix):
-            return False
-        first, *rest = path.removeprefix(prefix).split("/")
-        if rest and any(repaired.startswith(f"{prefix}{first}/") for repaired in self._repaired):
-            return False
-        name = PurePosixPath(first).stem if rest else first.split(".")[0]
-        if _RUNNER.fullmatch(name):
-            return True
-        # Without __init__ a directory loses against a module later on the path.
-        module = rest[0] if len(rest) == 1 and rest[0].split(".")[0] == "__init__" else "" if rest else first
-        return name in _STDLIB and _IMPORTED.fullmatch(module) is not None
+    prefix = f"{root}/" if root else ""
+    if not path.startswith(prefix):
+        return False
+    first, *rest = path.removeprefix(prefix).split("/")
+    if rest and any(other.startswith(f"{prefix}{first}/") for other in repaired):
+        return False
+    name = PurePosixPath(first).stem if rest else first.split(".")[0]
+    if _RUNNER.fullmatch(name):
+        return True
+    # Without __init__ a directory loses against a module later on the path.
+    module = rest[0] if len(rest) == 1 and rest[0].split(".")[0] == "__init__" else "" if rest else first
+    return name in _STDLIB and _IMPORTED.fullmatch(module) is not None
 
 
 def _path_directories(commands: str, workdir: str) -> Iterator[str]:
     """Yield directories of the repository that commands put on Python's path or go to."""
-    for value in _PYTHONPATH.findall(commands):
-        yield from _inside(value.split(":"), workdir)
-    yield from _inside(_DIRECTORY.findall(commands), workdir)
-
-
-def _inside(places: Iterable[str], workdir: str) -> Iterator[str]:
-    for place in places:
+    places = [place for value in _PYTHONPATH.findall(commands) for place in value.split(":")]
+    for place in [*places, *_DIRECTORY.findall(commands)]:
         path = re.sub("[\"']", "", place)
         for start in ("$PWD", "${PWD}", "$(pwd)", workdir):
             if path == start or path.startswith(f"{start}/"):
@@ -267,3 +278,181 @@ def _inside(places: Iterable[str], workdir: str) -> Iterator[str]:
         path = str(PurePosixPath(path))
         if not path.startswith(("/", "..", "$")):
             yield "" if path == "." else path
+
+
+# Reading and writing the format of ``git diff``
+
+
+def read_patch(patch: bytes) -> list[FileEdit]:
+    """Read a patch. Raises ``MalformedPatchError``: it is not what ``git diff`` without renames writes."""
+    lines = _LineReader(patch)
+    edits: list[FileEdit] = []
+    while lines.has_next:
+        edits.append(_read_file(lines))
+    return edits
+
+
+def write_patch(edits: list[FileEdit]) -> bytes:
+    """Write records as a patch that ``git apply`` takes. Binary ones cannot be written."""
+    return b"".join(map(_write_file, edits))
+
+
+class _LineReader:
+    def __init__(self, patch: bytes) -> None:
+        self._lines = patch.split(b"\n")
+        self._at = 0
+        if self._lines.pop():
+            self._at = len(self._lines)
+            raise self.error("the last line has no end")
+
+    @property
+    def has_next(self) -> bool:
+        return self._at < len(self._lines)
+
+    @property
+    def peek_line(self) -> bytes:
+        """The next line with its line feed; empty at the end."""
+        return self._lines[self._at] + b"\n" if self.has_next else b""
+
+    def read_line(self) -> bytes:
+        line = self.peek_line
+        self._at += 1
+        return line
+
+    def read_hunk_lines(self, old: int, new: int) -> tuple[bytes, ...]:
+        """Return the lines of a hunk with these counts. One loop: there may be millions of lines."""
+        lines, start, at = self._lines, self._at, self._at
+        while old > 0 or new > 0:
+            mark = lines[at][:1] if at < len(lines) else b""
+            if mark == b" ":
+                old -= 1
+                new -= 1
+            elif mark == b"-":
+                old -= 1
+            elif mark == b"+":
+                new -= 1
+            elif mark != b"\\" or lines[at] != _NO_NEWLINE or at == start or lines[at - 1] == _NO_NEWLINE:
+                self._at = at
+                raise self.error("a hunk ends too early")
+            at += 1
+        if at < len(lines) and lines[at] == _NO_NEWLINE and at > start and lines[at - 1] != _NO_NEWLINE:
+            at += 1
+        self._at = at
+        if old < 0 or new < 0:
+            raise self.error("a hunk is longer than its head states")
+        return tuple(lines[start:at])
+
+    def error(self, why: str) -> MalformedPatchError:
+        return MalformedPatchError(f"line {self._at + 1}: {why}")
+
+
+def _read_file(lines: _LineReader) -> FileEdit:
+    path = _read_path(lines)
+    modes: dict[bytes, bytes] = {}
+    while (found := _MODE_LINE.fullmatch(lines.peek_line)) is not None:
+        if found[1] in modes:
+            raise lines.error("a mode is given twice")
+        modes[found[1]] = found[2]
+        lines.read_line()
+    if (index := _INDEX_LINE.fullmatch(lines.peek_line)) is not None:
+        lines.read_line()
+    same = (index[1] or b"") if index else b""
+    kind: Kind = "edit"
+    match sorted(modes):
+        case []:
+            old_mode = new_mode = same
+        case [b"new mode", b"old mode"]:
+            old_mode, new_mode = modes[b"old mode"], modes[b"new mode"]
+        case [b"new file mode"]:
+            kind, old_mode, new_mode = "create", b"", modes[b"new file mode"]
+        case [b"deleted file mode"]:
+            kind, old_mode, new_mode = "delete", modes[b"deleted file mode"], b""
+        case _:
+            raise lines.error("its modes contradict each other")
+    if _is_binary(lines):
+        return FileEdit(path, kind, old_mode, new_mode, (), binary=True)
+    hunks = _read_hunks(path, kind, lines) if lines.peek_line.startswith(b"--- ") else ()
+    return FileEdit(path, kind, old_mode, new_mode, hunks)
+
+
+def _read_path(lines: _LineReader) -> bytes:
+    head = lines.peek_line
+    if not head.startswith(b"diff --git "):
+        raise lines.error("a file's head was expected")
+    names = head[len(b"diff --git ") : -1]
+    if names.startswith(b'"'):
+        quoted = re.fullmatch(_QUOTED.pattern + b" " + _QUOTED.pattern, names)
+        if quoted is None:
+            raise lines.error("its names cannot be separated")
+        first, second = _unquote(quoted[1], lines), _unquote(quoted[2], lines)
+    else:  # both names are equal, so they split in the middle, whatever blanks they hold
+        middle = len(names) // 2
+        first, second = names[:middle], names[middle + 1 :]
+        if names[middle : middle + 1] != b" ":
+            raise lines.error("its two names differ")
+    if first[:2] != b"a/" or second[:2] != b"b/" or first[2:] != second[2:] or not first[2:]:
+        raise lines.error("its two names differ")
+    lines.read_line()
+    return first[2:]
+
+
+def _unquote(text: bytes, lines: _LineReader) -> bytes:
+    if b"\\" in _ESCAPE.sub(b"", text):
+        raise lines.error("a name is quoted wrongly")
+    return _ESCAPE.sub(lambda found: _ESCAPES.get(found[1]) or bytes([int(found[1], 8)]), text)
+
+
+def _is_binary(lines: _LineReader) -> bool:
+    if lines.peek_line.startswith(b"Binary files ") and lines.peek_line.endswith(b" differ\n"):
+        lines.read_line()
+        return True
+    if lines.peek_line != b"GIT binary patch\n":
+        return False
+    while lines.has_next and not lines.peek_line.startswith(b"diff --git "):
+        lines.read_line()
+    return True
+
+
+def _read_hunks(path: bytes, kind: Kind, lines: _LineReader) -> tuple[Hunk, ...]:
+    for sign, prefix, absent in ((b"--- ", b"a/", kind == "create"), (b"+++ ", b"b/", kind == "delete")):
+        line = lines.peek_line
+        name = line.removeprefix(sign).removesuffix(b"\n").removesuffix(b"\t")  # git adds a tab after blanks
+        if (quoted := _QUOTED.fullmatch(name)) is not None:
+            name = _unquote(quoted[1], lines)
+        if not line.startswith(sign) or name != (b"/dev/null" if absent else prefix + path):
+            raise lines.error("the name is not that of the file's head")
+        lines.read_line()
+    hunks: list[Hunk] = []
+    while (head := _HUNK.fullmatch(lines.peek_line)) is not None:
+        lines.read_line()
+        old, new = (int(head[1]), int(head[2] or 1)), (int(head[3]), int(head[4] or 1))
+        hunks.append(Hunk(old, new, lines.read_hunk_lines(old[1], new[1])))
+    if not hunks:
+        raise lines.error("a hunk was expected")
+    return tuple(hunks)
+
+
+def _write_file(edit: FileEdit) -> bytes:
+    first, second = _quote(b"a/" + edit.path), _quote(b"b/" + edit.path)
+    head = b"diff --git " + first + b" " + second + b"\n"
+    if edit.kind == "create":
+        head += b"new file mode " + edit.new_mode + b"\n"
+        first = b"/dev/null"
+    elif edit.kind == "delete":
+        head += b"deleted file mode " + edit.old_mode + b"\n"
+        second = b"/dev/null"
+    elif edit.old_mode != edit.new_mode:
+        head += b"old mode " + edit.old_mode + b"\nnew mode " + edit.new_mode + b"\n"
+    if not edit.hunks:
+        # Without it, git takes a new or deleted empty file for a head without a body.
+        return head + b"index %s\n" % (b"0" * 40 + b".." + b"0" * 40) if edit.kind != "edit" else head
+    parts = [head, b"--- " + first + b"\n+++ " + second + b"\n"]
+    for hunk in edit.hunks:
+        parts += [b"@@ -%d,%d +%d,%d @@\n" % (*hunk.old, *hunk.new), *(line + b"\n" for line in hunk.lines)]
+    return b"".join(parts)
+
+
+def _quote(name: bytes) -> bytes:
+    if not re.search(rb'[\x00-\x1f"\\\x7f]', name):
+        return name
+    return b'"' + re.sub(rb'[\x00-\x1f"\\\x7f]', lambda found: b"\\%03o" % found[0][0], name) + b'"'

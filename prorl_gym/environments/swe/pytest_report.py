@@ -16,7 +16,6 @@ _WRITE, _DUMPS, _PROCESS = os.write, json.dumps, os.getpid()
 _PATH = os.environ.pop("PRORL_REPORT", "")
 _ROOT = os.environ.pop("PRORL_ROOT", "")
 
-
 _CORE = (
     "_pytest.python:Function.runtest",
     "_pytest.python:Function.setup",
@@ -46,7 +45,7 @@ def _core_functions() -> Any:
                 value = getattr(value, name)
         except (ImportError, AttributeError):
             continue
-        function = getattr(value, "__func__", value)  # methods of a class are bound anew at each look
+        function = getattr(value, "__func__", value)  # each look at a class method gives another bound one
         found[place] = (function, getattr(function, "__code__", None))
     return found
 

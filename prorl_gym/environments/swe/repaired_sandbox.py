@@ -2,19 +2,21 @@
 
 The patch is applied except where hidden tests go, and they are put in place after it, so that nothing of the agent's
 survives there. What else of a patch counts, ``patch_filter`` decides before.
+
+Helpers are the hidden files without tests. When one test function runs alone, they are all that is in place besides it.
 """
 
 import secrets
 import shlex
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from prorl_gym.environments.killed_program import raise_if_killed
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.environments.swe.repository import place_repository, sandbox_spec
+from prorl_gym.environments.swe.patch_filter import paths_in_diff
+from prorl_gym.environments.swe.repository import open_clean_repository, sandbox_spec
 from prorl_gym.environments.swe.run_tests import CommandSequence
-from prorl_gym.environments.swe.swe_row import SweTask, TestPlan
+from prorl_gym.environments.swe.swe_row import HIDDEN_OUTSIDE_WORKDIR, R2E_TESTS, SET_ASIDE_DIRECTORY, SweTask, TestPlan
 from prorl_gym.errors import FailureKind, TaskError
 from prorl_gym.sandbox.protocol import ExecResult, Sandbox
 
@@ -35,6 +37,8 @@ _APPLY_COMMANDS = (
     ("git apply --3way", "apply --whitespace=nowarn --3way"),
 )
 
+_REMOVE_SECONDS = 120.0
+_MAX_HELPER = 16 << 20
 
 MAX_BUILT = 64 << 20
 """Bytes of a packed build; a larger one is built again."""
@@ -48,56 +52,40 @@ find / "$2" -xdev \\( -path /proc -o -path /sys -o -path /dev -o -path "$1" -o -
 """
 
 
-@dataclass(frozen=True, slots=True)
-class RepairedSandbox:
-    """A sandbox that does not hold the hidden tests yet."""
-
-    sandbox: Sandbox
-    apply_command: str
-    """Command that applied the patch; empty without a patch."""
-
-
 class UnsolvedError(Exception):
     """The patch scores 0.0 before any test runs; the message has the reason."""
 
 
 @asynccontextmanager
-async def open_repaired_sandbox(
-    task: SweTask, patch: bytes, leases: Leases, *, hidden: SweTask | None = None
-) -> AsyncGenerator[RepairedSandbox]:
-    """Start a clean sandbox with the repository and the patch in it.
+async def open_repaired_sandbox(task: SweTask, patch: bytes, leases: Leases) -> AsyncGenerator[tuple[Sandbox, str]]:
+    """Start a clean sandbox with the repository and the patch in it, but without the hidden tests.
 
-    Args:
-        task: what is put in place.
-        patch: the agent's; may be empty.
-        leases: gives the sandbox.
-        hidden: names the paths of hidden tests, when it is another than ``task``.
-
-    Raises:
-        UnsolvedError: the patch does not apply.
-        SandboxError, TaskError: see ``grade``.
+    Gives the command that applied the patch, too; it is empty, as the patch may be. Raises ``UnsolvedError``: the patch
+    does not apply.
     """
-    sandbox = await leases.start_clean_sandbox(await sandbox_spec(task))
-    try:
-        await place_repository(task, sandbox)
-        yield RepairedSandbox(sandbox, await apply_patch(sandbox, hidden or task, patch) if patch.strip() else "")
-    finally:
-        await sandbox.close()
+    async with open_clean_repository(task, leases, await sandbox_spec(task)) as sandbox:
+        yield sandbox, await apply_patch(sandbox, task, patch) if patch.strip() else ""
 
 
 async def apply_patch(sandbox: Sandbox, task: SweTask, patch: bytes) -> str:
     """Apply a patch to the repository, in the first of three ways that works; returns the command that did.
 
-    Raises:
-        UnsolvedError: no way works.
-        SandboxError: the sandbox is lost.
-        TaskError: ``IMAGE_BROKEN``: there is no bash in it.
+    It leaves out where hidden tests go, and what configures their runner. Raises ``UnsolvedError``: no way works;
+    ``TaskError`` (IMAGE_BROKEN): there is no bash.
     """
     path = _random_path()
     await sandbox.write_file(path, patch)
-    chosen = " ".join(_exclude_options(task))
+    excluded: list[str] = []
+    for hidden in hidden_test_paths(task.tests):
+        plain = "".join(f"\\{character}" if character in "\\*?[" else character for character in hidden)
+        excluded += [plain, f"{plain}/*"]
+    repaired = {path.rpartition("/")[2] for path in paths_in_diff(task.gold_patch)}
+    for name in _CONFIG_FILES:
+        if name not in repaired:
+            excluded += [name, f"*/{name}"]
+    options = shlex.join(f"--exclude={pattern}" for pattern in excluded)
     script = "\n".join(
-        f"if {_GIT} {way} {chosen} -- {path}; then echo applied {number}; exit 0; fi\n{_GIT} checkout -q -f HEAD -- ."
+        f"if {_GIT} {way} {options} -- {path}; then echo applied {number}; exit 0; fi\n{_GIT} checkout -q -f HEAD -- ."
         for number, (_, way) in enumerate(_APPLY_COMMANDS)
     )
     result = await _bash(sandbox, task, f"{script}\nexit 1")
@@ -108,14 +96,22 @@ async def apply_patch(sandbox: Sandbox, task: SweTask, patch: bytes) -> str:
 
 
 async def place_tests(sandbox: Sandbox, task: SweTask) -> str:
-    """Put the hidden tests in place; returns what failed, or an empty text.
-
-    Raises:
-        SandboxError: the sandbox is lost.
-    """
+    """Put the hidden tests in place; returns what failed, or an empty text."""
     plan = task.tests
-    gone = [f"rm -rf -- {shlex.quote(path)} || exit 1" for path in plan.removed]
-    script = [*gone, *_clear_paths(plan.files), *_restore_paths(paths_in_diff(plan.patch))]
+    patched = paths_in_diff(plan.patch)
+    script = [f"rm -rf -- {shlex.quote(path)} || exit 1" for path in plan.removed]
+    for path in (*plan.files, *patched):  # and links or files where their directories should be
+        parts = path.split("/")
+        for end in range(1, len(parts)):
+            above = shlex.quote("/".join(parts[:end]))
+            script.append(
+                f"if [ -L {above} ] || {{ [ -e {above} ] && [ ! -d {above} ]; }}; then rm -f -- {above} || exit 1; fi"
+            )
+        script.append(f"rm -rf -- {shlex.quote(path)} || exit 1")
+    for path in map(shlex.quote, patched):  # as in the base tree
+        script.append(
+            f"if {_GIT} cat-file -e HEAD:{path} 2>/dev/null; then {_GIT} checkout -q HEAD -- {path} || exit 1; fi"
+        )
     if script and (result := await _bash(sandbox, task, "\n".join(script))).exit_code != 0:
         return f"the hidden tests' places cannot be cleared: {_first_line(result.stderr)}"
     for path, text in plan.files.items():
@@ -131,56 +127,39 @@ async def place_tests(sandbox: Sandbox, task: SweTask) -> str:
     return f"the test patch does not apply: {_first_line(result.stderr)}" if result.exit_code != 0 else ""
 
 
-def paths_in_diff(patch: str) -> tuple[str, ...]:
-    """Return the paths below the repository that a unified diff names, old and new ones, in order."""
-    found: dict[str, None] = {}
-    for line in patch.split("\n"):
-        for mark in ("--- a/", "+++ b/", "rename from ", "rename to ", "copy to "):
-            if line.startswith(mark):
-                found[line.removeprefix(mark).split("\t")[0].rstrip()] = None
-    return tuple(path for path in found if path and ".." not in path.split("/") and not path.startswith("/"))
+async def place_helpers(sandbox: Sandbox, task: SweTask, absent: tuple[str, ...]) -> str:
+    """Put the helpers in place and remove everything else about tests; returns what failed, or an empty text.
+
+    The history and compiled files are removed too. No code of the repository runs in between.
+    """
+    if problem := await place_tests(sandbox, task):
+        return problem
+    removed = [*absent, ".git"]
+    if task.source == "r2egym":
+        removed += [f"{SET_ASIDE_DIRECTORY}/{R2E_TESTS}", *HIDDEN_OUTSIDE_WORKDIR.get(task.source, ())]
+    folders = dict.fromkeys(path.rpartition("/")[0] for path in absent)
+    removed += [f"{folder}/__pycache__".lstrip("/") for folder in folders]
+    script = "\n".join(f"rm -rf -- {shlex.quote(path)}" for path in removed)
+    result = await sandbox.exec(["sh", "-c", script], timeout=_REMOVE_SECONDS, cwd=task.workdir)
+    return "hidden tests cannot be removed" if result.exit_code != 0 else ""
+
+
+async def read_helpers(sandbox: Sandbox, task: SweTask, absent: Collection[str]) -> dict[str, bytes]:
+    """Return what ``place_helpers`` put in place, by path in the sandbox."""
+    helpers: dict[str, bytes] = {}
+    for path in hidden_test_paths(task.tests):
+        if path not in absent and path not in task.tests.removed:
+            try:
+                full_path = f"{task.workdir}/{path}"
+                helpers[full_path] = await sandbox.read_file(full_path, limit=_MAX_HELPER)
+            except OSError:
+                continue
+    return helpers
 
 
 def hidden_test_paths(plan: TestPlan) -> tuple[str, ...]:
     """Return the paths at which hidden tests are put: nothing of a patch is applied there."""
     return tuple(dict.fromkeys([*plan.files, *paths_in_diff(plan.patch), *plan.removed]))
-
-
-def _exclude_options(task: SweTask) -> Iterable[str]:
-    """Options of ``git apply`` that leave out where hidden tests go, and what configures their runner."""
-    for path in hidden_test_paths(task.tests):
-        yield _option("exclude", _escape_glob(path))
-        yield _option("exclude", f"{_escape_glob(path)}/*")
-    repaired = {path.rpartition("/")[2] for path in paths_in_diff(task.gold_patch)}
-    for name in _CONFIG_FILES:
-        if name not in repaired:
-            yield _option("exclude", name)
-            yield _option("exclude", f"*/{name}")
-
-
-def _option(name: str, pattern: str) -> str:
-    return shlex.quote(f"--{name}={pattern}")
-
-
-def _escape_glob(path: str) -> str:
-    return "".join(f"\\{character}" if character in "\\*?[" else character for character in path)
-
-
-def _clear_paths(paths: Iterable[str]) -> Iterable[str]:
-    """Remove what is at the paths, and links or files where their directories should be."""
-    for path in paths:
-        parts = path.split("/")
-        for end in range(1, len(parts)):
-            above = shlex.quote("/".join(parts[:end]))
-            yield f"if [ -L {above} ] || {{ [ -e {above} ] && [ ! -d {above} ]; }}; then rm -f -- {above} || exit 1; fi"
-        yield f"rm -rf -- {shlex.quote(path)} || exit 1"
-
-
-def _restore_paths(paths: Sequence[str]) -> Iterable[str]:
-    """Put paths back as they are in the base tree, and remove those that it has not."""
-    yield from _clear_paths(paths)
-    for path in map(shlex.quote, paths):
-        yield f"if {_GIT} cat-file -e HEAD:{path} 2>/dev/null; then {_GIT} checkout -q HEAD -- {path} || exit 1; fi"
 
 
 async def _bash(sandbox: Sandbox, task: SweTask, script: str) -> ExecResult:
@@ -201,42 +180,30 @@ def _first_line(stderr: bytes) -> str:
     return lines[0][:200] if lines else "no message"
 
 
-class BuildSnapshot:
-    """Packs what a build changes in a sandbox, so that the build runs once.
+async def mark_build_start(sandbox: Sandbox) -> str:
+    """Mark the time before a build, for ``pack_build``."""
+    mark = _random_path()
+    await sandbox.write_file(mark, b"")
+    return mark
 
-    Args:
-        sandbox: where the build will run.
-        workdir: the repository.
-    """
 
-    def __init__(self, sandbox: Sandbox, workdir: str) -> None:
-        self._sandbox = sandbox
-        self._workdir = workdir
-        self._mark = f"/tmp/prorl-{secrets.token_hex(8)}"
-
-    async def record_start(self) -> None:
-        """Mark the time before the build."""
-        await self._sandbox.write_file(self._mark, b"")
-
-    async def pack_changes(self) -> bytes:
-        """Return a tar.gz of what changed since; empty when it is too large or cannot be packed."""
-        argv = ["sh", "-c", _PACK, "pack", self._mark, self._workdir, str(MAX_BUILT)]
-        result = await self._sandbox.exec(argv, timeout=_PACK_SECONDS, cwd="/")
-        if result.exit_code != 0:
-            return b""
-        try:
-            return await self._sandbox.read_file(f"{self._mark}.tar", limit=MAX_BUILT)
-        except OSError:
-            return b""
+async def pack_build(sandbox: Sandbox, workdir: str, mark: str) -> bytes:
+    """Return a tar.gz of what changed since the mark; empty when it is too large or cannot be packed."""
+    argv = ["sh", "-c", _PACK, "pack", mark, workdir, str(MAX_BUILT)]
+    if (await sandbox.exec(argv, timeout=_PACK_SECONDS, cwd="/")).exit_code != 0:
+        return b""
+    try:
+        return await sandbox.read_file(f"{mark}.tar", limit=MAX_BUILT)
+    except OSError:
+        return b""
 
 
 async def restore_build(sandbox: Sandbox, packed: bytes) -> None:
-    """Unpack what ``pack_changes`` returned."""
+    """Unpack what ``pack_build`` returned."""
     await sandbox.exec(["tar", "-xzf", "-", "-C", "/"], stdin=packed, timeout=_PACK_SECONDS, cwd="/")
 
 
 async def run_build(sandbox: Sandbox, task: SweTask) -> bool:
     """Run the row's build; returns whether it succeeded."""
     run = CommandSequence(sandbox, task.workdir, task.tests.seconds)
-    await run.create_log_directory()
     return (await run.run_command(task.tests.build)).exit_code == 0

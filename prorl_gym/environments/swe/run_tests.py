@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from prorl_gym.environments.killed_program import was_killed
-from prorl_gym.environments.swe.runner_reports import LOG_FORMATS, PASSING, Status, read_events, worse_status
+from prorl_gym.environments.swe.runner_reports import PASSING, RunReport, Status, read_events, read_log, worse_status
 from prorl_gym.environments.swe.swe_row import SweTask, TestPlan
 from prorl_gym.errors import Evidence
 from prorl_gym.records import Score
@@ -32,9 +32,6 @@ export PYTEST_ADDOPTS="-p $4${PYTEST_ADDOPTS:+ $PYTEST_ADDOPTS}"
 """
 _RUN = 'exec >>"$1" 2>&1 </dev/null; if [ -n "$3" ]; then ' + _PLUGIN_EXPORTS + 'fi; set -- "$2"; eval "$1"'
 
-
-KILLED = "killed"
-"""Key of ``Score.detail``; see ``with_kill_detail``."""
 _MAX_NAMED = 3
 _MAX_REPORTED_NAME = 300
 _NAME_LENGTH = 120
@@ -48,9 +45,9 @@ class TestResults:
     problem: str = ""
     """Why the statuses cannot be used; empty when they can."""
     exit_code: int | None = None
-    """Of the test command; ``None`` when it did not run."""
+    """Exit code of the test command; ``None`` when it did not run."""
     seconds: float = 0.0
-    """Of build and tests."""
+    """Wall clock of build and tests."""
     log: str = ""
     """Output of the tests, or of a build that failed. For people only: it may quote hidden tests."""
     killed: bool = False
@@ -71,29 +68,19 @@ async def run_tests(
 ) -> TestResults:
     """Build the repository at ``workdir`` and run its tests by the plan, whose parser must not be ``swebench``.
 
-    Args:
-        sandbox: where the repository is.
-        workdir: the repository.
-        plan: commands and parser.
-        seconds: wall clock for build and tests together.
-        patched_paths: paths of the patch that may not implement hooks of pytest.
-        place_tests: puts the hidden tests in place, after the build, which may run code of the patch and must not
-            have them; returns what failed, or an empty text.
-
-    Raises:
-        SandboxError: the sandbox is lost.
+    Build and tests together take ``seconds`` of wall clock at most. ``patched_paths`` may not implement hooks of
+    pytest. ``place_tests`` puts the hidden tests in place after the build, which may run code of the patch and must not
+    have them; it returns what failed, or an empty text.
     """
     run = CommandSequence(sandbox, workdir, seconds)
-    await run.create_log_directory()
     if plan.build:
         built = await run.run_command(plan.build)
         if built.timed_out or built.exit_code != 0:
             why = "the build took too long" if built.timed_out else f"the build failed with exit code {built.exit_code}"
             log = await run.read_output(run.log_path)
             return TestResults({}, why, None, run.used_seconds, log or "", was_killed(built), built.sigkill_evidence)
-        run.start_new_log()
-    if place_tests is not None and (complaint := await place_tests()):
-        return TestResults({}, complaint, None, run.used_seconds)
+    if place_tests is not None and (problem := await place_tests()):
+        return TestResults({}, problem, None, run.used_seconds)
     if plan.parser == "pytest":
         await run.install_plugin()
     ran = await run.run_command(plan.command)
@@ -105,24 +92,20 @@ async def run_tests(
         return TestResults(
             {}, f"the test log is longer than {MAX_LOG} bytes", ran.exit_code, run.used_seconds, "", *killed
         )
+    # In a thread: the report may be long, and the code under test wrote it.
     if plan.parser == "pytest":
-        events = await asyncio.to_thread(read_events, await run.read_output(run.report_path) or "", patched_paths)
-        return TestResults(events.statuses, events.problem, ran.exit_code, run.used_seconds, log, *killed)
-    runner = LOG_FORMATS[plan.parser]
-    # In a thread: the log may be long, and the code under test wrote it.
-    statuses = await asyncio.to_thread(runner.parse, log)
-    complaint = await asyncio.to_thread(runner.find_problem, log, statuses) or _exit_code_problem(ran, statuses)
-    return TestResults(statuses, complaint, ran.exit_code, run.used_seconds, log, *killed)
+        report = await asyncio.to_thread(read_events, await run.read_output(run.report_path) or "", patched_paths)
+    else:
+        report = await asyncio.to_thread(read_log, plan.parser, log)
+        if not report.problem and ran.exit_code != 0 and not {"failed", "error"} & set(report.statuses.values()):
+            # A runner that fails although no test failed did not write this log.
+            problem = f"no test is reported as failed, but the exit code is {ran.exit_code}"
+            report = RunReport(report.statuses, problem)
+    return TestResults(report.statuses, report.problem, ran.exit_code, run.used_seconds, log, *killed)
 
 
 class CommandSequence:
-    """Commands that run after each other within one budget of time, each with its output in a file.
-
-    Args:
-        sandbox: where they run.
-        workdir: their working directory.
-        seconds: wall clock for all together.
-    """
+    """Commands that run after each other within one budget of wall clock, each with its output in a file."""
 
     def __init__(self, sandbox: Sandbox, workdir: str, seconds: float) -> None:
         self._sandbox = sandbox
@@ -131,39 +114,26 @@ class CommandSequence:
         self._plugin_directory = self._module = ""
         # Unpredictable: the repository cannot bring a file, a link or a device of that name.
         self._directory = f"/tmp/prorl-{secrets.token_hex(8)}"
-        self._log_number = 0
-        self.used_seconds = 0.0
-
-    @property
-    def log_path(self) -> str:
-        """File with the output of the commands."""
-        return f"{self._directory}/log{self._log_number}"
-
-    @property
-    def report_path(self) -> str:
+        self._ran = 0
+        self.log_path = ""
+        """File with the output of the last command."""
+        self.report_path = ""
         """File that our pytest plug-in writes."""
-        return f"{self._plugin_directory}/report"
-
-    def start_new_log(self) -> None:
-        """Direct the output of the next commands to another file."""
-        self._log_number += 1
-
-    async def create_log_directory(self) -> None:
-        """Create the directory of the logs."""
-        await self._sandbox.write_file(self.log_path, b"")
+        self.used_seconds = 0.0
 
     async def install_plugin(self) -> None:
         """Make pytest load our plug-in in the commands that follow; the build before did not see it."""
         self._plugin_directory = f"/tmp/prorl-{secrets.token_hex(8)}"
+        self.report_path = f"{self._plugin_directory}/report"
         self._module = f"prorl_{secrets.token_hex(8)}"
         await self._sandbox.write_file(f"{self._plugin_directory}/{self._module}.py", _PLUGIN.encode(), mode=0o444)
 
     async def run_command(self, command: str) -> ExecResult:
-        """Run a shell command with its output in ``log``. Everything it starts ends at the timeout.
-
-        Raises:
-            SandboxError: the sandbox is lost.
-        """
+        """Run a shell command with its output in a log of its own. Everything it starts ends at the timeout."""
+        self.log_path = f"{self._directory}/log{self._ran}"
+        if self._ran == 0:  # makes the directory
+            await self._sandbox.write_file(self.log_path, b"")
+        self._ran += 1
         left = max(self._seconds - self.used_seconds, 0.001)
         started = time.monotonic()
         argv = ["bash", "-c", _RUN, "bash", self.log_path, command, self._plugin_directory, self._module]
@@ -172,22 +142,11 @@ class CommandSequence:
         return result
 
     async def read_output(self, path: str) -> str | None:
-        """Return the text of a file of ours: empty when it is gone or no file any more, ``None`` when it is too long.
-
-        Raises:
-            SandboxError: the sandbox is lost.
-        """
+        """Return a file's text: empty when it is gone or no file any more, ``None`` when it is too long."""
         try:
             return (await self._sandbox.read_file(path, limit=MAX_LOG)).decode(errors="replace")
         except OSError as error:
             return None if error.errno == errno.EFBIG else ""
-
-
-def _exit_code_problem(ran: ExecResult, statuses: Mapping[str, Status]) -> str:
-    """A runner that fails although no test failed did not write this log."""
-    if ran.exit_code != 0 and not {"failed", "error"} & set(statuses.values()):
-        return f"no test is reported as failed, but the exit code is {ran.exit_code}"
-    return ""
 
 
 def score_tests(task: SweTask, results: TestResults) -> Score:
@@ -195,20 +154,6 @@ def score_tests(task: SweTask, results: TestResults) -> Score:
 
     The detail counts them and names up to three tests that failed and three that are missing.
     """
-    return with_kill_detail(_score_without_kill(task, results), killed=results.killed, sigkill=results.sigkill)
-
-
-def with_kill_detail(score: Score, *, killed: bool, sigkill: Evidence | None = None) -> Score:
-    """Note in the detail of a failed repair that its run was killed without a limit that explains it.
-
-    ``sigkill``: see ``ExecResult``.
-    """
-    if score.reward == 1.0 or not killed:
-        return score
-    return score.model_copy(update={"detail": {**score.detail, KILLED: True if sigkill is None else sigkill.value}})
-
-
-def _score_without_kill(task: SweTask, results: TestResults) -> Score:
     if results.problem:
         return unsolved_score(results.problem)
     find = StatusLookup(results.statuses, without_file=task.source == "r2egym")
@@ -225,7 +170,11 @@ def _score_without_kill(task: SweTask, results: TestResults) -> Score:
     missing = [name for name, status in both if status == "missing"]
     failed = [name for name, status in both if status not in PASSING and status != "missing"]
     detail |= {"failed": summarize_names(failed), "missing": summarize_names(missing)}
-    return Score(reward=0.0, detail={"why": _failure_reason(fail_to_pass, pass_to_pass), **detail}, report=report)
+    if _passing(fail_to_pass) < len(fail_to_pass):
+        why = "the fault is not repaired"
+    else:
+        why = "tests that passed before do not any more" if pass_to_pass else "no test shows the repair"
+    return Score(reward=0.0, detail={"why": why, **detail}, report=report)
 
 
 def broke_only_others(task: SweTask, results: TestResults) -> bool:
@@ -267,10 +216,8 @@ def report_lines(tests: Iterable[tuple[Status, str]]) -> str:
 class StatusLookup:
     """Finds tests by the names that data sets use.
 
-    Args:
-        statuses: by the runner's names.
-        without_file: pytest ids are also known without their file, joined by dots, as R2E-Gym has them. Tests of
-            several files that share such a name count as the worst of them.
+    ``without_file``: pytest ids are also known without their file, joined by dots, as R2E-Gym has them. Tests of
+    several files that share such a name count as the worst of them.
     """
 
     def __init__(self, statuses: Mapping[str, Status], *, without_file: bool = False) -> None:
@@ -281,7 +228,6 @@ class StatusLookup:
             self._short[short] = worse_status(self._short[short], status) if short in self._short else status
 
     def statuses_of(self, names: Iterable[str]) -> list[tuple[str, Status]]:
-        """Return each name with its status."""
         return [(name, self.status_of(name)) for name in names]
 
     def status_of(self, name: str) -> Status:
@@ -301,9 +247,3 @@ class StatusLookup:
 
 def _passing(tests: Sequence[tuple[str, Status]]) -> int:
     return sum(status in PASSING for _, status in tests)
-
-
-def _failure_reason(fail_to_pass: Sequence[tuple[str, Status]], pass_to_pass: Sequence[tuple[str, Status]]) -> str:
-    if _passing(fail_to_pass) < len(fail_to_pass):
-        return "the fault is not repaired"
-    return "tests that passed before do not any more" if pass_to_pass else "no test shows the repair"

@@ -11,17 +11,16 @@ import difflib
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from prorl_gym.config import config_error_of
+from prorl_gym.environments.row_format import RowStep, TaskRow, parse_row
 from prorl_gym.environments.swe.controls.control_plan import ControlPlan
-from prorl_gym.environments.task_row import RowStep, TaskRow, parse_row
 from prorl_gym.errors import FailureKind, TaskError
-from prorl_gym.sandbox.images.dataset_images import TEMPLATES
 from prorl_gym.sandbox.images.registry.oci_format import DOCKER_SCHEME
 
 Source = Literal["swebench", "swegym", "r2egym", "generic"]
@@ -53,67 +52,55 @@ HIDDEN_OUTSIDE_WORKDIR = {"r2egym": ("/r2e_tests",)}
 SET_ASIDE_DIRECTORY = "/var/lib/prorl-swe"
 """Directory to which a grading sandbox moves the files of ``HIDDEN_FROM_AGENT``."""
 
+Row = Mapping[str, Any]
+
+_IMAGE_KEYS = ("image", "docker_image", "image_name")
+_NESTED = ("instance", "task", "metadata", "verifier_metadata", "extra_info")
+
+_CONDA = "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate testbed; fi\n"
+"""The conda environment with the interpreter of the tests, in images of SWE-Gym."""
+_PYTEST = ("python", "-m", "pytest", "-rA", "-p", "no:cacheprovider")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True)
-class Repository:
-    """Where the code under repair comes from: one of the two, or the image when neither is set."""
-
-    archive: str = ""
-    """Base64 of a tar.gz whose root is the tree: for small repositories."""
-    path: str = ""
-    """A tar.gz on the service's host (absolute), checked against ``sha256``."""
-    sha256: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class TestPlan:
-    """How a repair is graded. Nothing of it may enter the agent's sandbox or the prompt."""
+    """Hidden tests; see ``GenericTests``. Nothing of them may enter the agent's sandbox or the prompt."""
 
     command: str
-    """Shell command that runs the tests."""
     parser: ParserName
     fail_to_pass: tuple[str, ...]
     """Tests that must pass now. Of an R2E-Gym row: all that must, named without their file (``Class.test``)."""
     seconds: float
-    """Wall clock for build and tests together."""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Hidden tests: path below the working directory -> text. Written before the run, in the clean sandbox only."""
     patch: str = ""
-    """Unified diff of further hidden tests, applied after ``files``."""
     removed: tuple[str, ...] = ()
-    """Paths that are removed before the run, for example the versions that the agent could see."""
     build: str = ""
-    """Shell command before the tests. When it fails the tests do not run: not solved."""
     pass_to_pass: tuple[str, ...] = ()
-    """Tests that passed before and still must."""
     controls: ControlPlan | None = None
-    """Controls proven when the row was made; ``None`` when none were searched for."""
+    """``None`` when none were searched for as the row was made."""
 
     __test__ = False
 
 
 @dataclass(frozen=True, slots=True)
 class SweTask:
-    """One repository to repair."""
+    """One repository to repair; see ``GenericSweRow``."""
 
     id: str
     question: str
-    """Problem statement; part of the prompt, verbatim."""
     image: str
-    """Image of both sandboxes; ``""`` is the service's default."""
     workdir: str
-    """Absolute path of the repository in the sandbox."""
     base_commit: str
-    """Commit of the image's repository to begin at; ``""``: the tree as it is found."""
-    repository: Repository
     tests: TestPlan
     gold_patch: str
     """Enters only the clean sandbox, and only when gold is graded."""
     source: Source
     raw: Mapping[str, Any]
     """The row as submitted, for the harness of SWE-bench."""
+    archive: str = ""
+    path: str = ""
+    sha256: str = ""
     gold_steps: tuple[RowStep, ...] = ()
     wrong_steps: tuple[RowStep, ...] = ()
 
@@ -137,22 +124,22 @@ PathInside = Annotated[str, AfterValidator(_check_path_inside)]
 
 
 class GenericTests(BaseModel):
-    """Hidden tests of a generic row; see ``TestPlan``."""
+    """Hidden tests of a generic row, put in place in the clean sandbox only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     files: dict[PathInside, str] = {}
     """Hidden tests: path below the working directory and text."""
     patch: str = ""
-    """Unified diff of further hidden tests."""
+    """Unified diff of further hidden tests, applied after ``files``."""
     removed: tuple[PathInside, ...] = ()
-    """Paths to remove before the run."""
+    """Paths to remove before the run, for example the versions that the agent could see."""
     build: str = ""
-    """Shell command before the tests."""
+    """Shell command before the tests. When it fails the tests do not run: not solved."""
     command: str = Field(min_length=1)
     """Shell command that runs the tests."""
     parser: Literal["pytest", "unittest", "django", "tap", "go", "jest", "cargo"]
-    """What reads its log."""
+    """Reader of its log."""
     fail_to_pass: Annotated[tuple[str, ...], Field(min_length=1)]
     """Tests that fail before the repair and must pass after it."""
     pass_to_pass: tuple[str, ...] = ()
@@ -177,7 +164,7 @@ class GenericSweRow(TaskRow):
     path: Annotated[str, Field(pattern=r"^(/.*)?$")] = ""
     """Absolute path of such a tar.gz on the service's host."""
     sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """Of the file at ``path``."""
+    """SHA-256 of the file at ``path``."""
     tests: GenericTests
     """Hidden tests. They never leave the service's side before grading."""
     patch: str = ""
@@ -193,28 +180,23 @@ class GenericSweRow(TaskRow):
 
 
 def parse_swe_row(row: Mapping[str, Any]) -> SweTask:
-    """Read a row of any known format.
+    """Read a row of any known format. Raises ``TaskError`` (BAD_ROW), naming the row and the missing or wrong field."""
+    if "problem_statement" in row and ("instance_id" in row or "docker_image" in row):
+        # A tool may have added an instance_id to a row of R2E-Gym; rows of SWE-bench have no expected output.
+        return _read_r2e_gym(row) if "expected_output_json" in row else _read_swe_bench(row)
+    fields = dict(parse_row(GenericSweRow, "swe", row))
+    tests, gold_patch = TestPlan(**dict(fields.pop("tests"))), fields.pop("patch")
+    return SweTask(**fields, tests=tests, gold_patch=gold_patch, source="generic", raw=row)
 
-    Raises:
-        TaskError: ``BAD_ROW``, naming the row and the missing or wrong field.
-    """
-    if _is_public_row(row):
-        return _parse_public_row(row)
-    generic = parse_row(GenericSweRow, "swe", row)
-    return SweTask(
-        id=generic.id,
-        question=generic.question,
-        image=generic.image,
-        workdir=generic.workdir,
-        base_commit=generic.base_commit,
-        repository=Repository(generic.archive, generic.path, generic.sha256),
-        tests=TestPlan(**dict(generic.tests)),
-        gold_patch=generic.patch,
-        source="generic",
-        raw=row,
-        gold_steps=generic.gold_steps,
-        wrong_steps=generic.wrong_steps,
-    )
+
+def _from_json(value: object) -> object:
+    """Parquet files of these collections hold lists and objects as JSON text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise ValueError("is text, but no JSON") from None
 
 
 class _PublicRow(BaseModel):
@@ -231,18 +213,8 @@ class _SweBenchRow(_PublicRow):
     test_patch: str
     version: str | None = None
     environment_setup_commit: str | None = None
-    FAIL_TO_PASS: tuple[str, ...] = Field(min_length=1)
-    PASS_TO_PASS: tuple[str, ...]
-
-    @field_validator("FAIL_TO_PASS", "PASS_TO_PASS", mode="before")
-    @classmethod
-    def _list(cls, value: object) -> object:
-        return _from_json(value)
-
-    @property
-    def source(self) -> Source:
-        foreign = self.repo.lower() in _SWE_GYM or self.version is None
-        return "swegym" if foreign and self.environment_setup_commit is None else "swebench"
+    FAIL_TO_PASS: Annotated[tuple[str, ...], BeforeValidator(_from_json)] = Field(min_length=1)
+    PASS_TO_PASS: Annotated[tuple[str, ...], BeforeValidator(_from_json)]
 
 
 class _R2eFiles(BaseModel):
@@ -256,49 +228,27 @@ class _R2eGymRow(_PublicRow):
     docker_image: str = Field(min_length=1)
     repo_name: str = Field(min_length=1)
     commit_hash: str = Field(pattern=r"^[0-9a-f]{7,64}$")
-    parsed_commit_content: dict[str, Any]
-    execution_result_content: _R2eFiles
-    expected_output_json: dict[str, str] = Field(min_length=1)
-
-    @field_validator("parsed_commit_content", "execution_result_content", "expected_output_json", mode="before")
-    @classmethod
-    def _object(cls, value: object) -> object:
-        return _from_json(value)
-
-
-Model = TypeVar("Model", bound=_PublicRow)
-
-
-def _is_public_row(row: Mapping[str, Any]) -> bool:
-    """Whether a row is of one of the public formats."""
-    return "problem_statement" in row and ("instance_id" in row or "docker_image" in row)
-
-
-def _parse_public_row(row: Mapping[str, Any]) -> SweTask:
-    """Read a row of SWE-bench, SWE-Gym or R2E-Gym.
-
-    Raises:
-        TaskError: ``BAD_ROW``, naming the row and the missing or wrong field.
-    """
-    # A tool may have added an instance_id to a row of R2E-Gym; rows of SWE-bench have no expected output.
-    return _read_r2e_gym(row) if "expected_output_json" in row else _read_swe_bench(row)
+    parsed_commit_content: Annotated[dict[str, Any], BeforeValidator(_from_json)]
+    execution_result_content: Annotated[_R2eFiles, BeforeValidator(_from_json)]
+    expected_output_json: Annotated[dict[str, str], BeforeValidator(_from_json)] = Field(min_length=1)
 
 
 def _read_swe_bench(row: Mapping[str, Any]) -> SweTask:
-    read = _parse(_SweBenchRow, row)
-    source = read.source
+    read = parse_row(_SweBenchRow, "swe", {**row, "id": _name(row)})
+    foreign = read.repo.lower() in _SWE_GYM or read.version is None
+    source: Source = "swegym" if foreign and read.environment_setup_commit is None else "swebench"
+    test_files = [name.partition("::")[0] for name in read.FAIL_TO_PASS + read.PASS_TO_PASS if "::" in name]
     named = row.get("docker_image") or row.get("image_name")
     template = "row" if named else "swe-bench" if source == "swebench" else "swe-gym"
     return SweTask(
         id=read.instance_id,
         question=read.problem_statement,
-        image=_image_reference(TEMPLATES[template](row)),
+        image=image_reference(IMAGE_NAMES[template](row)),
         workdir=WORKDIR,
         base_commit=read.base_commit,
-        repository=Repository(),
         tests=TestPlan(
             patch=read.test_patch,
-            command="" if source == "swebench" else _pytest_command(read.FAIL_TO_PASS + read.PASS_TO_PASS),
+            command="" if source == "swebench" else _CONDA + shlex.join([*_PYTEST, *dict.fromkeys(test_files)]),
             parser="swebench" if source == "swebench" else "pytest",
             fail_to_pass=read.FAIL_TO_PASS,
             pass_to_pass=read.PASS_TO_PASS,
@@ -311,22 +261,21 @@ def _read_swe_bench(row: Mapping[str, Any]) -> SweTask:
 
 
 def _read_r2e_gym(row: Mapping[str, Any]) -> SweTask:
-    read = _parse(_R2eGymRow, row)
+    read = parse_row(_R2eGymRow, "swe", {**row, "id": _name(row)})
     tests = read.execution_result_content
     names = [name.rsplit("/", 1)[-1] for name in tests.test_file_names]
     files = {f"{R2E_TESTS}/{name}": code for name, code in zip(names, tests.test_file_codes, strict=False)}
-    wanted = tuple(name for name, status in _without_colours(read.expected_output_json).items() if status == "PASSED")
+    expected = {_COLOUR.sub("", name).split(" - ")[0]: status for name, status in read.expected_output_json.items()}
+    wanted = tuple(name for name, status in expected.items() if status == "PASSED")
     if not wanted:
-        raise _bad_row(
-            row, "'expected_output_json' names no test that passes", "Leave the row out: nothing can be graded."
-        )
+        what = f"swe row {_name(row)}: 'expected_output_json' names no test that passes."
+        raise TaskError(FailureKind.BAD_ROW, what, "Leave the row out: nothing can be graded.")
     return SweTask(
         id=str(row.get("instance_id") or f"{read.repo_name}__{read.commit_hash[:12]}"),
         question=read.problem_statement,
-        image=_image_reference(TEMPLATES["r2e-gym"](row)),
+        image=image_reference(IMAGE_NAMES["r2e-gym"](row)),
         workdir=WORKDIR,
         base_commit="",  # the image holds the commit before the repair; the row's is the repair
-        repository=Repository(),
         tests=TestPlan(
             files=files,
             build="" if files else f"cp -r /{R2E_TESTS} {R2E_TESTS}",
@@ -341,50 +290,18 @@ def _read_r2e_gym(row: Mapping[str, Any]) -> SweTask:
     )
 
 
-def _parse(model: type[Model], row: Mapping[str, Any]) -> Model:
-    try:
-        return model.model_validate(row)
-    except ValidationError as error:
-        complaint = config_error_of(error, model, f"swe row {_name(row)}")
-        raise TaskError(FailureKind.BAD_ROW, complaint.what, complaint.fix) from None
-
-
-def _from_json(value: object) -> object:
-    """Parquet files of these collections hold lists and objects as JSON text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        raise ValueError("is text, but no JSON") from None
-
-
-def _pytest_command(tests: tuple[str, ...]) -> str:
-    """Run the files that the named tests are in."""
-    files = dict.fromkeys(name.partition("::")[0] for name in tests if "::" in name)
-    return " ".join(["python -m pytest -rA -p no:cacheprovider", *map(shlex.quote, files)])
-
-
-def _without_colours(expected: Mapping[str, str]) -> dict[str, str]:
-    return {_COLOUR.sub("", name).split(" - ")[0]: status for name, status in expected.items()}
-
-
 def _patch_of(commit: Mapping[str, Any]) -> str:
     """Return the patch of a parsed commit from its texts before and after; edits to tests are not in it."""
     patches: list[str] = []
-    for diff in _mappings(commit.get("file_diffs")):
-        header = diff.get("header")
-        file: Any = cast(Mapping[str, Any], header).get("file") if isinstance(header, Mapping) else None
-        path: Any = cast(Mapping[str, Any], file).get("path") if isinstance(file, Mapping) else None
-        old, new = diff.get("old_file_content"), diff.get("new_file_content")
+    diffs: Any = commit.get("file_diffs")
+    for diff in cast(list[Any], diffs) if isinstance(diffs, list) else ():
+        try:
+            path, old, new = diff["header"]["file"]["path"], diff["old_file_content"], diff["new_file_content"]
+        except (KeyError, TypeError):
+            continue
         if isinstance(path, str) and isinstance(old, str) and isinstance(new, str) and old != new:
             patches.append(git_diff(path, old, new))
     return "".join(patches)
-
-
-def _mappings(value: object) -> list[Mapping[str, Any]]:
-    items = cast(list[object], value) if isinstance(value, list) else []
-    return [cast(Mapping[str, Any], item) for item in items if isinstance(item, Mapping)]
 
 
 def git_diff(path: str, old: str, new: str) -> str:
@@ -394,24 +311,56 @@ def git_diff(path: str, old: str, new: str) -> str:
         head += "new file mode 100644\n"
     elif not new:
         head += "deleted file mode 100644\n"
+    # As git, and unlike splitlines: only a line feed ends a line.
+    before, after = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (old, new))
     lines = difflib.unified_diff(
-        _lines(old), _lines(new), f"a/{path}" if old else "/dev/null", f"b/{path}" if new else "/dev/null"
+        before, after, f"a/{path}" if old else "/dev/null", f"b/{path}" if new else "/dev/null"
     )
     return head + "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-
-
-def _lines(text: str) -> list[str]:
-    """Split as git does: only a line feed ends a line."""
-    return [line + "\n" for line in text.split("\n")[:-1]] + ([last] if (last := text.rpartition("\n")[2]) else [])
-
-
-def _image_reference(image: str) -> str:
-    return image if image.startswith("/") or "://" in image else f"{DOCKER_SCHEME}{image}"
 
 
 def _name(row: Mapping[str, Any]) -> str:
     return str(row.get("instance_id") or row.get("docker_image") or "without id")[:80]
 
 
-def _bad_row(row: Mapping[str, Any], what: str, fix: str) -> TaskError:
-    return TaskError(FailureKind.BAD_ROW, f"swe row {_name(row)}: {what}.", fix)
+# Names of images. SWE-bench publishes ``swebench/sweb.eval.x86_64.<instance>`` with ``__`` written ``_1776_``, SWE-Gym
+# ``xingyaoww/sweb.eval.x86_64.<instance>`` with ``__`` written ``_s_``; rows of R2E-Gym contain the name itself.
+
+
+class MissingKeyError(Exception):
+    """A row lacks a key. Args: its name."""
+
+
+def read_key(row: Row, name: str) -> str:
+    """Return a text of a row, at its top or one level below. Raises ``MissingKeyError``."""
+    for place in (row, *(row.get(nest) for nest in _NESTED)):
+        if isinstance(place, Mapping):
+            value = cast(Row, place).get(name)
+            if isinstance(value, str) and value:
+                return value
+    raise MissingKeyError(name)
+
+
+def image_reference(image: str) -> str:
+    """Return the name of an image with its scheme; a path stays as it is."""
+    return image if image.startswith("/") or "://" in image else f"{DOCKER_SCHEME}{image}"
+
+
+def _named_image(row: Row) -> str:
+    for key in _IMAGE_KEYS:
+        with suppress(MissingKeyError):
+            return read_key(row, key)
+    raise MissingKeyError(" or ".join(_IMAGE_KEYS))
+
+
+def _instance_image(owner: str, joint: str) -> Callable[[Row], str]:
+    return lambda row: f"{owner}/sweb.eval.x86_64.{read_key(row, 'instance_id').replace('__', joint).lower()}:latest"
+
+
+IMAGE_NAMES: Mapping[str, Callable[[Row], str]] = {
+    "row": _named_image,
+    "swe-bench": _instance_image("swebench", "_1776_"),
+    "swe-gym": _instance_image("xingyaoww", "_s_"),
+    "r2e-gym": lambda row: read_key(row, "docker_image"),
+}
+"""The image of a row, by collection; each raises ``MissingKeyError``."""

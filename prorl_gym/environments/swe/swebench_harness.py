@@ -8,17 +8,16 @@ could hide their failures with them.
 import asyncio
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from prorl_gym.environments.killed_program import was_killed
 from prorl_gym.environments.swe.run_tests import (
     MAX_LOG,
     CommandSequence,
+    TestResults,
     report_lines,
     summarize_names,
     unsolved_score,
-    with_kill_detail,
 )
 from prorl_gym.environments.swe.runner_reports import Status
 from prorl_gym.environments.swe.swe_row import SweTask
@@ -30,7 +29,7 @@ from prorl_gym.environments.worker_pool import (
     WorkerStuckError,
     WorkerTimeoutError,
 )
-from prorl_gym.errors import Evidence, GraderError
+from prorl_gym.errors import GraderError
 from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import Sandbox
 
@@ -53,94 +52,55 @@ _NO_NETWORK = "export PIP_RETRIES=0 PIP_DEFAULT_TIMEOUT=1 PIP_DISABLE_PIP_VERSIO
 _pool = WorkerPool("prorl_gym.environments.swe.swebench_worker:call", size=1, memory=MEMORY)
 
 
-@dataclass(frozen=True, slots=True)
-class TestLog:
-    """Log of the script."""
-
-    text: str
-    exit_code: int
-    """Of the test command."""
-    problem: str = ""
-    """Why it cannot be read; empty when it can."""
-    seconds: float = 0.0
-    """That the script took."""
-    killed: bool = False
-    """SIGKILL ended it, and no limit explains that; see ``environments.killed_program``."""
-    sigkill: Evidence | None = None
-    """See ``ExecResult``."""
-
-    __test__ = False
-
-
 async def eval_script(task: SweTask, workers: WorkerPool = _pool) -> str:
     """Return the script that the harness runs for a row, with the base commit as ``HEAD``.
 
-    Args:
-        task: the row.
-        workers: run the harness.
-
-    Raises:
-        GraderError: the harness is not installed, or lacks the row's repository.
+    Raises ``GraderError``: the harness is not installed, or lacks the row's repository.
     """
     try:
         script = str((await _call_harness({"row": _row(task)}, workers))["script"])
-    except WorkerFailedError as error:
-        if "No module named" in str(error):
+    except WorkerError as error:
+        if not isinstance(error, WorkerFailedError) or "No module named" in str(error):
             raise _unavailable(error) from None
         raise GraderError(
             f"swe row {task.id}: the swebench package cannot make its test script: {error}.",
             "Install `swebench>=4.1,<5`, which has the commands of each repository, or use rows with an eval_script.",
         ) from None
-    except WorkerError as error:
-        raise _unavailable(error) from None
     if script.count(START) != 1 or script.count(END) != 1:
         raise GraderError(f"swe row {task.id}: its test script lacks the harness' markers.", "Check its eval_script.")
     return "\n".join(adapt_line(line, task.base_commit) for line in script.split("\n"))
 
 
-async def run_script(sandbox: Sandbox, task: SweTask, script: str, seconds: float) -> TestLog:
-    """Run the script in a sandbox with the patch applied, and return its log.
-
-    Raises:
-        SandboxError: the sandbox is lost.
-    """
+async def run_script(sandbox: Sandbox, task: SweTask, script: str, seconds: float) -> TestResults:
+    """Run the script in a sandbox with the patch applied, and return its log, without statuses."""
     run = CommandSequence(sandbox, task.workdir, seconds)
-    await run.create_log_directory()
     ran = await run.run_command(f"{_NO_NETWORK}{script}\nexit $prorl_exit_code\n")
     text = await run.read_output(run.log_path)
     if ran.timed_out:
-        return TestLog("", ran.exit_code, "the tests took too long", run.used_seconds)
+        return TestResults({}, "the tests took too long", ran.exit_code, run.used_seconds)
     if text is None:
-        return TestLog("", ran.exit_code, f"the test log is longer than {MAX_LOG} bytes", run.used_seconds)
-    return TestLog(text, ran.exit_code, marker_problem(text), run.used_seconds, was_killed(ran), ran.sigkill_evidence)
+        return TestResults({}, f"the test log is longer than {MAX_LOG} bytes", ran.exit_code, run.used_seconds)
+    killed = was_killed(ran), ran.sigkill_evidence
+    return TestResults({}, marker_problem(text), ran.exit_code, run.used_seconds, text, *killed)
 
 
-async def score_log(task: SweTask, log: TestLog) -> Score:
+async def score_log(task: SweTask, results: TestResults) -> Score:
     """Return the verdict of the harness on a log.
 
-    A log on which its parsers fail scores 0.0: the code under test decides what is in it.
-
-    Raises:
-        GraderError: the harness is not installed or cannot work.
+    A log on which its parsers fail scores 0.0: the code under test decides what is in it. Raises ``GraderError``: the
+    harness is not installed or cannot work.
     """
-    return with_kill_detail(await _score_report(task, log), killed=log.killed, sigkill=log.sigkill)
-
-
-async def _score_report(task: SweTask, log: TestLog) -> Score:
-    if log.problem:
-        return unsolved_score(log.problem)
+    if results.problem:
+        return unsolved_score(results.problem)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="prorl-swe-", suffix=".log") as file:
-        await asyncio.to_thread(_write, file, log.text)
+        await asyncio.to_thread(file.write, results.log)
+        await asyncio.to_thread(file.flush)
         try:
-            answer = await _call_harness({"row": _row(task), "log": file.name, "exit_code": log.exit_code})
+            answer = await _call_harness({"row": _row(task), "log": file.name, "exit_code": results.exit_code})
         except (WorkerTimeoutError, WorkerFailedError, WorkerDiedError) as error:
             return unsolved_score(f"the test log cannot be read ({type(error).__name__})")
         except WorkerError as error:
             raise _unavailable(error) from None
-    return _score(task, answer)
-
-
-def _score(task: SweTask, answer: Mapping[str, Any]) -> Score:
     if not answer["readable"]:
         return unsolved_score("the harness finds no test results in the log")
     fail_to_pass, pass_to_pass = _lists(answer, "FAIL_TO_PASS"), _lists(answer, "PASS_TO_PASS")
@@ -202,8 +162,3 @@ def _unavailable(error: WorkerError) -> GraderError:
     if isinstance(error, WorkerStuckError):
         return GraderError(f"the swebench harness got no CPU time: {error}.", "Look at the load of this node.")
     return GraderError(f"the swebench harness does not work: {error}.", _INSTALL_FIX)
-
-
-def _write(file: Any, text: str) -> None:
-    file.write(text)
-    file.flush()

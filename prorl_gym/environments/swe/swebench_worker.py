@@ -6,7 +6,6 @@ process of its own because importing it takes seconds and much memory, and its p
 """
 
 import importlib
-import json
 import tempfile
 from typing import Any
 
@@ -19,16 +18,12 @@ _TESTBED = "testbed"
 def call(body: dict[str, Any]) -> dict[str, Any]:
     """Serve one request: ``{"row"}`` for the script, ``{"row", "log", "exit_code"}`` for the report on a log file.
 
-    Raises:
-        LookupError: the row lacks fields that this release needs; the message names them.
+    Raises ``LookupError``: the row lacks fields that this release needs; the message names them.
     """
     spec = _test_spec(body["row"])
     if "log" not in body:
         return {"script": spec.eval_script}
-    return _report(spec, body["log"], body["exit_code"])
-
-
-def _report(spec: Any, log: str, exit_code: int) -> dict[str, Any]:
+    log, exit_code = body["log"], body["exit_code"]
     grading = importlib.import_module("swebench.harness.grading")
     prediction = {"instance_id": spec.instance_id, "model_name_or_path": "", "model_patch": "applied"}
     report = grading.get_eval_report(spec, prediction, log, include_tests_status=True)[spec.instance_id]
@@ -51,21 +46,12 @@ def _test_spec(row: dict[str, Any]) -> Any:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("swebench.harness."):
             raise
-        return _spec_of_row(row)
-    return _spec_of_repository(row, scripts)
-
-
-def _spec_of_row(row: dict[str, Any]) -> Any:
-    """For release 5 and newer."""
-    missing = [name for name in ("eval_script", "log_parser", "eval_type") if not row.get(name)]
-    if missing:
-        raise LookupError(f"the row has no {', '.join(missing)}, which this release of swebench needs")
-    utils = importlib.import_module("swebench.harness.utils")
-    return utils.make_test_spec({"image": "", **row})
-
-
-def _spec_of_repository(row: dict[str, Any], scripts: Any) -> Any:
-    """For releases before 5. Its own ``make_test_spec`` would fetch requirements from the network."""
+        missing = [name for name in ("eval_script", "log_parser", "eval_type") if not row.get(name)]
+        if missing:
+            needs = f"the row has no {', '.join(missing)}, which this release of swebench needs"
+            raise LookupError(needs) from None
+        return importlib.import_module("swebench.harness.utils").make_test_spec({"image": "", **row})
+    # A release before 5. Its own ``make_test_spec`` would fetch requirements from the network.
     constants = importlib.import_module("swebench.harness.constants")
     specs = constants.MAP_REPO_VERSION_TO_SPECS.get(row["repo"], {}).get(row["version"])
     if specs is None:
@@ -80,13 +66,9 @@ def _spec_of_repository(row: dict[str, Any], scripts: Any) -> Any:
         eval_script_list=script,
         env_script_list=[],
         arch="x86_64",
-        FAIL_TO_PASS=_names(row["FAIL_TO_PASS"]),
-        PASS_TO_PASS=_names(row["PASS_TO_PASS"]),
+        FAIL_TO_PASS=row["FAIL_TO_PASS"],
+        PASS_TO_PASS=row["PASS_TO_PASS"],
         language=constants.MAP_REPO_TO_EXT[row["repo"]],
         docker_specs={},
         namespace=None,
     )
-
-
-def _names(value: Any) -> list[str]:
-    return json.loads(value) if isinstance(value, str) else value

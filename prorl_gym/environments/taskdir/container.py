@@ -22,7 +22,6 @@ from prorl_gym.errors import ConfigError
 
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 
-
 _IGNORED = {"CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "VOLUME", "SHELL"}
 _INSTRUCTION = re.compile(r"\s*([A-Za-z]+)(?:\s+|$)(.*)", re.DOTALL)
 _HEREDOC = re.compile(r"<<-?\s*[\"']?([A-Za-z_]\w*)[\"']?")
@@ -49,7 +48,7 @@ class ImportOptions(ConfigModel):
 
 @dataclass(slots=True)
 class Container:
-    """What a task's sandbox starts from."""
+    """The starting state of a task's sandbox."""
 
     image: str
     workdir: str = "/app"
@@ -87,11 +86,7 @@ class FileBudget:
         self.bytes = 0
 
     def charge(self, path: Path, size: int) -> None:
-        """Count a file.
-
-        Raises:
-            ConfigError: it is one too many, or too large.
-        """
+        """Count a file. Raises ``ConfigError``: it is one too many, or too large."""
         self.files += 1
         self.bytes += size
         if self.files > MAX_FILES or self.bytes > MAX_BYTES:
@@ -104,61 +99,49 @@ class FileBudget:
 def read_container(
     folder: Path, prebuilt: str, hidden: Set[str], options: ImportOptions, budget: FileBudget
 ) -> Container:
-    """Read the container of a task.
+    """Read the container of a task whose Dockerfile is in ``folder``, the context of its COPY.
 
-    Args:
-        folder: directory of the Dockerfile, and the context of its COPY.
-        prebuilt: image that the task itself names; its Dockerfile then only gives the working directory.
-        hidden: see ``_read_copied``.
-        options: images, and the handling of RUN.
-        budget: counts the files.
-
-    Raises:
-        ConfigError: there is none, it is a link or elsewhere, or a sandbox cannot do what it needs.
+    ``prebuilt`` is the image that the task itself names; the Dockerfile then only gives the working directory.
+    ``hidden``: see ``_read_copied``. Raises ``ConfigError``: there is no container, it is a link or elsewhere, or a
+    sandbox cannot do what it needs.
     """
     compose = next((folder / name for name in _COMPOSE if (folder / name).is_file()), None)
     service = _read_service(compose) if compose is not None else {}
-    file = resolve_within(folder, str(_build_section(service).get("dockerfile", "Dockerfile")))
+    section: Any = service.get("build")
+    build = cast(dict[str, Any], section) if isinstance(section, dict) else {}
+    if str(build.get("context", ".")).strip("./"):
+        raise ConfigError("The compose file builds in another directory.", "Put the Dockerfile next to it.")
+    file = resolve_within(folder, str(build.get("dockerfile", "Dockerfile")))
     if file.is_file():
         recipe = read_dockerfile(read_text(file), str(file))
     elif prebuilt or isinstance(service.get("image"), str):
         recipe = Recipe(image=str(service.get("image", "")), workdir="/app")
     else:
         raise ConfigError(f"{folder}: has no Dockerfile.", "Add one, or name a 'docker_image' in task.toml.")
-    built = bool(prebuilt) or options.run == "built"
+    name = prebuilt or recipe.image
+    image = options.image_map.get(name, options.image_map.get("*"))
+    if image is None:
+        image = name if "://" in name or name.startswith("/") else f"docker://{name}"
     container = Container(
-        image=_mapped_image(prebuilt or recipe.image, options),
+        image="" if image == "default" else image,
         workdir="/app" if recipe.workdir == "/" else recipe.workdir,
         env={**recipe.env, **_environment(service)},
-        setup=[] if built else _setup(recipe, file, folder, hidden, options, budget),
     )
     if recipe.ignored:
         container.notes.append(f"{', '.join(recipe.ignored)} of the Dockerfile mean nothing here")
-    return container
-
-
-def _setup(
-    recipe: Recipe, file: Path, folder: Path, hidden: Set[str], options: ImportOptions, budget: FileBudget
-) -> list[TaskFile | SetupRun]:
-    steps: list[TaskFile | SetupRun] = []
+    if prebuilt or options.run == "built":
+        return container
     for step in recipe.steps:
         if isinstance(step, CopyStep):
-            steps += _read_copied(step, folder, hidden, budget)
+            container.setup += _read_copied(step, folder, hidden, budget)
         elif options.run == "refuse":
             raise ConfigError(
                 f"{file}: RUN {' '.join(step.command.split())[:60]!r}: a sandbox has no network to install from.",
                 "Build the image and give --image-map FROM=IMAGE --run built, or --run setup for what needs none.",
             )
         else:
-            steps.append(step)
-    return steps
-
-
-def _mapped_image(image: str, options: ImportOptions) -> str:
-    mapped = options.image_map.get(image, options.image_map.get("*"))
-    if mapped is not None:
-        return "" if mapped == "default" else mapped
-    return image if "://" in image or image.startswith("/") else f"docker://{image}"
+            container.setup.append(step)
+    return container
 
 
 def _read_service(file: Path) -> dict[str, Any]:
@@ -168,26 +151,17 @@ def _read_service(file: Path) -> dict[str, Any]:
         read: Any = yaml.safe_load(read_text(file))
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: not valid YAML ({error}).", "Check indentation and quotes there.") from None
-    services: Any = cast(dict[str, Any], read).get("services") if isinstance(read, dict) else None
-    if not isinstance(services, dict) or not services:
+    found: Any = cast(dict[str, Any], read).get("services") if isinstance(read, dict) else None
+    services = cast(dict[str, Any], found) if isinstance(found, dict) else {}
+    if not services:
         raise ConfigError(f"{file}: names no services.", "A task has one container.")
-    if len(cast(dict[str, Any], services)) > 1:
-        names = ", ".join(map(str, cast(dict[str, Any], services)))
+    if len(services) > 1:
+        names = ", ".join(map(str, services))
         raise ConfigError(f"{file}: several containers ({names}).", "A task has one sandbox: it cannot be imported.")
-    service: Any = next(iter(cast(dict[str, Any], services).values()))
+    service: Any = next(iter(services.values()))
     if not isinstance(service, dict) or cast(dict[str, Any], service).get("privileged"):
         raise ConfigError(f"{file}: the container is privileged or none.", "A sandbox has no such rights.")
     return cast(dict[str, Any], service)
-
-
-def _build_section(service: Mapping[str, Any]) -> Mapping[str, Any]:
-    build: Any = service.get("build")
-    if not isinstance(build, dict):
-        return {}
-    found = cast(dict[str, Any], build)
-    if str(found.get("context", ".")).strip("./"):
-        raise ConfigError("The compose file builds in another directory.", "Put the Dockerfile beside it.")
-    return found
 
 
 def _environment(service: Mapping[str, Any]) -> dict[str, str]:
@@ -201,21 +175,23 @@ def _environment(service: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_dockerfile(text: str, where: str) -> Recipe:
-    """Read a Dockerfile of one stage.
+    """Read a Dockerfile of one stage. ``where`` is its path, for messages.
 
-    Args:
-        text: its content.
-        where: its path, for messages.
-
-    Raises:
-        ConfigError: it has several stages, or an instruction that cannot be done in a sandbox.
+    Raises ``ConfigError``: it has several stages, or an instruction that cannot be done in a sandbox.
     """
     recipe = Recipe()
     arguments: dict[str, str] = {}
     for number, name, rest in _instructions(text):
         place = f"{where}:{number}"
         if name == "RUN":
-            command = _shell_form(_without_flags(rest))
+            plain = _without_flags(rest)
+            first, _, body = plain.partition("\n")
+            if words := _json_words(plain):
+                command = shlex.join(words)
+            elif _HEREDOC.fullmatch(first.strip()):  # RUN <<EOF: the document is the script
+                command = body.rpartition("\n")[0]
+            else:
+                command = plain.strip()
             if not command:
                 raise ConfigError(f"{place}: RUN without a command.", "Remove it.")
             recipe.steps.append(SetupRun(command=command, cwd=recipe.workdir))
@@ -229,7 +205,12 @@ def read_dockerfile(text: str, where: str) -> Recipe:
             argument, _, default = rest.strip().partition("=")
             arguments[argument.strip()] = _expand_variables(" ".join(_words(default, place)), known)
         elif name == "ENV":
-            recipe.env.update(_assignments(rest, known, place))
+            words = _words(rest, place)
+            if words and "=" not in words[0]:  # the old form: ENV name value
+                recipe.env[words[0]] = _expand_variables(rest.strip().partition(" ")[2].strip(), known)
+            else:
+                pairs = [word.partition("=") for word in words]
+                recipe.env.update((name, _expand_variables(value, known)) for name, _, value in pairs)
         elif name == "WORKDIR":
             recipe.workdir = normpath(join(recipe.workdir, _expand_variables(" ".join(_words(rest, place)), known)))
         elif name in ("COPY", "ADD"):
@@ -275,31 +256,13 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
 def _copy_step(name: str, rest: str, known: Mapping[str, str], workdir: str, place: str) -> CopyStep:
     flags = re.findall(r"--(\w+)", rest.split("\n")[0])
     if "from" in flags or "<<" in rest:
-        raise ConfigError(f"{place}: {name} from elsewhere.", "Only files beside the Dockerfile can be placed.")
+        raise ConfigError(f"{place}: {name} from elsewhere.", "Only files next to the Dockerfile can be placed.")
     plain = _without_flags(rest)
     parts = [_expand_variables(part, known) for part in _json_words(plain) or _words(plain, place)]
     if len(parts) < 2 or any("://" in part for part in parts[:-1]):
-        raise ConfigError(f"{place}: {name} of this form is not understood.", "Give files beside the Dockerfile.")
+        raise ConfigError(f"{place}: {name} of this form is not understood.", "Give files next to the Dockerfile.")
     into = parts[-1].endswith("/") or parts[-1] in (".", "..") or len(parts) > 2
     return CopyStep(tuple(parts[:-1]), normpath(join(workdir, parts[-1])), into)
-
-
-def _assignments(rest: str, known: Mapping[str, str], place: str) -> dict[str, str]:
-    words = _words(rest, place)
-    if words and "=" not in words[0]:  # the old form: ENV name value
-        return {words[0]: _expand_variables(rest.strip().partition(" ")[2].strip(), known)}
-    pairs = [word.partition("=") for word in words]
-    return {name: _expand_variables(value, known) for name, _, value in pairs}
-
-
-def _shell_form(rest: str) -> str:
-    listed = _json_words(rest)
-    if listed:
-        return shlex.join(listed)
-    first, _, body = rest.partition("\n")
-    if _HEREDOC.fullmatch(first.strip()):  # RUN <<EOF: the document is the script
-        return body.rpartition("\n")[0]
-    return rest.strip()
 
 
 def _json_words(text: str) -> list[str]:
@@ -316,10 +279,8 @@ def _without_flags(rest: str) -> str:
 
 
 def _expand_variables(text: str, known: Mapping[str, str]) -> str:
-    def value(found: re.Match[str]) -> str:
-        return known.get(found[1] or found[3], found[2] or "")
-
-    return _VARIABLE.sub(value, text).replace(_DOLLAR, "$")
+    expanded = _VARIABLE.sub(lambda found: known.get(found[1] or found[3], found[2] or ""), text)
+    return expanded.replace(_DOLLAR, "$")
 
 
 def _words(text: str, place: str) -> list[str]:
@@ -333,8 +294,7 @@ def _words(text: str, place: str) -> list[str]:
 def resolve_within(folder: Path, name: str | Path) -> Path:
     """Return a path in a folder. The folder's own path may be a link.
 
-    Raises:
-        ConfigError: it leads outside, or a part of it is a link.
+    Raises ``ConfigError``: the path leads outside, or a part of it is a link.
     """
     root = folder.resolve()
     plain = Path(os.path.normpath(root / name))
@@ -346,37 +306,28 @@ def resolve_within(folder: Path, name: str | Path) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """Return a small text file.
-
-    Raises:
-        ConfigError: it is not there, no regular file, too large, or not UTF-8.
-    """
+    """Return a small text file. Raises ``ConfigError``: it is not there, no regular file, too large, or not UTF-8."""
     try:
         return _read(path, FileBudget()).decode("utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8.", "Save it as UTF-8.") from None
 
 
-def read_tree(folder: Path, target: str, budget: FileBudget) -> list[TaskFile]:
+def read_tree(folder: Path, target: str, budget: FileBudget, skipped: Set[Path] = frozenset()) -> list[TaskFile]:
     """Return every file below a folder (see ``resolve_within``), in a fixed order, with its place below ``target``.
 
-    Raises:
-        ConfigError: something in it is neither file nor directory, or it is too much.
+    Entries of the folder in ``skipped`` are left out. Raises ``ConfigError``: something in it is neither file nor
+    directory, or it is too much.
     """
-    return [_file(path, _below(path, folder, target), budget) for path in _walk(folder)]
+    files = _walk(folder, skipped)
+    return [_file(path, join(target, path.relative_to(folder).as_posix()), budget) for path in files]
 
 
 def _read_copied(step: CopyStep, context: Path, hidden: Set[str], budget: FileBudget) -> list[TaskFile]:
     """Return the files that a ``COPY`` places: of a directory its content, of a pattern what it matches.
 
-    Args:
-        step: what is copied.
-        context: directory that sources are in.
-        hidden: names at its top that must not reach the agent's sandbox (tests, solution); ``COPY .`` skips them.
-        budget: counts.
-
-    Raises:
-        ConfigError: a source is missing, hidden, a link or outside the context, or it is too much.
+    ``hidden`` are names at the top of ``context`` that must not reach the agent's sandbox (tests, solution); ``COPY .``
+    skips them. Raises ``ConfigError``: a source is missing, hidden, a link or outside the context, or it is too much.
     """
     found: list[TaskFile] = []
     for source in step.sources:
@@ -387,27 +338,22 @@ def _read_copied(step: CopyStep, context: Path, hidden: Set[str], budget: FileBu
                 raise ConfigError(f"{context}: COPY of '{place}' would show it to the agent.", fix)
             if path.is_dir():
                 skipped = {path / name for name in hidden} if path == context else set[Path]()
-                found += [_file(one, _below(one, path, step.target), budget) for one in _walk(path, skipped)]
+                found += read_tree(path, step.target, budget, skipped)
             else:
-                found.append(
-                    _file(path, join(step.target, path.name) if step.is_directory_target else step.target, budget)
-                )
+                target = join(step.target, path.name) if step.is_directory_target else step.target
+                found.append(_file(path, target, budget))
     return found
 
 
 def _sources(source: str, context: Path) -> list[Path]:
     relative = source.lstrip("/") or "."
     if ".." in Path(relative).parts:
-        raise ConfigError(f"{context}: COPY of '{source[:80]}' leads outside.", "Keep it beside the Dockerfile.")
+        raise ConfigError(f"{context}: COPY of '{source[:80]}' leads outside.", "Keep it next to the Dockerfile.")
     found = sorted(context.glob(relative)) if any(letter in relative for letter in "*?[") else [context / relative]
     found = [resolve_within(context, path.relative_to(context)) for path in found if path.exists() or path.is_symlink()]
     if not found:
         raise ConfigError(f"{context}: has no '{source[:80]}', which the Dockerfile copies.", "Put it there.")
     return found
-
-
-def _below(path: Path, folder: Path, target: str) -> str:
-    return join(target, path.relative_to(folder).as_posix())
 
 
 def _walk(folder: Path, skipped: Set[Path] = frozenset()) -> Iterator[Path]:

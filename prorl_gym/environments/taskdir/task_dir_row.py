@@ -4,9 +4,9 @@ import base64
 import binascii
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import BeforeValidator, Field, PlainSerializer
 
-from prorl_gym.environments.task_row import TaskRow
+from prorl_gym.environments.row_format import StrictModel, TaskRow
 
 MAX_FILES = 2000
 MAX_BYTES = 32 << 20
@@ -30,11 +30,7 @@ Base64 = Annotated[
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00]*$", max_length=4096)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class TaskFile(_Strict):
+class TaskFile(StrictModel):
     """A file and where it goes in the sandbox."""
 
     kind: Literal["file"] = "file"
@@ -43,7 +39,7 @@ class TaskFile(_Strict):
     executable: bool = False
 
 
-class SetupRun(_Strict):
+class SetupRun(StrictModel):
     """A command that prepares the sandbox before the agent starts. There is no network."""
 
     kind: Literal["run"] = "run"
@@ -54,20 +50,20 @@ class SetupRun(_Strict):
 SetupStep = Annotated[TaskFile | SetupRun, Field(discriminator="kind")]
 
 
-class Verifier(_Strict):
+class Verifier(StrictModel):
     """Grades the end state. Its files enter a sandbox only after the agent has stopped."""
 
     files: Annotated[tuple[TaskFile, ...], Field(min_length=1, max_length=MAX_FILES)]
     command: Annotated[str, Field(min_length=1)]
     """For bash, in the working directory."""
     reward: Literal["file", "pytest", "exit"]
-    """Where the reward is. ``file``: /logs/verifier/reward.json or reward.txt. ``pytest``: 1.0 when the short summary
+    """Source of the reward. ``file``: /logs/verifier/reward.json or reward.txt. ``pytest``: 1.0 when the short summary
     (``-rA``) names tests that passed and none that did not. ``exit``: 1.0 for exit code 0."""
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default={})
     seconds: Annotated[float, Field(gt=0, le=7200)] = 120.0
 
 
-class Solution(_Strict):
+class Solution(StrictModel):
     """The reference solution; played by ``validate`` and the oracle only."""
 
     files: Annotated[tuple[TaskFile, ...], Field(max_length=MAX_FILES)] = ()

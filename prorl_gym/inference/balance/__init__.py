@@ -1,6 +1,6 @@
 """Which engine serves which call, and when: policies by name, membership, health, admission and failover of a pool.
 
-In the service's process. May import ``inference.protocol`` and ``inference.engine_errors``.
+In the service's process. May import ``inference.protocol``.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,5 +29,4 @@ _POLICIES: Mapping[BalancePolicyName, Callable[[], BalancePolicy]] = {
 
 
 def make_balance_policy(name: BalancePolicyName) -> BalancePolicy:
-    """Return a fresh policy with its defaults."""
     return _POLICIES[name]()

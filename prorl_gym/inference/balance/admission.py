@@ -1,8 +1,7 @@
 """Admission: how many rollouts use the engines at once follows what fits into the engines' caches.
 
-``AdmissionState`` decides which rollouts, ``AimdShare`` how many; the balancer's simulator runs both as they are.
-``Admission`` lets callers wait on them. A rollout asks before each of its turns and is never held up within one. No
-deadline is charged for the wait.
+``AdmissionState`` decides which rollouts, ``AimdShare`` how many. ``Admission`` lets callers wait on them. A rollout
+asks before each of its turns and is never held up within one. No deadline is charged for the wait.
 """
 
 import asyncio
@@ -14,16 +13,13 @@ from time import monotonic
 
 from prorl_gym.deadlines import paused_deadline
 from prorl_gym.errors import EngineError, FailureKind
-from prorl_gym.inference.balance.admission_state import AdmissionState
-from prorl_gym.inference.balance.aimd_share import AimdOptions, AimdShare
+from prorl_gym.inference.balance.admission_state import AdmissionState, AimdOptions, AimdShare
 from prorl_gym.inference.protocol import GenerationRequest
 from prorl_gym.records import EngineLoad
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOptions:
-    """How many rollouts are admitted."""
-
     max_live_rollouts: int | None = None
     """Most rollouts at once where engines do not report the size of their caches; ``None``: no limit."""
     follow_capacity: bool = True
@@ -35,13 +31,11 @@ class AdmissionOptions:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSnapshot:
-    """The state of admission at one moment."""
-
     budget: float
-    """What live rollouts may fill, in KV tokens; in rollouts when ``in_tokens`` is false."""
+    """Room for live rollouts, in KV tokens; in rollouts when ``in_tokens`` is false."""
     in_tokens: bool
     used: int
-    """What they fill, in the same unit."""
+    """Room that they fill, in the same unit."""
     live: int
     waiting: int
     arriving: int
@@ -70,13 +64,7 @@ class _Session:
 
 
 class Admission:
-    """Admission of one pool.
-
-    Args:
-        name: of the pool, for messages.
-        options: see there.
-        clock: in seconds.
-    """
+    """Admission of one pool. ``clock`` counts seconds."""
 
     def __init__(
         self, name: str, options: AdmissionOptions | None = None, clock: Callable[[], float] = monotonic
@@ -93,7 +81,6 @@ class Admission:
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._waited_seconds = 0.0
         self._arriving: set[str] = set()
-        """Rollouts for which there was room and that have made no call yet."""
         self._room_queue: OrderedDict[asyncio.Future[None], str] = OrderedDict()
         """Rollouts that wait for room, the first first."""
         self._closed = False
@@ -115,38 +102,47 @@ class Admission:
             raise
 
     async def begin_call(self, request: GenerationRequest) -> bool:
-        """Wait until the rollout of this call is live. Every ``begin_call`` needs one ``end_call``, even if it raises.
+        """Wait until the rollout of this call is live; whether it was at once.
 
-        Returns:
-            Whether it was live at once.
-
-        Raises:
-            EngineError: ``ENGINE_UNREACHABLE``, the pool is closed, or was closed during the wait.
+        Every ``begin_call`` needs one ``end_call``, even if it raises. Raises ``EngineError`` (``ENGINE_UNREACHABLE``):
+        the pool is closed, or was closed during the wait.
         """
         if self._closed:
             raise self._closed_error()
-        self._arriving.discard(request.session_id)
-        session = self._session_of(request)
+        session_id = request.session_id
+        self._arriving.discard(session_id)
+        session = self._sessions.get(session_id)
+        if session is None:
+            shared = len(request.prompt_ids) if request.group_id and self._in_tokens else 0
+            session = self._sessions[session_id] = _Session(shared, self._clock())
         session.calls += 1
         if session.is_within_turn:
             session.is_within_turn = False
             return True
-        if self._request_turn(request, session):
+        is_granted = self._state.request_turn(
+            session_id,
+            max(0, len(request.prompt_ids) - session.shared_tokens) if self._in_tokens else 1,
+            priority=request.priority,
+            group=request.group_id if session.shared_tokens else "",
+            shared=session.shared_tokens,
+        )
+        if is_granted:
             self._wake_admitted()
             return True
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(request.session_id, []).append(waiter)
+        self._waiters.setdefault(session_id, []).append(waiter)
         self._wake_admitted()
-        await self._wait_until_admitted(request.session_id, waiter)
+        began = self._clock()
+        try:
+            with paused_deadline():
+                await waiter
+        finally:
+            self._waited_seconds += self._clock() - began
+            self._remove_waiter(session_id, waiter)
         return False
 
     def end_call(self, session_id: str, *, cut_short: bool) -> None:
-        """End a call; the rollout keeps its slot until ``release_slot`` or ``forget_session``.
-
-        Args:
-            session_id: of the rollout.
-            cut_short: the answer is a part of a turn, which the next call continues.
-        """
+        """End a call, of a turn that the next one continues if it was ``cut_short``. The rollout keeps its slot."""
         session = self._sessions.get(session_id)
         if session is not None:  # otherwise it was forgotten during the call
             session.calls -= 1
@@ -154,10 +150,7 @@ class Admission:
             session.is_within_turn = cut_short
 
     def release_slot(self, session_id: str) -> None:
-        """Free the slot of a rollout that makes no call for a while; it asks again ahead of later rollouts.
-
-        Ignored for unknown rollouts, and for those with a call in flight.
-        """
+        """Free the slot of a rollout without a call in flight; it asks again ahead of later rollouts."""
         self._arriving.discard(session_id)
         session = self._sessions.get(session_id)
         if session is not None and not session.calls:
@@ -174,20 +167,18 @@ class Admission:
             self._wake_admitted()
 
     def observe_loads(self, loads: Mapping[str, EngineLoad], reusable: int, serving_engines: int) -> None:
-        """Update the budget from the engines' metrics.
-
-        Args:
-            loads: by name, of those that show metrics.
-            reusable: see ``AimdShare.update_share``.
-            serving_engines: how many take calls, with metrics or without.
-        """
+        """Update the budget from the metrics, by engine. ``reusable``: see ``AimdShare.update_share``."""
         share = self._share.update_share(loads, reusable, is_used_up=self._state.waiting > 0, now=self._clock())
         capacities = [load.kv_capacity for load in loads.values() if load.kv_capacity is not None]
         if capacities and self._options.follow_capacity:
             self._in_tokens = True
             # Engines that report no capacity count as average.
             self._state.budget = share * serving_engines * sum(capacities) / len(capacities)
-        self._expire_idle()
+        late = self._clock() - self._options.idle_seconds
+        idle = [name for name, each in self._sessions.items() if not each.calls and each.last_seen < late]
+        for session_id in idle:  # they may begin again as new ones
+            del self._sessions[session_id]
+            self._state.remove_session(session_id)
         self._wake_admitted()
 
     def close(self) -> None:
@@ -201,7 +192,6 @@ class Admission:
         self._give_room()
 
     def snapshot(self) -> AdmissionSnapshot:
-        """Return the state of admission now."""
         state = self._state
         return AdmissionSnapshot(
             budget=state.budget,
@@ -214,22 +204,6 @@ class Admission:
             suspensions=state.suspensions,
             cuts=self._share.cuts,
             waited_seconds=self._waited_seconds,
-        )
-
-    def _session_of(self, request: GenerationRequest) -> _Session:
-        session = self._sessions.get(request.session_id)
-        if session is None:
-            shared = len(request.prompt_ids) if request.group_id and self._in_tokens else 0
-            session = self._sessions[request.session_id] = _Session(shared, self._clock())
-        return session
-
-    def _request_turn(self, request: GenerationRequest, session: _Session) -> bool:
-        return self._state.request_turn(
-            request.session_id,
-            max(0, len(request.prompt_ids) - session.shared_tokens) if self._in_tokens else 1,
-            priority=request.priority,
-            group=request.group_id if session.shared_tokens else "",
-            shared=session.shared_tokens,
         )
 
     def _wake_admitted(self) -> None:
@@ -250,15 +224,6 @@ class Admission:
     def _closed_error(self) -> EngineError:
         return EngineError(FailureKind.ENGINE_UNREACHABLE, f"pool {self._name}: it was closed.", "Start the service.")
 
-    async def _wait_until_admitted(self, session_id: str, waiter: asyncio.Future[None]) -> None:
-        began = self._clock()
-        try:
-            with paused_deadline():
-                await waiter
-        finally:
-            self._waited_seconds += self._clock() - began
-            self._remove_waiter(session_id, waiter)
-
     def _remove_waiter(self, session_id: str, waiter: asyncio.Future[None]) -> None:
         waiters = self._waiters.get(session_id, [])
         if waiter in waiters:  # otherwise ``close`` has ended them all
@@ -269,12 +234,3 @@ class Admission:
         # If it was admitted in the moment of the cancel, it keeps its slot until it is forgotten.
         if waiter.cancelled():
             self.forget_session(session_id)
-
-    def _expire_idle(self) -> None:
-        """Forget rollouts without a call for too long; they may begin again as new ones."""
-        late = self._clock() - self._options.idle_seconds
-        for session_id in [
-            name for name, session in self._sessions.items() if not session.calls and session.last_seen < late
-        ]:
-            del self._sessions[session_id]
-            self._state.remove_session(session_id)

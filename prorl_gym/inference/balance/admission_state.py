@@ -1,14 +1,24 @@
-"""Which rollouts may use the engines: those whose contexts fit into a budget. Plain data: no clock, no event loop.
+"""Which rollouts may use the engines, and how many: plain data, without a clock or an event loop.
 
-A rollout asks before each of its turns and is live from its first granted turn on. When live rollouts outgrow the
-budget, the youngest wait at their next turn, and come back, oldest first, before any new one; evaluation goes before
-training. The first in this order never waits, so something always moves.
+Those may whose contexts fit into a budget. A rollout asks before each of its turns and is live from its first granted
+turn on. When live rollouts outgrow the budget, the youngest wait at their next turn, and come back, oldest first,
+before any new one; evaluation goes before training. The first in this order never waits, so something always moves.
+
+The budget is a share of the engines' KV memory, found by AIMD. Additive increase, multiplicative decrease, as in TCP's
+congestion control (Chiu and Jain 1989), finds a shared capacity that is not known. Beyond its capacity an engine with a
+prefix cache does not refuse calls: it evicts what waiting rollouts have cached, computes it again at their next turn,
+and preempts running calls. So the signals are preemptions, and prompt tokens that had been computed before and were
+computed again.
 """
 
 import heapq
 from bisect import bisect_left, insort
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from statistics import fmean
+
+from prorl_gym.records import EngineLoad
 
 _AVERAGING_ROLLOUTS = 64
 """Rollouts over which the mean length is taken."""
@@ -19,13 +29,11 @@ _MAX_STARTING = 8
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A rollout that is live, waits, or is parked."""
-
     session: str
     rank: tuple[int, int]
     """By falling priority, then by age: the lowest is first in and last out."""
     tokens: int
-    """Its private context."""
+    """Length of its private context."""
     group: str
     is_live: bool = False
     is_parked: bool = False
@@ -57,7 +65,7 @@ class ShortfallSum:
         self._count = 0
         """Numbers below the expected one."""
         self._sum = 0
-        """Of these."""
+        """Their sum."""
 
     @property
     def total(self) -> float:
@@ -65,46 +73,41 @@ class ShortfallSum:
         return self.expected * self._count - self._sum
 
     def add(self, number: int) -> None:
-        """Add a number."""
         insort(self._numbers, number)
         if number < self.expected:
             self._count += 1
             self._sum += number
 
     def remove(self, number: int) -> None:
-        """Remove a number that was added."""
         del self._numbers[bisect_left(self._numbers, number)]
         if number < self.expected:
             self._count -= 1
             self._sum -= number
 
     def expect(self, number: float) -> None:
-        """Set the expected number."""
         before, self._count = self._count, bisect_left(self._numbers, number)
         self._sum += sum(self._numbers[before : self._count]) - sum(self._numbers[self._count : before])
         self.expected = number
 
 
 class AdmissionState:
-    """Admits rollouts while what they fill fits into the budget; see the module.
+    """Admits rollouts while what they fill fits into the budget.
 
-    Args:
-        budget: in tokens, or in rollouts when every request has ``tokens=1``.
-        slack: how far live rollouts may outgrow the budget before the youngest have to wait.
+    The budget is in tokens, or in rollouts when every request has ``tokens=1``. ``slack`` is how far live rollouts may
+    outgrow it before the youngest have to wait.
     """
 
     def __init__(self, budget: float, *, slack: float = 0.05) -> None:
         self.budget = budget
         self.suspensions = 0
-        """Times that a live rollout had to wait."""
         self.used = 0
-        """What the live ones fill, shared prompts counted once."""
+        """Tokens that the live ones fill, shared prompts counted once."""
         self._slack = slack
         self._entries: dict[str, _Entry] = {}
         self._live: list[_Entry] = []
         """By rank."""
         self.shortfall = ShortfallSum()
-        """Of the live ones' contexts against the expected length."""
+        """Shortfall of the live ones' contexts against the expected length."""
         self._queue: list[_Entry] = []
         """A heap by rank; removed entries leave it when they come to its top."""
         self._groups: dict[str, _Group] = {}
@@ -115,17 +118,15 @@ class AdmissionState:
 
     @property
     def live(self) -> int:
-        """Rollouts that may use the engines."""
         return len(self._live)
 
     @property
     def expected_use(self) -> float:
-        """What the live rollouts will fill; those that have only begun count with the expected length."""
+        """Tokens that the live rollouts will fill; those that have only begun count with the expected length."""
         return self.used + self.shortfall.total
 
     @property
     def waiting(self) -> int:
-        """Rollouts that may not, yet."""
         return len(self._entries) - len(self._live) - self._parked_count
 
     @property
@@ -136,16 +137,17 @@ class AdmissionState:
     def request_turn(self, session: str, tokens: int, *, priority: int = 0, group: str = "", shared: int = 0) -> bool:
         """Whether a rollout may make its next turn now; if not, ``admit`` returns it later.
 
-        Args:
-            session: the rollout.
-            tokens: its private context, the coming turn's new messages included.
-            priority: higher is admitted first, and never suspended for a lower one. The first request decides.
-            group: rollouts of one group share a prompt. The first request decides.
-            shared: length of that prompt.
+        ``tokens`` is its private context, the coming turn's new messages included. A higher ``priority`` is admitted
+        first, and never suspended for a lower one. Rollouts of one ``group`` share a prompt of ``shared`` tokens. The
+        first request decides on priority and group.
         """
         entry = self._entries.get(session)
         if entry is None:
-            entry = self._add_session(session, priority, group, shared)
+            self._join_count += 1
+            entry = self._entries[session] = _Entry(session, (-priority, self._join_count), 0, group)
+            if group:
+                self._groups.setdefault(group, _Group(shared)).members += 1
+            heapq.heappush(self._queue, entry)
         elif entry.is_parked:
             self._unpark(entry)
             heapq.heappush(self._queue, entry)
@@ -169,7 +171,10 @@ class AdmissionState:
         while self._queue:
             entry = self._queue[0]
             if not entry.is_removed:
-                if self._live and self.expected_use + self._cost(entry) > self.budget:
+                group = self._groups.get(entry.group)
+                shared = group.tokens if group is not None and not group.live_members else 0
+                cost = max(entry.tokens, self.shortfall.expected) + shared
+                if self._live and self.expected_use + cost > self.budget:
                     break
                 self._make_live(entry)
                 admitted.append(entry.session)
@@ -217,14 +222,6 @@ class AdmissionState:
             if not group.members:
                 del self._groups[entry.group]
 
-    def _add_session(self, session: str, priority: int, group: str, shared: int) -> _Entry:
-        self._join_count += 1
-        entry = self._entries[session] = _Entry(session, (-priority, self._join_count), 0, group)
-        if group:
-            self._groups.setdefault(group, _Group(shared)).members += 1
-        heapq.heappush(self._queue, entry)
-        return entry
-
     def _unpark(self, entry: _Entry) -> None:
         entry.is_parked = False
         self._parked_count -= 1
@@ -261,7 +258,88 @@ class AdmissionState:
             excess -= other.tokens
         return False
 
-    def _cost(self, entry: _Entry) -> float:
-        group = self._groups.get(entry.group)
-        shared = group.tokens if group is not None and not group.live_members else 0
-        return max(entry.tokens, self.shortfall.expected) + shared
+
+@dataclass(frozen=True, slots=True)
+class AimdOptions:
+    """Shares are of an engine's KV capacity."""
+
+    initial_share: float = 0.85
+    min_share: float = 0.1
+    max_share: float = 1.5
+    """Above 1, since rollouts of a group share their prompts and not every estimate is too low."""
+    increase: float = 0.02
+    """Added after each update without a sign of overload while the share is used up."""
+    decrease_factor: float = 0.85
+    """Factor after an update with a sign of overload."""
+    cooldown_seconds: float = 20.0
+    """Time between two cuts: the effect of one shows when rollouts come to their next turns."""
+    max_recomputed: float = 0.05
+    """Share of reusable prompt tokens that, computed again, calls for a cut."""
+    low_recomputed: float = 0.02
+    """The same below which the share may grow."""
+    memory: float = 0.9
+    """Weight of what came before, at each look: few calls end between two of them."""
+    full_usage: float = 0.95
+    """Share of the cache that running calls hold on an engine beyond which nothing is added."""
+
+
+class AimdShare:
+    """A share for each engine, updated from its metrics; that of the fleet is their mean.
+
+    One share for all would be cut whenever any engine is overloaded, and of many engines one always is.
+    """
+
+    def __init__(self, options: AimdOptions | None = None) -> None:
+        self._options = options or AimdOptions()
+        self.share = self._options.initial_share
+        """Share of the fleet."""
+        self.cuts = 0
+        self._shares: dict[str, float] = {}
+        self._cooldown_until: dict[str, float] = {}
+        self._last_loads: dict[str, EngineLoad] = {}
+        self._last_reusable = 0
+        self._found = self._could = 0.0
+        """Prompt tokens that were found, and that could have been, in the last looks."""
+
+    def update_share(self, loads: Mapping[str, EngineLoad], reusable: int, *, is_used_up: bool, now: float) -> float:
+        """Update the shares from the metrics of all engines, by name; return that of the fleet.
+
+        ``reusable`` are prompt tokens sent to these engines so far, in all calls together, that had been part of an
+        earlier call of the same rollout or group: what a large enough cache would have found. ``is_used_up``: rollouts
+        wait for a larger share; otherwise none is raised. ``now`` is of any clock in seconds that does not go back.
+        """
+        recomputed = self._recomputed_share(loads, reusable)
+        options, before = self._options, self._last_loads
+        self._shares = {name: self._shares.get(name, self.share) for name in loads}
+        self._cooldown_until = {name: self._cooldown_until.get(name, -inf) for name in loads}
+        for name, load in loads.items():
+            is_crowded = load.waiting > 0 and load.kv_usage > options.full_usage
+            preempted = name in before and load.preemptions > before[name].preemptions
+            if preempted or recomputed > options.max_recomputed:
+                if now >= self._cooldown_until[name]:
+                    self.cuts += 1
+                    self._shares[name] = max(options.min_share, self._shares[name] * options.decrease_factor)
+                    self._cooldown_until[name] = now + options.cooldown_seconds
+            elif is_used_up and recomputed < options.low_recomputed and not is_crowded:
+                self._shares[name] = min(options.max_share, self._shares[name] + options.increase)
+        self._last_loads = dict(loads)
+        self._last_reusable = reusable
+        if loads:
+            self.share = fmean(self._shares.values())
+        return self.share
+
+    def _recomputed_share(self, loads: Mapping[str, EngineLoad], reusable: int) -> float:
+        """Return the share of what could have been found in the caches since the last look, and was not."""
+        if loads.keys() != self._last_loads.keys():  # a new engine's counters do not cover the whole time
+            return 0.0
+        news = [(load, self._last_loads[name]) for name, load in loads.items()]
+        found = sum(load.prefix_hits - before.prefix_hits for load, before in news)
+        asked = sum(load.prefix_queries - before.prefix_queries for load, before in news)
+        could = reusable - self._last_reusable
+        # A restarted engine counts from zero; some engines have no such counters.
+        if could < 0 or asked < 0 or found < 0:
+            self._found = self._could = 0.0
+            return 0.0
+        keep = self._options.memory
+        self._found, self._could = keep * self._found + found, keep * self._could + could
+        return max(0.0, 1.0 - self._found / self._could) if self._could and asked else 0.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from prorl_gym.inference.protocol import GenerationRequest
 
 _LARGEST_BLOCK = 128
-"""Tokens: a cache finds whole blocks only, of 1 (SGLang) to 128 (vLLM on CPU), and computes at least the last token."""
+"""Tokens: a cache finds whole blocks only, of 1 (SGLang) to 128 (vLLM on CPU), and computes at least the last one."""
 
 _MAX_SESSIONS = 1 << 16
 """Rollouts remembered: not every caller reports the end of one."""
@@ -28,18 +28,12 @@ class _Tail:
 
 @dataclass(slots=True)
 class _GroupPrompt:
-    """A group's first prompt."""
-
     tokens: int
     users: int = 0
 
 
 class CacheEstimate:
-    """One engine's cache.
-
-    Args:
-        capacity: tokens that fit; infinite where it is not known.
-    """
+    """One engine's cache of ``capacity`` tokens; infinite where that is not known."""
 
     __slots__ = ("_busy_sessions", "capacity", "groups", "idle_sessions", "used")
 
@@ -61,19 +55,18 @@ class CacheEstimate:
         return found if found < prompt else prompt
 
     def begin_call(self, session: str, group: str, prompt: int, shared: int | None = None) -> None:
-        """Count the prompt of a call that begins; it is not evicted while the call runs.
-
-        Args:
-            session: the rollout.
-            group: rollouts of one group share the first prompt.
-            prompt: tokens of the whole prompt.
-            shared: tokens of the group's first prompt; by default this one is it.
-        """
-        tail = self._busy_sessions.get(session) or self.idle_sessions.pop(
-            session, None
-        )  # it is busy where it makes two calls at once
-        self._busy_sessions[session] = tail or self._add_session(group, prompt if shared is None else shared)
-        self._resize(self._busy_sessions[session], prompt)
+        """Count the prompt of a call that begins; it is not evicted while the call runs."""
+        # It is busy where it makes two calls at once.
+        tail = self._busy_sessions.get(session) or self.idle_sessions.pop(session, None)
+        if tail is None:
+            if group:
+                if group not in self.groups:  # its first rollout brings the prompt
+                    self.groups[group] = _GroupPrompt(prompt if shared is None else shared)
+                    self.used += self.groups[group].tokens
+                self.groups[group].users += 1
+            tail = _Tail(0, group)
+        self._busy_sessions[session] = tail
+        self._resize(tail, prompt)
 
     def end_call(self, session: str, context: int) -> None:
         """Release the context of a call that is over; it stays until others need the room."""
@@ -83,43 +76,30 @@ class CacheEstimate:
             self._resize(tail, context)
 
     def forget_session(self, session: str) -> None:
-        """Remove what a rollout that is over has there."""
         tail = self._busy_sessions.pop(session, None) or self.idle_sessions.pop(session, None)
         if tail is not None:
             self._remove_session(tail)
 
     def clear(self) -> None:
-        """Remove everything."""
         self.idle_sessions.clear()
         self._busy_sessions.clear()
         self.groups.clear()
         self.used = 0
-
-    def _add_session(self, group: str, shared: int) -> _Tail:
-        if group:
-            if group not in self.groups:  # its first rollout brings the prompt
-                self.groups[group] = _GroupPrompt(shared)
-                self.used += shared
-            self.groups[group].users += 1
-        return _Tail(0, group)
 
     def _resize(self, tail: _Tail, context: int) -> None:
         shared = self.groups[tail.group].tokens if tail.group else 0
         tokens = max(0, context - shared)
         self.used += tokens - tail.tokens
         tail.tokens = tokens
-        self._evict()
-
-    def _evict(self) -> None:
-        """Shorten what was least recently used, from its end."""
+        # Shorten what was least recently used, from its end.
         while self.used > self.capacity and self.idle_sessions:
-            session, tail = next(iter(self.idle_sessions.items()))
-            cut = min(tail.tokens, self.used - int(self.capacity))
-            tail.tokens -= cut
+            session, oldest = next(iter(self.idle_sessions.items()))
+            cut = min(oldest.tokens, self.used - int(self.capacity))
+            oldest.tokens -= cut
             self.used -= cut
-            if not tail.tokens:
+            if not oldest.tokens:
                 del self.idle_sessions[session]
-                self._remove_session(tail)
+                self._remove_session(oldest)
 
     def _remove_session(self, tail: _Tail) -> None:
         self.used -= tail.tokens
@@ -151,7 +131,6 @@ class GroupPrompts:
         return shared
 
     def forget_session(self, session: str) -> None:
-        """Forget a rollout that is over, and its group with the last one."""
         group = self._group_of.pop(session, "")
         if group:
             members = self._groups[group][1]
@@ -161,7 +140,6 @@ class GroupPrompts:
 
     @property
     def tracked(self) -> int:
-        """Rollouts and groups that are known."""
         return len(self._groups) + len(self._group_of)
 
 
@@ -185,15 +163,13 @@ class PrefixReuse:
 
     @property
     def reusable_tokens(self) -> int:
-        """Since the start."""
         return self._tokens.total()
 
     def reusable_tokens_on(self, engines: Iterable[str]) -> int:
-        """The same in the calls that these engines were given."""
+        """Return the same in the calls that these engines were given."""
         return sum(self._tokens[engine] for engine in engines)
 
     def begin_call(self, request: GenerationRequest, engine: str) -> None:
-        """Count a call that an engine is given."""
         session, group, prompt = request.session_id, request.group_id, len(request.prompt_ids)
         if self._home.get(session) != engine:
             self.forget_context(session)
@@ -206,7 +182,6 @@ class PrefixReuse:
             self.forget_session(next(iter(self._home)))
 
     def end_call(self, request: GenerationRequest, engine: str, sampled: int) -> None:
-        """Note what the engine has computed in a call that is over."""
         if self._home.get(request.session_id) == engine and engine in self._caches:
             self._caches[engine].end_call(request.session_id, len(request.prompt_ids) + sampled)
 
@@ -217,19 +192,15 @@ class PrefixReuse:
             cache.forget_session(session_id)
 
     def forget_session(self, session_id: str) -> None:
-        """Forget a rollout that is over. Unknown ones are ignored."""
         self.forget_context(session_id)
         self._prompts.forget_session(session_id)
 
     def invalidate_cache(self, engine: str) -> None:
-        """Forget what an engine had computed: its cache is lost."""
         self._caches.pop(engine, None)
 
     def invalidate_all(self) -> None:
-        """Forget everything that was computed: the weights have changed."""
         self._caches.clear()
 
     @property
     def tracked(self) -> int:
-        """Rollouts and groups that are known."""
         return len(self._home) + self._prompts.tracked

@@ -3,39 +3,33 @@
 A turn that waits here, or whose call an engine holds back during a pause, is not slow: its deadline is paused.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from prorl_gym.deadlines import Deadline, current_deadline, paused_deadline
+from prorl_gym.deadlines import Deadline, current_deadline
 from prorl_gym.inference.balance.members import ChangeSignal, PoolMember
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 
 
 class CallExecutor(Protocol):
-    """Makes the calls that a pool has placed, in the place of the pool's own engines."""
+    """Makes the calls that a pool has placed, in place of the pool's own engines."""
 
-    async def generate(self, member: PoolMember, request: GenerationRequest) -> GenerationResult:
-        """Make a call on the engine of this member. See ``Engine.generate``."""
-        ...
+    async def generate(self, member: PoolMember, request: GenerationRequest) -> GenerationResult: ...
 
-    async def cancel(self, request_id: str, *, by_pause: bool) -> None:
-        """Stop a call. See ``Engine.cancel``."""
-        ...
+    async def cancel(self, request_id: str, *, by_pause: bool) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class InFlightCall:
-    """A call that an engine is working on."""
-
     request_id: str
     """Given by the caller."""
     attempt_id: str
     """Given to the engine."""
     member: PoolMember
     deadline: Deadline | None
-    """Of the rollout's stage."""
+    """Deadline of the rollout's stage."""
     is_cut_short: bool = False
     """It was cut short by a pause of ours."""
     charged_at_start: float = 0.0
@@ -62,11 +56,7 @@ class InFlightCall:
 
 
 class CallGate:
-    """Lets calls begin, and tracks those in flight.
-
-    Args:
-        changes: notified when it opens.
-    """
+    """Lets calls begin, and tracks those in flight. ``changes`` is notified when it opens."""
 
     def __init__(self, changes: ChangeSignal) -> None:
         self._changes = changes
@@ -77,33 +67,22 @@ class CallGate:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no call may begin."""
         return self._close_count > 0
 
     @property
     def calls(self) -> list[InFlightCall]:
-        """Calls that engines are working on."""
         return list(self._calls.values())
 
     def find_call(self, request_id: str) -> InFlightCall | None:
-        """Return a call by the id that its caller gave it."""
         return self._calls.get(request_id)
 
-    async def wait_until_open(self, should_give_up: Callable[[], bool]) -> None:
-        """Wait until calls may begin, or until ``should_give_up``; the wait is charged to no deadline."""
-        if self.is_closed:
-            with paused_deadline():
-                await self._changes.wait_for(lambda: not self.is_closed or should_give_up())
-
     async def wait_until_idle(self, member: PoolMember | None = None) -> None:
-        """Wait until no call is in flight, or none on that engine."""
         await self._call_ended.wait_for(lambda: not (self._calls if member is None else member.in_flight))
 
     @contextmanager
     def track_call(
         self, request_id: str, attempt_id: str, member: PoolMember, executor: CallExecutor | None = None
     ) -> Generator[InFlightCall, None, None]:
-        """Track a call for the block."""
         deadline = current_deadline()
         flight = InFlightCall(
             request_id,
@@ -130,7 +109,9 @@ class CallGate:
         """Undo one ``close``; calls may begin after the last."""
         self._close_count -= 1
         if not self.is_closed:
-            self.resume_deadlines()
+            held, self._paused_deadlines = self._paused_deadlines, []
+            for deadline in held:
+                deadline.resume()
             self._changes.notify_all()
 
     def pause_deadlines(self) -> None:
@@ -139,9 +120,3 @@ class CallGate:
             if flight.deadline is not None:
                 flight.deadline.pause()
                 self._paused_deadlines.append(flight.deadline)
-
-    def resume_deadlines(self) -> None:
-        """Resume the deadlines that ``pause_deadlines`` paused."""
-        held, self._paused_deadlines = self._paused_deadlines, []
-        for deadline in held:
-            deadline.resume()

@@ -8,7 +8,7 @@ For each engine, it estimates the seconds that the call would add to the fleet:
 
 A rollout stays on the engine of its last call, its home, unless another one is cheaper by more than ``hysteresis``, a
 share of the cost at home: of many engines, one seems much cheaper at any moment. After the design studies named in
-docs/balancing.md: LMetric's uncached prefill times load, in seconds instead of a product of counts.
+docs/engines.md: LMetric's uncached prefill times load, in seconds instead of a product of counts.
 """
 
 import math
@@ -40,7 +40,7 @@ class CostModel:
     prefill_rate: float = 8000.0
     """Tokens per second."""
     step_base: float = 10.6e-3
-    """Of a decode step of an empty batch."""
+    """Seconds of a decode step of an empty batch."""
     step_per_call: float = 0.42e-3
     """More, for each call in the batch."""
     step_per_token: float = 0.142e-6
@@ -53,12 +53,9 @@ class CostModel:
 
 @dataclass(slots=True)
 class _EngineState:
-    """The state of one engine, as estimated from our calls."""
-
     cache: CacheEstimate = field(default_factory=CacheEstimate)
     calls: int = 0
     context_tokens: int = 0
-    """Tokens of the contexts of calls in flight."""
     prefill_done_at: float = 0.0
     """When the prefill of our calls will be done."""
     pace: float = 1.0
@@ -75,8 +72,6 @@ class _EngineState:
 
 @dataclass(frozen=True, slots=True)
 class _Reservation:
-    """A reservation, and the estimate for its call."""
-
     prompt_tokens: int
     started_at: float
     prefill_seconds: float
@@ -86,12 +81,7 @@ class _Reservation:
 
 
 class CostPolicy:
-    """The ``cost`` policy; see the module.
-
-    Args:
-        model: seconds of work.
-        clock: in seconds.
-    """
+    """The ``cost`` policy; see the module. ``clock`` counts seconds."""
 
     def __init__(self, model: CostModel | None = None, clock: Callable[[], float] = monotonic) -> None:
         self._model = model or CostModel()
@@ -103,7 +93,7 @@ class CostPolicy:
         self._prompts = GroupPrompts()
 
     def choose(self, request: GenerationRequest, healthy: Sequence[str]) -> str:
-        """Pick the cheapest engine, or home if that costs little more, and reserve a slot on it."""
+        """Pick the cheapest engine, or home if that costs little more, and reserve a place on it."""
         now = self._clock()
         costs = self._costs(request, healthy, now)
         best = min(costs, key=costs.__getitem__)
@@ -117,11 +107,6 @@ class CostPolicy:
         return best
 
     def release(self, request: GenerationRequest, engine: str, outcome: CallOutcome) -> None:
-        """Return the reservation of a call that is over, and learn from how it went.
-
-        Raises:
-            ValueError: nothing is reserved there.
-        """
         state = self._engine(engine)
         if state.calls < 1 or request.request_id not in self._reservations:
             raise ValueError(f"no reservation on engine {engine} to return")
@@ -143,33 +128,24 @@ class CostPolicy:
             self._mean_output += (outcome.sampled_tokens - self._mean_output) / _AVERAGING_CALLS
 
     def forget_session(self, session_id: str) -> None:
-        """Forget a rollout that is over."""
         home = self._home.pop(session_id, None)
         if home is not None:
             self._engine(home).cache.forget_session(session_id)
         self._prompts.forget_session(session_id)
 
     def invalidate_cache(self, engine: str) -> None:
-        """Forget what the engine had cached."""
         state = self._engine(engine)
         state.cache.clear()
         state.prefill_done_at = 0.0
 
     def in_flight(self, engine: str) -> int:
-        """Return the calls in flight."""
         return self._engine(engine).calls
-
-    def cache_capacity(self, engine: str) -> float:
-        """Return the KV tokens that an engine's cache holds, as reported; infinite where the engine does not report."""
-        return self._engine(engine).cache.capacity
 
     @property
     def tracked(self) -> int:
-        """Rollouts and groups that are known."""
         return len(self._home) + self._prompts.tracked + len(self._reservations)
 
     def observe_load(self, engine: str, load: EngineLoad) -> None:
-        """Learn the size of the engine's cache."""
         self._engine(engine).cache.capacity = math.inf if load.kv_capacity is None else load.kv_capacity
 
     def _engine(self, name: str) -> _EngineState:

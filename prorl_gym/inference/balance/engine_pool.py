@@ -1,6 +1,6 @@
 """A named pool of engines: admission, balancing, failover. To callers it is one engine that rarely fails.
 
-A call that an engine fails is made again on another one, from the same ids, a bounded number of times. The engine
+A call that an engine fails is retried on another one, from the same ids, a bounded number of times. The engine
 that failed gets no calls until a trial in the background shows that it samples. When no engine is well, calls wait for
 the first that recovers, up to a bound; when none has the model, for as long as it takes. Time that calls lose to
 failing engines is charged to no deadline.
@@ -20,12 +20,20 @@ from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.balance.admission import Admission, AdmissionOptions, AdmissionSnapshot
 from prorl_gym.inference.balance.cache_estimate import PrefixReuse
 from prorl_gym.inference.balance.call_gate import CallExecutor, CallGate, InFlightCall
-from prorl_gym.inference.balance.health_monitor import FAILOVER_KINDS, FailoverOptions, HealthMonitor
+from prorl_gym.inference.balance.health_monitor import FAILOVER_KINDS, FailoverOptions, HealthMonitor, MetricsScraper
 from prorl_gym.inference.balance.members import PoolEngine, PoolMember, PoolMembers
-from prorl_gym.inference.balance.metrics_scraper import MetricsScraper
 from prorl_gym.inference.balance.simple_policies import StickyLeastOutstanding
-from prorl_gym.inference.engine_errors import CallTimedOut, ContextExceeded, EngineOverloaded, ModelMissing
-from prorl_gym.inference.protocol import BalancePolicy, CallOutcome, EngineHealth, GenerationRequest, GenerationResult
+from prorl_gym.inference.protocol import (
+    BalancePolicy,
+    CallOutcome,
+    CallTimedOut,
+    ContextExceeded,
+    EngineHealth,
+    EngineOverloaded,
+    GenerationRequest,
+    GenerationResult,
+    ModelMissing,
+)
 from prorl_gym.records import EngineLoad
 
 log = logging.getLogger(__name__)
@@ -36,8 +44,6 @@ _SLOW_CALL_FACTOR = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Options of a pool, beside balancing."""
-
     scrape_interval_seconds: float = 5.0
     """Between two reads of the engines' metrics."""
     salt_cache: bool = False
@@ -49,35 +55,21 @@ class PoolOptions:
 
 @dataclass(frozen=True, slots=True)
 class PoolSnapshot:
-    """A pool at one moment, for metrics and status pages."""
-
     name: str
     version: int
     paused: bool
     failovers: int
-    """Calls that were made again on another engine."""
     reusable_tokens: int
     """Prompt tokens sent that had been computed before."""
     unavailable_reason: str
-    """Why no engine could serve a call even if all were well; empty otherwise."""
     waiting_rollouts: int
-    """Rollouts that wait for an engine that has the model."""
     admission: AdmissionSnapshot
     engines: tuple[PoolMember, ...]
     """Live: their state changes after the snapshot."""
 
 
 class EnginePool:
-    """Several engines with the same weights, as one.
-
-    Args:
-        name: of the pool, for messages (``policy``, ``judge``).
-        balance_policy: decides which engine serves a call.
-        failover: how often to try.
-        max_model_len: context in tokens; learnt from the engines when it is not given.
-        version: policy version of tokens sampled from now on.
-        options: see there.
-    """
+    """Several engines with the same weights, as one. ``max_model_len`` is learnt from them when it is not given."""
 
     def __init__(
         self,
@@ -92,13 +84,14 @@ class EnginePool:
         self.name = name
         self.max_model_len = max_model_len
         self.failovers = 0
-        """Calls that were made again on another engine."""
+        """Calls that were retried on another engine."""
         self.options = options or PoolOptions()
         self.members = PoolMembers()
         self.gate = CallGate(self.members.changes)
         self._balance_policy = balance_policy or StickyLeastOutstanding()
         self._failover = failover or FailoverOptions()
-        self._version = version
+        self.version = version
+        """Policy version of tokens sampled from now on."""
         self._admission = Admission(name, self.options.admission)
         self._prefix_reuse = PrefixReuse()
         self._health = HealthMonitor(name, self.members, self._failover, self._on_healthy)
@@ -123,7 +116,6 @@ class EnginePool:
 
     @property
     def engines(self) -> list[str]:
-        """Names of all engines."""
         return [member.name for member in self.members.all]
 
     @property
@@ -156,11 +148,6 @@ class EnginePool:
             "Start them, or correct 'engines' and 'model'; rollouts wait or are tried again."
         )
 
-    @property
-    def version(self) -> int:
-        """Policy version of tokens sampled from now on."""
-        return self._version
-
     def start_scraping(self) -> None:
         """Begin to read the engines' figures. Idempotent; ``async with`` does it."""
         self._scraper.start()
@@ -170,28 +157,21 @@ class EnginePool:
 
         Estimates of the caches are dropped: what is cached was computed with other weights.
         """
-        self._version = version
+        self.version = version
         for member in self.members.all:
             member.engine.version = version
             self._balance_policy.invalidate_cache(member.name)
         self._prefix_reuse.invalidate_all()
 
     def add_engine(self, engine: PoolEngine) -> None:
-        """Take an engine into service.
-
-        Raises:
-            ValueError: the name is taken.
-        """
+        """Take an engine into service. Raises ``ValueError``: the name is taken."""
         if self.members.get(engine.name) is not None:
             raise ValueError(f"pool {self.name} already has an engine {engine.name}")
-        engine.version = self._version
+        engine.version = self.version
         self.members.add(PoolMember(engine))
 
     async def drain_engine(self, name: str) -> None:
-        """Give an engine no more calls and wait until its calls in flight are over; then it can be removed.
-
-        Its rollouts move to other engines at their next turns. Unknown names are ignored.
-        """
+        """Give an engine no more calls and wait until those in flight are over. Unknown names are ignored."""
         member = self.members.get(name)
         if member is not None:
             member.draining = True
@@ -209,23 +189,16 @@ class EnginePool:
         self.members.changes.notify_all()
 
     async def wait_for_room(self, session_id: str) -> None:
-        """Wait until a rollout that has not begun would find room, or be the first to wait for it.
-
-        It counts from then on, until ``forget_session``.
-        """
+        """Wait until a new rollout would find room; it counts from then on, until ``forget_session``."""
         await self._wait_for_model()
         await self._admission.wait_for_room(session_id)
 
     async def generate(self, request: GenerationRequest, executor: CallExecutor | None = None) -> GenerationResult:
         """Sample on the engine that the policy picks, failing over from the same ids.
 
-        Args:
-            request: what to sample.
-            executor: makes the calls from another machine. Of the prompt, only its length is used here then.
-
-        Raises:
-            EngineError: the last engine's, when attempts or time are used up; ``ENGINE_REFUSED`` at once.
-            ContextExceeded: prompt and answer do not fit into the engine's context.
+        An ``executor`` makes the calls from another machine; of the prompt, only its length is used here then. Raises
+        ``EngineError``: the last engine's, when attempts or time are used up; ``ENGINE_REFUSED`` at once;
+        ``ContextExceeded``: prompt and answer do not fit into the engine's context.
         """
         cut_short = False
         try:
@@ -239,19 +212,13 @@ class EnginePool:
             self._admission.end_call(request.session_id, cut_short=cut_short)
 
     def find_call(self, request_id: str) -> InFlightCall | None:
-        """Return a call that an engine is working on."""
         return self.gate.find_call(request_id)
 
     async def may_have_sampled(self, member: PoolMember, max_tokens: int, seconds: float) -> bool:
-        """Whether the engine of a call that got no answer can have been sampling for it.
+        """Whether the engine of a call that got no answer in so many seconds can have been sampling for it.
 
         It can if it samples now (a few tokens of its own, or its counters move, or it answers other calls), and if at
         its pace the call may have needed so long. An engine that does not sample is taken out of service.
-
-        Args:
-            member: the engine.
-            max_tokens: of the call.
-            seconds: that it took.
         """
         if not self.members.has(member):
             return False
@@ -270,11 +237,7 @@ class EnginePool:
         return False
 
     async def cancel(self, request_id: str) -> bool:
-        """Stop a call; its ``generate`` returns what could be salvaged.
-
-        Returns:
-            Whether an engine was working on it: only then is there anything to wait for.
-        """
+        """Stop a call, whose ``generate`` returns what could be salvaged; whether an engine was working on it."""
         flight = self.gate.find_call(request_id)
         if flight is None:
             return False
@@ -293,17 +256,14 @@ class EnginePool:
 
     async def check_health(self) -> dict[str, EngineHealth]:
         """Check every engine; those that are not well get no calls until a probe finds them well."""
-        return await self._health.check_all()
-
-    async def scrape(self) -> None:
-        """Read the engines' metrics now, beside the regular reads."""
-        await self._scraper.scrape_once()
+        members = self.members.all
+        answers = await asyncio.gather(*map(self._health.check, members))
+        return {member.name: health for member, health in zip(members, answers, strict=True)}
 
     def snapshot(self) -> PoolSnapshot:
-        """Return the state of the pool now."""
         return PoolSnapshot(
             name=self.name,
-            version=self._version,
+            version=self.version,
             paused=self.gate.is_closed,
             failovers=self.failovers,
             reusable_tokens=self._prefix_reuse.reusable_tokens,
@@ -350,7 +310,9 @@ class EnginePool:
         while self.gate.is_closed or not (serving := self.members.serving_names):
             if self._closed:
                 raise self._no_engine_error()
-            await self.gate.wait_until_open(lambda: self._closed)
+            if self.gate.is_closed:
+                with paused_deadline():
+                    await self.members.changes.wait_for(lambda: self._closed or not self.gate.is_closed)
             if not self.gate.is_closed:
                 await self._wait_for_model()
                 await self._wait_for_engine(last)
@@ -365,8 +327,11 @@ class EnginePool:
     ) -> GenerationResult:
         """Make one attempt. The reservation is returned exactly once, however it ends."""
         served, began = CallOutcome(), monotonic()
+        salt = request.cache_salt
+        if self.options.salt_cache:
+            salt = f"v{self.version}" if salt is None else f"{salt}/v{self.version}"
         # An engine may still hold the id of a lost attempt.
-        attempt = replace(request, request_id=uuid4().hex, cache_salt=self._cache_salt(request))
+        attempt = replace(request, request_id=uuid4().hex, cache_salt=salt)
         with self.gate.track_call(request.request_id, attempt.request_id, member, executor) as flight:
             self._prefix_reuse.begin_call(request, member.name)
             try:
@@ -380,8 +345,10 @@ class EnginePool:
                     self.max_model_len = error.max_model_len
                 raise
             except EngineError as error:
-                if isinstance(error, CallTimedOut):
-                    error.in_progress = await self._is_still_sampling(member, request.max_tokens, monotonic() - began)
+                seconds = monotonic() - began
+                # At its pace it may need longer than that for so many tokens.
+                if isinstance(error, CallTimedOut) and member.pace.expected_seconds(request.max_tokens) > seconds:
+                    error.in_progress = not isinstance(await self._health.run_trial(member), EngineError)
                 if _may_fail_over(error):
                     served = CallOutcome(failed=True)
                     flight.refund_deadline()
@@ -391,12 +358,6 @@ class EnginePool:
                 self._balance_policy.release(request, member.name, served)
                 self._prefix_reuse.end_call(request, member.name, served.sampled_tokens)
 
-    async def _is_still_sampling(self, member: PoolMember, max_tokens: int, seconds: float) -> bool:
-        """Whether an engine samples, and would need longer than that for so many tokens."""
-        if member.pace.expected_seconds(max_tokens) <= seconds:
-            return False
-        return not isinstance(await self._health.run_trial(member), EngineError)
-
     async def _read_sampled_count(self, member: PoolMember) -> int:
         """Read how many tokens an engine has sampled since it started; 0 where it does not report it."""
         try:
@@ -405,12 +366,6 @@ class EnginePool:
         except TimeoutError:
             return 0
         return 0 if load is None else load.generated
-
-    def _cache_salt(self, request: GenerationRequest) -> str | None:
-        if not self.options.salt_cache:
-            return request.cache_salt
-        version = f"v{self._version}"
-        return version if request.cache_salt is None else f"{request.cache_salt}/{version}"
 
     async def _wait_for_model(self) -> None:
         """Wait, without a limit, while no engine has the model; the log, the status and the metrics show it."""
@@ -426,11 +381,7 @@ class EnginePool:
             self.waiting_rollouts -= 1
 
     async def _wait_for_engine(self, last: EngineError | None) -> None:
-        """Wait until some engine takes calls, or calls have to wait for something else.
-
-        Raises:
-            EngineError: none recovered in time.
-        """
+        """Wait until some engine takes calls, or calls have to wait for something else; raise if none does in time."""
 
         def is_over() -> bool:
             return bool(self.members.serving_names or self.gate.is_closed or self._closed or self.unavailable_reason)
@@ -462,12 +413,11 @@ class EnginePool:
         self._health.take_out_of_service(member, error.what, _retry_after(error), failed_at_once=failed_at_once)
 
     def _invalidate_cache(self, member: PoolMember) -> None:
-        """Forget what the engine had cached."""
         self._balance_policy.invalidate_cache(member.name)
         self._prefix_reuse.invalidate_cache(member.name)
 
     def _on_engine_restart(self, member: PoolMember) -> None:
-        log.warning("pool %s: engine %s was started again", self.name, member.name)
+        log.warning("pool %s: engine %s was restarted", self.name, member.name)
         self._invalidate_cache(member)
         self.members.announce_member(member)
 

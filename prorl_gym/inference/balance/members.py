@@ -21,7 +21,6 @@ class ChangeSignal:
         self._next = asyncio.Event()
 
     def notify_all(self) -> None:
-        """Wake all waiters."""
         news, self._next = self._next, asyncio.Event()
         news.set()
 
@@ -40,19 +39,13 @@ class Pace:
     calls: float = 0.0
 
     def record_call(self, seconds: float, tokens: int) -> None:
-        """Count a call that was answered."""
         kept = 1 - 1 / _AVERAGING_CALLS
         self.seconds = kept * self.seconds + seconds
         self.tokens = kept * self.tokens + tokens
         self.calls = kept * self.calls + 1
 
     def expected_seconds(self, tokens: int, per_token: float = 0.0) -> float:
-        """Seconds that a call of so many tokens takes, at least those of a mean call; 0 while nothing is known.
-
-        Args:
-            tokens: that it samples.
-            per_token: seconds, as seen elsewhere; the slower of both counts.
-        """
+        """Return the seconds that a call takes, by this pace or the slower one ``per_token``; 0: nothing is known."""
         mean = self.seconds / self.calls if self.calls else 0.0
         return max(mean, tokens * max(per_token, self.seconds / self.tokens if self.tokens else 0.0))
 
@@ -65,8 +58,6 @@ class PoolEngine(Engine, Protocol):
 
 @dataclass(slots=True, eq=False)
 class PoolMember:
-    """An engine and its state in the pool."""
-
     engine: PoolEngine
     unhealthy_reason: str = ""
     """Why it is out of service; empty while it is well."""
@@ -77,7 +68,6 @@ class PoolMember:
     backoff_level: int = 0
     """Failures that count, reduced by calls answered since: the more, the longer it gets no calls."""
     answered_since_failure: int = 0
-    """Calls answered since its last failure."""
     pace: Pace = field(default_factory=Pace)
     quarantine_reason: str = ""
     """Why it must not serve this policy version; empty while it may."""
@@ -91,21 +81,19 @@ class PoolMember:
     calls: int = 0
     """Answered since it joined; so are all counts below."""
     failures: int = 0
-    """Calls that it failed; they were made again on another engine, if there was one."""
+    """Calls that it failed; they were retried on another engine, if there was one."""
     prompt_tokens: int = 0
-    """Of the answered calls that reported what was cached."""
+    """Prompt tokens of the answered calls that reported what was cached."""
     cached_tokens: int = 0
-    """Of these, found in its cache."""
+    """Prompt tokens found in its cache."""
     sampled_tokens: int = 0
 
     @property
     def name(self) -> str:
-        """Of the engine."""
         return self.engine.name
 
     @property
     def version(self) -> int:
-        """Policy version of the tokens that it samples."""
         return self.engine.version
 
     @property
@@ -115,7 +103,6 @@ class PoolMember:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it takes calls."""
         return not (self.unhealthy_reason or self.quarantine_reason or self.draining)
 
     @property
@@ -125,11 +112,9 @@ class PoolMember:
 
     @property
     def out_of_service_reason(self) -> str:
-        """Why it takes no calls."""
         return self.unhealthy_reason or self.quarantine_reason or ("it is being drained" if self.draining else "")
 
     def record_answer(self, request: GenerationRequest, result: GenerationResult, seconds: float) -> None:
-        """Count an answered call."""
         self.calls += 1
         self.answered_since_failure += 1
         if self.backoff_level and self.answered_since_failure % _CALLS_PER_RECOVERY == 0:
@@ -144,8 +129,6 @@ class PoolMember:
 
 @dataclass(slots=True)
 class PoolMembers:
-    """All members of a pool, by name."""
-
     changes: ChangeSignal = field(default_factory=ChangeSignal)
     """Notified when a member joins, leaves, or begins or ceases to take calls."""
     on_join: Callable[[PoolMember], None] | None = None
@@ -154,24 +137,19 @@ class PoolMembers:
 
     @property
     def all(self) -> list[PoolMember]:
-        """All members."""
         return list(self._members.values())
 
     @property
     def serving_names(self) -> list[str]:
-        """Names of the members that take calls."""
         return [name for name, member in self._members.items() if member.is_serving]
 
     def get(self, name: str) -> PoolMember | None:
-        """Return the member of that name, or ``None``."""
         return self._members.get(name)
 
     def has(self, member: PoolMember) -> bool:
-        """Whether the member is still in the pool."""
         return self._members.get(member.name) is member
 
     def add(self, member: PoolMember) -> None:
-        """Add a member."""
         self._members[member.name] = member
         self.announce_member(member)
 
@@ -182,5 +160,4 @@ class PoolMembers:
         self.changes.notify_all()
 
     def pop(self, name: str) -> PoolMember | None:
-        """Remove a member and return it, or ``None``."""
         return self._members.pop(name, None)

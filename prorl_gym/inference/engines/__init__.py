@@ -2,5 +2,5 @@
 
 In the service's process. What engines answer is hostile: ``response_validator`` checks it. To add an engine, write
 a dialect (``dialect``), add its case to ``inference/config.py`` and run the conformance kit. May import
-``inference.protocol``, ``inference.engine_errors`` and ``inference.json_depth``.
+``inference.protocol`` and ``inference.strict_json``.
 """

@@ -1,32 +1,50 @@
-"""What differs from server to server: which routes there are, how requests are written and answers read.
+"""Differences between servers: which routes there are, how requests are written and answers read.
 
 A dialect is plain data in and out; ``HttpEngine`` makes the calls. What a server cannot do is refused by default, so
-that a dialect only implements what its server can. Here too: what dialects share, the reading of model lists and of
-error answers.
+that a dialect only implements what its server can. The parts that dialects share are here too: prompts as JSON,
+streams, model lists and error answers.
 """
 
 import json
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 from prorl_gym.errors import EngineError, FailureKind
-from prorl_gym.inference.engine_errors import ContextExceeded, EngineOverloaded, ModelMissing
-from prorl_gym.inference.engines.answer_stream import AnswerStream
 from prorl_gym.inference.engines.http_exchange import ConnectionOptions, HttpRequest, HttpResponse
-from prorl_gym.inference.engines.logprob_rule import LogprobKind, LogprobRule
-from prorl_gym.inference.engines.prompt_json import strip_prompt_echo
-from prorl_gym.inference.engines.response_validator import CallExpectation, ResponseValidator, get_nested, printable
-from prorl_gym.inference.protocol import Conversation, EngineHealth, GenerationRequest, GenerationResult
+from prorl_gym.inference.engines.response_validator import (
+    AnsweredCall,
+    FinishReason,
+    JsonObject,
+    ResponseValidator,
+    get_nested,
+    names_policy_versions,
+    printable,
+)
+from prorl_gym.inference.protocol import (
+    ContextExceeded,
+    Conversation,
+    EngineHealth,
+    EngineOverloaded,
+    GenerationRequest,
+    GenerationResult,
+    LogprobKind,
+    ModelMissing,
+    TextTurn,
+)
 from prorl_gym.records import EngineLoad
 
 MAX_METRICS_BYTES = 16 << 20
 """Longest metrics page in bytes: histograms of many engines behind one server."""
+
+END_OF_STREAM = b"[DONE]"
+
+_ECHO = b'"prompt_token_ids":['
 
 _CONTEXT_EXCEEDED = re.compile(
     r"maximum context length|context_length_exceeded|(longer than|exceeds) the model's context length"
@@ -49,6 +67,40 @@ log = logging.getLogger(__name__)
 
 _OTHER_ENGINE_FIX = "Serve the model with vLLM or SGLang, unmodified, if updates have to be verified."
 
+_PROCESSED_FIX = (
+    "Start it with --logprobs-mode processed_logprobs and set 'logprob_kind: processed', or sample at temperature 1."
+)
+
+
+class LogprobRule:
+    """Requires that log-probs are those of the distribution that was sampled from, for the engines of one pool.
+
+    ``raw`` log-probs are taken before temperature, top-p and top-k. They are the behaviour policy's only where these
+    are off (temperature 1, top-p 1, no top-k). Anywhere else an importance ratio made of them is wrong, silently.
+    Evaluation (priority above 0) is exempt: it is not trained on. Such a call is refused with
+    ``require_processed_logprobs``; otherwise one warning is logged.
+    """
+
+    def __init__(self, pool: str, *, require_processed_logprobs: bool = False) -> None:
+        self._pool = pool
+        self._require_processed_logprobs = require_processed_logprobs
+        self._warned = False
+
+    def check(self, request: GenerationRequest, kind: LogprobKind, address: str) -> None:
+        """Check one call. Raises ``EngineError`` (``ENGINE_REFUSED``)."""
+        plain = request.temperature == 1.0 and request.top_p == 1.0 and request.top_k <= 0
+        if kind == "processed" or plain or request.priority > 0:
+            return
+        what = (
+            "its raw log-probs are not those of sampling at "
+            f"temperature {request.temperature:g}, top_p {request.top_p:g}, top_k {request.top_k}"
+        )
+        if self._require_processed_logprobs:
+            raise EngineError(FailureKind.ENGINE_REFUSED, f"engine {address}: {what}.", _PROCESSED_FIX)
+        if not self._warned:
+            self._warned = True
+            log.warning("pool %s, engine %s: %s.\n%s", self._pool, address, what, _PROCESSED_FIX)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpEngineOptions(ConnectionOptions):
@@ -62,113 +114,102 @@ class HttpEngineOptions(ConnectionOptions):
     """Control tokens of the vocabulary: a model may end its turn with one that is no stop id."""
     logprob_rule: LogprobRule | None = None
     """Shared by the engines of a pool; an engine without a pool has its own, which only logs a warning."""
+    logprob_kind: LogprobKind | None = None
+    """Kind of the server's log-probs; ``None``: it reports none that can be used."""
+    priority_scheduling: bool = False
+    """The server was started to serve calls by priority."""
+    record_routed_experts: bool = False
+    """Keep which experts each token met, from a server that returns them."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredCall:
-    """A call that was answered, for its result."""
-
-    engine: str
-    version: int
-    """Policy version that the pool had set when the call was made."""
-    seconds: float
-    context_length: int | None = None
-    """Of the engine in tokens, if known."""
-    is_trial: bool = False
-    """It was a trial of whether the engine samples."""
-
-    def expectation(self, *, stopped_by_guard: bool = False) -> CallExpectation:
-        """Return what its tokens are checked against."""
-        return CallExpectation(self.context_length, stopped_by_guard, self.is_trial)
+OptionsT = TypeVar("OptionsT", bound=HttpEngineOptions)
 
 
-class Dialect(ABC):
-    """One kind of server.
+class Dialect(ABC, Generic[OptionsT]):
+    """One kind of server, at a URL that mostly ends in ``/v1``; a server's own routes lie above it."""
 
-    Args:
-        base_url: mostly ends in ``/v1``; a server's own routes lie above it.
-        options: see there.
-        server_kind: what should listen there, for messages: ``a vLLM server``.
-        fix: what to do when it breaks its contract.
-        logprob_kind: of its log-probs; ``None``: its answers carry no usable ones.
-    """
+    server_kind: str
+    """Kind of server that should listen there, for messages: ``a vLLM server``."""
+    fix: str
+    """Advice for a server that breaks its contract."""
+    stream_type: "type[AnswerStream] | None" = None
+    """Joins the events of a streamed call; ``None``: no call is streamed."""
 
-    def __init__(
-        self,
-        base_url: str,
-        options: HttpEngineOptions,
-        *,
-        server_kind: str,
-        fix: str,
-        logprob_kind: LogprobKind | None,
-    ) -> None:
-        self._base = base_url.rstrip("/")
-        self._root = self._base.removesuffix("/v1")
-        self._model = options.model
-        self._models = ModelList(self._base, options.model)
+    def __init__(self, base_url: str, options: OptionsT) -> None:
+        self.address = base_url.rstrip("/")
+        """Also the name of the server in messages."""
+        self.logprob_kind: LogprobKind | None = options.logprob_kind
+        self._root = self.address.removesuffix("/v1")
+        self._options = options
+        self._models = ModelList(self.address, options.model)
         self.validator = ResponseValidator(
-            self._base, options.vocab_size, server_kind, fix, model=options.model, control_ids=options.control_ids
+            self.address,
+            options.vocab_size,
+            self.server_kind,
+            self.fix,
+            model=options.model,
+            control_ids=options.control_ids,
         )
-        self.logprob_kind: LogprobKind | None = logprob_kind
-
-    @property
-    def address(self) -> str:
-        """Name of the server in messages."""
-        return self.validator.address
 
     @abstractmethod
     def sample_request(self, request: GenerationRequest) -> HttpRequest:
-        """Return the request of a call.
+        """Return the request of a call. Raises ``EngineError`` (``ENGINE_REFUSED``): not with this server."""
 
-        Raises:
-            EngineError: ``ENGINE_REFUSED``, when this server cannot make such a call.
-        """
+    def may_stream(self, request: GenerationRequest) -> bool:
+        """Whether a call is streamed: servers' streams have no routed experts, or repeat all of them in every event."""
+        return (
+            self.stream_type is not None and request.on_tokens is not None and not self._options.record_routed_experts
+        )
 
-    def open_stream(self, request: GenerationRequest) -> AnswerStream | None:
+    def open_stream(self, request: GenerationRequest) -> "AnswerStream | None":
         """Return what joins the events of a streamed call; ``None``: this call is not streamed."""
-        return None
+        return None if self.stream_type is None else self.stream_type(self.validator, request)
 
     def read_sample(self, payload: bytes, request: GenerationRequest, answered: AnsweredCall) -> GenerationResult:
-        """Read the answer of a call.
-
-        Raises:
-            EngineError: ``ENGINE_CONTRACT``, or what an answer of status 200 hides.
-        """
+        """Read the answer of a call. Raises ``EngineError``: ``ENGINE_CONTRACT``, or what a status of 200 hides."""
         payload, echoed = strip_prompt_echo(payload, request)
-        return self.read_answer(self.validator.parse_object(payload), request, answered, is_prompt_checked=echoed)
+        answer = self.validator.parse_object(payload)
+        return self.read_answer(answer, request, replace(answered, is_prompt_checked=echoed))
 
     @abstractmethod
-    def read_answer(
+    def read_answer(self, answer: JsonObject, request: GenerationRequest, answered: AnsweredCall) -> GenerationResult:
+        """Check an answer of status 200, parsed or joined from a stream. Raises as ``read_sample``."""
+
+    def make_result(
         self,
-        answer: Mapping[str, object],
-        request: GenerationRequest,
         answered: AnsweredCall,
+        ids: list[int],
+        logprobs: list[float],
+        finish: FinishReason,
         *,
-        is_prompt_checked: bool,
+        cached_tokens: int | None,
+        version_spans: object = None,
+        routed_experts: object = None,
+        text_turn: TextTurn | None = None,
     ) -> GenerationResult:
-        """Check an answer of status 200 and return what was sampled.
-
-        Args:
-            answer: parsed, or joined from a stream.
-            request: the call.
-            answered: what is known of the call beside it.
-            is_prompt_checked: an echo of the prompt was there, and is what was sent.
-
-        Raises:
-            EngineError: as ``read_sample``.
-        """
+        """Return the result of a call, whose version spans and routed experts are not checked yet."""
+        checks = self.validator
+        return GenerationResult(
+            token_ids=ids,
+            logprobs=logprobs,
+            finish_reason=finish,
+            logprob_kind=self.logprob_kind or "raw",
+            engine=answered.engine,
+            versions=checks.token_versions(version_spans, len(ids), answered.version),
+            seconds=answered.seconds,
+            cached_tokens=cached_tokens,
+            routed_experts=checks.check_routed_experts(routed_experts) if self._options.record_routed_experts else None,
+            versions_reported=names_policy_versions(version_spans),
+            text_turn=text_turn,
+        )
 
     def health_request(self) -> HttpRequest:
         """Return the request for the server's health: its model list, which has the context length too."""
-        return HttpRequest("GET", f"{self._base}/models")
+        return HttpRequest("GET", f"{self.address}/models")
 
     def read_health(self, payload: bytes) -> EngineHealth:
         """Read the health from an answer of status 200."""
         return self._models.read_health(payload)
-
-    def error_from_response(self, response: HttpResponse) -> Exception:
-        """Return what an answer other than 200 means."""
-        return error_from_response(self.address, response)
 
     def abort_request(self, request_id: str) -> HttpRequest | None:
         """Return the request that ends a call early with what it has; ``None``: only closing the connection ends it."""
@@ -191,11 +232,7 @@ class Dialect(ABC):
         return None
 
     def probe_request(self, token_ids: Sequence[int]) -> HttpRequest:
-        """Return the request for the log-probs of given ids.
-
-        Raises:
-            EngineError: ``ENGINE_REFUSED``, when the server cannot return them.
-        """
+        """Return the request for the log-probs of given ids. Raises ``EngineError`` (``ENGINE_REFUSED``)."""
         raise unsupported_error(self.address, "cannot return log-probs of a given text", _OTHER_ENGINE_FIX)
 
     def read_probe(self, payload: bytes, token_ids: Sequence[int]) -> list[float]:
@@ -203,32 +240,118 @@ class Dialect(ABC):
         raise NotImplementedError
 
     def cache_reset_request(self) -> HttpRequest:
-        """Return the request to drop the prefix cache.
-
-        Raises:
-            EngineError: ``ENGINE_REFUSED``, when the server has no such route.
-        """
+        """Return the request to drop the prefix cache. Raises ``EngineError`` (``ENGINE_REFUSED``)."""
         raise unsupported_error(self.address, "has no route that drops its prefix cache", _OTHER_ENGINE_FIX)
 
     def read_cache_reset(self, response: HttpResponse) -> bool:
-        """Read whether the server dropped it.
-
-        Raises:
-            EngineError: it refused or broke.
-        """
+        """Read whether the server dropped it. Raises ``EngineError``: it refused or broke."""
         raise NotImplementedError
 
     def require_conversation(self, request: GenerationRequest) -> Conversation:
-        """Return the messages of a call.
-
-        Raises:
-            EngineError: ``ENGINE_REFUSED``, when the call has only token ids.
-        """
+        """Return the messages of a call. Raises ``EngineError`` (``ENGINE_REFUSED``) if it has only token ids."""
         if request.conversation is None:
             raise unsupported_error(
                 self.address, "takes messages, and this call has only token ids", "Set another 'engine'."
             )
         return request.conversation
+
+
+class AnswerStream(ABC):
+    """Joins the events of one answer, and reports new ids to ``GenerationRequest.on_tokens``.
+
+    The result is the answer that a call gets which is not streamed, so every check of an answer holds for both. What is
+    reported while the stream runs is checked before: ids of the vocabulary, each with its log-prob, no more of them
+    than were requested.
+    """
+
+    def __init__(self, validator: ResponseValidator, request: GenerationRequest) -> None:
+        self.is_prompt_checked = False
+        """An echo of the prompt came, and is what was sent."""
+        self.is_cut_short = False
+        """The answer ends with what came, as an abort."""
+        self._validator = validator
+        self._request = request
+        self._ids: list[int] = []
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self._ids)
+
+    def add_events(self, payloads: Sequence[bytes]) -> None:
+        """Add the data of events, and report the ids that are new in them. Raises as ``Dialect.read_sample``."""
+        known = len(self._ids)
+        try:
+            for payload in payloads:
+                if payload != END_OF_STREAM:
+                    self._add_event(payload)
+        finally:
+            if len(self._ids) > known and self._request.on_tokens is not None:
+                self._request.on_tokens(self._ids[known:])
+
+    @abstractmethod
+    def joined(self) -> JsonObject:
+        """Return the whole answer, as it would have come without streaming; an abort where the stream broke off."""
+
+    @abstractmethod
+    def _join(self, event: JsonObject) -> Sequence[object]:
+        """Add an event; return the ids that are new in it, each with a log-prob that was checked."""
+
+    def _add_event(self, payload: bytes) -> None:
+        if not self.is_prompt_checked:
+            payload, self.is_prompt_checked = strip_prompt_echo(payload, self._request)
+        event = self._validator.parse_object(payload)
+        if event.get("error") is not None:
+            message = get_nested(event, "error", "message")
+            reported = f" ({printable(message[:200])})" if isinstance(message, str) else ""
+            raise EngineError(
+                FailureKind.ENGINE_UNREACHABLE,
+                f"engine {self._validator.address}: broke in the middle of an answer{reported}.",
+                "Look into the engine's log.",
+            )
+        ids = self._validator.check_ids(self._join(event), "an event's token ids")
+        if len(self._ids) + len(ids) > self._request.max_tokens:
+            raise self._validator.contract_error(f"sampled more than the {self._request.max_tokens} requested tokens")
+        self._ids += ids
+
+
+def encode_prompt_ids(request: GenerationRequest) -> bytes:
+    """Return the prompt ids as JSON without brackets: ``5,6,7``.
+
+    A prompt of 64,000 ids takes some 4 ms to write as JSON and as long to read back where a server echoes it. A caller
+    that keeps the text (``prompt_ids_json``) saves both, so that the work of a turn does not grow with the turns before
+    it. Its text is checked at both ends only: counting its ids would cost as much as a short turn. Raises
+    ``ValueError``: the text is of other ids, a defect that would be drift.
+    """
+    kept, ids = request.prompt_ids_json, request.prompt_ids
+    if kept is None:
+        return json.dumps(list(ids), separators=(",", ":"))[1:-1].encode()
+    first, last = (str(ids[0]).encode(), str(ids[-1]).encode()) if ids else (b"", b"")
+    if len(ids) < 2:
+        belongs = kept == first
+    else:
+        belongs = kept.startswith(first + b",") and kept.endswith(b"," + last) and len(kept) >= 2 * len(ids) - 1
+    if not belongs:
+        raise ValueError("prompt_ids_json does not belong to prompt_ids")
+    return kept
+
+
+def strip_prompt_echo(payload: bytes, request: GenerationRequest) -> tuple[bytes, bool]:
+    """Take an echo of the prompt out of an answer, if it is there in the very bytes that were sent, and whether it was.
+
+    Any other echo is still there, to be read and compared. No string inside the answer can contain it: there, quotes
+    are escaped. The key is searched and what follows it compared: searching the whole prompt would cost more than the
+    rest of a turn.
+    """
+    if request.prompt_ids_json is None:
+        return payload, False
+    sent = encode_prompt_ids(request) + b"]"
+    place = payload.find(_ECHO)
+    while place >= 0:
+        begin = place + len(_ECHO)
+        if payload.startswith(sent, begin):
+            return payload[: begin - 1] + b"null" + payload[begin + len(sent) :], True
+        place = payload.find(_ECHO, begin)
+    return payload, False
 
 
 def call_headers(request: GenerationRequest) -> dict[str, str]:
@@ -244,29 +367,26 @@ def session_header_value(session_id: str) -> str:
 
 
 class ModelList:
-    """Reads ``GET /v1/models`` of one server: whether it is there, what it serves, how long its context is.
-
-    Logs a warning when the name is wrong, once for each list.
-
-    Args:
-        address: of the server, for messages.
-        model: the name it is expected to serve.
-    """
+    """Reads ``GET /v1/models`` of one server: whether it is there, what it serves, how long its context is."""
 
     def __init__(self, address: str, model: str) -> None:
         self.aliases: frozenset[str] = frozenset()
-        """Other names that the server lists the same model under."""
+        """Names that the server lists the same weights under: vLLM answers with its first name for all of them."""
         self._address = address
         self._model = model
         self._warned_of: list[str] = []
 
     def read_health(self, payload: bytes) -> EngineHealth:
         """Return that the server is well: it answered. A model that it does not list may still be served."""
-        listed = self._listed(payload)
-        names = list(listed)
-        self.aliases = self._aliases_of(listed)
+        listed: dict[str, dict[str, Any]] = {}
+        with suppress(ValueError, RecursionError, AttributeError, TypeError, KeyError):
+            listed = {str(model["id"]): model for model in cast("list[dict[str, Any]]", json.loads(payload)["data"])}
+        names, ours = list(listed), listed.get(self._model, {})
+        root = ours.get("root")
+        same = [name for name, model in listed.items() if model.get("root") == root] if isinstance(root, str) else ()
+        self.aliases = frozenset(same)
         if not names or self._model in names:
-            return EngineHealth(ok=True, max_model_len=_context_length(listed.get(self._model, {})))
+            return EngineHealth(ok=True, max_model_len=positive_int(ours.get("max_model_len")))
         unlisted = f"does not list model '{self._model}' but {printable(', '.join(names)[:300])}"
         if names != self._warned_of:
             self._warned_of = names  # probes read the list often; warn once for each list
@@ -276,24 +396,9 @@ class ModelList:
             )
         return EngineHealth(ok=True, unlisted_model=f"engine {self._address}: {unlisted}.")
 
-    def _listed(self, payload: bytes) -> dict[str, dict[str, Any]]:
-        """Read the models by name; none if the answer is no such list."""
-        with suppress(ValueError, RecursionError, AttributeError, TypeError, KeyError):
-            models = cast("list[dict[str, Any]]", json.loads(payload)["data"])
-            return {str(model["id"]): model for model in models}
-        return {}
 
-    def _aliases_of(self, listed: dict[str, dict[str, Any]]) -> frozenset[str]:
-        """Return the names of the same weights: vLLM answers with its first --served-model-name for all of them."""
-        root = listed.get(self._model, {}).get("root")
-        if not isinstance(root, str):
-            return frozenset()
-        return frozenset(name for name, model in listed.items() if model.get("root") == root)
-
-
-def _context_length(model: dict[str, Any]) -> int | None:
-    length = model.get("max_model_len")
-    return length if type(length) is int and length > 0 else None
+def positive_int(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None
 
 
 def error_from_response(address: str, response: HttpResponse) -> Exception:
@@ -320,7 +425,6 @@ def error_from_response(address: str, response: HttpResponse) -> Exception:
 
 
 def unsupported_error(address: str, what: str, fix: str) -> EngineError:
-    """Return the error of an adapter whose server has no way to do something."""
     return EngineError(FailureKind.ENGINE_REFUSED, f"engine {address}: {what}.", fix)
 
 

@@ -18,7 +18,7 @@ import aiohttp
 
 from prorl_gym.errors import ConfigError, EngineError, FailureKind
 from prorl_gym.http_body import read_body
-from prorl_gym.inference.engine_errors import CallTimedOut
+from prorl_gym.inference.protocol import CallTimedOut
 
 SMALL_RESPONSE_BYTES = 1 << 20
 _EVENT_STREAM = "text/event-stream"
@@ -30,7 +30,7 @@ is lost, and the engine counts as failed."""
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What to send, and the largest answer."""
+    """A request, and the largest answer to it."""
 
     method: Literal["GET", "POST"]
     url: str
@@ -43,7 +43,6 @@ class HttpRequest:
     """Longest answer in bytes, unpacked."""
 
     def encode_body(self) -> bytes | None:
-        """Return the body as it goes over the wire."""
         if self.body is None:
             return None
         text = json.dumps(self.body).encode()
@@ -55,8 +54,6 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """What came back."""
-
     status: int
     payload: bytes
     retry_after: float | None = None
@@ -67,8 +64,6 @@ class HttpResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """How to connect."""
-
     connect_seconds: float = 10.0
     max_connections: int = 1024
     api_key: str | None = None
@@ -77,12 +72,7 @@ class ConnectionOptions:
 
 
 class EngineTransport:
-    """Connections to one server.
-
-    Args:
-        address: name of the server in messages.
-        connection: see there.
-    """
+    """Connections to one server, whose ``address`` is its name in messages."""
 
     def __init__(self, address: str, connection: ConnectionOptions) -> None:
         self._address = address
@@ -95,39 +85,20 @@ class EngineTransport:
     ) -> HttpResponse:
         """Send one request and read the whole answer, whatever its status.
 
-        Args:
-            request: what to send.
-            seconds: for all of it.
-            on_events: called with the data of each event, in order and as many at once as have come, where the answer
-                is a stream of events.
-
-        Raises:
-            CallTimedOut: there is no whole answer in time.
-            EngineError: ``ENGINE_TIMEOUT`` (no connection), ``ENGINE_UNREACHABLE``, or ``ENGINE_CONTRACT`` for what is
-                no HTTP or is too large.
+        ``on_events`` is called with the data of each event, in order and as many at once as have come, where the answer
+        is a stream of events. Raises ``CallTimedOut``: there is no whole answer within so many seconds;
+        ``EngineError``: ``ENGINE_TIMEOUT`` (no connection), ``ENGINE_UNREACHABLE``, or ``ENGINE_CONTRACT`` for what is
+        no HTTP or is too large.
         """
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._exchange(request, on_events)
-        except TimeoutError:
-            raise CallTimedOut(self._address, seconds) from None
-
-    async def close(self) -> None:
-        """Close connections. Idempotent; exchanges in flight end as unreachable."""
-        self._closed = True
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    async def _exchange(
-        self, request: HttpRequest, on_events: Callable[[Sequence[bytes]], None] | None
-    ) -> HttpResponse:
         try:
             body = request.encode_body()
             headers = request.headers if body is None else {**request.headers, "Content-Type": "application/json"}
-            async with self._http().request(
-                request.method, request.url, data=body, headers=headers, allow_redirects=False
-            ) as response:
+            async with (
+                asyncio.timeout(seconds),
+                self._http().request(
+                    request.method, request.url, data=body, headers=headers, allow_redirects=False
+                ) as response,
+            ):
                 if on_events is not None and response.status == 200 and response.content_type == _EVENT_STREAM:
                     async for events in self._events(response, request.max_bytes):
                         on_events(events)
@@ -135,15 +106,26 @@ class EngineTransport:
                 payload = await read_body(response, request.max_bytes)
                 if payload is None:
                     raise self._too_large_error(request.max_bytes)
-                return HttpResponse(response.status, payload, _retry_after_seconds(response.headers.get("Retry-After")))
+                after = response.headers.get("Retry-After", "")
+                is_number = re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?", after)  # its date form is ignored
+                return HttpResponse(response.status, payload, float(after) if is_number else None)
         except aiohttp.ServerTimeoutError:
             reason = f"no connection within {self._connection.connect_seconds:g} s"
             raise self._error(FailureKind.ENGINE_TIMEOUT, reason, _ADDRESS_FIX) from None
+        except TimeoutError:
+            raise CallTimedOut(self._address, seconds) from None
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             raise self._error(FailureKind.ENGINE_UNREACHABLE, _reason(error), _ADDRESS_FIX) from None
         except (aiohttp.ClientError, ValueError) as error:
             reason = f"does not speak HTTP properly ({type(error).__name__})"
             raise self._error(FailureKind.ENGINE_CONTRACT, reason, "Check what listens at that address.") from None
+
+    async def close(self) -> None:
+        """Close connections. Idempotent; exchanges in flight end as unreachable."""
+        self._closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def _events(self, response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[Sequence[bytes]]:
         """Yield the data of the events of a stream as they come, each one line in what engines send."""
@@ -188,11 +170,7 @@ _ADDRESS_FIX = "Check that it runs and that 'engines' names it."
 
 
 def tls_context(ca_file: Path) -> ssl.SSLContext:
-    """Return a context that trusts these authorities (PEM) and no others.
-
-    Raises:
-        ConfigError: the file holds none.
-    """
+    """Return a context that trusts these authorities (PEM) and no others. Raises ``ConfigError`` if there are none."""
     try:
         return ssl.create_default_context(cafile=ca_file)
     except (OSError, ValueError) as error:
@@ -207,8 +185,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "dropped the connection"
     return f"the connection broke ({type(error).__name__})"
-
-
-def _retry_after_seconds(header: str | None) -> float | None:
-    """Read ``Retry-After`` in seconds; its date form is ignored."""
-    return float(header) if header is not None and re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?", header) else None

@@ -10,15 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from prorl_gym.inference.engines.dialect import (
-    AnsweredCall,
-    Dialect,
-    HttpEngineOptions,
-    call_headers,
-)
+from prorl_gym.inference.engines.dialect import Dialect, HttpEngineOptions, call_headers
 from prorl_gym.inference.engines.http_engine import HttpEngine
 from prorl_gym.inference.engines.http_exchange import HttpRequest
-from prorl_gym.inference.engines.response_validator import FinishReason, get_nested, read_cached_tokens, short_repr
+from prorl_gym.inference.engines.response_validator import (
+    AnsweredCall,
+    FinishReason,
+    JsonObject,
+    get_nested,
+    read_cached_tokens,
+    short_repr,
+)
 from prorl_gym.inference.protocol import Conversation, GenerationRequest, GenerationResult, TextTurn
 from prorl_gym.records import ToolCall
 
@@ -40,8 +42,6 @@ _BYTES_PER_TOKEN = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIOptions(HttpEngineOptions):
-    """How to talk to an OpenAI-compatible server."""
-
     encode: Callable[[str], Sequence[int]]
     """Text to ids of our own tokenizer, no control tokens in it."""
 
@@ -53,28 +53,16 @@ class OpenAIEngine(HttpEngine):
         super().__init__(name, OpenAIDialect(base_url, options), options, version=version)
 
 
-class OpenAIDialect(Dialect):
-    """The routes that every such server has: chat completions and the model list.
+class OpenAIDialect(Dialect[OpenAIOptions]):
+    """The routes that every such server has, with the fields of OpenAI's own API only: strict servers refuse others."""
 
-    Args:
-        base_url: ends in ``/v1``.
-        options: see there.
-    """
-
-    def __init__(self, base_url: str, options: OpenAIOptions) -> None:
-        self._options = options
-        fix = "Check that it is an OpenAI-compatible server with a chat route."
-        super().__init__(base_url, options, server_kind="an OpenAI-compatible server", fix=fix, logprob_kind=None)
+    server_kind = "an OpenAI-compatible server"
+    fix = "Check that it is an OpenAI-compatible server with a chat route."
 
     def sample_request(self, request: GenerationRequest) -> HttpRequest:
-        """Return the request of a call, with the fields of OpenAI's own API only: strict servers refuse others.
-
-        Raises:
-            EngineError: ``ENGINE_REFUSED``, when the call has no messages.
-        """
         conversation = self.require_conversation(request)
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self._options.model,
             "messages": [message.to_chat() for message in conversation.messages],
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
@@ -84,36 +72,23 @@ class OpenAIDialect(Dialect):
         if request.seed is not None:
             body["seed"] = request.seed
         bound = (1 << 20) + _BYTES_PER_TOKEN * request.max_tokens
-        return HttpRequest("POST", f"{self._base}/chat/completions", body, call_headers(request), max_bytes=bound)
+        url = f"{self.address}/chat/completions"
+        return HttpRequest("POST", url, body, call_headers(request), max_bytes=bound)
 
-    def read_answer(
-        self,
-        answer: Mapping[str, object],
-        request: GenerationRequest,
-        answered: AnsweredCall,
-        *,
-        is_prompt_checked: bool,
-    ) -> GenerationResult:
-        """Return the turn of an answer, with ids that are a local encoding of it."""
+    def read_answer(self, answer: JsonObject, request: GenerationRequest, answered: AnsweredCall) -> GenerationResult:
         checks = self.validator
         choice = checks.only_choice(answer)
         finish = checks.translate_finish_reason(choice.get("finish_reason"), _FINISH)
         said = self._parse_message(checks.require_object(choice.get("message"), "its message"))
-        # Their tokens are not ours: the text may be more than max_tokens of our tokens.
-        ids = list(self._options.encode(_render_text_turn(said)))[: request.max_tokens]
-        return GenerationResult(
-            token_ids=ids,
-            logprobs=[0.0] * len(ids),
-            finish_reason=finish,
-            logprob_kind="raw",
-            engine=answered.engine,
-            versions=[answered.version] * len(ids),
-            seconds=answered.seconds,
-            cached_tokens=read_cached_tokens(answer, len(request.prompt_ids)),
-            text_turn=said,
-        )
+        # As a model with hermes calls would write it: for the local encoding only. Their tokens are not ours: the text
+        # may be more than max_tokens of our tokens.
+        calls = (f'{{"name": "{call.name}", "arguments": {call.arguments}}}' for call in said.tool_calls)
+        parts = [*([said.text] if said.text else ()), *(f"<tool_call>\n{call}\n</tool_call>" for call in calls)]
+        ids = list(self._options.encode("\n".join(parts)))[: request.max_tokens]
+        cached = read_cached_tokens(answer, len(request.prompt_ids))
+        return self.make_result(answered, ids, [0.0] * len(ids), finish, cached_tokens=cached, text_turn=said)
 
-    def _parse_message(self, message: Mapping[str, object]) -> TextTurn:
+    def _parse_message(self, message: JsonObject) -> TextTurn:
         text, calls = message.get("content"), message.get("tool_calls")
         if text is not None and not isinstance(text, str):
             raise self.validator.contract_error("its message's content is not text")
@@ -129,7 +104,10 @@ class OpenAIDialect(Dialect):
         if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME_LENGTH:
             raise self.validator.contract_error(f"called a tool by the name {short_repr(name)}")
         if isinstance(arguments, dict):  # some servers decode the JSON
-            arguments = self._as_json(cast("dict[str, Any]", arguments))
+            try:
+                arguments = json.dumps(cast("dict[str, Any]", arguments), ensure_ascii=False, allow_nan=False)
+            except (ValueError, RecursionError):  # not everything that can be read can be written
+                raise self.validator.contract_error("called a tool with arguments that no JSON can hold") from None
         if not isinstance(arguments, str):
             raise self.validator.contract_error(f"called a tool with {short_repr(arguments)} as its arguments")
         call_id = get_nested(entry, "id")
@@ -140,25 +118,10 @@ class OpenAIDialect(Dialect):
             arguments=_replace_surrogates(arguments),
         )
 
-    def _as_json(self, arguments: dict[str, Any]) -> str:
-        try:
-            return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        except (ValueError, RecursionError):  # not everything that can be read can be written
-            raise self.validator.contract_error("called a tool with arguments that no JSON can hold") from None
-
 
 def tool_fields(conversation: Conversation) -> dict[str, Any]:
     """Return ``tools``, or nothing: servers refuse an empty list."""
     return {"tools": [dict(tool) for tool in conversation.tools]} if conversation.tools else {}
-
-
-def _render_text_turn(said: TextTurn) -> str:
-    """Return a turn as a model with hermes calls would write it: for the local encoding only."""
-    calls = [
-        f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n</tool_call>'
-        for call in said.tool_calls
-    ]
-    return "\n".join([said.text, *calls] if said.text else calls)
 
 
 def _replace_surrogates(text: str) -> str:

@@ -6,7 +6,7 @@ reads only the lines that are needed, since pages are read every few seconds for
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _LINE = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})?[ \t]+(?P<value>[^ \t]+)(?:[ \t]+-?\d+)?")
@@ -14,15 +14,13 @@ _LINE = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})?[ 
 _LABEL = re.compile(r'(?<![a-zA-Z0-9_])([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _MAX_LINE_BYTES = 1 << 16
 _MAX_SAMPLES = 4096
-"""Of one name: replicas times ranks behind one server. A page is read on the event loop."""
+"""Samples of one name that are kept: replicas times ranks behind one server. A page is read on the event loop."""
 _LARGEST_COUNT = 2.0**53
 """Larger floats are not exact counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrometheusSample:
-    """One line of a page."""
-
     labels: Mapping[str, str]
     value: float
 
@@ -30,51 +28,38 @@ class PrometheusSample:
 class PrometheusPage:
     """The samples of a page that have certain names.
 
-    Args:
-        payload: the page as it came.
-        names: names to keep. Lines that cannot be read, or that hold no finite number, are left out.
-        labels: labels that samples must not contradict: ``{"tp_rank": "0"}`` keeps rank 0, and what names no rank.
+    Lines that cannot be read, or that hold no finite number, are left out, and those that contradict ``labels``:
+    ``{"tp_rank": "0"}`` keeps rank 0, and what names no rank.
     """
 
-    def __init__(self, payload: bytes, names: Iterable[str], labels: Mapping[str, str] | None = None) -> None:
-        self._samples: dict[str, list[PrometheusSample]] = {name: [] for name in names}
+    def __init__(self, payload: bytes, names: Sequence[str], labels: Mapping[str, str] | None = None) -> None:
+        self.samples: dict[str, list[PrometheusSample]] = {name: [] for name in names}
+        """By name; empty for a name that the page does not have."""
         labels = labels or {}
-        for name, line in _lines(payload, tuple(self._samples)):
-            if len(self._samples[name]) >= _MAX_SAMPLES:
+        # One search finds the lines that begin with one of the names.
+        known = b"|".join(re.escape(name).encode() for name in names)
+        wanted = re.compile(rb"^(%b)[{ \t].{0,%d}$" % (known, _MAX_LINE_BYTES), re.MULTILINE)
+        for found in wanted.finditer(payload):
+            samples = self.samples[found[1].decode()]
+            if len(samples) >= _MAX_SAMPLES:
                 continue
-            sample = _parse_line(line)
+            sample = _parse_line(found[0].decode("utf-8", "replace"))
             if sample is not None and all(sample.labels.get(label, kept) == kept for label, kept in labels.items()):
-                self._samples[name].append(sample)
-
-    def samples(self, name: str) -> list[PrometheusSample]:
-        """Return the samples of one name."""
-        return self._samples[name]
-
-    def has(self, name: str) -> bool:
-        """Whether the page has that name."""
-        return bool(self._samples[name])
+                samples.append(sample)
 
     def total(self, name: str) -> int:
         """Return the sum over all labels as a count; 0 without samples."""
-        return round(min(sum(max(0.0, sample.value) for sample in self._samples[name]), _LARGEST_COUNT))
+        return round(min(sum(max(0.0, sample.value) for sample in self.samples[name]), _LARGEST_COUNT))
 
     def mean_share(self, name: str) -> float:
         """Return the mean over all labels, kept between 0 and 1; 0 without samples."""
-        values = [min(1.0, max(0.0, sample.value)) for sample in self._samples[name]]
+        values = [min(1.0, max(0.0, sample.value)) for sample in self.samples[name]]
         return sum(values) / len(values) if values else 0.0
 
 
 def parse_count(text: str) -> int | None:
     """Read a label that holds a positive count; ``None`` for any other (vLLM writes ``None`` before it is known)."""
     return int(text) if re.fullmatch(r"[0-9]{1,15}", text) and int(text) > 0 else None
-
-
-def _lines(payload: bytes, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the lines that begin with one of these names, found by one search."""
-    known = b"|".join(re.escape(name).encode() for name in names)
-    wanted = re.compile(rb"^(%b)[{ \t].{0,%d}$" % (known, _MAX_LINE_BYTES), re.MULTILINE)
-    for found in wanted.finditer(payload):
-        yield found[1].decode(), found[0].decode("utf-8", "replace")
 
 
 def _parse_line(line: str) -> PrometheusSample | None:

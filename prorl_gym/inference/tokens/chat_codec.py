@@ -18,11 +18,17 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from prorl_gym.errors import EngineError, FailureKind
-from prorl_gym.inference.json_depth import is_too_deep
+from prorl_gym.inference.strict_json import is_too_deep
 from prorl_gym.inference.tokens.tokenizer import ControlTokenEscaper, Tokenizer
 from prorl_gym.inference.toolcalls.formats import ToolFormat, known_parsers
-from prorl_gym.inference.toolcalls.protocol import ParsedText, ToolParser, Tools
-from prorl_gym.inference.toolcalls.turn_parsing import THINK_CLOSE, THINK_OPEN, parse_turn
+from prorl_gym.inference.toolcalls.turn_parsing import (
+    THINK_CLOSE,
+    THINK_OPEN,
+    ParsedText,
+    ToolParser,
+    Tools,
+    parse_turn,
+)
 from prorl_gym.records import Message
 
 log = logging.getLogger(__name__)
@@ -40,6 +46,10 @@ _PLACEHOLDER = "stand-in-for-the-assistant"
 """Text of the assistant turn that deltas are cut from."""
 
 _THINK_TAGS = re.compile(f"({THINK_OPEN}|{THINK_CLOSE})")
+
+_APPENDING_FIX = "Set 'chat_template' to one whose turns are only ever appended, each closed by one control token."
+
+_QUESTION: Mapping[str, Any] = {"role": "user", "content": "q"}
 
 _SAMPLE_NAME = "look_up"
 
@@ -80,58 +90,48 @@ async def encode_off_loop(characters: int, encode: Callable[[], Encoded]) -> Enc
 class ChatCodec:
     """Encodes conversations for one tokenizer and chat template.
 
-    Args:
-        tokenizer: vocabulary and template.
-        template_options: passed to the template by name, for example ``{"enable_thinking": False}``.
-        tool_format: how the model writes tool calls; ``auto``: as the template does.
-
-    Raises:
-        EngineError: ``TEMPLATE_UNSAFE``, when assistant turns do not end in one fixed control token.
+    ``template_options`` are passed to the template by name, for example ``{"enable_thinking": False}``. Raises
+    ``EngineError`` (``TEMPLATE_UNSAFE``) when assistant turns do not end in one fixed control token.
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        template_options: Mapping[str, Any] | None = None,
-        tool_format: ToolFormat = "auto",
+        self, tokenizer: Tokenizer, template_options: Mapping[str, Any] | None = None, tool_format: ToolFormat = "auto"
     ) -> None:
         self.tokenizer = tokenizer
         self.template_options = dict(template_options or {})
         self.tool_format: ToolFormat = tool_format
-        self.terminator = self._find_terminator()
+        turns = [_QUESTION, _placeholder_turn(calls_a_tool=False)]
+        rendered = self.render_plain(turns, (), add_generation_prompt=False)
+        found = tokenizer.control_pattern.match(rendered, rendered.find(_PLACEHOLDER) + len(_PLACEHOLDER))
+        if _PLACEHOLDER not in rendered or found is None:
+            raise self.template_error("an assistant turn does not end in a control token")
+        self.terminator = found.group()
         self.terminator_id = tokenizer.control_ids[self.terminator]
-        self.closing_ids = frozenset({self.terminator_id, *self._tool_call_end_ids()})
+        call_end = tokenizer.control_ids.get(_TOOL_CALL_END)
+        self.closing_ids = frozenset({self.terminator_id})
         """Ids after which a turn is closed and a delta can follow."""
+        if call_end is not None and _TOOL_CALL_END in tokenizer.chat_template:
+            self.closing_ids |= {call_end}
         others = (tokenizer.control_ids[end] for end in _OTHER_END_TOKENS if end in tokenizer.control_ids)
         self.end_ids = self.closing_ids | tokenizer.eos_ids | frozenset(others)
         """Ids that end a turn; sent to engines as stop ids, and no part of the text."""
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
         return self.tokenizer.vocab_size
 
     def encode_prompt(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """Render and encode the whole conversation, ending where the assistant is to speak.
-
-        Raises:
-            EngineError: ``TEMPLATE_UNSAFE``, when the template refuses these messages.
-        """
+        """Render and encode a conversation, ending where the assistant is to speak. Raises as ``render_plain``."""
         escaper = ControlTokenEscaper(self.tokenizer)
         return escaper.encode(self.render(escaper, messages, tools, add_generation_prompt=True))
 
     def encode_delta(self, new_messages: Sequence[Message], tools: Tools) -> list[int]:
         """Encode what new messages add after the terminator of an assistant turn, up to where it speaks next.
 
-        All tool results of one step belong into one call: templates merge them into one turn.
-
-        Args:
-            new_messages: tool results and user turns; after them also turns of the assistant that are only context.
-                None: the assistant is to speak once more.
-            tools: the same as in the first prompt.
-
-        Raises:
-            EngineError: ``TEMPLATE_UNSAFE``, when the delta cannot be found in what the template renders.
+        The new messages are tool results and user turns, and after them also turns of the assistant that are only
+        context; none: the assistant is to speak once more. All tool results of one step belong into one call:
+        templates merge them into one turn. Raises ``EngineError`` (``TEMPLATE_UNSAFE``) when the delta cannot be found
+        in what the template renders.
         """
         escaper = ControlTokenEscaper(self.tokenizer)
         return escaper.encode(self.render_delta(escaper, new_messages, tools))
@@ -153,10 +153,9 @@ class ChatCodec:
 
     @cached_property
     def generation_prompt(self) -> str:
-        """What the template writes after a user turn, up to where the assistant speaks."""
-        question = [_template_message("user", "q")]
-        turn = self.render_plain(question, (), add_generation_prompt=False)
-        return _strip_common_prefix(self.render_plain(question, (), add_generation_prompt=True), turn)
+        """Text that the template writes after a user turn, up to where the assistant speaks."""
+        turn = self.render_plain([_QUESTION], (), add_generation_prompt=False)
+        return _strip_common_prefix(self.render_plain([_QUESTION], (), add_generation_prompt=True), turn)
 
     @property
     def opens_thinking(self) -> bool:
@@ -165,21 +164,17 @@ class ChatCodec:
 
     @cached_property
     def parser(self) -> ToolParser:
-        """Reads the tool calls of this template's model.
-
-        Raises:
-            EngineError: ``TEMPLATE_UNSAFE``, see ``choose_parser``.
-        """
+        """Reads the tool calls of this template's model. Raises as ``choose_parser``."""
         return choose_parser(self, self.tool_format)
 
     def render_delta(self, escaper: ControlTokenEscaper, new_messages: Sequence[Message], tools: Tools) -> str:
         """Return the text of a delta, with control strings of the messages still escaped."""
         calls_a_tool = bool(new_messages) and new_messages[0].role == "tool"
-        before = [_template_message("user", "q"), _placeholder_turn(calls_a_tool=calls_a_tool)]
+        before = [_QUESTION, _placeholder_turn(calls_a_tool=calls_a_tool)]
         after = [_as_template_message(message, escaper) for message in new_messages]
         rendered = self.render_plain([*before, *after], tools, add_generation_prompt=True)
         start = rendered.find(_PLACEHOLDER)
-        if start < 0:  # some templates drop the text beside a tool call: the turn alone must be a prefix
+        if start < 0:  # some templates drop the text of a turn with a tool call: the turn alone must be a prefix
             base = self.render_plain(before, tools, add_generation_prompt=False).rstrip()
             if not (base.endswith(self.terminator) and rendered.startswith(base)):
                 raise self.template_error("adding a message changes how earlier turns are rendered")
@@ -198,11 +193,7 @@ class ChatCodec:
         return self.render_plain(escaped, shown, add_generation_prompt=add_generation_prompt)
 
     def render_plain(self, messages: Sequence[Mapping[str, Any]], tools: Tools, *, add_generation_prompt: bool) -> str:
-        """Render messages that are in the template's form already and hold no untrusted text unescaped.
-
-        Raises:
-            EngineError: ``TEMPLATE_UNSAFE``, when the template refuses them.
-        """
+        """Render messages in the template's form, all escaped. Raises ``EngineError`` (``TEMPLATE_UNSAFE``)."""
         try:
             return self.tokenizer.render(
                 messages, tools, self.template_options, add_generation_prompt=add_generation_prompt
@@ -213,53 +204,30 @@ class ChatCodec:
                 f"it fails on the roles {roles} ({type(error).__name__}: {error})"[:400]
             ) from error
 
-    def template_error(self, reason: str) -> EngineError:
-        """Return the error that refuses this template."""
-        return EngineError(
-            FailureKind.TEMPLATE_UNSAFE,
-            f"chat template of {self.tokenizer.source}: {reason}.",
-            "Set 'chat_template' to one whose turns are only ever appended, each closed by one control token.",
-        )
-
-    def _tool_call_end_ids(self) -> list[int]:
-        known = self.tokenizer.control_ids.get(_TOOL_CALL_END)
-        return [known] if known is not None and _TOOL_CALL_END in self.tokenizer.chat_template else []
-
-    def _find_terminator(self) -> str:
-        rendered = self.render_plain(
-            [_template_message("user", "q"), _placeholder_turn(calls_a_tool=False)], (), add_generation_prompt=False
-        )
-        found = self.tokenizer.control_pattern.match(rendered, rendered.find(_PLACEHOLDER) + len(_PLACEHOLDER))
-        if _PLACEHOLDER not in rendered or found is None:
-            raise self.template_error("an assistant turn does not end in a control token")
-        return found.group()
+    def template_error(self, reason: str, fix: str = _APPENDING_FIX) -> EngineError:
+        return EngineError(FailureKind.TEMPLATE_UNSAFE, f"chat template of {self.tokenizer.source}: {reason}.", fix)
 
 
 def choose_parser(codec: ChatCodec, tool_format: ToolFormat) -> ToolParser:
     """Return the parser that a configuration names, or, for ``auto``, the first that reads back a rendered call.
 
     No template is recognized by its name: a sample call is rendered as an assistant turn, and a parser fits when it
-    finds the same tool with the same arguments in that turn.
-
-    Raises:
-        EngineError: ``TEMPLATE_UNSAFE``: none does, or ``declared`` is named and the tokenizer declares nothing.
+    finds the same tool with the same arguments in that turn. Raises ``EngineError`` (``TEMPLATE_UNSAFE``): none does,
+    or ``declared`` is named and the tokenizer declares nothing.
     """
-    declares = codec.tokenizer.has_response_template
-    known = known_parsers(partial(_parse_declared, codec) if declares else None)
-    if tool_format != "auto":
-        if tool_format not in known:
-            raise _tool_format_error(codec, "its tokenizer declares no response_template")
-        return _configured_parser(known[tool_format], codec)
+    known = known_parsers(partial(_parse_declared, codec) if codec.tokenizer.has_response_template else None)
     turn = _render_sample_call(codec)
-    found = next((parser for parser in known.values() if turn is not None and _reads_back(parser, turn, codec)), None)
-    if found is None:
-        raise _tool_format_error(codec, "no known form of tool calls reads back the one that it writes")
-    return found
-
-
-def _configured_parser(parser: ToolParser, codec: ChatCodec) -> ToolParser:
-    """Return a configured parser; log a warning when the template shows the model another form."""
-    turn = _render_sample_call(codec)
+    forms = f"({', '.join(known_parsers())})"
+    fix = f"Set 'tool_format' to the form that the model was trained on {forms}, or 'chat_template'."
+    if tool_format == "auto":
+        found = (parser for parser in known.values() if turn is not None and _reads_back(parser, turn, codec))
+        parser = next(found, None)
+        if parser is None:
+            raise codec.template_error("no known form of tool calls reads back the one that it writes", fix)
+        return parser
+    if tool_format not in known:
+        raise codec.template_error("its tokenizer declares no response_template", fix)
+    parser = known[tool_format]
     if turn is not None and not _reads_back(parser, turn, codec):
         log.warning(
             "tool_format: %s does not read back the calls that the chat template of %s writes.\n"
@@ -271,15 +239,11 @@ def _configured_parser(parser: ToolParser, codec: ChatCodec) -> ToolParser:
 
 def _render_sample_call(codec: ChatCodec) -> str | None:
     """Return what a model would have to sample for the sample call; ``None`` when the template refuses calls."""
-    question: dict[str, Any] = {"role": "user", "content": "q"}
-    turn = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [_template_tool_call("call00000", _SAMPLE_NAME, dict(_SAMPLE_ARGUMENTS))],
-    }
+    call = _template_tool_call("call00000", _SAMPLE_NAME, dict(_SAMPLE_ARGUMENTS))
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
     try:
-        before = codec.render_plain([question], [_SAMPLE_TOOL], add_generation_prompt=False)
-        whole = codec.render_plain([question, turn], [_SAMPLE_TOOL], add_generation_prompt=False)
+        before = codec.render_plain([_QUESTION], [_SAMPLE_TOOL], add_generation_prompt=False)
+        whole = codec.render_plain([_QUESTION, turn], [_SAMPLE_TOOL], add_generation_prompt=False)
     except EngineError:
         return None
     written = _strip_common_prefix(_strip_common_prefix(whole, before), codec.generation_prompt).rstrip()
@@ -295,28 +259,20 @@ def _reads_back(parser: ToolParser, turn: str, codec: ChatCodec) -> bool:
 
 
 def _parse_declared(codec: ChatCodec, text: str, tools: Tools) -> object:
-    # The text comes without its thoughts, so the opening must not begin them.
-    opening = (
-        codec.generation_prompt.rstrip().removesuffix(THINK_OPEN) if codec.opens_thinking else codec.generation_prompt
-    )
+    opening = codec.generation_prompt
+    if codec.opens_thinking:  # the text comes without its thoughts, so the opening must not begin them
+        opening = opening.rstrip().removesuffix(THINK_OPEN)
     return codec.tokenizer.parse_response(text, opening, tools)
-
-
-def _tool_format_error(codec: ChatCodec, reason: str) -> EngineError:
-    return EngineError(
-        FailureKind.TEMPLATE_UNSAFE,
-        f"chat template of {codec.tokenizer.source}: {reason}.",
-        f"Set 'tool_format' to the form that the model was trained on ({', '.join(known_parsers())}), or "
-        f"'chat_template'.",
-    )
 
 
 def _as_template_message(message: Message, escaper: ControlTokenEscaper) -> dict[str, Any]:
     """Return a message in the form that templates read, its control strings escaped."""
-    own = message.role == "assistant"
-    shown = _template_message(
-        message.role, _escape_except_think_tags(message.content, escaper) if own else escaper.escape(message.content)
-    )
+    if message.role == "assistant":  # templates look for the tags of its thoughts
+        parts = _THINK_TAGS.split(message.content)
+        content = "".join(part if part in (THINK_OPEN, THINK_CLOSE) else escaper.escape(part) for part in parts)
+    else:
+        content = escaper.escape(message.content)
+    shown: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:
         shown["tool_calls"] = [
             _template_tool_call(
@@ -331,13 +287,6 @@ def _as_template_message(message: Message, escaper: ControlTokenEscaper) -> dict
     return shown
 
 
-def _escape_except_think_tags(text: str, escaper: ControlTokenEscaper) -> str:
-    """Escape control strings of what the assistant wrote, but not the tags of its thoughts: templates look for them."""
-    return "".join(
-        part if part in (THINK_OPEN, THINK_CLOSE) else escaper.escape(part) for part in _THINK_TAGS.split(text)
-    )
-
-
 def _decode_arguments(text: str) -> Any:
     """Return arguments as a value: templates print them as JSON, and would quote a text once more."""
     try:
@@ -349,19 +298,13 @@ def _decode_arguments(text: str) -> Any:
 
 def _placeholder_turn(*, calls_a_tool: bool) -> dict[str, Any]:
     """Return the assistant turn that deltas are cut from; templates look for a call before a tool result."""
-    message = _template_message("assistant", _PLACEHOLDER)
+    message: dict[str, Any] = {"role": "assistant", "content": _PLACEHOLDER}
     if calls_a_tool:
         message["tool_calls"] = [_template_tool_call("call00000", "tool", {})]
     return message
 
 
-def _template_message(role: str, content: str) -> dict[str, Any]:
-    """Return a message without calls."""
-    return {"role": role, "content": content}
-
-
 def _template_tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
-    """Return a call in the form that templates read."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

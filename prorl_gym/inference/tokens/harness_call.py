@@ -1,4 +1,4 @@
-"""What a harness asks of the model in one call, and what it is answered with."""
+"""One model call of a harness, and the answer to it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,13 +25,11 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True)
 class HarnessCall:
-    """One model call of a harness."""
-
     entries: Sequence[HistoryEntry]
     """The whole history, never empty, as the wire read it."""
     tools: Tools
     max_tokens: int | None = None
-    """Asked for by the harness; the rollout's own limits hold beside it."""
+    """Requested by the harness; the rollout's own limits hold too."""
     may_call_tools: bool = True
     """Whether tool calls are parsed at all."""
     single_tool_call: bool = False
@@ -43,8 +41,6 @@ class HarnessCall:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a call was placed in the rollout's tree of segments."""
-
     cause: BranchCause | None
     """Why it begins a segment; ``None``: it continues one."""
     shared_tokens: int
@@ -55,8 +51,6 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class HarnessTurn:
-    """What one call gave."""
-
     prompt: BuiltPrompt
     sampled: SampledTurn
     parsed: ParsedTurn

@@ -6,32 +6,20 @@ from functools import partial
 from typing import Unpack
 
 from prorl_gym.errors import Limit, LimitReached
-from prorl_gym.inference.engine_errors import ContextExceeded
-from prorl_gym.inference.protocol import GenerationResult
+from prorl_gym.inference.protocol import ContextExceeded, Conversation, GenerationResult
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.harness_call import HarnessCall, HarnessTurn
-from prorl_gym.inference.tokens.history_reader import HistoryReader
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, build_branch
+from prorl_gym.inference.tokens.rewrites import HistoryReader
 from prorl_gym.inference.tokens.rollout_session import OnTokens, RolloutIdentity, RolloutSession, SamplingPool
 from prorl_gym.inference.tokens.segment_tree import PlacedTurn, SegmentTree
-from prorl_gym.inference.tokens.turn import (
-    MAX_SEGMENTS_TOKENS,
-    ParsedTurn,
-    SampledTurn,
-    from_text_turn,
-    parse_sampled,
-    parse_without_calls,
-    sample_turn,
-)
+from prorl_gym.inference.tokens.turn import MAX_SEGMENTS_TOKENS, ParsedTurn, SampledTurn, read_turn, sample_turn
 from prorl_gym.records import Message, Segment, main_segment
 from prorl_gym.settings import ResolvedSettings
 
 
 class HarnessSession(RolloutSession):
-    """The model, for one rollout of a harness. Calls may run concurrently.
-
-    The rollout's own sampling and limits hold, whatever a harness asks for. For the arguments, see ``RolloutSession``.
-    """
+    """The model, for one rollout of a harness, whose own sampling and limits hold. Calls may run concurrently."""
 
     def __init__(
         self, pool: SamplingPool, codec: ChatCodec, settings: ResolvedSettings, **identity: Unpack[RolloutIdentity]
@@ -40,33 +28,22 @@ class HarnessSession(RolloutSession):
         self._tree = SegmentTree(codec, settings)
         self._histories = HistoryReader()
         self._next_number = 0
-        self._limit: Limit | None = None
-
-    @property
-    def limit(self) -> Limit | None:
+        self.limit: Limit | None = None
         """The limit that the latest call met; ``None``: it was answered. A harness may have gone on with less."""
-        return self._limit
 
     async def answer(self, call: HarnessCall, on_tokens: OnTokens | None = None) -> HarnessTurn:
-        """Place a call in the tree of segments and sample its turn.
+        """Place a call in the tree of segments and sample its turn, whose ids go to ``on_tokens`` as they come.
 
-        Cancelling it stops the engine's call and keeps its tokens.
-
-        Args:
-            call: the call.
-            on_tokens: called with the ids of the turn as they come, all of them once.
-
-        Raises:
-            LimitReached: turns or tokens.
-            TaskError: ``PROMPT_TOO_LONG``, the first prompt of the rollout does not fit.
-            EngineError: no engine could answer, or the template refuses the messages.
+        Cancelling it stops the engine's call and keeps its tokens. Raises ``LimitReached``: turns or tokens;
+        ``TaskError`` (``PROMPT_TOO_LONG``): the first prompt of the rollout does not fit; ``EngineError``: no engine
+        could answer, or the template refuses the messages.
         """
         try:
             turn = await self._answer(call, on_tokens)
         except LimitReached as reached:
-            self._limit = reached.limit
+            self.limit = reached.limit
             raise
-        self._limit = None
+        self.limit = None
         return turn
 
     def segments(self) -> list[Segment]:
@@ -81,7 +58,8 @@ class HarnessSession(RolloutSession):
     async def _answer(self, call: HarnessCall, on_tokens: OnTokens | None) -> HarnessTurn:
         history = self._histories.read(call.entries, call.tools)
         base = self._tree.find_base(history)
-        prompt = await build_branch(self._codec, history.messages, call.tools, history.digests, base, self._thinking)
+        whole = Conversation(history.messages, call.tools)
+        prompt = await build_branch(self._codec, whole, history.digests, base, self._thinking)
         if len(prompt.ids) >= self._context_limit():
             raise self._too_long_error(len(prompt.ids))
         if self._turn_count >= self._settings.max_turns:
@@ -115,7 +93,15 @@ class HarnessSession(RolloutSession):
 
     def _end_turn(self, turn: "_Turn") -> ParsedTurn:
         """Parse a turn, let later calls extend it, and give back its place."""
-        parsed = self._parse(turn)
+        call = turn.call
+        parsed = read_turn(
+            *(self._codec, turn.sampled, call.tools),
+            may_call_tools=call.may_call_tools,
+            single_tool_call=call.single_tool_call,
+        )
+        # Ids of our own: a harness keeps them, so that they name a call that it has changed.
+        calls = (one.model_copy(update={"id": f"call_{turn.number}_{at}"}) for at, one in enumerate(parsed.calls))
+        parsed = replace(parsed, calls=tuple(calls))
         if turn.sampled.token_ids:
             turn.placed.finish(parsed.as_message())
             self._histories.add_calls(parsed.calls)
@@ -123,19 +109,6 @@ class HarnessSession(RolloutSession):
             self._turn_count -= 1
         turn.placed.release()
         return parsed
-
-    def _parse(self, turn: "_Turn") -> ParsedTurn:
-        call, sampled = turn.call, turn.sampled
-        if sampled.text_turn is not None:
-            parsed = from_text_turn(sampled.text_turn)
-        elif call.may_call_tools:
-            parsed = parse_sampled(self._codec, sampled.token_ids, call.tools)
-        else:
-            parsed = parse_without_calls(self._codec, sampled.token_ids)
-        parsed = parsed.with_first_call() if call.single_tool_call else parsed
-        # Ids of our own: a harness keeps them, so that they name a call that it has changed.
-        calls = (one.model_copy(update={"id": f"call_{turn.number}_{at}"}) for at, one in enumerate(parsed.calls))
-        return replace(parsed, calls=tuple(calls))
 
     def _tokens_left(self, turn: "_Turn") -> int:
         asked, sampled = turn.call.max_tokens, len(turn.sampled.token_ids)
@@ -147,8 +120,6 @@ class HarnessSession(RolloutSession):
 
 
 class _Turn:
-    """A turn that is being sampled."""
-
     def __init__(
         self, number: int, call: HarnessCall, prompt: BuiltPrompt, placed: PlacedTurn, on_tokens: OnTokens | None
     ) -> None:
@@ -163,13 +134,11 @@ class _Turn:
         """Ids of the call under way that were reported already."""
 
     def stream(self, ids: Sequence[int]) -> None:
-        """Report ids of the call under way."""
         assert self._on_tokens is not None
         self._streamed_count += len(ids)
         self._on_tokens(ids)
 
     def append(self, seed: int | None, result: GenerationResult) -> list[int]:
-        """Append what one call sampled; return the ids that were kept."""
         kept = self.placed.append(result, turn=self.number, seed=seed)
         count = len(kept)
         cut = replace(result, token_ids=kept, logprobs=result.logprobs[:count], versions=result.versions[:count])

@@ -6,37 +6,29 @@ from functools import partial
 from typing import Literal, Unpack
 
 from prorl_gym.errors import Limit, LimitReached
-from prorl_gym.inference.engine_errors import ContextExceeded
-from prorl_gym.inference.protocol import AssistantTurn, GenerationRequest, GenerationResult, TextTurn
+from prorl_gym.inference.protocol import AssistantTurn, ContextExceeded, GenerationRequest, GenerationResult, TextTurn
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools, encode_off_loop
 from prorl_gym.inference.tokens.rollout_session import RolloutIdentity, RolloutSession, SamplingPool
 from prorl_gym.inference.tokens.transcript import Transcript
 from prorl_gym.inference.tokens.turn import MAX_SEGMENTS_TOKENS, sample_turn
 from prorl_gym.inference.tokens.turn_log import TurnLog
-from prorl_gym.inference.toolcalls.protocol import ParsedCall, ParsedText
+from prorl_gym.inference.toolcalls.turn_parsing import ParsedCall, ParsedText
 from prorl_gym.records import Message, Segment, ToolCall
 from prorl_gym.settings import ResolvedSettings
 
 
 @dataclass(slots=True)
 class _PartialTurn:
-    """A turn that is being sampled."""
-
     number: int
     ids: list[int] = field(default_factory=list[int])
     text_turns: list[TextTurn] = field(default_factory=list[TextTurn])
-    """Of an engine that answers in text, one for each call."""
+    """Turns of an engine that answers in text, one for each call."""
 
 
 class ModelSession(RolloutSession):
     """The model, for one rollout. Not to be used by two tasks at once.
 
-    Args:
-        pool: where to sample.
-        codec: tokenizer and chat template.
-        settings: sampling and limits.
-        turn_log: has turns to replay, and takes the others.
-        identity: of the rollout.
+    ``turn_log`` has turns to replay, and takes the others.
     """
 
     def __init__(
@@ -56,15 +48,9 @@ class ModelSession(RolloutSession):
     async def start_conversation(self, messages: Sequence[Message], tools: Tools) -> AssistantTurn:
         """Render and send the first prompt, or later that of a new segment, which holds a summary of the last one.
 
-        Args:
-            messages: the conversation so far.
-            tools: function schemas (``ToolSpec.as_function``); they hold for the whole rollout.
-
-        Raises:
-            TaskError: ``PROMPT_TOO_LONG``, the first one.
-            LimitReached: turns or tokens.
-            EngineError: no engine could answer, or the template refuses the messages.
-            ReplayDivergedError: the turn that is replayed had answers.
+        ``tools`` hold for the whole rollout. Raises ``TaskError`` (``PROMPT_TOO_LONG``, the first one),
+        ``LimitReached``: turns or tokens; ``EngineError``: no engine could answer, or the template refuses the
+        messages; ``ReplayDivergedError``: the turn that is replayed had answers.
         """
         self._require_turn()
         is_first = not len(self._transcript)
@@ -86,10 +72,9 @@ class ModelSession(RolloutSession):
     async def respond(self, messages: Sequence[Message]) -> AssistantTurn:
         """Append new messages (all tool results of a step at once, a user turn) and sample the next turn.
 
-        Raises:
-            LimitReached: turns, or tokens when the messages and one more token do not fit. Nothing is appended then.
-            EngineError: no engine could answer.
-            ReplayDivergedError: they are not those of the turn that is replayed.
+        Raises ``LimitReached``: turns, or tokens when the messages and one more token do not fit (nothing is appended
+        then); ``EngineError``: no engine could answer; ``ReplayDivergedError``: they are not those of the turn that is
+        replayed.
         """
         self._require_turn()
         if self._turn_log is not None:
@@ -107,21 +92,26 @@ class ModelSession(RolloutSession):
         return self._transcript.export_segments()
 
     async def _sample_turn(self) -> AssistantTurn:
-        """Sample one whole turn."""
         turn = _PartialTurn(self._turn_count)
         self._turn_count += 1
         if self._turn_log is not None:
-            self._turn_log.begin_turn(self._prompt_digest())
+            # Whatever decides the distribution of the turn, but for the weights.
+            of = self._settings
+            sampling = (of.temperature, of.top_p, of.top_k, of.seed, of.stop_token_ids, of.max_turn_tokens)
+            self._turn_log.begin_turn("/".join(map(str, (self._transcript.digest(), *sampling))))
 
         def tokens_left() -> int:
-            return min(self._settings.max_turn_tokens - len(turn.ids), self._tokens_left())
+            context = self._context_limit() - len(self._transcript)
+            return min(self._settings.max_turn_tokens - len(turn.ids), context)
 
         try:
             finish_reason = await sample_turn(
                 partial(self._make_call, turn), turn.ids, tokens_left, self._stop_token_ids
             )
         except ContextExceeded:
-            raise self._context_error(turn) from None
+            if turn.number == 0 and not turn.ids:
+                raise self._prompt_too_long_error(len(self._transcript)) from None
+            raise LimitReached(Limit.TOKENS) from None
         return self._parse_turn(turn, finish_reason)
 
     async def _make_call(self, turn: _PartialTurn, max_tokens: int) -> GenerationResult:
@@ -144,7 +134,11 @@ class ModelSession(RolloutSession):
 
     def _parse_turn(self, turn: _PartialTurn, finish_reason: Literal["stop", "length"]) -> AssistantTurn:
         written = self._codec.decode_turn(turn.ids)
-        said = _from_text_turns(turn.text_turns) if turn.text_turns else self._codec.parse_turn(written, self._tools)
+        if turn.text_turns:  # the engine parsed it itself
+            found = tuple(ParsedCall(call.name, call.arguments) for each in turn.text_turns for call in each.tool_calls)
+            said = ParsedText("".join(each.text for each in turn.text_turns), found)
+        else:
+            said = self._codec.parse_turn(written, self._tools)
         calls = tuple(
             ToolCall(id=f"call_{turn.number}_{index}", name=call.name, arguments=call.arguments)
             for index, call in enumerate(said.calls)
@@ -159,23 +153,3 @@ class ModelSession(RolloutSession):
     def _require_turn(self) -> None:
         if self._turn_count >= self._settings.max_turns:
             raise LimitReached(Limit.TURNS)
-
-    def _prompt_digest(self) -> str:
-        """Return what identifies the distribution of the next turn, but for the weights."""
-        of = self._settings
-        sampling = (of.temperature, of.top_p, of.top_k, of.seed, of.stop_token_ids, of.max_turn_tokens)
-        return "/".join(map(str, (self._transcript.digest(), *sampling)))
-
-    def _tokens_left(self) -> int:
-        return self._context_limit() - len(self._transcript)
-
-    def _context_error(self, turn: _PartialTurn) -> Exception:
-        if turn.number == 0 and not turn.ids:
-            return self._prompt_too_long_error(len(self._transcript))
-        return LimitReached(Limit.TOKENS)
-
-
-def _from_text_turns(turns: Sequence[TextTurn]) -> ParsedText:
-    """Return a turn that the engine parsed itself."""
-    calls = tuple(ParsedCall(call.name, call.arguments) for each in turns for call in each.tool_calls)
-    return ParsedText("".join(each.text for each in turns), calls)

@@ -4,26 +4,20 @@ Rendering a history again would change ids that were sampled. So the history is 
 ``SegmentCache``, or, where the caller sends token ids back, with what these ids decode to, turn by turn. If it ends in
 a known turn, the prompt is that turn's ids and a delta for the new messages. Any other history (compacted, cut, edited)
 begins a segment: trainers that need one growing sequence cannot join it to the one before, so it is counted and logged
-with its reason (``PromptOrigin``). ``PromptBuilder`` renders it anew, since its callers' trainers do; for a rollout of
+with its reason (``PromptOrigin``). ``PromptBuilder`` renders it again, since its callers' trainers do; for a rollout of
 ours ``build_branch`` builds it on the longest beginning of it that is known.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 from prorl_gym.errors import EngineError
 from prorl_gym.inference.protocol import Conversation
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools, encode_off_loop
-from prorl_gym.inference.tokens.history_equality import (
-    HistoryDigests,
-    ThinkingChain,
-    thinking_chain,
-    thinking_matches,
-)
+from prorl_gym.inference.tokens.history_equality import HistoryDigests, ThinkingChain, thinking_chain, thinking_matches
 from prorl_gym.inference.tokens.segment_cache import KnownTurn, SegmentCache
 from prorl_gym.inference.tokens.transcript import ThinkingMode
 from prorl_gym.inference.tokens.turn import parse_sampled
@@ -34,8 +28,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TokenFields:
-    """The token fields of one model call."""
-
     prompt: list[int]
     generation: list[int]
 
@@ -54,7 +46,6 @@ class HistoryEntry:
 
     @property
     def is_assistant(self) -> bool:
-        """Whether it is a turn of the model."""
         return self.message.role == "assistant"
 
 
@@ -63,11 +54,11 @@ class PromptOrigin(StrEnum):
 
     FIRST = "first"  # no turn was sampled yet
     EXTENDED = "extended"  # the ids of the last turn, and a delta
-    CHANGED = "changed"  # rendered anew: the history is not the one that was sampled on
-    UNKNOWN = "unknown"  # rendered anew: the last turn came without ids and is not remembered
-    AMBIGUOUS = "ambiguous"  # rendered anew: several remembered turns have these words, with different ids
-    TEMPLATE = "template"  # rendered anew: at a new user turn the template drops old thoughts, as configured
-    REOPENED = "reopened"  # rendered anew: the history ends in a turn of the assistant
+    CHANGED = "changed"  # rendered again: the history is not the one that was sampled on
+    UNKNOWN = "unknown"  # rendered again: the last turn came without ids and is not remembered
+    AMBIGUOUS = "ambiguous"  # rendered again: several remembered turns have these words, with different ids
+    TEMPLATE = "template"  # rendered again: at a new user turn the template drops old thoughts, as configured
+    REOPENED = "reopened"  # rendered again: the history ends in a turn of the assistant
 
     @property
     def starts_segment(self) -> bool:
@@ -83,9 +74,8 @@ class BuiltPrompt:
     origin: PromptOrigin
     conversation: Conversation
     digests: tuple[bytes, ...]
-    """One per message; see ``history_digests``."""
+    """One per message; see ``HistoryDigests.of_history``."""
     thinking: ThinkingChain | None = None
-    """Of the turns in it."""
     parent_digest: bytes | None = None
     """Digest of the history up to the turn that it extends."""
     session_id: str | None = None
@@ -109,88 +99,61 @@ class Base:
     """In that beginning."""
     turn: KnownTurn
     source: object = None
-    """What found it; handed back to it with the prompt."""
+    """Where it was found; handed back with the prompt."""
 
 
 async def build_branch(
     codec: ChatCodec,
-    messages: Sequence[Message],
-    tools: Tools,
+    whole: Conversation,
     digests: tuple[bytes, ...],
     base: Base | None,
     thinking: ThinkingMode = "keep",
 ) -> BuiltPrompt:
     """Return a prompt on the ids of the turn that a beginning of its history ends in.
 
-    Args:
-        codec: tokenizer and template.
-        messages: the whole history, not empty.
-        tools: function schemas.
-        digests: of the history.
-        base: that beginning; ``None``: no turn of it is known, so it is rendered whole.
-        thinking: see ``PromptBuilder``.
-
-    Raises:
-        EngineError: ``TEMPLATE_UNSAFE``, when the template cannot render this conversation.
+    ``base`` is that beginning; ``None``: no turn of it is known, so it is rendered whole. Raises ``EngineError``
+    (``TEMPLATE_UNSAFE``) when the template cannot render this conversation.
     """
-    new = messages if base is None else messages[base.messages :]
+    new = whole.messages if base is None else whole.messages[base.messages :]
     if thinking == "template" and any(message.role == "user" for message in new):
-        new = messages
-    work = partial(_assemble_branch, codec, messages, tools, digests, base, thinking)
-    return await encode_off_loop(sum(len(message.content) for message in new), work)
+        new = whole.messages
 
+    def assemble() -> BuiltPrompt:
+        if base is not None:
+            try:
+                return replace(_continue_turn(codec, whole, digests, base.messages, base.turn, thinking), base=base)
+            except EngineError as error:  # the template takes no such messages after a turn
+                log.debug("a history is rendered whole: %s", error)
+        has_turn = any(message.role == "assistant" for message in whole.messages)
+        return _render_prompt(codec, whole, digests, PromptOrigin.UNKNOWN if has_turn else PromptOrigin.FIRST)
 
-def _assemble_branch(
-    codec: ChatCodec,
-    messages: Sequence[Message],
-    tools: Tools,
-    digests: tuple[bytes, ...],
-    base: Base | None,
-    thinking: ThinkingMode,
-) -> BuiltPrompt:
-    has_turn = any(message.role == "assistant" for message in messages)
-    origin = PromptOrigin.UNKNOWN if has_turn else PromptOrigin.FIRST
-    if base is None:
-        return _render_prompt(codec, messages, tools, digests, origin)
-    try:
-        prompt = _continue_turn(codec, messages, tools, digests, base.messages, base.turn, thinking)
-    except EngineError as error:  # the template takes no such messages after a turn
-        log.debug("a history is rendered whole: %s", error)
-        return _render_prompt(codec, messages, tools, digests, origin)
-    return replace(prompt, base=base)
+    return await encode_off_loop(sum(len(message.content) for message in new), assemble)
 
 
 def _continue_turn(
     codec: ChatCodec,
-    messages: Sequence[Message],
-    tools: Tools,
+    whole: Conversation,
     digests: tuple[bytes, ...],
     count: int,
     known: KnownTurn,
     thinking: ThinkingMode,
 ) -> BuiltPrompt:
     """Return the prompt of a history whose first ``count`` messages end in a known turn."""
-    new = messages[count:]
-    ids = _extend(codec, known.ids, new, tools)
+    new = whole.messages[count:]
+    ids = _extend(codec, known.ids, new, whole.tools)
     if thinking == "template" and any(message.role == "user" for message in new):
-        rendered = _render_prompt(codec, messages, tools, digests, PromptOrigin.TEMPLATE)
+        rendered = _render_prompt(codec, whole, digests, PromptOrigin.TEMPLATE)
         if rendered.ids != ids:
             return rendered
     is_extended = not any(message.role == "assistant" for message in new)
     origin = PromptOrigin.EXTENDED if is_extended else PromptOrigin.CHANGED
-    conversation = Conversation(messages, tools, (known.start, len(known.ids)) if is_extended else None)
+    conversation = replace(whole, last_turn_span=(known.start, len(known.ids)) if is_extended else None)
     thoughts = thinking_chain(new, known.thinking)
     return BuiltPrompt(ids, origin, conversation, digests, thoughts, digests[count - 1], known.session_id)
 
 
 class PromptBuilder:
-    """Builds prompts on the ids of the calls before them.
-
-    Args:
-        codec: tokenizer and template.
-        cache: turns that were sampled here.
-        thinking: what happens to earlier thoughts at a new user turn; see ``transcript``.
-    """
+    """Builds prompts on the ids of the calls before them, which ``cache`` keeps. ``thinking``: see ``transcript``."""
 
     def __init__(self, codec: ChatCodec, cache: SegmentCache, thinking: ThinkingMode = "keep") -> None:
         self._codec = codec
@@ -200,33 +163,30 @@ class PromptBuilder:
     async def build_prompt(
         self, entries: Sequence[HistoryEntry], tools: Tools, session_id: str, *, single_tool_call: bool = False
     ) -> BuiltPrompt:
-        """Return the prompt of the next call.
+        """Return the prompt of the next call, for the whole conversation.
 
-        Args:
-            entries: the whole conversation, not empty.
-            tools: function schemas.
-            session_id: of the caller.
-            single_tool_call: answers to this caller show only the first tool call of a turn.
-
-        Raises:
-            EngineError: ``TEMPLATE_UNSAFE``, when the template cannot render this conversation.
+        ``single_tool_call``: answers to this caller show only the first tool call of a turn. Raises ``EngineError``
+        (``TEMPLATE_UNSAFE``) when the template cannot render this conversation.
         """
         digests = HistoryDigests(tools).of_history(_messages(entries))
         last = _last_turn_index(entries)
         known = None if last is None else self._find_last_turn(entries[: last + 1], digests[last], session_id)
-        characters = sum(len(entry.message.content) for entry in entries)
-        work = partial(self._assemble_prompt, entries, tools, digests, last, known, single_tool_call)
-        return await encode_off_loop(characters, work)
+        whole = Conversation(_messages(entries), tools)
+
+        def assemble() -> BuiltPrompt:
+            if last is None:
+                return _render_prompt(self._codec, whole, digests, PromptOrigin.FIRST)
+            if last == len(entries) - 1:
+                return _render_prompt(self._codec, whole, digests, PromptOrigin.REOPENED)
+            found = self._verify_token_fields(entries[: last + 1], tools, single_tool_call) if known is None else known
+            if isinstance(found, PromptOrigin):
+                return _render_prompt(self._codec, whole, digests, found)
+            return _continue_turn(self._codec, whole, digests, last + 1, found, self._thinking_mode)
+
+        return await encode_off_loop(sum(len(message.content) for message in whole.messages), assemble)
 
     def remember_turn(self, prompt: BuiltPrompt, session_id: str, turn: Message, generation: Sequence[int]) -> None:
-        """Remember a turn, so that a later history can end in it without token ids.
-
-        Args:
-            prompt: what it was sampled on.
-            session_id: of the caller.
-            turn: the turn as the caller is answered.
-            generation: the ids that were sampled.
-        """
+        """Remember a turn as the caller is answered, so that a later history can end in it without token ids."""
         if generation:
             digest = HistoryDigests(prompt.conversation.tools).extend(prompt.digests[-1], turn)
             thoughts = thinking_chain([turn], prompt.thinking)
@@ -235,16 +195,19 @@ class PromptBuilder:
     def _find_last_turn(
         self, history: Sequence[HistoryEntry], digest: bytes, session_id: str
     ) -> KnownTurn | PromptOrigin | None:
-        """Find the turn that a history ends in among the remembered ones.
+        """Find the turn that a history ends in among the remembered ones, or why the history is to be rendered again.
 
-        Returns:
-            The turn; or why the history is to be rendered anew; or ``None`` where the turn came with token ids that
-            are not remembered, so that they have to be verified.
+        ``None`` where the turn came with token ids that are not remembered, so that they have to be verified.
         """
         candidates = self._cache.find_turns(digest, session_id)
         tokens, shown = history[-1].tokens, thinking_chain(_messages(history))
         if tokens is not None:
-            return self._find_turn_with_ids(tokens.ids, candidates, shown, session_id)
+            has_other_ids = False
+            for known in candidates:
+                if known.ids == tokens.ids and thinking_matches(known.thinking, shown):
+                    return known
+                has_other_ids = has_other_ids or known.session_id == session_id
+            return PromptOrigin.CHANGED if has_other_ids else None  # this session's turn with these words has other ids
         of_other_session, reason = None, PromptOrigin.UNKNOWN
         for known in candidates:  # those of this session come first
             if not thinking_matches(known.thinking, shown):
@@ -256,35 +219,6 @@ class PromptBuilder:
             else:
                 of_other_session = known
         return of_other_session or reason
-
-    def _find_turn_with_ids(
-        self, ids: list[int], candidates: Iterable[KnownTurn], shown: ThinkingChain | None, session_id: str
-    ) -> KnownTurn | PromptOrigin | None:
-        has_other_ids = False
-        for known in candidates:
-            if known.ids == ids and thinking_matches(known.thinking, shown):
-                return known
-            has_other_ids = has_other_ids or known.session_id == session_id
-        return PromptOrigin.CHANGED if has_other_ids else None  # the session's own turn with these words has other ids
-
-    def _assemble_prompt(
-        self,
-        entries: Sequence[HistoryEntry],
-        tools: Tools,
-        digests: tuple[bytes, ...],
-        last: int | None,
-        known: KnownTurn | PromptOrigin | None,
-        single_tool_call: bool,
-    ) -> BuiltPrompt:
-        """Build the prompt, given the index of the last turn and what ``_find_last_turn`` returned for it."""
-        if last is None:
-            return _render_prompt(self._codec, _messages(entries), tools, digests, PromptOrigin.FIRST)
-        if last == len(entries) - 1:
-            return _render_prompt(self._codec, _messages(entries), tools, digests, PromptOrigin.REOPENED)
-        found = self._verify_token_fields(entries[: last + 1], tools, single_tool_call) if known is None else known
-        if isinstance(found, PromptOrigin):
-            return _render_prompt(self._codec, _messages(entries), tools, digests, found)
-        return _continue_turn(self._codec, _messages(entries), tools, digests, last + 1, found, self._thinking_mode)
 
     def _verify_token_fields(
         self, history: Sequence[HistoryEntry], tools: Tools, single_tool_call: bool
@@ -341,10 +275,10 @@ def _extend(codec: ChatCodec, ids: Sequence[int], new: Sequence[Message], tools:
 
 
 def _render_prompt(
-    codec: ChatCodec, messages: Sequence[Message], tools: Tools, digests: tuple[bytes, ...], origin: PromptOrigin
+    codec: ChatCodec, whole: Conversation, digests: tuple[bytes, ...], origin: PromptOrigin
 ) -> BuiltPrompt:
-    ids = codec.encode_prompt(messages, tools)
-    return BuiltPrompt(ids, origin, Conversation(messages, tools), digests, thinking_chain(messages))
+    ids = codec.encode_prompt(whole.messages, whole.tools)
+    return BuiltPrompt(ids, origin, whole, digests, thinking_chain(whole.messages))
 
 
 def _messages(entries: Sequence[HistoryEntry]) -> list[Message]:

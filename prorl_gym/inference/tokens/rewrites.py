@@ -1,4 +1,4 @@
-"""What harnesses change in their own history, and what of it still counts as the same: declared as tables.
+"""Changes that harnesses make to their own history, and what of it still counts as the same: declared as tables.
 
 A harness sends back what it was answered, but not always in the same words. A change that a table here names does not
 make another conversation: the ids that were sampled stay, and the segment records the name. Any other change begins a
@@ -7,13 +7,19 @@ segment. docs/tokens.md shows the tables.
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from prorl_gym.inference.tokens.history_equality import read_arguments
+from prorl_gym.inference.tokens.chat_codec import Tools
+from prorl_gym.inference.tokens.history_equality import HistoryDigests, ThinkingChain, read_arguments, thinking_chain
+from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
 from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
 from prorl_gym.records import Message, ToolCall
+
+_MAX_RECENT = 8
+"""Histories kept: those of agents that call in turns."""
 
 _DATE = (
     r"(?:\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)?(?:Z|[+-]\d\d:?\d\d)?"
@@ -32,7 +38,7 @@ class VolatileText:
     where: Literal["prompt", "comparison"]
     """``prompt``: the policy never sees it; ``comparison``: it sees it as it was when it was new."""
     pattern: re.Pattern[str] | None = None
-    """What matches is left out, but for its first group."""
+    """Matching text is left out, but for its first group."""
     block: tuple[str, str] | None = None
     """Text between these two marks is left out, with the marks and the blanks around it."""
 
@@ -41,7 +47,13 @@ class VolatileText:
         if self.pattern is not None:
             return self.pattern.sub(lambda found: found[1] if found.re.groups else "", text)
         assert self.block is not None
-        return _without_blocks(text, *self.block)
+        opening, closing = self.block
+        parts: list[str] = []
+        position = 0
+        while (start := text.find(opening, position)) >= 0 and (end := text.find(closing, start)) >= 0:
+            parts.append(text[position:start].rstrip())
+            position = end + len(closing)
+        return "".join([*parts, text[position:]]).rstrip() if parts else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +77,11 @@ class CallRewrite:
             return False
         if self.needs_broken_json and read_arguments(sampled.arguments)[0] == "value":
             return False
-        members = _members(shown.arguments)
+        try:
+            shown_value: Any = json.loads(shown.arguments)
+        except (ValueError, RecursionError):
+            shown_value = None
+        members: Mapping[str, Any] = cast("Mapping[str, Any]", shown_value) if isinstance(shown_value, Mapping) else {}
         if self.kept_name_key is not None and members.get(self.kept_name_key) != sampled.name:
             return False
         if self.raw_key is not None:
@@ -111,14 +127,10 @@ CALL_REWRITES = (
         kept_name_key="tool",
     ),
     CallRewrite(
-        "unparsed_input",
-        "Claude Code: arguments that are not JSON are wrapped",
-        raw_key=("__unparsedToolInput", "raw"),
+        "unparsed_input", "Claude Code: arguments that are not JSON are wrapped", raw_key=("__unparsedToolInput", "raw")
     ),
     CallRewrite(
-        "repaired_arguments",
-        "Qwen Code: arguments that are not JSON are replaced by a repair",
-        needs_broken_json=True,
+        "repaired_arguments", "Qwen Code: arguments that are not JSON are replaced by a repair", needs_broken_json=True
     ),
 )
 
@@ -129,7 +141,7 @@ EQUAL_FORMS = {
     "dropped_thinking": "thoughts left out",
     "call_ids": "other ids of calls",
 }
-"""What ``history_equality`` takes for the same; recorded where it was needed."""
+"""Differences that ``history_equality`` ignores; recorded where it was needed."""
 
 
 def stable_text(role: str, text: str) -> str:
@@ -140,15 +152,52 @@ def stable_text(role: str, text: str) -> str:
     return text
 
 
-class CallRestorer:
-    """Undoes what harnesses do to a history, for one rollout, as far as the tables say."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadHistory:
+    """A history as the tree of segments compares it."""
+
+    equality: HistoryDigests
+    entries: Sequence[HistoryEntry] = ()
+    """As they were sent."""
+    messages: Sequence[Message] = ()
+    """As the policy is to see them."""
+    digests: tuple[bytes, ...] = ()
+    thinking: ThinkingChain | None = None
+    rewrites: frozenset[str] = frozenset()
+    """Names of what was restored."""
+
+
+class HistoryReader:
+    """Reads the histories of one rollout, and undoes what its harness does to them, as far as the tables say.
+
+    A harness sends its whole history with every call: each message is restored and digested once, in the first call
+    that has it.
+    """
 
     def __init__(self) -> None:
-        self._sampled: dict[str, ToolCall] = {}
+        self._sampled_calls: dict[str, ToolCall] = {}
+        self._recent: deque[ReadHistory] = deque(maxlen=_MAX_RECENT)
+
+    def read(self, entries: Sequence[HistoryEntry], tools: Tools) -> ReadHistory:
+        """Return a history; of one that continues a recent one, only what is new is read."""
+        entries, equality = list(entries), HistoryDigests(tools, stable_text)
+        recent = (one for one in self._recent if one.equality.of_tools == equality.of_tools)
+        continued = (one for one in recent if entries[: len(one.entries)] == one.entries)
+        known = max(continued, key=lambda one: len(one.entries), default=None)
+        if known is None:
+            known = ReadHistory(equality)
+        else:
+            self._recent.remove(known)
+        new, names = self.restore([entry.message for entry in entries[len(known.entries) :]])
+        messages = [*known.messages, *new]
+        digests = equality.of_history(messages, known.digests)
+        thinking = thinking_chain(new, known.thinking)
+        read = ReadHistory(equality, entries, messages, digests, thinking, known.rewrites | names)
+        self._recent.append(read)
+        return read
 
     def add_calls(self, calls: Sequence[ToolCall]) -> None:
-        """Remember the calls of a turn as they were answered."""
-        self._sampled.update((call.id, call) for call in calls)
+        self._sampled_calls.update((call.id, call) for call in calls)
 
     def restore(self, messages: Sequence[Message]) -> tuple[list[Message], frozenset[str]]:
         """Return the messages as the policy is to see them, and the names of what was applied."""
@@ -161,7 +210,7 @@ class CallRestorer:
                     if text != message.content:
                         message = message.model_copy(update={"content": text})
                         names.add(rule.name)
-            if message.tool_calls and self._sampled:
+            if message.tool_calls and self._sampled_calls:
                 calls = tuple(self._restore_call(call, names) for call in message.tool_calls)
                 if calls != message.tool_calls:
                     message = message.model_copy(update={"tool_calls": calls})
@@ -169,7 +218,7 @@ class CallRestorer:
         return restored, frozenset(names)
 
     def _restore_call(self, shown: ToolCall, names: set[str]) -> ToolCall:
-        sampled = self._sampled.get(shown.id)
+        sampled = self._sampled_calls.get(shown.id)
         if sampled is None or (sampled.name == shown.name and sampled.arguments == shown.arguments):
             return shown
         rule = next((rule for rule in CALL_REWRITES if rule.applies(sampled, shown)), None)
@@ -211,22 +260,3 @@ def _text_differences(known: Message, shown: Message) -> Iterator[str]:
             if (stripped, shown_stripped) != (text, shown_text):
                 yield rule.name
             text, shown_text = stripped, shown_stripped
-
-
-def _members(arguments: str) -> Mapping[str, Any]:
-    try:
-        value: Any = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return {}
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
-
-
-def _without_blocks(text: str, opening: str, closing: str) -> str:
-    parts: list[str] = []
-    position = 0
-    while (start := text.find(opening, position)) >= 0 and (end := text.find(closing, start)) >= 0:
-        parts.append(text[position:start].rstrip())
-        position = end + len(closing)
-    if not parts:
-        return text
-    return "".join([*parts, text[position:]]).rstrip()

@@ -1,4 +1,4 @@
-"""What the sessions of the built-in loop and of harnesses have in common: the model calls of one rollout.
+"""The model calls of one rollout: what the sessions of the built-in loop and of harnesses have in common.
 
 None of a stopped call's tokens is lost, and whose fault a missing answer is.
 """
@@ -12,8 +12,7 @@ from uuid import uuid4
 from prorl_gym.errors import EngineError, Evidence, FailureKind, Limit, LimitReached, TaskError, blame
 from prorl_gym.inference.balance.call_gate import InFlightCall
 from prorl_gym.inference.balance.members import PoolMember
-from prorl_gym.inference.engine_errors import CallTimedOut
-from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
+from prorl_gym.inference.protocol import CallTimedOut, GenerationRequest, GenerationResult
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.transcript import ThinkingMode, TurnPrompt
 from prorl_gym.inference.tokens.turn import derive_seed
@@ -35,37 +34,18 @@ _RUN_SECONDS_FIX = (
 
 
 class SamplingPool(Protocol):
-    """What a session needs of an ``EnginePool``."""
+    """The methods of an ``EnginePool`` that a session needs; see there."""
 
     @property
-    def max_model_len(self) -> int | None:
-        """Context in tokens, when it is known."""
-        ...
-
-    async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Sample a continuation. See ``EnginePool``."""
-        ...
-
-    async def cancel(self, request_id: str) -> bool:
-        """Stop a call and salvage its tokens. See ``EnginePool``."""
-        ...
-
-    def find_call(self, request_id: str) -> InFlightCall | None:
-        """A call that an engine is working on. See ``EnginePool``."""
-        ...
-
-    async def may_have_sampled(self, member: PoolMember, max_tokens: int, seconds: float) -> bool:
-        """Whether the engine of an unanswered call can have been at work on it. See ``EnginePool``."""
-        ...
-
-    def forget_session(self, session_id: str) -> None:
-        """The session is over. See ``EnginePool``."""
-        ...
+    def max_model_len(self) -> int | None: ...
+    async def generate(self, request: GenerationRequest) -> GenerationResult: ...
+    async def cancel(self, request_id: str) -> bool: ...
+    def find_call(self, request_id: str) -> InFlightCall | None: ...
+    async def may_have_sampled(self, member: PoolMember, max_tokens: int, seconds: float) -> bool: ...
+    def forget_session(self, session_id: str) -> None: ...
 
 
 class RolloutIdentity(TypedDict, total=False):
-    """What a session is told of its rollout."""
-
     rollout_id: Required[str]
     """The session id towards engines; calls of one rollout meet the same one."""
     replica: int
@@ -75,18 +55,11 @@ class RolloutIdentity(TypedDict, total=False):
     group_id: str
     """Rollouts of one group share their first prompt; empty if it is not shared."""
     thinking: ThinkingMode
-    """What happens to earlier thoughts at a new user turn. See ``transcript``."""
+    """Treatment of earlier thoughts at a new user turn. See ``transcript``."""
 
 
 class RolloutSession:
-    """The model, for one rollout: its calls, several of which may be in flight, and its place on an engine.
-
-    Args:
-        pool: where to sample.
-        codec: tokenizer and chat template.
-        settings: sampling and limits.
-        identity: of the rollout.
-    """
+    """The model, for one rollout: its calls, several of which may be in flight, and its place on an engine."""
 
     def __init__(
         self, pool: SamplingPool, codec: ChatCodec, settings: ResolvedSettings, **identity: Unpack[RolloutIdentity]
@@ -164,16 +137,10 @@ class RolloutSession:
     async def _sample(
         self, turn: int, request: GenerationRequest, on_result: Callable[[GenerationResult], list[int]]
     ) -> GenerationResult:
-        """Make one call.
+        """Make one call; ``on_result`` takes what came, of a cancelled call too, and returns the ids that are kept.
 
-        Args:
-            turn: its number, for logs.
-            request: the call.
-            on_result: called once with what came, of a cancelled call too; returns the ids that are kept.
-
-        Raises:
-            EngineError: no engine could answer.
-            LimitReached: ``TIME``: the engine was at work on it all the time.
+        Raises ``EngineError``: no engine could answer; ``LimitReached`` (``TIME``): the engine was at work on it all
+        the time.
         """
         call = asyncio.create_task(self._pool.generate(request), name=f"turn {turn} of {self._rollout_id}")
         try:

@@ -27,8 +27,6 @@ MAX_DUPLICATES = 256
 
 @dataclass(frozen=True, slots=True)
 class KnownTurn:
-    """A turn whose ids are known."""
-
     session_id: str | None
     """``None``: that of the caller."""
     ids: Sequence[int]
@@ -36,11 +34,11 @@ class KnownTurn:
     start: int
     """Where in ``ids`` the sampled ones begin."""
     thinking: ThinkingChain | None = None
-    """Of the conversation with this turn at its end."""
+    """Thoughts of the conversation, this turn included."""
 
 
 class _TurnSpan(NamedTuple):
-    """Where a turn lies in the ids of its segment."""
+    """A turn's place in the ids of its segment."""
 
     start: int
     end: int
@@ -64,10 +62,6 @@ class SegmentCache:
     It serves harnesses that keep only text (everything behind an OpenAI client does): their next call shows the
     conversation and no ids. Bounded in tokens, since a turn can be a hundred or a hundred thousand, and evicted by age
     of use, since callers do not report the end of a conversation.
-
-    Args:
-        max_tokens: ids kept, over all segments.
-        max_turns: turns kept.
     """
 
     def __init__(self, max_tokens: int = MAX_TOKENS, max_turns: int = MAX_TURNS) -> None:
@@ -79,7 +73,6 @@ class SegmentCache:
         self._id_digests: Counter[bytes] = Counter()
         """Digests of the ids of all turns."""
         self.tokens = 0
-        """Ids kept now."""
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -95,13 +88,8 @@ class SegmentCache:
     ) -> None:
         """Add a turn to the segment of the turn that it extends, or as a segment of its own.
 
-        Args:
-            digest: of the history with the turn at its end.
-            session_id: of the caller; turns of other sessions are never extended.
-            prompt: ids that were sent.
-            generation: ids that were sampled.
-            parent: digest of the history up to the turn that the prompt extends.
-            thinking: thoughts of the history with the turn at its end.
+        ``digest`` is that of the history with the turn at its end, ``parent`` that of the history up to the turn that
+        the prompt extends. Turns of other sessions are never extended.
         """
         segment = self._find_open_segment(parent, session_id, prompt)
         if segment is None:

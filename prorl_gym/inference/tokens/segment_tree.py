@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from prorl_gym.inference.protocol import GenerationResult
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
-from prorl_gym.inference.tokens.harness_call import HarnessCall, Lineage, Placement
+from prorl_gym.inference.tokens.harness_call import HarnessCall, Placement
 from prorl_gym.inference.tokens.history_equality import (
     HistoryDigests,
     ThinkingChain,
@@ -19,9 +19,8 @@ from prorl_gym.inference.tokens.history_equality import (
     thinking_chain,
     thinking_matches,
 )
-from prorl_gym.inference.tokens.history_reader import ReadHistory
 from prorl_gym.inference.tokens.prompt_builder import Base, BuiltPrompt, PromptOrigin
-from prorl_gym.inference.tokens.rewrites import name_differences
+from prorl_gym.inference.tokens.rewrites import ReadHistory, name_differences
 from prorl_gym.inference.tokens.segment_cache import KnownTurn
 from prorl_gym.inference.tokens.token_stream import TokenStream, common_length
 from prorl_gym.inference.tokens.transcript import TurnPrompt, new_stream
@@ -38,8 +37,6 @@ _MAX_QUOTED = 64
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """One segment, and the conversation in it."""
-
     stream: TokenStream
     parent: "_Segment | None"
     shared_tokens: int
@@ -50,13 +47,13 @@ class _Segment:
     messages: list[Message] = field(default_factory=list[Message])
     """Its conversation: each message as it was when it was new."""
     own_messages: int = 0
-    """Of them, those before the first turn that was sampled in it."""
+    """Messages before the first turn that was sampled in it."""
     is_busy: bool = False
     """A turn is being sampled at its end."""
     _shown: Sequence[Message] = ()
     """The beginning of its conversation as a harness showed it last."""
     _differences: frozenset[str] = frozenset()
-    """Names of how that differs from it."""
+    """Names of its differences from that."""
 
     def name_differences(self, shown: Sequence[Message]) -> frozenset[str]:
         """Return under which names a beginning of its conversation differs from what a harness shows."""
@@ -70,13 +67,13 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class _KnownTurn:
-    """Where a turn lies in its segment."""
+    """A turn's place in its segment."""
 
     segment: _Segment
     start: int
     end: int
     messages: int
-    """Of the segment's conversation, up to the turn and with it."""
+    """Messages of the segment's conversation, this turn included."""
     thinking: ThinkingChain | None
 
     @property
@@ -92,19 +89,14 @@ class _Quote:
     text: str
     segment: _Segment
     is_argument: bool
-    """Of a tool call: a sub-agent's task; otherwise a turn: a summary."""
+    """From a tool call: a sub-agent's task; otherwise from a turn: a summary."""
 
 
 class PlacedTurn:
     """A turn that is being sampled at its place in the tree."""
 
     def __init__(
-        self,
-        tree: "SegmentTree",
-        segment: _Segment,
-        prompt: BuiltPrompt,
-        digests: HistoryDigests,
-        placement: Placement,
+        self, tree: "SegmentTree", segment: _Segment, prompt: BuiltPrompt, digests: HistoryDigests, placement: Placement
     ) -> None:
         self.placement = placement
         self._tree = tree
@@ -123,7 +115,6 @@ class PlacedTurn:
         return TurnPrompt(ids, stream.extended_json(ids) if len(stream) else None, conversation)
 
     def append(self, result: GenerationResult, *, turn: int, seed: int | None) -> list[int]:
-        """Record what a call sampled; return the ids that were kept."""
         if not result.token_ids:
             return []
         stream = self._segment.stream
@@ -136,28 +127,16 @@ class PlacedTurn:
         return stream.append_sampled(result, turn=turn, seed=seed)
 
     def finish(self, message: Message) -> None:
-        """Let later histories extend the turn, where it has tokens.
-
-        Args:
-            message: the turn as the harness is answered.
-        """
+        """Let later histories extend the turn as the harness is answered, where it has tokens."""
         if self._start is not None:
             digest = self._digests.extend(self._prompt.digests[-1], message)
             self._tree.add_turn(self._segment, self._prompt, digest, self._start, message)
 
     def release(self) -> None:
-        """The call is over, however it ended."""
         self._tree.release(self._segment, self._prompt, was_recorded=self._start is not None)
 
 
 class SegmentTree:
-    """The segments of one rollout.
-
-    Args:
-        codec: tokenizer and chat template.
-        settings: sampling, for the record.
-    """
-
     def __init__(self, codec: ChatCodec, settings: ResolvedSettings) -> None:
         self._codec = codec
         self._settings = settings
@@ -178,7 +157,6 @@ class SegmentTree:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are kept, in all segments."""
         return sum(len(segment.stream) for segment in self._segments)
 
     def __len__(self) -> int:
@@ -197,13 +175,7 @@ class SegmentTree:
         return None
 
     def place(self, prompt: BuiltPrompt, history: ReadHistory, call: HarnessCall) -> PlacedTurn:
-        """Place a call; ``PlacedTurn.release`` has to be called once it is over.
-
-        Args:
-            prompt: built on what ``find_base`` returned.
-            history: of the call.
-            call: the call.
-        """
+        """Place a call, whose prompt is built on ``find_base``. It needs one ``PlacedTurn.release`` at its end."""
         turn, rewrites = None if prompt.base is None else prompt.base.source, history.rewrites
         assert turn is None or isinstance(turn, _KnownTurn)
         if turn is not None:
@@ -230,7 +202,6 @@ class SegmentTree:
         return PlacedTurn(self, segment, prompt, history.equality, placement)
 
     def commit(self, segment: _Segment, prompt: BuiltPrompt, digests: HistoryDigests, placement: Placement) -> None:
-        """Record a prompt, with the first tokens that were sampled on it."""
         segment.rewrites.update(placement.rewrites)
         known = len(segment.messages)
         segment.messages += prompt.conversation.messages[known:]
@@ -242,7 +213,7 @@ class SegmentTree:
             self._add_history(digest, segment)
 
     def add_turn(self, segment: _Segment, prompt: BuiltPrompt, digest: bytes, start: int, message: Message) -> None:
-        """Add a turn that was sampled. See ``PlacedTurn.finish``."""
+        """Add a turn that was sampled; ``start``: where its ids begin. See ``PlacedTurn.finish``."""
         segment.messages.append(message)
         thoughts = thinking_chain([message], prompt.thinking)
         known = _KnownTurn(segment, start, len(segment.stream), len(segment.messages), thoughts)
@@ -254,7 +225,6 @@ class SegmentTree:
         del self._quotes[:-_MAX_QUOTED]
 
     def release(self, segment: _Segment, prompt: BuiltPrompt, *, was_recorded: bool) -> None:
-        """A call is over. See ``PlacedTurn.release``."""
         segment.is_busy = False
         if not was_recorded:
             asked = self._asked[prompt.digests[-1]]
@@ -265,11 +235,7 @@ class SegmentTree:
                 self._first = None
 
     def export_segments(self) -> list[Segment]:
-        """Return the segments so far; before anything was sampled, the first prompt. May be called at any time.
-
-        Raises:
-            RolloutError: ``INTERNAL``, drift. See ``TokenStream.export_segments``.
-        """
+        """Return the segments so far; before anything was sampled, the first prompt. May be called at any time."""
         if not self._segments:
             unanswered = new_stream(self._codec, self._settings)
             unanswered.append_unsampled(self._first_prompt)
@@ -317,53 +283,45 @@ class SegmentTree:
         twins = (one for one in self._asked.get(digests[-1], ()) if one.agent == call.lineage.agent)
         if (twin := next(twins, None)) is not None:
             return "retry", base or twin.parent
-        if self._begins_sub_agent(call.lineage):
+        main_agent = "" if self._first is None else self._first.agent
+        is_new = not any(segment.agent == call.lineage.agent for segment in self._segments)
+        if is_new and (call.lineage.agent != main_agent or call.lineage.parent_agent):
             named = self._latest(call.lineage.parent_agent) if call.lineage.parent_agent else None
-            task = self._find_quote(messages, is_argument=True, starts_anew=True)
-            source = self._latest(self._main_agent) if task is None else task.segment
+            task = self._find_quote(messages, is_argument=True, is_whole=True)
+            source = self._latest(main_agent) if task is None else task.segment
             return "sub_agent", base or named or source
         if prompt.origin is PromptOrigin.TEMPLATE:
             return "template", base
         shared = next((place for place in reversed(range(len(digests))) if digests[place] in self._histories), -1)
         nearest = base or (None if shared < 0 else self._histories[digests[shared]])
         new = messages[shared + 1 :]
-        if shared >= 0 and new and self._is_cut_turn(digests[shared], new[0]):
+        # A beginning of a turn that was sampled on the history before it.
+        spoken = self._spoken.get(digests[shared], ()) if shared >= 0 and new and new[0].role == "assistant" else ()
+        if any(_begins_with(new[0], turn) for turn in spoken):
             return "cut_turn", nearest
-        if (quote := self._find_quote(new, is_argument=False, starts_anew=base is None)) is not None:
+        if (quote := self._find_quote(new, is_argument=False, is_whole=base is None)) is not None:
             source = self._latest(call.lineage.agent) if quote.segment.is_side else quote.segment
             return "summary", base or source
         if base is None and not any(message.role == "assistant" for message in messages):
-            quote = self._find_quote(new, is_argument=True, starts_anew=True)
+            quote = self._find_quote(new, is_argument=True, is_whole=True)
             return ("conversation", None) if quote is None else ("sub_agent", quote.segment)
         if base is None and (other := self._find_with_other_tools(messages)) is not None:
             return "tools", other
         return "edit", nearest
-
-    def _begins_sub_agent(self, lineage: Lineage) -> bool:
-        known = any(segment.agent == lineage.agent for segment in self._segments)
-        return not known and (lineage.agent != self._main_agent or bool(lineage.parent_agent))
-
-    @property
-    def _main_agent(self) -> str:
-        return "" if self._first is None else self._first.agent
 
     def _latest(self, agent: str) -> _Segment | None:
         """Return the segment of an agent's own conversation that began last."""
         own = (one for one in reversed(self._segments) if one.agent == agent and not one.is_side)
         return next(own, None)
 
-    def _is_cut_turn(self, digest: bytes, shown: Message) -> bool:
-        """Whether a message is the beginning of a turn that was sampled on the history before it."""
-        return shown.role == "assistant" and any(_begins_with(shown, turn) for turn in self._spoken.get(digest, ()))
-
-    def _find_quote(self, messages: Sequence[Message], *, is_argument: bool, starts_anew: bool) -> _Quote | None:
+    def _find_quote(self, messages: Sequence[Message], *, is_argument: bool, is_whole: bool) -> _Quote | None:
         """Return the latest sampled text that new messages hold.
 
-        A turn of a side call counts wherever it is. Any other counts only in what a user says in a conversation that
-        starts anew: an edited history still has its own turns.
+        A turn of a side call counts wherever it is. Any other counts only in what a user says in messages that are the
+        whole conversation: an edited history still has its own turns.
         """
         for quote in reversed(self._quotes):
-            if quote.is_argument == is_argument and (quote.segment.is_side or starts_anew):
+            if quote.is_argument == is_argument and (quote.segment.is_side or is_whole):
                 roles = ("user", "assistant") if quote.segment.is_side and not is_argument else ("user",)
                 if any(message.role in roles and quote.text in message.content for message in messages):
                     return quote

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools
 from prorl_gym.inference.tokens.tokenizer import ControlTokenEscaper, load_tokenizer
 from prorl_gym.inference.toolcalls.formats import ToolFormat
@@ -32,9 +31,7 @@ _TOOLS: Tools = [
 _SYSTEM = Message(role="system", content="You add numbers.")
 _TASK = Message(role="user", content="What is 2 + 2, and é, ü, √9?\n\n  {1: [2]}")
 _CALL = Message(
-    role="assistant",
-    content="I add.",
-    tool_calls=(ToolCall(id="call00000", name="add", arguments='{"a": 2, "b": 2}'),),
+    role="assistant", content="I add.", tool_calls=(ToolCall(id="call00000", name="add", arguments='{"a": 2, "b": 2}'),)
 )
 _RESULTS = (
     Message(role="tool", content='  4\n"four" <b>&amp;</b> é', tool_call_id="call00000", name="add"),
@@ -50,17 +47,10 @@ def load_codec(
     template_options: Mapping[str, Any] | None = None,
     tool_format: ToolFormat = "auto",
 ) -> ChatCodec:
-    """Load a tokenizer and check that its template can be extended token by token.
+    """Load a tokenizer (see ``load_tokenizer``) and check that its template can be extended token by token.
 
-    Args:
-        source: see ``load_tokenizer``.
-        chat_template: a Jinja file that replaces the tokenizer's own template.
-        template_options: see ``ChatCodec``.
-        tool_format: see ``ChatCodec``.
-
-    Raises:
-        ConfigError: the tokenizer cannot be loaded.
-        EngineError: ``TEMPLATE_UNSAFE``.
+    ``template_options`` and ``tool_format``: see ``ChatCodec``. Raises ``ConfigError``: the tokenizer cannot be loaded;
+    ``EngineError`` (``TEMPLATE_UNSAFE``).
     """
     codec = ChatCodec(load_tokenizer(source, chat_template), template_options, tool_format)
     check_template(codec)
@@ -68,16 +58,13 @@ def load_codec(
 
 
 def check_template(codec: ChatCodec) -> None:
-    """Check that conversations can be extended by appending ids.
-
-    Raises:
-        EngineError: ``TEMPLATE_UNSAFE``, with the first reason found.
-    """
+    """Check that conversations can be extended by appending ids. Raises ``EngineError`` (``TEMPLATE_UNSAFE``)."""
     _check_delta(codec, [_SYSTEM, _TASK, _CALL], _RESULTS[:1], _TOOLS)
     _check_delta(codec, [_SYSTEM, _TASK, _CALL], _RESULTS, _TOOLS)
     _check_delta(codec, [_TASK, _ANSWER], [_MORE], _TOOLS)
     _check_delta(codec, [_TASK, _ANSWER], [_MORE], ())
-    _check_terminator(codec)
+    if codec.tokenizer.encode_trusted(codec.terminator) != [codec.terminator_id]:
+        raise codec.template_error(f"its terminator {codec.terminator!r} is not one token")
     _check_contents_shown(codec)
     _check_untrusted(codec)
     _check_no_clock(codec)
@@ -95,12 +82,7 @@ def _check_delta(codec: ChatCodec, history: Sequence[Message], new: Sequence[Mes
     if encode(whole[:cut]) + encode(delta) != encode(whole):
         raise codec.template_error("tokens merge across the end of a turn")
     if escaper.encode_in_pieces(whole) != encode(whole):
-        raise codec.template_error("control tokens swallow the text beside them")
-
-
-def _check_terminator(codec: ChatCodec) -> None:
-    if codec.tokenizer.encode_trusted(codec.terminator) != [codec.terminator_id]:
-        raise codec.template_error(f"its terminator {codec.terminator!r} is not one token")
+        raise codec.template_error("control tokens swallow the text next to them")
 
 
 def _check_contents_shown(codec: ChatCodec) -> None:
@@ -134,8 +116,5 @@ def _check_no_clock(codec: ChatCodec) -> None:
     try:
         codec.tokenizer.render(messages, _TOOLS, stopped, add_generation_prompt=True)
     except Exception:  # everything else was rendered before: only the clock can fail here
-        raise EngineError(
-            FailureKind.TEMPLATE_UNSAFE,
-            f"chat template of {codec.tokenizer.source}: it shows today's date to the model.",
-            "Pin the date with 'template_options', for example date_string: '26 Jul 2024'.",
-        ) from None
+        fix = "Pin the date with 'template_options', for example date_string: '26 Jul 2024'."
+        raise codec.template_error("it shows today's date to the model", fix) from None

@@ -18,26 +18,21 @@ from prorl_gym.records import NOT_SAMPLED, Generation, Segment
 
 @dataclass(slots=True)
 class DriftCounter:
-    """How often an exported trajectory was compared with what was sent, and how often they differed."""
+    """Exported trajectories that were compared with what was sent, and those that differed."""
 
     checked: int = 0
     drifted: int = 0
 
 
 DRIFT = DriftCounter()
-"""Of this process; shown with the metrics. ``drifted`` must stay 0."""
+"""Drift in this process; shown with the metrics. ``drifted`` must stay 0."""
 
 
 class TokenStream:
     """Token ids of one rollout, as sent to the engine.
 
-    Args:
-        terminator_id: the control token that ends an assistant turn.
-        closing_ids: others that end it in its place (Llama's ``<|eom_id|>``).
-        temperature: recorded with the tokens.
-        top_p: recorded with the tokens.
-        top_k: recorded with the tokens.
-        drift: counts the checks of ``export_segments``.
+    ``closing_ids`` end an assistant turn in place of its terminator (Llama's ``<|eom_id|>``). The sampling settings are
+    recorded with the tokens.
     """
 
     def __init__(
@@ -64,19 +59,15 @@ class TokenStream:
         self._ids_json = bytearray()
         self._digested_count = 0
         self._sent: list[tuple[int, bytes]] = []
-        self._is_open = False
+        self.is_open = False
+        """The last assistant turn lacks its terminator (cut by length, by an abort, by another end token)."""
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the last assistant turn lacks its terminator (cut by length, by an abort, by another end token)."""
-        return self._is_open
-
     def is_prefix_of(self, ids: Sequence[int]) -> bool:
         """Whether other ids begin with these, the last turn closed."""
-        mine = [*self._ids, self._terminator_id] if self._is_open else self._ids
+        mine = [*self._ids, self._terminator_id] if self.is_open else self._ids
         return list(ids[: len(mine)]) == mine
 
     def added_length(self, delta: Sequence[int]) -> int:
@@ -88,9 +79,9 @@ class TokenStream:
 
         An open turn is closed first, with a terminator that carries no loss: the policy did not choose it.
         """
-        if self._is_open:
+        if self.is_open:
             ids = [self._terminator_id, *ids]
-            self._is_open = False
+            self.is_open = False
         self._ids.extend(ids)
         self._mask.extend(bytes(len(ids)))
         self._logprobs.extend([0.0] * len(ids))
@@ -103,7 +94,7 @@ class TokenStream:
 
     @property
     def sent_ids_json(self) -> bytes:
-        """What ``record_sent`` returned last, as JSON without brackets: only new ids were written out for it."""
+        """The ids that ``record_sent`` returned last, as JSON without brackets; only what is new is written out."""
         return bytes(self._ids_json)
 
     def extended_json(self, ids: Sequence[int]) -> bytes:
@@ -112,11 +103,9 @@ class TokenStream:
         return b",".join(part for part in (bytes(self._ids_json), _as_json(ids[len(self._ids) :])) if part)
 
     def first_ids(self, count: int) -> list[int]:
-        """Return the first ids."""
         return self._ids[:count]
 
     def digest(self) -> str:
-        """Return a digest of the ids so far."""
         return self._update_digest().hex()
 
     def append_sampled(self, result: GenerationResult, *, turn: int, seed: int | None = None) -> list[int]:
@@ -125,19 +114,19 @@ class TokenStream:
         What an engine sampled beyond the first terminator belongs to no turn and is cut. Ids that only encode an
         engine's text (``result.text_turn``) were not sampled and never carry loss.
 
-        Raises:
-            ValueError: the lists of the result differ in length. The adapter has checked them, so this is a defect.
+        Raises ``ValueError``: the lists of the result differ in length. The adapter has checked them: a defect.
         """
         if not len(result.token_ids) == len(result.logprobs) == len(result.versions):
             raise ValueError("token ids, log-probs and versions of a generation differ in length")
-        start, count = len(self._ids), _count_to_end(result.token_ids, self._closing_ids)
+        start, ends = len(self._ids), (n for n, token in enumerate(result.token_ids, 1) if token in self._closing_ids)
+        count = next(ends, len(result.token_ids))
         sampled = result.text_turn is None
         self._ids.extend(result.token_ids[:count])
         self._mask.extend((b"\x01" if sampled else b"\x00") * count)
         self._logprobs.extend(result.logprobs[:count] if sampled else [0.0] * count)
         self._versions.extend(result.versions[:count] if sampled else [NOT_SAMPLED] * count)
         self._logprob_kind = result.logprob_kind
-        self._is_open = not count or self._ids[-1] not in self._closing_ids
+        self.is_open = not count or self._ids[-1] not in self._closing_ids
         self._generations.append(
             Generation(
                 start=start,
@@ -156,8 +145,7 @@ class TokenStream:
     def export_segments(self) -> list[Segment]:
         """Return the segments: none before there is a prompt, otherwise one. May be called at any time.
 
-        Raises:
-            RolloutError: ``INTERNAL``, when the ids are not those that were sent. The counter is raised then.
+        Raises ``RolloutError`` (``INTERNAL``) when the ids are not those that were sent. The counter is raised then.
         """
         if not self._ids:
             return []
@@ -202,10 +190,6 @@ def common_length(ids: Sequence[int], other: Sequence[int]) -> int:
     """Return how many ids two lists have in common, from the first on."""
     pairs = enumerate(zip(ids, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(ids), len(other)))
-
-
-def _count_to_end(ids: Sequence[int], closing_ids: frozenset[int]) -> int:
-    return next((index + 1 for index, token in enumerate(ids) if token in closing_ids), len(ids))
 
 
 def _as_json(ids: Sequence[int]) -> bytes:

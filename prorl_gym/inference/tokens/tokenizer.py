@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cached_property
@@ -36,18 +36,16 @@ _HUB_SECONDS = 10.0
 _MARK_OPEN, _MARK_CLOSE = "\ue0f0", "\ue0f1"
 _MARK = re.compile(f"{_MARK_OPEN}([0-9]+){_MARK_CLOSE}")
 
+_MAX_PENDING = 64
+"""Ids that may wait for the rest of a character. A model can sample bytes without end that are no text."""
+
 
 class Tokenizer:
-    """Text to ids and back, with the chat template that belongs to it.
-
-    Args:
-        raw: a fast ``transformers`` tokenizer.
-        source: its name in error messages.
-    """
+    """Text to ids and back, with the chat template that belongs to it."""
 
     def __init__(self, raw: Any, source: str) -> None:
         self.raw = raw
-        """For what this class does not offer; what others wrote is never encoded with it."""
+        """A fast ``transformers`` tokenizer, for what this class lacks; what others wrote is never encoded with it."""
         self.source = source
         self.control_ids: Mapping[str, int] = {
             token.content: index
@@ -55,6 +53,8 @@ class Tokenizer:
             if token.special or token.content.strip()  # some vocabularies add runs of blanks: these are ordinary text
         }
         """Strings that spell control tokens, and their ids."""
+        self.eos_ids = frozenset[int]() if raw.eos_token_id is None else frozenset({int(raw.eos_token_id)})
+        """Ids that the tokenizer itself calls an end: not always the end of a turn."""
         self.control_pattern = _any_of(self.control_ids) or re.compile(r"(?!)")
         self._normalizer = raw.backend_tokenizer.normalizer
         normalized = [token.content for token in raw.added_tokens_decoder.values() if token.normalized]
@@ -67,18 +67,11 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str:
-        """The source of the chat template."""
         return str(self.raw.chat_template)
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """Ids that the tokenizer itself calls an end: not always the end of a turn."""
-        eos = self.raw.eos_token_id
-        return frozenset() if eos is None else frozenset({int(eos)})
 
     def encode_trusted(self, text: str) -> list[int]:
         """Encode text that a template wrote: control strings become control tokens. Nothing is added around it."""
-        return _ids(self._backend, text)
+        return _ids(self.raw.backend_tokenizer, text)
 
     def encode_untrusted(self, text: str) -> list[int]:
         """Encode text so that no control string in it is read as one."""
@@ -104,11 +97,7 @@ class Tokenizer:
         *,
         add_generation_prompt: bool,
     ) -> str:
-        """Render a conversation with the chat template, in the Jinja environment that ``transformers`` gives it.
-
-        Raises:
-            Exception: whatever the template raises; templates are programs.
-        """
+        """Render a conversation in the Jinja environment of ``transformers``. Raises whatever the template raises."""
         return self.raw.apply_chat_template(
             [dict(message) for message in messages],
             tools=[dict(tool) for tool in tools] or None,
@@ -123,33 +112,55 @@ class Tokenizer:
         return bool(getattr(self.raw, "response_template", None)) and hasattr(self.raw, "parse_response")
 
     def parse_response(self, text: str, prefix: str, tools: Sequence[Mapping[str, Any]]) -> object:
-        """Read a turn by the tokenizer's own declaration.
-
-        Args:
-            text: what was sampled.
-            prefix: what the template had written before it.
-            tools: function schemas.
-
-        Raises:
-            Exception: whatever the declaration raises on a text that it cannot read.
-        """
+        """Read a turn that follows ``prefix``, by the tokenizer's own declaration, which may raise anything."""
         return self.raw.parse_response(text, prefix=prefix, tools=[dict(tool) for tool in tools] or None)
-
-    @property
-    def _backend(self) -> Any:
-        return self.raw.backend_tokenizer
 
     @cached_property
     def _without_control_tokens(self) -> Any:
         """The same vocabulary and merges without the control tokens; built when the first text spells one."""
         from tokenizers import Tokenizer as Backend
 
-        definition = json.loads(self._backend.to_str())
+        definition = json.loads(self.raw.backend_tokenizer.to_str())
         definition["added_tokens"] = [
             token for token in definition["added_tokens"] if token["content"] not in self.control_ids
         ]
         definition["post_processor"] = None  # it may name a control token, and adds nothing that is wanted
         return Backend.from_str(json.dumps(definition))
+
+
+class IncrementalDecoder:
+    """Decodes the ids of one turn as they come: what it returns is, joined, a beginning of the whole text.
+
+    A character may be spread over several ids, and the text of an id may depend on the one before it. So ids are
+    decoded together with those since the last id that ended in a whole character. ``end_ids`` end a turn and are no
+    part of its text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, end_ids: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._end_ids = end_ids
+        self._context: list[int] = []
+        """Ids whose text has been returned, decoded once more before new ones."""
+        self._context_length = 0
+        """Characters of their text."""
+        self._pending: list[int] = []
+        self._has_ended = False
+
+    def add(self, ids: Sequence[int]) -> str:
+        """Return the text that new ids complete; empty after the turn has ended."""
+        for token in ids:
+            self._has_ended = self._has_ended or token in self._end_ids or len(self._pending) >= _MAX_PENDING
+            if self._has_ended:
+                break
+            self._pending.append(token)
+        if not self._pending:
+            return ""
+        text = self._tokenizer.decode([*self._context, *self._pending])
+        if text.endswith("\ufffd"):  # the last character is not complete
+            return ""
+        new, self._context, self._pending = text[self._context_length :], self._pending, []
+        self._context_length = len(self._tokenizer.decode(self._context))
+        return new
 
 
 class ControlTokenEscaper:
@@ -161,9 +172,6 @@ class ControlTokenEscaper:
 
     A conversation that spells no control string, which is nearly every one, is encoded in one go and so gives exactly
     the ids that a plain encoding of the rendered text gives.
-
-    Args:
-        tokenizer: its vocabulary defines the control strings.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -175,7 +183,6 @@ class ControlTokenEscaper:
         """Whether some text becomes a control string only when it is normalized: there is none to replace."""
 
     def escape(self, text: str) -> str:
-        """Return ``text`` with each control string replaced by a mark."""
         self._has_normalized_control = self._has_normalized_control or self._tokenizer.normalizes_to_control(text)
         return self._pattern.sub(self._escape_match, text)
 
@@ -222,17 +229,13 @@ class ControlTokenEscaper:
 def load_tokenizer(source: str, chat_template: Path | None = None) -> Tokenizer:
     """Load a tokenizer.
 
-    Args:
-        source: ``small``, a directory with ``tokenizer.json``, or a model's ``owner/name`` on a hub (only then is a
-            network used).
-        chat_template: a Jinja file that replaces the tokenizer's own template.
-
-    Raises:
-        ConfigError: it cannot be loaded, it is not a fast tokenizer, or it has no chat template.
+    ``source``: ``small``, a directory with ``tokenizer.json``, or a model's ``owner/name`` on a hub (only then is a
+    network used). ``chat_template``: a Jinja file that replaces the tokenizer's own template. Raises ``ConfigError``:
+    it cannot be loaded, it is not a fast tokenizer, or it has no chat template.
     """
     directory = SMALL_DIRECTORY if source == SMALL_TOKENIZER else Path(source).expanduser()
     local = bool(source) and directory.is_dir()
-    if not local and _looks_like_a_path(source):
+    if not local and (source.startswith((".", "/", "~")) or source.count("/") > 1 or not source):
         raise ConfigError(f"tokenizer '{source}': no such directory.", _TOKENIZER_FIX)
     if not local and "/" not in source:  # do not query a hub for minutes because of a typo
         close = "Did you mean 'small'? " if get_close_matches(source.lower(), [SMALL_TOKENIZER], cutoff=0.6) else ""
@@ -245,7 +248,11 @@ def load_tokenizer(source: str, chat_template: Path | None = None) -> Tokenizer:
     if not getattr(raw, "is_fast", False):
         raise ConfigError(f"{source}: not a fast tokenizer.", "Convert it: tokenizer.json must exist.")
     if chat_template is not None:
-        raw.chat_template = _read(chat_template)
+        try:
+            raw.chat_template = chat_template.read_text(encoding="utf-8")
+        except OSError as error:
+            reason = f"{chat_template}: cannot be read ({error.strerror})."
+            raise ConfigError(reason, "Check 'chat_template'.") from None
     if not raw.chat_template:
         raise ConfigError(f"{source}: has no chat template.", "Name one with 'chat_template: FILE.jinja'.")
     return Tokenizer(raw, source)
@@ -270,7 +277,7 @@ def _load(source: str, *, local: bool) -> Any:
         return AutoTokenizer.from_pretrained(source, local_files_only=local)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
-        raise ConfigError(f"{source}: not a tokenizer ({reason}).", "It needs tokenizer.json beside it.") from None
+        raise ConfigError(f"{source}: not a tokenizer ({reason}).", "It needs a tokenizer.json.") from None
 
 
 def is_reachable(name: str) -> bool:
@@ -299,17 +306,6 @@ def quiet_logs() -> Generator[None, None, None]:
     finally:
         for logger, level in before:
             logger.setLevel(level)
-
-
-def _looks_like_a_path(source: str) -> bool:
-    return source.startswith((".", "/", "~")) or source.count("/") > 1 or not source
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).", "Check 'chat_template'.") from None
 
 
 def _ids(backend: Any, text: str) -> list[int]:

@@ -9,7 +9,7 @@ on, in one sequence. The prompt has old thoughts that it would not have in deplo
 ``template``: at a new user turn the whole history is rendered again, as in deployment. Where that gives other tokens,
 the segment so far is closed and a new one begins, whose prompt is what was rendered, with mask 0.
 
-A conversation that begins anew, from the first prompt and a summary, is a new segment in either case.
+A conversation that starts over, from the first prompt and a summary, is a new segment in either case.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ ThinkingMode = Literal["keep", "template"]
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """What new messages add, encoded; nothing is appended yet."""
+    """New messages, encoded; nothing is appended yet."""
 
     messages: Sequence[Message]
     ids: list[int]
     prompt_length: int
-    """Of the prompt, once it is appended."""
+    """Length of the prompt, once it is appended."""
     starts_segment: bool = False
     """``ids`` are a whole prompt of their own."""
 
@@ -48,14 +48,6 @@ class TurnPrompt:
 
 
 class Transcript:
-    """Keeps tokens and messages of one rollout.
-
-    Args:
-        codec: tokenizer and chat template.
-        settings: sampling, for the record.
-        thinking: see the module.
-    """
-
     def __init__(self, codec: ChatCodec, settings: ResolvedSettings, thinking: ThinkingMode = "keep") -> None:
         self._codec = codec
         self._settings = settings
@@ -69,12 +61,10 @@ class Transcript:
         """Number of the last sampled turn and where its ids lie in the current segment."""
 
     def __len__(self) -> int:
-        """Length of the current segment in tokens."""
         return len(self._streams[-1])
 
     @property
     def total_tokens(self) -> int:
-        """Length of all segments."""
         return sum(map(len, self._streams))
 
     def begin_conversation(self, prompt: Sequence[int], messages: Sequence[Message], tools: Tools) -> None:
@@ -86,11 +76,7 @@ class Transcript:
         self._tools = tools
 
     def encode_extension(self, messages: Sequence[Message]) -> Extension:
-        """Encode new messages. Nothing is appended.
-
-        Raises:
-            EngineError: ``TEMPLATE_UNSAFE``, when the template refuses them.
-        """
+        """Encode new messages. Nothing is appended. Raises ``EngineError`` (``TEMPLATE_UNSAFE``)."""
         stream = self._streams[-1]
         if self._needs_rerender(messages):
             whole = self._codec.encode_prompt([*self._messages, *messages], self._tools)
@@ -105,7 +91,6 @@ class Transcript:
         return sum(len(message.content) for message in (*again, *messages))
 
     def append_extension(self, extension: Extension) -> None:
-        """Append what ``encode_extension`` returned."""
         if extension.starts_segment:
             self._begin_segment("template")
         self._streams[-1].append_unsampled(extension.ids)
@@ -120,7 +105,6 @@ class Transcript:
         )
 
     def digest(self) -> str:
-        """Return a digest of the current segment."""
         return self._streams[-1].digest()
 
     def append_sampled(self, result: GenerationResult, *, turn: int, seed: int | None) -> list[int]:
@@ -134,15 +118,10 @@ class Transcript:
         return kept
 
     def append_assistant(self, text: str, calls: tuple[ToolCall, ...]) -> None:
-        """Append the message of the turn that was sampled."""
         self._messages.append(Message(role="assistant", content=text, tool_calls=calls))
 
     def export_segments(self) -> list[Segment]:
-        """Return the segments so far. May be called at any time.
-
-        Raises:
-            RolloutError: ``INTERNAL``, drift. See ``TokenStream.export_segments``.
-        """
+        """Return the segments so far. May be called at any time. Raises as ``TokenStream.export_segments``."""
         segments = [segment for stream in self._streams for segment in stream.export_segments()]
         for index in range(1, len(segments)):
             before, segment = segments[index - 1], segments[index]
@@ -161,7 +140,6 @@ class Transcript:
 
 
 def new_stream(codec: ChatCodec, settings: ResolvedSettings) -> TokenStream:
-    """Return an empty stream for a segment."""
     return TokenStream(
         terminator_id=codec.terminator_id,
         closing_ids=codec.closing_ids,

@@ -11,8 +11,7 @@ from typing import Literal
 from uuid import uuid4
 
 from prorl_gym.errors import EngineError, FailureKind
-from prorl_gym.inference.engine_errors import ContextExceeded
-from prorl_gym.inference.protocol import GenerationResult, TextTurn
+from prorl_gym.inference.protocol import ContextExceeded, GenerationResult, TextTurn
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools
 from prorl_gym.inference.toolcalls.turn_parsing import THINK_OPEN, split_thinking
 from prorl_gym.records import Message, ToolCall
@@ -33,19 +32,20 @@ async def sample_turn(
 ) -> Literal["stop", "length"]:
     """Sample one turn; return why it ended.
 
-    Args:
-        call: makes one model call for that many tokens at most, and appends what it gives to ``token_ids``.
-        token_ids: the turn so far, live.
-        tokens_left: tokens that the turn may still get, by its own limit and by the context as far as it is known.
-        stop_token_ids: the ids that end a turn.
-
-    Raises:
-        ContextExceeded: the engine's context has no room for another token.
-        EngineError: no engine could answer, or the engines aborted the turn more than ``MAX_ABORTS`` times.
+    ``call`` makes one model call for that many tokens at most, and appends what it gives to ``token_ids``, which are
+    live. ``tokens_left`` are those that the turn may still get, by its own limit and by the context as far as it is
+    known. Raises ``ContextExceeded``: the engine's context has no room for another token; ``EngineError``: no engine
+    could answer, or the engines aborted the turn more than ``MAX_ABORTS`` times.
     """
     aborts = 0
     while True:
-        result = await _call_within_context(call, tokens_left)
+        max_tokens = max(1, tokens_left())
+        try:
+            result = await call(max_tokens)
+        except ContextExceeded:
+            if not 1 <= tokens_left() < max_tokens:  # the pool has learnt no smaller context that leaves room
+                raise
+            continue
         if result.finish_reason != "abort":
             return result.finish_reason
         if token_ids and token_ids[-1] in stop_token_ids:  # it was complete when the abort came
@@ -61,18 +61,6 @@ async def sample_turn(
             )
 
 
-async def _call_within_context(
-    call: Callable[[int], Awaitable[GenerationResult]], tokens_left: Callable[[], int]
-) -> GenerationResult:
-    while True:
-        max_tokens = max(1, tokens_left())
-        try:
-            return await call(max_tokens)
-        except ContextExceeded:
-            if not 1 <= tokens_left() < max_tokens:  # the pool has learnt no smaller context that leaves room
-                raise
-
-
 @dataclass(slots=True)
 class SampledTurn:
     """The tokens of one turn, over all calls that it took."""
@@ -80,17 +68,15 @@ class SampledTurn:
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[int] = field(default_factory=list[int])
-    """Policy version of each token."""
     finish_reason: Literal["stop", "length"] = "length"
     cached_tokens: int = 0
-    """Of the prompt, where the engine reports it."""
+    """Prompt tokens found in the cache, where the engine reports it."""
     expert_calls: list[Call] = field(default_factory=list[Call])
-    """What each call reported of the experts, with the length of the turn after it."""
+    """Experts that each call reported, with the length of the turn after it."""
     text_turn: TextTurn | None = None
     """Set by an engine that answers in text: the ids are a local encoding of it."""
 
     def append_result(self, result: GenerationResult) -> None:
-        """Append what one call sampled."""
         if not self.token_ids:
             self.cached_tokens = result.cached_tokens or 0
         self.token_ids += result.token_ids
@@ -104,11 +90,7 @@ class SampledTurn:
 def derive_seed(seed: int | None, replica: int, turn: int, sampled: int = 0) -> int | None:
     """Return the seed of one model call, or ``None`` when the rollout has none.
 
-    Args:
-        seed: of the rollout's settings; replicas of a group share it.
-        replica: position in the group.
-        turn: number of the turn.
-        sampled: tokens of the turn that exist already: a call that continues it must not repeat them.
+    Replicas of a group share the ``seed``. A call that continues a turn must not repeat the tokens ``sampled`` so far.
     """
     if seed is None:
         return None
@@ -123,17 +105,15 @@ class ParsedTurn:
     thinking: str
     """Without their tags; empty where there are none."""
     text: str
-    """What follows the thoughts. A call that cannot be read stays visible in it."""
+    """The rest of the turn. A call that cannot be read stays visible in it."""
     calls: tuple[ToolCall, ...] = ()
     full_text: str = ""
     """Thoughts and text as they were written, with the opening tag where the template wrote that."""
 
     def with_first_call(self) -> "ParsedTurn":
-        """Return it with its first call only, for callers that take one at a time."""
         return replace(self, calls=self.calls[:1])
 
     def as_message(self) -> Message:
-        """Return it as a message of the conversation."""
         return Message(role="assistant", content=self.full_text, tool_calls=self.calls)
 
 
@@ -146,15 +126,19 @@ def parse_sampled(codec: ChatCodec, ids: Sequence[int], tools: Tools) -> ParsedT
     return _split_thinking(shown, calls, thinking_open=codec.opens_thinking)
 
 
-def from_text_turn(turn: TextTurn) -> ParsedTurn:
-    """Read the turn of an engine that answers in text; calls without an id get one."""
-    calls = tuple(call if call.id else call.model_copy(update={"id": _call_id()}) for call in turn.tool_calls)
-    return _split_thinking(turn.text, calls, thinking_open=False)
-
-
-def parse_without_calls(codec: ChatCodec, ids: Sequence[int]) -> ParsedTurn:
-    """Read sampled ids without tool calls: everything is text."""
-    return _split_thinking(codec.decode_turn(ids).strip(), (), thinking_open=codec.opens_thinking)
+def read_turn(
+    codec: ChatCodec, turn: SampledTurn, tools: Tools, *, may_call_tools: bool, single_tool_call: bool
+) -> ParsedTurn:
+    """Read a sampled turn as its caller wants it: without calls (everything is text), or with the first one only."""
+    if (said := turn.text_turn) is not None:
+        calls = tuple(call if call.id else call.model_copy(update={"id": _call_id()}) for call in said.tool_calls)
+        parsed = _split_thinking(said.text, calls, thinking_open=False)
+    elif may_call_tools:
+        parsed = parse_sampled(codec, turn.token_ids, tools)
+    else:
+        text = codec.decode_turn(turn.token_ids).strip()
+        parsed = _split_thinking(text, (), thinking_open=codec.opens_thinking)
+    return parsed.with_first_call() if single_tool_call else parsed
 
 
 def _split_thinking(text: str, calls: tuple[ToolCall, ...], *, thinking_open: bool) -> ParsedTurn:

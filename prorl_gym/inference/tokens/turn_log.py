@@ -15,38 +15,28 @@ from prorl_gym.records import Message, Record
 
 
 class LoggedTurn(Record):
-    """One whole turn."""
-
     prompt: str
     """Digest of all token ids before it, with the settings that it was sampled under."""
     calls: tuple[GenerationResult, ...]
-    """What each of its model calls sampled; more than one where an engine aborted it."""
+    """Outputs of its model calls; more than one where an engine aborted it."""
     answers: tuple[Message, ...] | None = None
-    """What its tools answered, nothing where it was a summary; ``None``: the agent ended with it."""
+    """Answers of its tools, empty where it was a summary; ``None``: the agent ended with it."""
     seconds: float = 0.0
     """Charged to the stage's deadline until it was whole."""
 
 
 class ReplayDivergedError(RolloutError):
-    """A replayed turn went on otherwise than the logged one: the attempt has to start over.
-
-    Args:
-        number: of the turn, from 0.
-        what: what differs.
-    """
+    """A replayed turn went on otherwise than the logged one: the attempt has to start over."""
 
     def __init__(self, number: int, what: str) -> None:
         super().__init__(FailureKind.INTERNAL, f"turn {number}: {what}")
 
 
 class TurnLog:
-    """Replays the turns of earlier attempts in a session, and reports each new one.
+    """Replays the turns of earlier attempts in a session, and reports each new one once it is whole.
 
-    Args:
-        turns: of earlier attempts, from the first.
-        on_turn: called with the number of each further turn, from 0, and the turn, once it is whole.
-        normalize: takes out of a tool's answer what may differ. The policy is shown the logged answer, so that the
-            tokens are those of the earlier attempt.
+    ``normalize`` takes out of a tool's answer what may differ. The policy is shown the logged answer, so that the
+    tokens are those of the earlier attempt.
     """
 
     def __init__(
@@ -56,35 +46,26 @@ class TurnLog:
         normalize: Callable[[str], str] = str,
     ) -> None:
         self.replay_seconds = 0.0
-        """What the replay took; not charged to the stage's deadline."""
+        """Duration of the replay; not charged to the stage's deadline."""
         self._turns = turns
         self._on_turn = on_turn
         self._normalize = normalize
         self._number = 0
         self._prompt: str | None = None
-        """Of the turn under way."""
+        """Prompt of the turn under way."""
         self._calls: list[GenerationResult] = []
         self._answers: tuple[Message, ...] | None = None
 
     @property
     def is_replaying(self) -> bool:
-        """Whether logged turns are left."""
         return self._number < len(self._turns)
 
     @property
     def replayed_count(self) -> int:
-        """Turns that were replayed so far."""
         return min(self._number, len(self._turns))
 
     def begin_turn(self, prompt: str) -> None:
-        """Begin a turn; the one before is whole.
-
-        Args:
-            prompt: see ``LoggedTurn``.
-
-        Raises:
-            ReplayDivergedError: the logged turn had another prompt.
-        """
+        """Begin a turn; the one before is whole. Raises ``ReplayDivergedError``: it had another prompt before."""
         if self._prompt is not None:
             self._end_turn()
         self._prompt = prompt
@@ -93,11 +74,7 @@ class TurnLog:
             raise ReplayDivergedError(self._number, "its prompt or sampling settings differ from the logged ones.")
 
     def replay_call(self) -> GenerationResult | None:
-        """Return the logged result of the next model call; ``None``: the call has to be made.
-
-        Raises:
-            ReplayDivergedError: the logged turn had fewer calls.
-        """
+        """Return the logged result of the next call; ``None``: it has to be made. Raises ``ReplayDivergedError``."""
         logged = self._logged_turn()
         if logged is None:
             return None
@@ -107,15 +84,10 @@ class TurnLog:
         return self._calls[-1]
 
     def add_call(self, result: GenerationResult) -> None:
-        """Add the result of a call that was made."""
         self._calls.append(result)
 
     def settle_answers(self, answers: Sequence[Message]) -> Sequence[Message]:
-        """Return what to show the policy for these answers of its tools: in a replay, the logged ones.
-
-        Raises:
-            ReplayDivergedError: they differ.
-        """
+        """Return the answers to show the policy: in a replay, the logged ones. Raises ``ReplayDivergedError``."""
         self._answers = tuple(answers)
         logged = self._logged_turn()
         if logged is None:
@@ -127,11 +99,7 @@ class TurnLog:
         return logged.answers
 
     def end(self) -> None:
-        """The agent has ended by itself, so its last turn is whole.
-
-        Raises:
-            ReplayDivergedError: it went on before.
-        """
+        """End the last turn: the agent has ended by itself. Raises ``ReplayDivergedError``: it went on before."""
         logged = self._logged_turn()
         if logged is not None and logged.answers is not None:
             raise ReplayDivergedError(self._number, "the agent ended, and had gone on there before.")
@@ -139,11 +107,7 @@ class TurnLog:
             self._end_turn()
 
     def require_replayed(self) -> None:
-        """Check that every logged turn was replayed: otherwise a limit or a failure has struck that none met before.
-
-        Raises:
-            ReplayDivergedError: there are more.
-        """
+        """Check that every logged turn was replayed: otherwise a limit or a failure has struck that none met before."""
         if self.is_replaying:
             raise ReplayDivergedError(self._number, "the agent was stopped before it, and had not been before.")
 

@@ -1,24 +1,67 @@
-"""Parsing a whole turn of the model: thoughts, then text and calls. Calls inside thoughts are text, in every format."""
+"""The protocol of a tool-call parser, and parsing a whole turn: thoughts, then text and calls.
 
-from dataclasses import replace
+The text is the model's and therefore hostile: no parser raises, a call that cannot be read becomes a complaint worded
+for the model, and the work is linear in the text. Calls inside thoughts are text, in every format. The loop checks
+whether a tool of that name exists.
+"""
 
-from prorl_gym.inference.toolcalls.protocol import ParsedText, ToolParser, Tools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
+Tools = Sequence[Mapping[str, Any]]
+"""Function schemas, as ``ToolSpec.as_function`` gives them. They come from environments and are trusted."""
+
+MAX_CALLS = 32
+"""Calls and complaints that one turn can give; the rest becomes one complaint."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    name: str
+    arguments: str
+    """JSON text of an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedText:
+    text: str
+    """Everything outside of call blocks, thoughts included, without blanks around it."""
+    calls: tuple[ParsedCall, ...] = ()
+    parse_errors: tuple[str, ...] = ()
+    """One per block that could not be read."""
+
+
+class ToolParser(Protocol):
+    """Reads one form of tool calls."""
+
+    @property
+    def name(self) -> str: ...
+
+    def parse(self, text: str, tools: Tools) -> ParsedText:
+        """Split what follows the thoughts, without the token that ended the turn, into text, calls and complaints.
+
+        Never raises. Forms with untyped values read their types in ``tools``.
+        """
+        ...
+
+    def plain_length(self, text: str, start: int) -> int:
+        """Return the length of the beginning of a text that stays text, whatever is still to be written.
+
+        ``start`` is what this method returned for a shorter beginning of the text; 0 at first.
+        """
+        ...
+
 
 def parse_turn(parser: ToolParser, text: str, tools: Tools, *, thinking_open: bool = False) -> ParsedText:
-    """Split a turn into text, calls and complaints. Never raises.
-
-    Args:
-        parser: of the form of calls.
-        text: decoded, without the token that ended the turn.
-        tools: what may be called.
-        thinking_open: the prompt opened the thoughts already, as some templates do.
-    """
+    """Split a turn that begins in its thoughts if the prompt opened them (``thinking_open``). Never raises."""
     end = thinking_end(text, thinking_open=thinking_open)
     said = parser.parse(text[end:], tools)
-    return replace(said, text=(text[:end] + _blanks_after(text, end) + said.text).strip()) if end else said
+    # Templates put the blanks after the thoughts back the way they were.
+    blanks = text[end : len(text) - len(text[end:].lstrip())]
+    return replace(said, text=(text[:end] + blanks + said.text).strip()) if end else said
 
 
 def thinking_end(text: str, *, thinking_open: bool = False) -> int:
@@ -35,6 +78,9 @@ def split_thinking(text: str, *, thinking_open: bool = False) -> tuple[str, str]
     return text[:end].strip().removeprefix(THINK_OPEN).removesuffix(THINK_CLOSE).strip(), text[end:]
 
 
-def _blanks_after(text: str, end: int) -> str:
-    """Return the blanks after the thoughts: templates put them back the way they were."""
-    return text[end : len(text) - len(text[end:].lstrip())]
+def length_before_tag(text: str, start: int, tag: str) -> int:
+    """Return where a tag begins, or may begin once more is written; see ``ToolParser.plain_length``."""
+    found = text.find(tag, start)
+    if found >= 0:
+        return found
+    return len(text) - next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)

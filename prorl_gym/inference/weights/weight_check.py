@@ -41,8 +41,6 @@ _STALE_RATIO = 1 / 8
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of checking one engine."""
-
     problem: str = ""
     """Why it must not serve; empty if it may."""
     fingerprint: Fingerprint | None = None
@@ -52,11 +50,8 @@ class CheckResult:
 class WeightCheck:
     """Has single engines drop their prefix cache and return a fingerprint.
 
-    Args:
-        token_ids: the probe.
-        salted: calls of each version have prefix caches of their own, so that older ones need not be dropped.
-        max_cache_resets: tries to drop an engine's cache.
-        retry_delay: seconds before the next try, by the number of the last one.
+    ``salted``: calls of each version have prefix caches of their own, so that older ones need not be dropped.
+    ``retry_delay`` returns the seconds before the next of ``max_cache_resets`` tries, by the number of the last one.
     """
 
     def __init__(
@@ -74,7 +69,6 @@ class WeightCheck:
         return CheckResult(problem) if problem else await self.read_fingerprint(member)
 
     async def read_fingerprint(self, member: PoolMember) -> CheckResult:
-        """Read the log-probs of the probe from an engine."""
         try:
             logprobs = await member.engine.probe_logprobs(self._token_ids)
         except EngineError as error:
@@ -106,7 +100,6 @@ class WeightCheck:
         return ""
 
     def _warn_once(self, member: PoolMember, what: str) -> None:
-        """Log a warning about an engine once."""
         kind = what.partition("(")[0]
         if (member, kind) not in self._warned:
             self._warned.add((member, kind))
@@ -128,11 +121,8 @@ def find_invalid_engines(
 ) -> dict[str, str]:
     """Return the engines that must not serve, by name, and why.
 
-    Args:
-        now: fingerprints after the update.
-        before: those before it, of the engines that had one.
-        reference_logprobs: what the trainer computes for the same ids.
-        tolerance: see ``TOLERANCE``.
+    ``now`` are fingerprints after the update, ``before`` those before it, of the engines that had one, and
+    ``reference_logprobs`` what the trainer computes for the same ids.
     """
     wrong = find_stale_engines(now, before, reference_logprobs)
     rest = {name: probe for name, probe in now.items() if name not in wrong}
@@ -155,9 +145,7 @@ def find_invalid_engines(
 
 
 def find_stale_engines(
-    now: Mapping[str, Fingerprint],
-    before: Mapping[str, Fingerprint],
-    reference_logprobs: Fingerprint | None = None,
+    now: Mapping[str, Fingerprint], before: Mapping[str, Fingerprint], reference_logprobs: Fingerprint | None = None
 ) -> dict[str, str]:
     """Return the engines that did not move while the others did, by name, and the reason.
 
@@ -179,12 +167,8 @@ def find_stale_engines(
 def changed_weights_reason(now: Fingerprint, accepted: Fingerprint, before: Fingerprint | None) -> str:
     """Return why an engine that came back has other weights than before; empty if it has the same.
 
-    The same engine with the same weights repeats itself far more closely than one step of training moves it.
-
-    Args:
-        now: its fingerprint.
-        accepted: the one with which it was accepted for this version.
-        before: the one of the version before.
+    The same engine with the same weights repeats itself far more closely than one step of training moves it. It was
+    ``accepted`` for this version with one fingerprint, and had the one ``before`` with the version before.
     """
     step = 0.0 if before is None else mean_distance(accepted, before)
     bound = step / 2 if step > _MIN_MOVEMENT else TOLERANCE
@@ -198,14 +182,9 @@ def has_moved(now: Fingerprint, before: Fingerprint) -> bool:
 
 
 def mean_distance(one: Fingerprint, other: Fingerprint) -> float:
-    """Mean distance in nats.
-
-    Raises:
-        ValueError: they are of different lengths.
-    """
+    """Return the mean distance in nats. Raises ``ValueError``: they are of different lengths."""
     return fmean(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def median_fingerprint(fingerprints: Sequence[Fingerprint]) -> list[float]:
-    """Return the median of each place."""
     return [median(place) for place in zip(*fingerprints, strict=True)]

@@ -16,8 +16,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Literal
 
 from prorl_gym.backoff import backoff_delay
@@ -40,7 +40,7 @@ from prorl_gym.inference.weights.weight_check import (
 log = logging.getLogger(__name__)
 
 PauseMode = Literal["abort", "drain", "keep"]
-"""What happens to calls in flight: cut short, waited for, or left to the engine, which continues them."""
+"""Treatment of calls in flight: cut short, waited for, or left to the engine, which continues them."""
 
 
 class WeightUpdateError(ProrlError):
@@ -63,14 +63,11 @@ class WeightUpdateOptions:
     """Mean distance of log-probs in nats beyond which engines disagree. See ``weight_check``."""
 
     def retry_delay(self, turn: int) -> float:
-        """Return the delay after so many tries."""
         return backoff_delay(turn, first=self.first_retry_seconds, longest=self.max_retry_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """The result of an update."""
-
     version: int
     serving: tuple[str, ...]
     quarantined: dict[str, str]
@@ -79,7 +76,7 @@ class UpdateResult:
     """Engines that serve it unchecked: they cannot return log-probs of a prompt."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pause:
     """A pause that is in force. Times are Unix seconds."""
 
@@ -89,17 +86,11 @@ class Pause:
 
 
 class WeightUpdater:
-    """Pauses and updates one pool. Not to be used by two trainers at once.
-
-    Args:
-        pool: the engines of the policy.
-        vocab_size: of the model.
-        options: see there.
-    """
+    """Pauses and updates one pool. Not to be used by two trainers at once."""
 
     def __init__(self, pool: EnginePool, vocab_size: int, options: WeightUpdateOptions | None = None) -> None:
         self.probe_token_ids = make_probe_token_ids(vocab_size)
-        """What a trainer computes its reference for: the log-prob of each of these ids but the first."""
+        """The probe: a trainer's reference is the log-prob of each of these ids but the first."""
         self._pool = pool
         self._options = options or WeightUpdateOptions()
         self._weight_check = WeightCheck(
@@ -114,11 +105,11 @@ class WeightUpdater:
         """The fleet is being checked, or the check was cancelled: no engine is accepted before it is repeated."""
         self._has_updated = False
         self._fingerprints: dict[PoolMember, Fingerprint] = {}
-        """Of the version that is served now, of each accepted engine."""
+        """Fingerprints of the version that is served now, of each accepted engine."""
         self._previous_fingerprints: dict[PoolMember, Fingerprint] = {}
-        """Of the version before it."""
+        """Fingerprints of the version before it."""
         self._rejected_fingerprints: dict[PoolMember, Fingerprint] = {}
-        """Of the engines in quarantine, as last read."""
+        """Fingerprints of the engines in quarantine, as last read."""
         self._reference_logprobs: Fingerprint | None = None
         self._caches_dropped = False
         self._recheck_tasks: dict[PoolMember, asyncio.Task[None]] = {}
@@ -126,23 +117,17 @@ class WeightUpdater:
 
     @property
     def paused(self) -> bool:
-        """Whether a trainer has paused the policy."""
         return self.pause_in_force is not None
 
     async def pause(self, mode: PauseMode = "abort", expire_seconds: float | None = None) -> None:
         """Let no call begin; when this returns, none is in flight either, except in mode ``keep``.
 
         Rollouts wait between two calls, which is charged to none of their deadlines. A second call while it is paused
-        changes the mode and the time of expiry.
+        changes the mode and the time of expiry: the pause ends by itself, as ``resume`` ends it, so many seconds after
+        this call or the last update; ``None``: never. The clock stands still while a pause or an update is under way.
 
-        Args:
-            mode: what happens to calls in flight.
-            expire_seconds: the pause ends by itself this long after this call or the last update, as ``resume`` ends
-                it; ``None``: never. The clock stands still while a pause or an update is under way.
-
-        Raises:
-            WeightUpdateError: ``keep``, and an engine at work does not report which weights sample which token; an
-                engine does not end its calls. The policy stays paused then; ``resume`` undoes it.
+        Raises ``WeightUpdateError``: ``keep``, and an engine at work does not report which weights sample which token;
+        an engine does not end its calls. The policy stays paused then; ``resume`` undoes it.
         """
         with self._exclusive(), self._expiry_stopped():
             self._expire_seconds = expire_seconds
@@ -157,7 +142,12 @@ class WeightUpdater:
                 await self._pool.gate.wait_until_idle()
             else:
                 await self._abort()
-            await self._record_fingerprints()
+            # Engines that have no fingerprint yet show it while they have the old weights.
+            members = [one for one in self._pool.members.all if one.is_serving and one not in self._fingerprints]
+            shown = await asyncio.gather(*map(self._weight_check.read_fingerprint, members))
+            for member, one in zip(members, shown, strict=True):
+                if one.fingerprint is not None:
+                    self._fingerprints[member] = one.fingerprint
 
     async def resume(self) -> None:
         """Let calls begin again. Without a pause it does nothing.
@@ -176,18 +166,16 @@ class WeightUpdater:
     ) -> UpdateResult:
         """Label, drop caches and check, once the engines have new weights and answer again. A pause stays in force.
 
-        Args:
-            version: of the policy, above the one before; the same again where an update left no engine serving, and in
-                the first update since the start, which then says what the engines hold already.
-            reference_logprobs: the trainer's own log-probs of ``probe_ids`` but the first.
-            caches_dropped: the prefix caches were dropped when the weights were loaded (NeMo-RL's server does that).
-            require_pause: refuse the update when the pause in which the weights were loaded is over.
+        The ``version`` is above the one before; the same again where an update left no engine serving, and in the first
+        update since the start, which then says what the engines hold already. ``reference_logprobs`` are the trainer's
+        own of ``probe_ids`` but the first. ``caches_dropped``: the prefix caches were dropped when the weights were
+        loaded (NeMo-RL's server does that). ``require_pause``: refuse the update when the pause in which the weights
+        were loaded is over.
 
-        Raises:
-            WeightUpdateError: calls are in flight on engines that do not report which weights sample which token; the
-                pool is not paused and ``require_pause``; the version does not grow; weights that the engines had
-                before the service's start were replaced without a pause and without a reference, or the reference has
-                another length; or no engine is left that has the weights, and then nothing serves the new version.
+        Raises ``WeightUpdateError``: calls are in flight on engines that do not report which weights sample which
+        token; the pool is not paused and ``require_pause``; the version does not grow; weights that the engines had
+        before the service's start were replaced without a pause and without a reference, or the reference has another
+        length; or no engine is left that has the weights, and then nothing serves the new version.
         """
         with self._exclusive(), self._expiry_stopped():
             if require_pause and not self.paused:
@@ -235,7 +223,7 @@ class WeightUpdater:
 
     @contextmanager
     def _expiry_stopped(self) -> Generator[None, None, None]:
-        """Stop the clock of the pause for the block, and start it anew at its end."""
+        """Stop the clock of the pause for the block, and restart it at its end."""
         self._stop_expiry()
         try:
             yield
@@ -243,17 +231,14 @@ class WeightUpdater:
             if self.pause_in_force is not None and self._expire_seconds is not None:
                 loop = asyncio.get_running_loop()
                 self._expiry = loop.call_later(self._expire_seconds, self._expire, self._expire_seconds)
-                self._set_expires_at(time.time() + self._expire_seconds)
+                self.pause_in_force.expires_at = time.time() + self._expire_seconds
 
     def _stop_expiry(self) -> None:
         timer, self._expiry = self._expiry, None
         if timer is not None:
             timer.cancel()
-            self._set_expires_at(None)
-
-    def _set_expires_at(self, expires_at: float | None) -> None:
-        if self.pause_in_force is not None:
-            self.pause_in_force = replace(self.pause_in_force, expires_at=expires_at)
+            if self.pause_in_force is not None:
+                self.pause_in_force.expires_at = None
 
     def _expire(self, seconds: float) -> None:
         log.warning("pool %s: its pause has expired: no update and no resume within %g s", self._pool.name, seconds)
@@ -268,7 +253,9 @@ class WeightUpdater:
                     for flight in gate.calls:
                         flight.is_cut_short = True
                     await asyncio.gather(*(self._pool.cancel(flight.request_id) for flight in gate.calls))
-                    await self._wait_idle_within(self._options.retry_delay(turn))
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self._options.retry_delay(turn)):
+                            await gate.wait_until_idle()
                     turn += 1
         except TimeoutError:
             names = sorted({flight.member.name for flight in gate.calls})
@@ -277,22 +264,6 @@ class WeightUpdater:
                 f"{self._options.abort_seconds:g} s.",
                 "Remove the engine, or pause with 'drain'.",
             ) from None
-
-    async def _wait_idle_within(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._pool.gate.wait_until_idle()
-        except TimeoutError:
-            return
-
-    async def _record_fingerprints(self) -> None:
-        """Read the fingerprints of engines that have none yet, while they have the old weights."""
-        members = [one for one in self._pool.members.all if one.is_serving and one not in self._fingerprints]
-        for member, shown in zip(
-            members, await asyncio.gather(*map(self._weight_check.read_fingerprint, members)), strict=True
-        ):
-            if shown.fingerprint is not None:
-                self._fingerprints[member] = shown.fingerprint
 
     async def _update(self, version: int, reference_logprobs: Fingerprint | None, caches_dropped: bool) -> UpdateResult:
         members = self._pool.members.all
@@ -325,7 +296,6 @@ class WeightUpdater:
         return UpdateResult(version, tuple(member.name for member in serving), quarantined, unproven)
 
     def _apply_results(self, members: list[PoolMember], shown: dict[PoolMember, CheckResult]) -> None:
-        """Accept or quarantine each engine, by the results of all of them."""
         now = {member.name: one.fingerprint for member, one in shown.items() if one.fingerprint is not None}
         # Engines that joined since are compared with the others' earlier median: many may bring the same old weights.
         then = median_fingerprint(list(self._previous_fingerprints.values())) if self._previous_fingerprints else None
@@ -368,14 +338,10 @@ class WeightUpdater:
         member.quarantine_reason = reason
         if fingerprint is not None:
             self._rejected_fingerprints[member] = fingerprint
-        self._schedule_recheck(member)
-
-    def _schedule_recheck(self, member: PoolMember) -> None:
         if (recheck := self._recheck_tasks.get(member)) is None or recheck.done():
             self._recheck_tasks[member] = asyncio.create_task(self._recheck_until_valid(member, self._pool.version))
 
     async def _recheck_until_valid(self, member: PoolMember, version: int) -> None:
-        """Accept an engine in quarantine once it has the weights of this version."""
         turn = 0
         while self._pool.members.has(member) and self._pool.version == version:
             # While the fleet is being checked, one engine alone cannot be compared.
@@ -414,7 +380,6 @@ class WeightUpdater:
         ).get(member.name, "")
 
     def _require_reported_versions(self, fix: str) -> None:
-        """Require that every engine with a call in flight reports which weights sample which token."""
         silent = sorted({flight.member.name for flight in self._pool.gate.calls if not flight.member.reports_versions})
         if silent:
             raise WeightUpdateError(

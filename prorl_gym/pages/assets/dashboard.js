@@ -52,6 +52,7 @@ async function look() {
   clearTimeout(timer);
   if (!service || looking) return;
   looking = true;
+  byId("board").setAttribute("aria-busy", "true");
   const asked = service;
   try {
     const [status, past, counts] = await Promise.all([asked.status(), asked.history(), lookAtRollouts(asked)]);
@@ -71,6 +72,7 @@ async function look() {
     looking = false;
     const soon = wanted || asked !== service;
     wanted = false;
+    byId("board").setAttribute("aria-busy", String(soon));
     if (service && (soon || (!held && !document.hidden))) timer = setTimeout(look, soon ? 0 : SECONDS * 1000);
   }
 }

@@ -1,31 +1,34 @@
-"""A group of rollouts of one prompt, its positions and replicas, and the verdict on it.
+"""A group of rollouts of one prompt, its positions and replicas, the verdict on it, and the rules of what it needs.
 
-The verdict is a pure function of how the rollouts ended, so that the same records give the same verdict before and
-after a restart. ``group_scheduler`` decides about what has not ended.
+Pure functions of how the rollouts ended and what they do, so that the same records give the same verdict before and
+after a restart. ``group_scheduler`` decides by them.
 """
 
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Literal
+from operator import attrgetter
+from statistics import median
 
 from prorl_gym.client.wire_models import GroupState, RolloutSummary
+from prorl_gym.demand import Demand, RedundantHandling
 from prorl_gym.errors import CancelReason, Cause, FailureKind
 from prorl_gym.records import RolloutRequest
 from prorl_gym.rollout.protocol import AttemptPosition, Stage
 
 MAX_POSITIONS = 1024
-"""Rollouts of a group that are looked after, replacements not counted. What is beyond them counts as not grouped: each
-event costs a look at its whole group, and a run of which all rollouts bear one group's name must not stall the
-service."""
+"""Rollouts of a group that are judged, replacements not counted; further ones count as not grouped. Each event costs a
+look at its whole group, and a run whose rollouts all bear one group's name must not stall the service."""
 
 _ID_LENGTH = 128
 
 _EXTRA = re.compile(r":x[0-9]+$")
 
-GroupVerdict = Literal["informative", "uninformative", "redundant", "stale", "short", "ungrouped"]
-"""What became of a rollout's group in the end; ``ungrouped``: there is no demand for its run."""
+IDENTITY = attrgetter("rollout_id", "run_id", "group_id", "group_size", "environment", "stands_in_for")
+"""Returns the first fields of a ``Replica``, of whatever has them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +42,7 @@ class Replica:
     environment: str
     stands_in_for: str | None = None
     position: AttemptPosition = field(default_factory=AttemptPosition)
-    """Where it is. The owner of the rollout moves it."""
+    """The owner of the rollout moves it."""
     is_park_requested: bool = False
     is_held: bool = False
     cancel_reason: CancelReason | None = None
@@ -48,23 +51,8 @@ class Replica:
     summary: RolloutSummary | None = None
     """How it ended."""
 
-    @classmethod
-    def from_summary(cls, member: RolloutSummary) -> "Replica":
-        """Return the replica of a rollout that is only known by its end."""
-        assert member.group_id is not None
-        return cls(
-            member.rollout_id,
-            member.run_id,
-            member.group_id,
-            member.group_size,
-            member.environment,
-            member.stands_in_for,
-            summary=member,
-        )
-
     @property
     def stage(self) -> Stage:
-        """The stage that it entered last."""
         return self.position.stage
 
     @property
@@ -80,7 +68,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """A rollout to be made in another one's place."""
+    """A rollout to be submitted in another one's place."""
 
     rollout_id: str
     stands_in_for: str
@@ -112,14 +100,12 @@ class GroupPosition:
     """Rollouts of it that have not ended."""
 
     def add_replica(self, replica: Replica) -> None:
-        """Add a rollout."""
         self.replicas.append(replica)
         self.open_count += 1
         if replica.summary is not None:
             self.on_ended(replica.summary)
 
     def on_ended(self, member: RolloutSummary) -> None:
-        """One of its rollouts ended."""
         self.open_count -= 1
         self.end = member if self.end is None else max(self.end, member, key=self._precedence)
 
@@ -127,21 +113,17 @@ class GroupPosition:
         """Return the rank of an end of this position: the first reward, else the latest end that lost no race."""
         if end.reward is not None:
             return 2, -end.cursor
-        return (0 if self._may_have_lost_race(end) else 1), end.cursor
-
-    def _may_have_lost_race(self, end: RolloutSummary) -> bool:
-        """Whether it was cut for a rival's sake, maybe: then its record may come after the rival's."""
         raced = (replica.stands_in_for for replica in self.replicas if replica.is_extra)
-        return was_unneeded(end) and (is_extra(end.rollout_id) or end.rollout_id in raced)
+        # Cut for a rival's sake, maybe: then its record may come after the rival's.
+        may_have_lost_race = was_unneeded(end) and (is_extra(end.rollout_id) or end.rollout_id in raced)
+        return (0 if may_have_lost_race else 1), end.cursor
 
     @property
     def live_replicas(self) -> list[Replica]:
-        """Return those that may still bring a reward."""
         return [replica for replica in self.replicas if replica.is_live]
 
     @property
     def has_reward(self) -> bool:
-        """Whether its reward is in."""
         return self.end is not None and self.end.reward is not None
 
     @property
@@ -155,22 +137,22 @@ class GroupPosition:
         lost = self.is_idle and not self.has_reward and not self.is_given_up
         return lost and self.end is not None and failed_permanently(self.end)
 
-    def make_failure_replacement(self) -> Replacement:
-        """Return the replacement for its failed rollout."""
-        end = self.end
-        assert end is not None
-        number = 1 + sum(replica.stands_in_for is not None and not replica.is_extra for replica in self.replicas)
-        return Replacement(replacement_id(self.root_id, "r", number), end.rollout_id)
+    def straggler(self) -> Replica | None:
+        """Return the rollout that an extra replica might race: alone, and in a stage that samples no text."""
+        live = self.live_replicas
+        if len(live) != 1 or self.expected_replacement is not None or self.is_given_up or self.has_reward:
+            return None
+        return live[0] if live[0].stage in ("init", "eval") else None
 
-    def make_extra(self, straggler: Replica) -> Replacement:
-        """Return the replacement that races a straggler."""
-        number = 1 + sum(replica.is_extra for replica in self.replicas)
-        return Replacement(replacement_id(self.root_id, "x", number), straggler.rollout_id)
+    def make_replacement(self, replaced: str, *, extra: bool) -> Replacement:
+        """Return the replacement for a failed rollout of it, or an ``extra`` one that races a straggler."""
+        number = 1 + sum(replica.stands_in_for is not None and replica.is_extra == extra for replica in self.replicas)
+        return Replacement(replacement_id(self.root_id, "x" if extra else "r", number), replaced)
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """What is known of a group, and what was decided about it as a whole."""
+    """A group's positions, and what was decided about it as a whole."""
 
     group_id: str
     arrival: int
@@ -188,15 +170,15 @@ class Group:
     alarm_at: float | None = None
     """Unix seconds at which it is to be looked at again."""
     positions: list[GroupPosition] = field(default_factory=list[GroupPosition])
-    _position_by_id: dict[str, GroupPosition] = field(default_factory=dict[str, GroupPosition])
+    position_by_id: dict[str, GroupPosition] = field(default_factory=dict[str, GroupPosition])
 
     def add_replica(self, replica: Replica) -> None:
         """Add a rollout. A replacement shares the position of its original, in whatever order the two come."""
         self.size = max(self.size, replica.group_size)
-        position = self._position_by_id.get(replica.rollout_id)
+        position = self.position_by_id.get(replica.rollout_id)
         target = replica.stands_in_for
         if target is not None:
-            other = self._position_by_id.get(target)
+            other = self.position_by_id.get(target)
             if position is None:
                 position = other
             elif other is not None and other is not position:
@@ -208,16 +190,11 @@ class Group:
         if target is None:
             position.root_id = replica.rollout_id
         else:
-            self._position_by_id.setdefault(target, position)
+            self.position_by_id.setdefault(target, position)
         if position.expected_replacement == replica.rollout_id:
             position.expected_replacement = None
-        self._position_by_id[replica.rollout_id] = position
+        self.position_by_id[replica.rollout_id] = position
         position.add_replica(replica)
-
-    @property
-    def failure_replacement_count(self) -> int:
-        """Number of replacements, made or requested, for failed rollouts."""
-        return len(self._replacements()) - self.extra_count
 
     @property
     def extra_count(self) -> int:
@@ -226,7 +203,6 @@ class Group:
 
     @property
     def is_rewarded(self) -> bool:
-        """Whether all of its rewards are in."""
         return len(self.positions) >= self.size and all(position.has_reward for position in self.positions)
 
     @property
@@ -237,35 +213,26 @@ class Group:
         )
 
     def has_room_for(self, replica: Replica) -> bool:
-        """Whether it is small enough to take a rollout in."""
-        known = replica.rollout_id in self._position_by_id or replica.stands_in_for in self._position_by_id
+        known = replica.rollout_id in self.position_by_id or replica.stands_in_for in self.position_by_id
         # Requests may name ``stands_in_for`` themselves; the service's own replacements are far fewer than positions.
-        return len(self._position_by_id) < 2 * MAX_POSITIONS if known else len(self.positions) < MAX_POSITIONS
+        return len(self.position_by_id) < 2 * MAX_POSITIONS if known else len(self.positions) < MAX_POSITIONS
 
     def is_complete_without(self, replica: Replica) -> bool:
         """Whether everything had ended when this rollout came, so that it is none of the group."""
         whole = len(self.positions) >= self.size and all(position.is_idle for position in self.positions)
-        return whole and replica.stands_in_for is None and replica.rollout_id not in self._position_by_id
-
-    def position_of(self, rollout_id: str) -> GroupPosition | None:
-        """Return the place of a rollout."""
-        return self._position_by_id.get(rollout_id)
+        return whole and replica.stands_in_for is None and replica.rollout_id not in self.position_by_id
 
     def replicas(self) -> Iterable[Replica]:
-        """Yield all of its rollouts."""
         for position in self.positions:
             yield from position.replicas
 
     def live_replicas(self) -> list[Replica]:
-        """Return those that may still bring a reward."""
         return [replica for replica in self.replicas() if replica.is_live]
 
     def stop(self, reason: CancelReason, cut: frozenset[Stage]) -> None:
-        """Stop it: it is not completed."""
         self.stop_reason, self.cancel_stages = reason, cut
 
     def rewarded_ends(self) -> list[RolloutSummary]:
-        """Return the ends that count and have a reward."""
         return [end for position in self.positions if (end := position.end) is not None and end.reward is not None]
 
     def ends(self) -> list[RolloutSummary] | None:
@@ -282,6 +249,54 @@ class Group:
         versions += [replica.start_version for replica in self.live_replicas()]
         return min((version for version in versions if version is not None), default=None)
 
+    def lost_reason(self) -> CancelReason | None:
+        """Return why a place of the group was cut with nothing left in it: it was stopped, maybe before a restart."""
+        ends = [position.end for position in self.positions if position.is_idle and not position.has_reward]
+        why = {end.detail for end in ends if end is not None and was_unneeded(end)}
+        if not why:
+            return None
+        return CancelReason.STALE if CancelReason.STALE in why else CancelReason.REDUNDANT
+
+    def has_ungraded_work(self) -> bool:
+        """Whether more than grading is left to do: something has not begun, is at work, or will be retried."""
+        return self._awaits_replacement() or any(replica.stage != "eval" for replica in self.live_replicas())
+
+    def has_sunk_cost(self, policy: RedundantHandling) -> bool:
+        """Whether work was done on it that parking its agents keeps."""
+        kept: set[Stage] = {"run", "eval", "init"} if policy.init == "finish" else {"run", "eval"}
+        return any(position.has_reward for position in self.positions) or any(
+            replica.stage in kept for replica in self.live_replicas()
+        )
+
+    def would_cancel_work(self, policy: RedundantHandling) -> bool:
+        """Whether stopping a group would keep anything from being made."""
+        cut = cancelled_stages(policy)
+        return self._awaits_replacement() or any(replica.stage in cut for replica in self.live_replicas())
+
+    def may_replace(self, demand: Demand) -> bool:
+        """Whether failed members of a group are still replaced."""
+        return self.stop_reason is None and len(self._replacements()) - self.extra_count < demand.replace
+
+    def due_replacements(self, demand: Demand, durations: "StageDurations") -> Iterator[tuple[float, Replacement]]:
+        """Yield the replacements that would help a group, each with the Unix seconds from which it is due.
+
+        Replacements that the caller requests between two items count for those that follow.
+        """
+        for position in self.positions:
+            if position.needs_replacement and self.may_replace(demand):
+                assert position.end is not None
+                yield position.not_before, position.make_replacement(position.end.rollout_id, extra=False)
+            elif (stuck := position.straggler()) is not None and self.extra_count < demand.extra:
+                usual = durations.median(stuck.environment, stuck.stage)
+                if usual is not None:
+                    due = stuck.position.since + max(demand.straggler_seconds, demand.straggler_factor * usual)
+                    yield max(due, position.not_before), position.make_replacement(stuck.rollout_id, extra=True)
+
+    def _awaits_replacement(self) -> bool:
+        return any(
+            position.needs_replacement or position.expected_replacement is not None for position in self.positions
+        )
+
     def _replacements(self) -> list[str]:
         made = [replica.rollout_id for replica in self.replicas() if replica.stands_in_for is not None]
         return made + [
@@ -293,9 +308,9 @@ class Group:
             keep.add_replica(replica)
         keep.expected_replacement = keep.expected_replacement or other.expected_replacement
         self.positions.remove(other)
-        for name, position in self._position_by_id.items():
+        for name, position in self.position_by_id.items():
             if position is other:
-                self._position_by_id[name] = keep
+                self.position_by_id[name] = keep
 
 
 def is_informative(ends: Sequence[RolloutSummary], epsilon: float) -> bool:
@@ -310,13 +325,7 @@ def is_informative(ends: Sequence[RolloutSummary], epsilon: float) -> bool:
 
 
 def judge_group(ends: Sequence[RolloutSummary], size: int, epsilon: float) -> GroupState:
-    """Judge a group of which everything has ended.
-
-    Args:
-        ends: how each place of the group ended: the rollout that has its reward, or the last that tried.
-        size: how many places it should have.
-        epsilon: rewards that are no further apart are equal.
-    """
+    """Judge a group of ``size`` places by how each of them ended: by its reward, or by the last that tried."""
     if len(ends) >= size and all(end.reward is not None for end in ends):
         return "ready" if is_informative(ends, epsilon) else "uninformative"
     why = {end.detail for end in ends if end.status == "cancelled"}
@@ -326,7 +335,7 @@ def judge_group(ends: Sequence[RolloutSummary], size: int, epsilon: float) -> Gr
 
 
 def failed_permanently(member: RolloutSummary) -> bool:
-    """Whether it ended by a fault of the infrastructure that another rollout may be spared.
+    """Whether it ended by an infrastructure fault that another rollout may be spared.
 
     One that was lost with the service or with nodes again and again is not: it may be what brings them down.
     """
@@ -354,3 +363,60 @@ def replacement_id(root: str, kind: str, number: int) -> str:
         digest = blake2b(root.encode(), digest_size=8).hexdigest()
         root = f"{root[: _ID_LENGTH - len(tail) - len(digest) - 1]}.{digest}"
     return root + tail
+
+
+_WINDOW = 64
+"""Latest durations that count: conditions change with the policy and the machine."""
+
+_MIN_SAMPLES = 5
+"""Fewer give no median."""
+
+_MAX_WINDOWS = 1000
+"""Environments times stages that are remembered: their names come from requests."""
+
+
+class StageDurations:
+    """Medians and means of the latest durations, in seconds."""
+
+    def __init__(self) -> None:
+        self._windows: dict[tuple[str, Stage], deque[float]] = {}
+
+    def record(self, environment: str, stage: Stage, seconds: float) -> bool:
+        """Add a duration; return whether the median has just become known."""
+        key = (environment, stage)
+        if key not in self._windows and len(self._windows) >= _MAX_WINDOWS:
+            del self._windows[next(iter(self._windows))]
+        window = self._windows.setdefault(key, deque(maxlen=_WINDOW))
+        window.append(max(0.0, seconds))
+        return len(window) == _MIN_SAMPLES
+
+    def median(self, environment: str, stage: Stage) -> float | None:
+        window = self._windows.get((environment, stage), ())
+        return median(window) if len(window) >= _MIN_SAMPLES else None
+
+    def mean(self, environment: str, stage: Stage) -> float | None:
+        window = self._windows.get((environment, stage), ())
+        return sum(window) / len(window) if window else None
+
+
+def max_begun_groups(demand: Demand, ready: int, informative_share: float) -> int | None:
+    """Return how many groups may be under way; ``None``: as many as there are.
+
+    The capacity law of AReaL (Fu et al. 2025, arXiv:2505.24298, section 5.1) counted in groups; never fewer than the
+    demand needs at once. It bounds the ``ready`` groups, which wait to be used. Of the groups under way only the
+    informative share will become ready: counted as if all would, they would leave workers idle.
+    """
+    if demand.max_staleness is None:
+        return None
+    most = max((demand.max_staleness + 1) * demand.groups, demand.groups + demand.spare)
+    return max(0, math.ceil((most - ready) / informative_share))
+
+
+def cancelled_stages(policy: RedundantHandling) -> frozenset[Stage]:
+    """Return the stages in which members of a redundant group that is not kept are cancelled."""
+    cut: set[Stage] = {"queue"}
+    if policy.init == "kill":
+        cut.add("init")
+    if policy.run != "finish":
+        cut.add("run")
+    return frozenset(cut)

@@ -11,20 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from prorl_gym.client.wire_models import (
-    AnalysisResponse,
-    EndCount,
-    PendingState,
-    PendingSummary,
-    Problem,
-    ProblemMember,
-    ProblemsResponse,
-    RewardPoint,
-    RolloutListResponse,
-    RolloutSummary,
-    Spread,
-    StateCounts,
-)
+from prorl_gym.client import wire_models
 from prorl_gym.rollout.ledger.encoding import clamp_int64
 from prorl_gym.rollout.ledger.queries import IN_JSON_LIST, SUMMARY_COLUMNS, summary_of
 from prorl_gym.rollout.protocol import ListPage, ProblemOrder, RolloutFilter, RolloutState
@@ -33,11 +20,8 @@ MAX_ANALYZED = 100_000
 """Finished rollouts that one list or aggregate reads."""
 
 _MAX_POINTS = 5_000
-
 _MAX_ENDS = 200
-
 _MAX_NAMES = 200
-
 _MAX_MEMBERS = 64
 
 _FINISHED = f"""{SUMMARY_COLUMNS}, o.row_id AS problem
@@ -52,7 +36,9 @@ SELECT r.seq, rollout_id, run_id, group_id, group_size, replica, environment, ev
 FROM rollouts r LEFT JOIN bodies b USING (seq) WHERE cursor IS NULL"""
 """A row without an id of its own has its group's name: only its record has the hash of its task."""
 
-_SORTS = {
+_PENDING_SORTS = {"rollout": "rollout_id", "run": "run_id", "environment": "environment", "problem": "problem"}
+
+_SORTS = _PENDING_SORTS | {
     "finished": "cursor",
     "took": "finished_at - accepted_at",
     "waited": "begun_at - accepted_at",
@@ -60,15 +46,9 @@ _SORTS = {
     "turns": "turns",
     "tokens": "sampled_tokens",
     "version": "oldest_version",
-    "rollout": "rollout_id",
-    "run": "run_id",
-    "environment": "environment",
-    "problem": "problem",
     "outcome": "status || detail",
     "why": "why",
 }
-
-_PENDING_SORTS = {"rollout": "rollout_id", "run": "run_id", "environment": "environment", "problem": "problem"}
 
 _PROBLEM_ORDERS = {
     "newest": "newest DESC",
@@ -77,12 +57,7 @@ _PROBLEM_ORDERS = {
     "problem": "run_id, environment, problem",
 }
 
-_SPREADS = {
-    "waited": "begun_at - accepted_at",
-    "took": "finished_at - accepted_at",
-    "turns": "turns",
-    "tokens": "sampled_tokens",
-}
+_SPREADS = {name: _SORTS[name] for name in ("waited", "took", "turns", "tokens")}
 
 _REWARD_CLASSES = {"above": "reward > 0", "zero": "reward <= 0", "none": "reward IS NULL"}
 
@@ -95,18 +70,17 @@ class LedgerAnalysis:
 
     def list_rollouts(
         self, wanted: RolloutFilter, state: RolloutState, page: ListPage, running: Sequence[str]
-    ) -> RolloutListResponse:
-        """See ``Ledger.list_rollouts``."""
+    ) -> wire_models.RolloutListResponse:
         finished = self._list_finished(wanted, page) if state == "finished" else []
         is_last = len(finished) < page.limit or (page.sort, page.descending) != ("finished", True)
-        return RolloutListResponse(
+        return wire_models.RolloutListResponse(
             rollouts=tuple(finished),
             before=None if is_last else finished[-1].cursor,
             pending=() if state == "finished" else tuple(self._list_pending(wanted, page, running, state)),
             counts=self._count_states(wanted, running),
         )
 
-    def _list_finished(self, wanted: RolloutFilter, page: ListPage) -> list[RolloutSummary]:
+    def _list_finished(self, wanted: RolloutFilter, page: ListPage) -> list[wire_models.RolloutSummary]:
         direction = "DESC" if page.descending else "ASC"
         limits = (clamp_int64(page.limit), clamp_int64(page.offset))
         if page.sort == "finished":  # by the index, without the bound: it ends with the page
@@ -121,8 +95,8 @@ class LedgerAnalysis:
         return [summary_of(row) for row in self._db.execute(query, (*values, *limits))]
 
     def _list_pending(
-        self, wanted: RolloutFilter, page: ListPage, running: Sequence[str], state: PendingState
-    ) -> list[PendingSummary]:
+        self, wanted: RolloutFilter, page: ListPage, running: Sequence[str], state: wire_models.PendingState
+    ) -> list[wire_models.PendingSummary]:
         where, values = _conditions(wanted, finished=False)
         where.append(f"rollout_id {'' if state == 'running' else 'NOT '}{IN_JSON_LIST}")
         order = _PENDING_SORTS.get(page.sort, "seq")
@@ -133,36 +107,14 @@ class LedgerAnalysis:
             f" accepted_at FROM ({_PENDING}) {_where(where)} ORDER BY {order} {direction} LIMIT ? OFFSET ?",
             (*values, json.dumps(running), clamp_int64(page.limit), clamp_int64(page.offset)),
         )
-        return [
-            PendingSummary(
-                rollout_id=rollout_id,
-                run_id=run_id,
-                group_id=group_id,
-                group_size=group_size,
-                replica=replica,
-                environment=environment,
-                evaluation=bool(evaluation),
-                problem=problem,
-                attempt=attempt,
-                place="record" if state == "running" else "queue",  # the service knows better, unless it just changed
-                since=None,
-                accepted_at=accepted_at,
-            )
-            for (
-                rollout_id,
-                run_id,
-                group_id,
-                group_size,
-                replica,
-                environment,
-                evaluation,
-                problem,
-                attempt,
-                accepted_at,
-            ) in rows
-        ]
+        # The service knows the place better, unless it just changed.
+        place: wire_models.PendingPlace = "record" if state == "running" else "queue"
+        found = _named(rows)
+        for row in found:
+            row["evaluation"] = bool(row["evaluation"])
+        return [wire_models.PendingSummary(**row, place=place, since=None) for row in found]
 
-    def _count_states(self, wanted: RolloutFilter, running: Sequence[str]) -> StateCounts:
+    def _count_states(self, wanted: RolloutFilter, running: Sequence[str]) -> wire_models.StateCounts:
         where, values = _conditions(wanted, finished=False)
         among = f"sum(rollout_id {IN_JSON_LIST})"
         pending, begun = self._db.execute(
@@ -173,76 +125,50 @@ class LedgerAnalysis:
             run = "" if wanted.run_id is None else "WHERE run_id = ?"
             source, values = f"(SELECT 1 FROM outcomes {run} LIMIT {MAX_ANALYZED})", values[:1]
         (finished,) = self._db.execute(f"SELECT count(*) FROM {source}", values).fetchone()
-        return StateCounts(waiting=pending - begun, running=begun, finished=finished)
+        return wire_models.StateCounts(waiting=pending - begun, running=begun, finished=finished)
 
-    def analyze(self, wanted: RolloutFilter) -> AnalysisResponse:
-        """See ``Ledger.analyze``."""
+    def analyze(self, wanted: RolloutFilter) -> wire_models.AnalysisResponse:
         source, values = _selection(wanted)
         self._db.execute("DROP TABLE IF EXISTS temp.selected")
         self._db.execute(f"CREATE TEMP TABLE selected AS SELECT * FROM {source}", values)
         try:
             (finished,) = self._db.execute("SELECT count(*) FROM selected").fetchone()
-            return AnalysisResponse(
+            return wire_models.AnalysisResponse(
                 finished=finished,
                 rewards=tuple(self._reward_points()),
                 ends=tuple(self._end_counts()),
-                spreads=self._spreads(),
+                spreads={name: spread for name, column in _SPREADS.items() if (spread := self._spread(column))},
                 runs=self._names("run_id"),
                 environments=self._names("environment"),
             )
         finally:
             self._db.execute("DROP TABLE temp.selected")
 
-    def _reward_points(self) -> list[RewardPoint]:
+    def _reward_points(self) -> list[wire_models.RewardPoint]:
         rows = self._db.execute(
-            "SELECT run_id, environment, evaluation, oldest_version, count(*), avg(reward), avg(reward * reward),"
-            " sum(reward > 0) FROM selected WHERE reward IS NOT NULL GROUP BY 1, 2, 3, 4"
-            " ORDER BY oldest_version DESC, run_id, environment LIMIT ?",
+            "SELECT run_id, environment, evaluation, oldest_version AS version, count(*) AS count, avg(reward) AS mean,"
+            " avg(reward * reward) AS squares, sum(reward > 0) AS solved FROM selected WHERE reward IS NOT NULL"
+            " GROUP BY 1, 2, 3, 4 ORDER BY oldest_version DESC, run_id, environment LIMIT ?",
             (_MAX_POINTS,),
         )
         return [
-            RewardPoint(
-                run_id=run_id,
-                environment=environment,
-                evaluation=bool(evaluation),
-                version=version,
-                count=count,
-                mean=mean,
-                deviation=math.sqrt(max(squares - mean * mean, 0.0)),
-                solved=solved,
-            )
-            for run_id, environment, evaluation, version, count, mean, squares, solved in rows
+            wire_models.RewardPoint(**row, deviation=math.sqrt(max(row["squares"] - row["mean"] * row["mean"], 0.0)))
+            for row in _named(rows)
         ]
 
-    def _end_counts(self) -> list[EndCount]:
+    def _end_counts(self) -> list[wire_models.EndCount]:
         # Messages of failures differ too much to be counted apart. Of columns that are not grouped, SQLite takes the
         # values in the row that max(cursor) is from.
         rows = self._db.execute(
-            "SELECT environment, status, detail, cause, why, reward IS NOT NULL, count(*), rollout_id, max(cursor)"
-            " FROM selected WHERE reward IS NULL OR reward <= 0"
+            "SELECT environment, status, detail, cause, why, reward IS NOT NULL AS zero, count(*) AS count, rollout_id,"
+            " max(cursor) AS newest FROM selected WHERE reward IS NULL OR reward <= 0"
             " GROUP BY 1, 2, 3, 4, 6, CASE WHEN reward IS NOT NULL THEN why END"
             " ORDER BY count(*) DESC, max(cursor) DESC LIMIT ?",
             (_MAX_ENDS,),
         )
-        return [
-            EndCount(
-                environment=environment,
-                status=status,
-                detail=detail,
-                cause=cause,
-                why=why,
-                zero=bool(zero),
-                count=count,
-                rollout_id=rollout_id,
-            )
-            for environment, status, detail, cause, why, zero, count, rollout_id, _ in rows
-        ]
+        return [wire_models.EndCount(**row) for row in _named(rows)]
 
-    def _spreads(self) -> dict[str, Spread]:
-        spreads = {name: self._spread(expression) for name, expression in _SPREADS.items()}
-        return {name: spread for name, spread in spreads.items() if spread is not None}
-
-    def _spread(self, expression: str) -> Spread | None:
+    def _spread(self, expression: str) -> wire_models.Spread | None:
         known = f"FROM selected WHERE {expression} IS NOT NULL"
         (count,) = self._db.execute(f"SELECT count(*) {known}").fetchone()
         if not count:
@@ -253,7 +179,7 @@ class LedgerAnalysis:
             self._db.execute(f"SELECT place, value FROM ({ranked}) WHERE place {IN_JSON_LIST}", [json.dumps(places)])
         )
         p50, p90, largest = (max(found[place], 0) for place in places)
-        return Spread(p50=p50, p90=p90, max=largest)
+        return wire_models.Spread(p50=p50, p90=p90, max=largest)
 
     def _names(self, column: str) -> tuple[str, ...]:
         rows = self._db.execute(
@@ -262,8 +188,9 @@ class LedgerAnalysis:
         )
         return tuple(name for (name,) in rows)
 
-    def list_problems(self, wanted: RolloutFilter, order: ProblemOrder, offset: int, limit: int) -> ProblemsResponse:
-        """See ``Ledger.list_problems``."""
+    def list_problems(
+        self, wanted: RolloutFilter, order: ProblemOrder, offset: int, limit: int
+    ) -> wire_models.ProblemsResponse:
         source, values = _selection(wanted)
         grouped = (
             "SELECT run_id, environment, problem, count(*) AS count, count(reward) AS rewarded,"
@@ -275,24 +202,13 @@ class LedgerAnalysis:
             f" coalesce(sum(rewarded > 0 AND solved = rewarded), 0) FROM ({grouped})",
             values,
         ).fetchone()
-        rows = self._db.execute(
-            f"{grouped} ORDER BY {_PROBLEM_ORDERS[order]} LIMIT ? OFFSET ?",
-            (*values, clamp_int64(limit), clamp_int64(offset)),
-        ).fetchall()
-        members = self._members(source, values, [tuple(row[:3]) for row in rows])
-        return ProblemsResponse(
+        page = (*values, clamp_int64(limit), clamp_int64(offset))
+        rows = _named(self._db.execute(f"{grouped} ORDER BY {_PROBLEM_ORDERS[order]} LIMIT ? OFFSET ?", page))
+        members = self._members(source, values, [row["problem"] for row in rows])
+        return wire_models.ProblemsResponse(
             problems=tuple(
-                Problem(
-                    run_id=run_id,
-                    environment=environment,
-                    problem=problem,
-                    count=count,
-                    rewarded=rewarded,
-                    solved=solved,
-                    mean=mean,
-                    members=tuple(members[run_id, environment, problem]),
-                )
-                for run_id, environment, problem, count, rewarded, solved, mean, _ in rows
+                wire_models.Problem(**row, members=tuple(members[row["run_id"], row["environment"], row["problem"]]))
+                for row in rows
             ),
             total=total,
             never_solved=never,
@@ -300,24 +216,27 @@ class LedgerAnalysis:
         )
 
     def _members(
-        self, source: str, values: Sequence[object], problems: Sequence[tuple[Any, ...]]
-    ) -> dict[tuple[Any, ...], list[ProblemMember]]:
+        self, source: str, values: Sequence[object], problems: Sequence[str]
+    ) -> dict[tuple[str, str, str], list[wire_models.ProblemMember]]:
         ranked = (
             "SELECT *, row_number() OVER (PARTITION BY run_id, environment, problem ORDER BY cursor DESC) AS age"
             f" FROM {source} WHERE problem {IN_JSON_LIST}"
         )
         rows = self._db.execute(
-            "SELECT run_id, environment, problem, rollout_id, group_id, group_size, replica, oldest_version, status,"
-            f" detail, why, reward, masked FROM ({ranked}) WHERE age <= ?"
+            "SELECT run_id, environment, problem, rollout_id, group_id, group_size, replica, oldest_version AS version,"
+            f" status, detail, why, reward, masked FROM ({ranked}) WHERE age <= ?"
             " ORDER BY oldest_version NULLS LAST, group_id, replica, cursor",
-            (*values, json.dumps([problem[2] for problem in problems]), _MAX_MEMBERS),
+            (*values, json.dumps(problems), _MAX_MEMBERS),
         )
-        found: defaultdict[tuple[Any, ...], list[ProblemMember]] = defaultdict(list)
-        names = tuple(ProblemMember.model_fields)
-        for run_id, environment, problem, *member in rows:
-            named = dict(zip(names, member, strict=True)) | {"masked": bool(member[-1])}
-            found[run_id, environment, problem].append(ProblemMember.model_validate(named))
+        found: defaultdict[tuple[str, str, str], list[wire_models.ProblemMember]] = defaultdict(list)
+        for row in _named(rows):
+            found[row["run_id"], row["environment"], row["problem"]].append(wire_models.ProblemMember(**row))
         return found
+
+
+def _named(rows: sqlite3.Cursor) -> list[dict[str, Any]]:
+    names = [column[0] for column in rows.description]
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _selection(wanted: RolloutFilter) -> tuple[str, list[object]]:
@@ -329,7 +248,7 @@ def _selection(wanted: RolloutFilter) -> tuple[str, list[object]]:
 
 
 def _conditions(wanted: RolloutFilter, *, finished: bool) -> tuple[list[str], list[object]]:
-    """Return what a filter demands, and its parameters. What is known of finished rollouts only matches no other."""
+    """Return the SQL conditions of a filter, and their parameters. Finished-only fields match no pending rollout."""
     where: list[str] = []
     values: list[object] = []
 

@@ -4,7 +4,6 @@ Task rows and model output are hostile: numbers that JSON does not have, deep ne
 in a message or a replaced character, never in a lost record.
 """
 
-import hashlib
 import json
 import re
 import zlib
@@ -21,7 +20,6 @@ _INT64_MAX = 2**63 - 1
 
 
 def decode_request(body: str) -> RolloutRequest:
-    """Read a canonical body back."""
     return RolloutRequest.model_validate(json.loads(body))
 
 
@@ -31,11 +29,6 @@ def describe_decode_error(error: ValueError | RecursionError) -> str:
         first = error.errors(include_input=False, include_url=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return f"not JSON: {error}" if isinstance(error, json.JSONDecodeError) else type(error).__name__
-
-
-def body_hash(body: str) -> str:
-    """Return the hash by which a repeated submission is recognised."""
-    return hashlib.sha256(body.encode("ascii")).hexdigest()
 
 
 def checksum(text: str) -> int:
@@ -51,18 +44,13 @@ def encode_rollout(rollout: Rollout) -> str:
         return json.dumps(_replace_surrogates_in(rollout.model_dump(mode="python")), default=str)
 
 
-def decode_rollout(record: str) -> Rollout:
-    """Read a record back; a newer schema is refused."""
-    return Rollout.model_validate_json(record)
-
-
 def outcome_detail(outcome: Outcome) -> str:
     """Return the word that goes with the status: which limit, failure or reason; empty for a completed one."""
     return str(outcome.limit or outcome.kind or outcome.reason or "")
 
 
 def replace_surrogates(text: str) -> str:
-    """Return the text with what UTF-8 cannot carry (half surrogate pairs) as U+FFFD."""
+    """Replace what UTF-8 cannot carry (half surrogate pairs) by U+FFFD."""
     return _SURROGATE.sub("\ufffd", text)
 
 

@@ -10,7 +10,7 @@ another epoch.
 import os
 import socket
 import time
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
@@ -19,7 +19,7 @@ from prorl_gym.records import Record
 from prorl_gym.rollout.ledger.ledger_config import FencedError, LedgerInUseError
 
 _WRITE_SHARE = 0.7
-"""Of the lease: how long after its last heartbeat a holder still writes. Less than 1: a commit takes time too."""
+"""Share of the lease for which a holder still writes after its last heartbeat: a commit takes time too."""
 
 HEARTBEATS_PER_LEASE = 5
 """Heartbeats in one lease."""
@@ -41,42 +41,6 @@ class LeaseHolder(Record):
     token: str
     epoch: int
 
-    @classmethod
-    def this_process(cls, epoch: int) -> "LeaseHolder":
-        """Return this process."""
-        own = ProcessIdentity.of(os.getpid())
-        return cls(
-            host=socket.gethostname(),
-            boot=boot_id(),
-            namespace=_namespace(),
-            pid=own.pid,
-            start=own.start_ticks,
-            token=token_hex(8),
-            epoch=epoch,
-        )
-
-    @property
-    def is_known_dead(self) -> bool:
-        """Whether that process is known to have ended: it was one of this kernel, and there is none like it."""
-        here = self.boot == boot_id() and self.namespace == _namespace()
-        return here and read_start_ticks(self.pid) != self.start
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseClaim:
-    """The right to take the lease, as long as the database is locked."""
-
-    ledger: Path
-    seconds: float
-    seen_epoch: int
-
-    def acquire(self, database_epoch: int) -> "Lease":
-        """Write the lease file. The database must have its epoch before the transaction ends."""
-        holder = LeaseHolder.this_process(max(self.seen_epoch, database_epoch) + 1)
-        lease = Lease(self.ledger, self.seconds, holder)
-        _write_atomically(lease.path, holder.model_dump_json())
-        return lease
-
 
 class Lease:
     """Held by this process. ``renew`` and ``require_held`` may be called from different threads."""
@@ -85,41 +49,54 @@ class Lease:
         self.ledger = ledger
         self.path = _lease_path(ledger)
         self.seconds = seconds
-        self._holder = holder
-        self._renewed = _now()
+        self.epoch = holder.epoch
+        self._token = holder.token
+        self._renewed = uptime()
         self._lost = False
 
     @classmethod
-    def claim(cls, ledger: Path, seconds: float) -> LeaseClaim:
-        """Check that the lease is free. Call it inside an exclusive transaction, which must also acquire the lease.
+    def acquire(cls, ledger: Path, seconds: float, database_epoch: int) -> "Lease":
+        """Check that the lease is free, and write its file.
 
-        Raises:
-            LedgerInUseError: another service holds it.
+        Call it inside an exclusive transaction, which must also store the lease's epoch. Raises ``LedgerInUseError``:
+        another service holds it.
         """
-        path = _lease_path(ledger)
-        try:
+        path, namespace = _lease_path(ledger), os.readlink("/proc/self/ns/pid")
+        seen_epoch = 0
+        with suppress(FileNotFoundError):
             age = _heartbeat_age(path)
             holder = _read_holder(path)
-        except FileNotFoundError:
-            return LeaseClaim(ledger, seconds, 0)
-        if age >= seconds or (holder is not None and holder.is_known_dead):
-            return LeaseClaim(ledger, seconds, holder.epoch if holder else 0)
-        who = f"process {holder.pid} on {holder.host}" if holder else "unknown"
-        raise LedgerInUseError(
-            f"{ledger}: another service uses it ({who}, heartbeat {max(age, 0):.0f} s ago).",
-            f"Stop that one, or try again when it has been silent for {seconds:g} s (ledger.lease_seconds).",
+            # Known to have ended: it was a process of this kernel and namespace, and there is none like it.
+            is_dead = (
+                holder is not None
+                and (holder.boot, holder.namespace) == (boot_id(), namespace)
+                and read_start_ticks(holder.pid) != holder.start
+            )
+            if age < seconds and not is_dead:
+                who = f"process {holder.pid} on {holder.host}" if holder else "unknown"
+                raise LedgerInUseError(
+                    f"{ledger}: another service uses it ({who}, heartbeat {max(age, 0):.0f} s ago).",
+                    f"Stop that one, or try again when it has been silent for {seconds:g} s (ledger.lease_seconds).",
+                )
+            seen_epoch = holder.epoch if holder else 0
+        own = ProcessIdentity.of(os.getpid())
+        holder = LeaseHolder(
+            host=socket.gethostname(),
+            boot=boot_id(),
+            namespace=namespace,
+            pid=own.pid,
+            start=own.start_ticks,
+            token=token_hex(8),
+            epoch=max(seen_epoch, database_epoch) + 1,
         )
-
-    @property
-    def epoch(self) -> int:
-        """The epoch by which it is held."""
-        return self._holder.epoch
+        _write_atomically(path, holder.model_dump_json())
+        return cls(ledger, seconds, holder)
 
     def require_held(self) -> None:
         """Raise ``FencedError`` unless this process may still write."""
         if self._lost:
             raise fenced_error(self.ledger)
-        silent = _now() - self._renewed
+        silent = uptime() - self._renewed
         if silent > self.seconds * _WRITE_SHARE:
             raise FencedError(
                 f"{self.path}: could not be renewed for {silent:.0f} s, so that another service may take over.",
@@ -127,38 +104,31 @@ class Lease:
             )
 
     def renew(self) -> None:
-        """Renew the heartbeat.
-
-        Raises:
-            FencedError: another service has the lease, or the file is gone.
-            OSError: the file system does not answer as it should.
-        """
-        begun = _now()  # others count from a moment after this
+        """Renew the heartbeat. Raises ``FencedError``: another service has the lease, or the file is gone."""
+        begun = uptime()  # others count from a moment after this
         try:
-            self._require_our_token()
-            os.utime(self.path)
-            self._require_our_token()
+            is_ours = self._has_our_token()
+            if is_ours:
+                os.utime(self.path)
+                is_ours = self._has_our_token()
         except FileNotFoundError:
+            is_ours = False
+        if not is_ours:
             self._lost = True
-            raise fenced_error(self.ledger) from None
+            raise fenced_error(self.ledger)
         self._renewed = begun
 
     def release(self) -> None:
-        """Let the next one take it at once."""
+        """Let the next service take it at once."""
         try:
             if self._has_our_token():
                 self.path.unlink()
         except OSError:  # it goes stale
             return
 
-    def _require_our_token(self) -> None:
-        if not self._has_our_token():
-            self._lost = True
-            raise fenced_error(self.ledger)
-
     def _has_our_token(self) -> bool:
         found = _read_holder(self.path)
-        return found is not None and found.token == self._holder.token
+        return found is not None and found.token == self._token
 
 
 def fenced_error(ledger: Path) -> FencedError:
@@ -180,17 +150,12 @@ def _lease_path(ledger: Path) -> Path:
     return ledger.with_name(ledger.name + ".lease")
 
 
-def _namespace() -> str:
-    return os.readlink("/proc/self/ns/pid")
-
-
-def _now() -> float:
+def uptime() -> float:
     """Return seconds since boot, those of a suspended machine included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _read_holder(path: Path) -> LeaseHolder | None:
-    """Return the holder of the lease; ``None`` when the file is not readable as one."""
     with path.open("rb") as file:
         text = file.read(_MAX_FILE_BYTES)
     try:
@@ -211,7 +176,6 @@ def _heartbeat_age(path: Path) -> float:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Write a whole file, or none."""
     draft = path.with_name(f"{path.name}.{token_hex(4)}")
     try:
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import sqlite3
+from collections.abc import Generator
 from pathlib import Path
 
 from pydantic import Field
@@ -66,38 +67,31 @@ class UnreadableRecordError(ProrlError):
 
 
 class CancelledRolloutError(ProrlError):
-    """A record was refused because its rollout was cancelled: only a cancelled record may end it.
-
-    Args:
-        rollout_id: of the rollout.
-        reason: why it was cancelled.
-    """
+    """A record was refused because its rollout was cancelled: only a cancelled record may end it."""
 
     def __init__(self, rollout_id: str, reason: CancelReason) -> None:
         super().__init__(f"rollout {rollout_id} was cancelled ({reason.value}).", "Write a cancelled record.")
         self.reason = reason
 
 
-class translated_errors(contextlib.AbstractContextManager["translated_errors"]):
+@contextlib.contextmanager
+def translated_errors(path: Path) -> Generator[None]:
     """Turn errors of SQLite and the system about ``path`` into ``LedgerError``."""
+    try:
+        yield
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+        raise _explain(path, error) from error
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Raise the translation, if there is one."""
-        if isinstance(error, sqlite3.Error | OSError | UnicodeDecodeError):
-            raise self._explain(error) from error
-
-    def _explain(self, error: Exception) -> LedgerError:
-        text, code = str(error), getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits are an extended code
-        if code == sqlite3.SQLITE_FULL or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT):
-            return DiskFullError(f"{self.path}: the disk is full.", "Free space there; what was accepted is safe.")
-        # SQLite puts names of a broken schema into its message, whatever their bytes.
-        if isinstance(error, UnicodeDecodeError) or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            return DamagedLedgerError(
-                f"{self.path}: not a ledger, or damaged ({text}).", "Move it away, or restore it from a backup."
-            )
-        if code == sqlite3.SQLITE_BUSY:
-            return LedgerError(f"{self.path}: another process holds it ({text}).", "End that one: a shell, a backup.")
-        return LedgerError(f"{self.path}: {text}.", "Check the disk and the file's permissions.")
+def _explain(path: Path, error: Exception) -> LedgerError:
+    text, code = str(error), getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits are an extended code
+    if code == sqlite3.SQLITE_FULL or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFullError(f"{path}: the disk is full.", "Free space there; what was accepted is safe.")
+    # SQLite puts names of a broken schema into its message, whatever their bytes.
+    if isinstance(error, UnicodeDecodeError) or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return DamagedLedgerError(
+            f"{path}: not a ledger, or damaged ({text}).", "Move it away, or restore it from a backup."
+        )
+    if code == sqlite3.SQLITE_BUSY:
+        return LedgerError(f"{path}: another process holds it ({text}).", "End that one: a shell, a backup.")
+    return LedgerError(f"{path}: {text}.", "Check the disk and the file's permissions.")

@@ -8,19 +8,21 @@ compares with its own.
 import fcntl
 import os
 import sqlite3
-from contextlib import ExitStack
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from prorl_gym.rollout.ledger.lease import Lease, fenced_error
-from prorl_gym.rollout.ledger.ledger_clock import LedgerClock
+from prorl_gym.process_identity import boot_id
+from prorl_gym.rollout.ledger.lease import Lease, fenced_error, uptime
 from prorl_gym.rollout.ledger.ledger_config import (
+    DamagedLedgerError,
     LedgerConfig,
     LedgerError,
     LedgerInUseError,
     translated_errors,
 )
-from prorl_gym.rollout.ledger.sidecar_files import CommitMark, DiskReserve
 from prorl_gym.rollout.ledger.sql_schema import LEDGER_SCHEMA, create_tables
 
 _WAL_PAGES = 4096
@@ -43,16 +45,155 @@ _LOCAL_FUSE_TYPES = frozenset(
 """FUSE file systems over local files. Any other (sshfs, gcsfuse, juicefs, ...) is treated as a network file system: an
 error then costs speed, not records."""
 
+_MAX_RESERVE_BYTES = 4 << 20
+
+_MIN_RESERVE_BYTES = 64 << 10
+"""Nothing is reserved where there is space for less."""
+
+_FREE_SPACE_DIVISOR = 16
+"""At most this fraction (1/16) of the free space is reserved."""
+
 
 @dataclass(frozen=True, slots=True)
-class LocalSidecars:
-    """Files next to a local ledger."""
+class LedgerClock:
+    """A monotonic clock in seconds. It begins at Unix time and falls behind by the time that hosts were down.
 
-    locks: tuple[int, ...]
-    """Descriptors that hold the locks. They are closed after the connection: closing any descriptor of the database
-    drops SQLite's own locks in this process."""
-    mark: CommitMark
-    reserve: DiskReserve
+    Ages follow the kernel's uptime, which cannot be set. The file stores this clock's time with boot id and uptime; the
+    next start in the same boot adds the difference. The time across a reboot is unknown without trusting the wall clock
+    and does not count: records may be kept for longer, never for less.
+    """
+
+    start: float
+    start_uptime: float
+    """Uptime at ``start``."""
+
+    def __call__(self) -> float:
+        return self.start + max(0.0, uptime() - self.start_uptime)
+
+    @classmethod
+    def resume(cls, db: sqlite3.Connection) -> "LedgerClock":
+        """Return the clock of an open ledger, continued from the time in the file."""
+        boot, since, start = db.execute("SELECT boot, uptime, clock FROM marks").fetchone()
+        now = uptime()
+        if start is None:  # a new file
+            start = time.time()
+        elif boot == boot_id():
+            start += max(0.0, now - since)
+        return cls(start, now)
+
+    def save(self, db: sqlite3.Connection) -> None:
+        """Write the time to the file. Inside the caller's transaction."""
+        db.execute("UPDATE marks SET boot = ?, uptime = ?, clock = ?", (boot_id(), uptime(), self()))
+
+
+class CommitMark:
+    """The number of the last commit, in ``.mark`` next to the file.
+
+    SQLite treats a missing or truncated write-ahead log as if it never existed, and drops its commits silently. So each
+    commit is counted in the database, and the count is written to this file once the commit is on the disk. The write
+    is not synced: the mark may fall behind after a power cut, and is never ahead of the disk.
+    """
+
+    def __init__(self, ledger: Path) -> None:
+        self.path = ledger.with_name(ledger.name + ".mark")
+        self._ledger = ledger
+        self._file: int | None = None
+        self._commits = 0
+
+    def check_file(self) -> None:
+        """Raise ``DamagedLedgerError`` if the database is missing or empty, and other files show that there was one."""
+        if self._ledger.exists() and self._ledger.stat().st_size:
+            return
+        log = self._ledger.with_name(self._ledger.name + "-wal")
+        leftover = self.path if self._read() else log if log.exists() and log.stat().st_size else None
+        if leftover is not None:
+            raise DamagedLedgerError(
+                f"{self._ledger}: the ledger is missing or empty, but {leftover.name} is left of it.",
+                f"Put the ledger back, or remove {leftover} to begin an empty one.",
+            )
+
+    def check_commits(self, commits: int) -> None:
+        """Compare the mark with the number of commits in the database. Raises ``DamagedLedgerError``."""
+        self._commits = commits
+        missing = self._read() - commits
+        if missing > 0:
+            raise DamagedLedgerError(
+                f"{self._ledger}: its last {missing} commits are missing: the log (-wal) was removed, cut or damaged.",
+                f"Put the file and its -wal back, or remove {self.path} to go on without these commits.",
+            )
+
+    def sync(self) -> None:
+        """Write the number again and wait until it is on the disk."""
+        os.fsync(self.write(self._commits))
+
+    def write(self, commits: int) -> int:
+        """Write the number of a commit that is on the disk; return the file's descriptor."""
+        self._commits = commits
+        if self._file is None:
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        os.pwrite(self._file, b"%020d\n" % self._commits, 0)
+        return self._file
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _read(self) -> int:
+        try:
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return 0
+        digits = text.strip()
+        return int(digits) if digits.isdigit() and len(digits) == 20 else 0
+
+
+class DiskReserve:
+    """Disk blocks reserved so that acknowledgements, cancels and demands can be written when the disk is full."""
+
+    def __init__(self, ledger: Path) -> None:
+        self._path = ledger.with_name(ledger.name + ".reserve")
+
+    def acquire(self) -> None:
+        """Reserve as much as the free space allows, within the bounds above."""
+        try:
+            free = os.statvfs(self._path.parent)
+            have = self._path.stat().st_size if self._path.exists() else 0
+            size = min(_MAX_RESERVE_BYTES, max(have, free.f_bavail * free.f_frsize // _FREE_SPACE_DIVISOR))
+            if size >= max(_MIN_RESERVE_BYTES, have):
+                self._allocate(size)
+        except OSError:  # a full disk: there is nothing to hold
+            self.release()
+
+    @contextmanager
+    def lend(self) -> Generator[bool]:
+        """Free the reserved blocks for the ``with`` block, then reserve again. Yields whether there were any."""
+        try:
+            size = self._path.stat().st_size
+        except OSError:
+            yield False
+            return
+        self.release()
+        try:
+            yield True
+        finally:
+            while size >= _MIN_RESERVE_BYTES:
+                try:
+                    self._allocate(size)
+                    break
+                except OSError:
+                    self.release()
+                    size //= 2
+
+    def release(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+    def _allocate(self, size: int) -> None:
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(file, 0, size)
+        finally:
+            os.close(file)
 
 
 @dataclass(slots=True)
@@ -60,26 +201,23 @@ class OpenLedger:
     """The file, locked for this process. Only the thread that opened it uses any member but ``lease``."""
 
     connection: sqlite3.Connection
-    sidecars: LocalSidecars | None
-    """On a local disk only."""
-    lease: Lease | None
-    """On a network file system only."""
     clock: LedgerClock
+    lease: Lease | None = None
+    """On a network file system only."""
+    mark: CommitMark | None = None
+    reserve: DiskReserve | None = None
+    """Both on a local disk only."""
+    locks: tuple[int, ...] = ()
+    """Descriptors that hold the locks. They are closed after the connection: closing any descriptor of the database
+    drops SQLite's own locks in this process."""
     _changes: int = 0
     _is_durable: bool = True
     """Whether commits are synced."""
 
     def begin(self, *, durable: bool = True) -> None:
-        """Begin a transaction.
-
-        Args:
-            durable: clear it for what a power cut may lose: on a local disk, its commit is not synced.
-
-        Raises:
-            FencedError: another service holds the ledger by now, or may hold it.
-        """
+        """Begin a transaction, not synced on a local disk unless ``durable``. Raises ``FencedError``."""
         self._changes = self.connection.total_changes
-        if self.sidecars is not None and durable != self._is_durable:
+        if self.mark is not None and durable != self._is_durable:
             self._is_durable = durable
             self.connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
         if self.lease is None:
@@ -91,11 +229,6 @@ class OpenLedger:
         if epoch != self.lease.epoch:
             raise fenced_error(self.lease.ledger)
 
-    def probe_disk(self) -> None:
-        """Wait until the disk responds, so that an immediate commit does not hang. No-op on a network file system."""
-        if self.sidecars is not None:
-            self.sidecars.mark.sync()
-
     def commit(self) -> None:
         """Commit the transaction and count it; roll back one without changes."""
         if self.connection.total_changes == self._changes:
@@ -104,30 +237,25 @@ class OpenLedger:
         update = "UPDATE marks SET commits = commits + 1 RETURNING commits"
         ((commits,),) = self.connection.execute(update).fetchall()
         self.connection.execute("COMMIT")
-        if self.sidecars is not None and self._is_durable:  # the mark is never ahead of the disk
-            self.sidecars.mark.write(commits)
+        if self.mark is not None and self._is_durable:  # the mark is never ahead of the disk
+            self.mark.write(commits)
 
     def close(self) -> None:
-        """Release the file for another process."""
         try:
             self.connection.close()
         finally:
             if self.lease is not None:
                 self.lease.release()
-            if self.sidecars is not None:
-                self.sidecars.mark.close()
-                self.sidecars.reserve.release()
-                for lock in self.sidecars.locks:
-                    os.close(lock)
+            if self.mark is not None:
+                self.mark.close()
+            if self.reserve is not None:
+                self.reserve.release()
+            for lock in self.locks:
+                os.close(lock)
 
 
 def open_ledger_file(config: LedgerConfig) -> OpenLedger:
-    """Open or create the file and lock it for this process.
-
-    Raises:
-        LedgerError: the file cannot be used; the subclasses in ``ledger_config`` name the reasons that callers tell
-        apart.
-    """
+    """Open or create the file and lock it for this process. Raises ``LedgerError`` and its subclasses."""
     config = config.model_copy(update={"path": config.path.resolve()})  # SQLite puts its log next to the real file
     directory = config.path.parent
     if not directory.is_dir():
@@ -152,18 +280,22 @@ def _open_local(config: LedgerConfig) -> OpenLedger:
             mark, reserve = CommitMark(path), DiskReserve(path)
             undo.callback(mark.close)
             mark.check_file()
-            _create_file(path)
-            locks.append(_lock_inode(path))
+            # The inode too, which hard links share. SQLite's own locks are of another kind (``fcntl``).
+            locks.append(_flock(_open_file(path), path))
             connection = _connect(config)
             undo.callback(connection.close)  # rolls back
             _enable_wal(connection, path)
             connection.execute("BEGIN IMMEDIATE")
             _ensure_schema(connection, path)
             (commits, home) = connection.execute("SELECT commits, home FROM marks").fetchone()
-            _refuse_hard_link(path, home)
+            if home is not None and home != str(path) and os.path.exists(home) and os.path.samefile(home, path):
+                raise LedgerError(
+                    f"{path}: is another name (a hard link) of the ledger {home}, whose log lies next to that name.",
+                    f"Set ledger.path to {home}.",
+                )
             mark.check_commits(commits)
             clock = LedgerClock.resume(connection)
-            opened = OpenLedger(connection, LocalSidecars(tuple(locks), mark, reserve), None, clock)
+            opened = OpenLedger(connection, clock, None, mark, reserve, tuple(locks))
             clock.save(connection)
             connection.execute("UPDATE marks SET home = ?", (str(path),))
             opened.commit()
@@ -174,28 +306,18 @@ def _open_local(config: LedgerConfig) -> OpenLedger:
     return opened
 
 
-def _refuse_hard_link(path: Path, home: str | None) -> None:
-    """Refuse another hard link of a ledger: its log exists next to one name only."""
-    if home is not None and home != str(path) and os.path.exists(home) and os.path.samefile(home, path):
-        raise LedgerError(
-            f"{path}: is another name (a hard link) of the ledger {home}, whose log lies beside that name.",
-            f"Set ledger.path to {home}.",
-        )
-
-
 def _open_on_network(config: LedgerConfig) -> OpenLedger:
     with translated_errors(config.path):
-        _create_file(config.path)
+        os.close(_open_file(config.path))
         connection = _connect(config)
         lease = None
         try:
             _enable_rollback_journal(connection, config.path)
             # One transaction: of two processes that find a stale lease, the second waits here and finds a fresh one.
             connection.execute("BEGIN EXCLUSIVE")
-            claim = Lease.claim(config.path, config.lease_seconds)
             _ensure_schema(connection, config.path)
             (epoch,) = connection.execute("SELECT epoch FROM marks").fetchone()
-            lease = claim.acquire(epoch)
+            lease = Lease.acquire(config.path, config.lease_seconds, epoch)
             clock = LedgerClock.resume(connection)
             connection.execute("UPDATE marks SET epoch = ?", (lease.epoch,))
             clock.save(connection)
@@ -205,7 +327,7 @@ def _open_on_network(config: LedgerConfig) -> OpenLedger:
             if lease is not None:
                 lease.release()
             raise
-    return OpenLedger(connection, None, lease, clock)
+    return OpenLedger(connection, clock, lease)
 
 
 def _acquire_lock_file(path: Path) -> int:
@@ -222,14 +344,7 @@ def _acquire_lock_file(path: Path) -> int:
     return lock
 
 
-def _lock_inode(path: Path) -> int:
-    """Lock the database's inode, which hard links share. SQLite's own locks are of another kind (``fcntl``)."""
-    lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    _flock(lock, path)
-    return lock
-
-
-def _flock(lock: int, path: Path) -> None:
+def _flock(lock: int, path: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -239,12 +354,12 @@ def _flock(lock: int, path: Path) -> None:
         raise LedgerInUseError(
             f"{path}: another service uses it{holder}.", "Stop that one, or set another ledger.path."
         ) from None
+    return lock
 
 
-def _create_file(path: Path) -> None:
-    if not path.exists():
-        # Records hold prompts and model output: readable by the owner only.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+def _open_file(path: Path) -> int:
+    # A new one is readable by the owner only: records hold prompts and model output.
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _connect(config: LedgerConfig) -> sqlite3.Connection:
@@ -282,7 +397,11 @@ def _enable_rollback_journal(connection: sqlite3.Connection, path: Path) -> None
     Each transaction takes the lock (``BEGIN EXCLUSIVE``) instead of holding it permanently (``locking_mode``): a
     service that holds it never rereads the file, and would miss another service's writes.
     """
-    if _is_wal(path):  # it was on a local disk; exclusive, so that reading it needs no shared memory
+    # The header's byte for a write-ahead log (https://sqlite.org/fileformat2.html, offset 18): it was on a local disk.
+    # Exclusive, so that reading it needs no shared memory.
+    with path.open("rb") as file:
+        is_wal = file.read(20)[18:] == b"\x02\x02"
+    if is_wal:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchone()
     mode = connection.execute("PRAGMA journal_mode = TRUNCATE").fetchone()[0]
     connection.execute("PRAGMA locking_mode = NORMAL").fetchone()
@@ -293,12 +412,6 @@ def _enable_rollback_journal(connection: sqlite3.Connection, path: Path) -> None
             f"{path}: SQLite gave journal_mode={mode}, synchronous={level} instead of truncate and 3 (EXTRA).",
             "Stop whatever else has the file open.",
         )
-
-
-def _is_wal(path: Path) -> bool:
-    """Whether the file's header names a write-ahead log (https://sqlite.org/fileformat2.html, offset 18)."""
-    with path.open("rb") as file:
-        return file.read(20)[18:] == b"\x02\x02"
 
 
 def _ensure_schema(connection: sqlite3.Connection, path: Path) -> None:
@@ -319,31 +432,24 @@ def _ensure_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def network_filesystem(path: Path, mountinfo: str | None = None) -> str | None:
-    """Return the type of the network file system that ``path`` lies on, or ``None`` when it is local.
+    """Return the type of the network file system that a directory is on; ``None``: local.
 
-    Args:
-        path: an existing directory.
-        mountinfo: text in the form of ``/proc/self/mountinfo``, which is read by default (see ``proc(5)``).
+    ``mountinfo``: ``proc(5)``.
     """
     if mountinfo is None:
         try:
             mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
         except OSError:
             return None
-    kind = _type_at(path.resolve(), mountinfo)
-    remote = kind in _NETWORK_TYPES or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE_TYPES)
-    return kind if remote else None
-
-
-def _type_at(path: Path, mountinfo: str) -> str:
-    """Return the type of the last mount whose mount point is the longest prefix of the path."""
-    best, kind = -1, ""
+    path = path.resolve()
+    deepest, kind = -1, ""  # the last mount whose mount point is the longest prefix of the path
     for line in mountinfo.splitlines():
         left, separator, right = line.partition(" - ")
         fields = left.split(" ")
         if not separator or len(fields) < 5:
             continue
         point = Path(fields[4].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\"))
-        if path.is_relative_to(point) and len(point.parts) >= best:
-            best, kind = len(point.parts), right.split(" ")[0]
-    return kind
+        if path.is_relative_to(point) and len(point.parts) >= deepest:
+            deepest, kind = len(point.parts), right.split(" ")[0]
+    remote = kind in _NETWORK_TYPES or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE_TYPES)
+    return kind if remote else None

@@ -1,16 +1,17 @@
 """Reads of the ledger's tables. In the writer thread, inside a transaction."""
 
 import json
+import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import TypeAdapter
 
-from prorl_gym.client.wire_models import RolloutSummary, UnacknowledgedRollout
+from prorl_gym.client.wire_models import RolloutSummary
 from prorl_gym.demand import Demand
 from prorl_gym.errors import Cause, Evidence, FailureKind, GoneError, NotFoundError
 from prorl_gym.records import Identifier, Outcome, Retry, Rollout, RolloutRequest
@@ -18,27 +19,16 @@ from prorl_gym.rollout.ledger.encoding import (
     checksum,
     clamp_int64,
     decode_request,
-    decode_rollout,
     describe_decode_error,
     encode_rollout,
 )
 from prorl_gym.rollout.ledger.ledger_config import UnreadableRecordError
 from prorl_gym.rollout.protocol import PAGE_CHARS, Delivery, Job
 
+_LOG = logging.getLogger(__name__)
+
 IN_JSON_LIST = "IN (SELECT value FROM json_each(?))"
 """A list as one parameter: the statement is the same however long it is, and stays compiled."""
-
-
-class _EndedAttempt(NamedTuple):
-    """An attempt that ended, as it is stored."""
-
-    attempt: int
-    kind: str
-    stage: str
-    message: str
-    sampled_tokens: int
-    seconds: float
-    evidence: str | None
 
 
 def job_of(
@@ -46,19 +36,15 @@ def job_of(
     body: str,
     attempt: int = 0,
     accepted_at: float = 0.0,
-    ended: Sequence[_EndedAttempt] = (),
+    ended: Sequence[Mapping[str, Any]] = (),
 ) -> Job:
-    """Return an attempt at what is stored; one that cannot be read has ``unreadable_reason``.
+    """Return an attempt at what is stored, after earlier ones; one that cannot be read has ``unreadable_reason``.
 
-    Args:
-        identify: returns a request with the rollout's identity; called only where the body cannot be read.
-        body: the stored request.
-        attempt: number of the attempt.
-        accepted_at: Unix seconds.
-        ended: earlier attempts.
+    ``identify`` returns a request with the rollout's identity; called only where the stored ``body`` cannot be read.
     """
     try:
-        return Job(request=decode_request(body), attempt=attempt, accepted_at=accepted_at, retries=_retries(ended))
+        retries = tuple(Retry.model_validate(one) for one in ended)
+        return Job(request=decode_request(body), attempt=attempt, accepted_at=accepted_at, retries=retries)
     except (ValueError, RecursionError) as error:
         complaint = f"The ledger's entry cannot be read ({describe_decode_error(error)})."
         placeholder = identify().model_copy(update={"task": {}})
@@ -72,17 +58,24 @@ class LedgerQueries:
         self._db = connection
 
     def pending_jobs(self) -> list[Job]:
-        """Return the jobs of everything without a record, oldest first."""
-        return self.next_jobs([row[0] for row in self._db.execute(_PENDING_IDS)])
+        """Return every rollout without a terminal record, oldest first, with the attempt to make next."""
+        pending = self._db.execute("SELECT rollout_id FROM rollouts WHERE cursor IS NULL ORDER BY seq")
+        return self.next_jobs([row[0] for row in pending])
 
     def next_jobs(self, rollout_ids: Sequence[str]) -> list[Job]:
-        """Return the next attempt of each id that is pending, in the given order."""
+        """Return the next attempt of each pending one, in this order. What cannot be read has ``unreadable_reason``."""
         rows = self._db.execute(
             "SELECT r.seq, rollout_id, run_id, group_id, environment, evaluation, attempt, accepted_at, body"
             f" FROM rollouts r LEFT JOIN bodies USING (seq) WHERE cursor IS NULL AND rollout_id {IN_JSON_LIST}",
             [json.dumps(rollout_ids)],
         ).fetchall()
-        ended = self._ended_attempts([row[0] for row in rows])
+        ended: dict[int, list[dict[str, Any]]] = {}
+        for seq, *values, evidence in self._db.execute(
+            f"SELECT seq, {', '.join(_RETRY_FIELDS)} FROM attempts WHERE seq {IN_JSON_LIST} ORDER BY seq, attempt",
+            [json.dumps([row[0] for row in rows])],
+        ):
+            known = Evidence(evidence) if evidence in set(Evidence) else None
+            ended.setdefault(seq, []).append(dict(zip(_RETRY_FIELDS, (*values, known), strict=True)))
         found: dict[str, Job] = {}
         for seq, rollout_id, run_id, group_id, environment, evaluation, attempt, accepted_at, body in rows:
             identify = partial(
@@ -97,19 +90,8 @@ class LedgerQueries:
             found[rollout_id] = job_of(identify, body or "", attempt, accepted_at, ended.get(seq, ()))
         return [found[rollout_id] for rollout_id in rollout_ids if rollout_id in found]
 
-    def _ended_attempts(self, seqs: Sequence[int]) -> dict[int, list[_EndedAttempt]]:
-        grouped: dict[int, list[_EndedAttempt]] = {}
-        rows = self._db.execute(
-            "SELECT seq, attempt, kind, stage, message, sampled_tokens, seconds, evidence FROM attempts"
-            f" WHERE seq {IN_JSON_LIST} ORDER BY seq, attempt",
-            [json.dumps(seqs)],
-        )
-        for seq, *attempt in rows:
-            grouped.setdefault(seq, []).append(_EndedAttempt(*attempt))
-        return grouped
-
     def get(self, rollout_id: str) -> Rollout | RolloutRequest:
-        """Return the record, or the request while there is none."""
+        """Return the record, or the request. Raises ``NotFoundError``, ``GoneError`` or ``UnreadableRecordError``."""
         row = self._db.execute(
             "SELECT r.cursor, o.released_at, t.record, t.crc, b.body FROM rollouts r"
             " LEFT JOIN outcomes o ON o.cursor = r.cursor LEFT JOIN records t ON t.cursor = r.cursor"
@@ -129,14 +111,14 @@ class LedgerQueries:
                 return decode_request(body or "")
             if damage := damage_of(record, crc):
                 raise _unreadable_error(rollout_id, "record", damage)
-            return decode_rollout(record)
+            return Rollout.model_validate_json(record)
         except (ValueError, RecursionError) as error:
             raise _unreadable_error(
                 rollout_id, "request" if cursor is None else "record", describe_decode_error(error)
             ) from None
 
     def requests(self, rollout_ids: Sequence[str]) -> list[RolloutRequest]:
-        """Return the bodies of these ids, in the given order."""
+        """Return what was accepted under these ids, finished ones too; unknown and unreadable ones are left out."""
         rows = self._db.execute(
             f"SELECT rollout_id, body FROM rollouts JOIN bodies USING (seq) WHERE rollout_id {IN_JSON_LIST}",
             [json.dumps(rollout_ids)],
@@ -207,14 +189,15 @@ class LedgerQueries:
 
     def summaries(
         self,
-        run_id: str | None,
-        groups: Sequence[str] | None,
-        prefix: str | None,
-        after: int,
-        limit: int,
-        newest_first: bool,
+        run_id: str | None = None,
+        *,
+        groups: Sequence[str] | None = None,
+        prefix: str | None = None,
+        after: int = 0,
+        limit: int = 1000,
+        newest_first: bool = False,
     ) -> list[RolloutSummary]:
-        """Return what is kept of finished rollouts beside their records."""
+        """Return finished rollouts by cursor, released ones too; ``newest_first``: falling, before ``after``."""
         where: list[str] = []
         values: list[object] = []
         if run_id is not None:
@@ -237,37 +220,21 @@ class LedgerQueries:
         )
         return [summary_of(row) for row in rows]
 
-    def unacknowledged(self, run_id: str | None) -> list[UnacknowledgedRollout]:
-        """Return all rollouts of a run (``None``: of all) without a record or with one that is kept, oldest first."""
-        of_run = "" if run_id is None else "AND r.run_id = ?1"
-        rows = self._db.execute(
-            f"SELECT r.seq, rollout_id, r.run_id, 0 FROM rollouts r WHERE cursor IS NULL {of_run} UNION ALL"
-            " SELECT r.seq, rollout_id, r.run_id, 1 FROM outcomes o JOIN rollouts r USING (seq)"
-            f" WHERE released_at IS NULL {of_run} ORDER BY 1",
-            () if run_id is None else (run_id,),
-        )
-        return [
-            UnacknowledgedRollout(rollout_id=rollout_id, run_id=run, finished=bool(finished))
-            for _, rollout_id, run, finished in rows
-        ]
-
     def policy_versions(self) -> dict[str, int]:
-        """Return what the engines of each pool serve."""
         return dict(self._db.execute("SELECT pool, version FROM versions"))
 
-    def demands(self) -> dict[str, Demand | ValueError]:
-        """Return what is remembered, by run; what cannot be read as the complaint about it."""
-        found: dict[str, Demand | ValueError] = {}
+    def demands(self) -> dict[str, Demand]:
+        """Return the stored demands by run; one that this release cannot read is left out, and logged."""
+        found: dict[str, Demand] = {}
         for run_id, text in self._db.execute("SELECT run_id, demand FROM demands ORDER BY run_id"):
             try:
                 found[run_id] = Demand.model_validate_json(text)
-            except ValueError as error:
-                found[run_id] = error
+            except ValueError:
+                _LOG.error("the demand of run %s cannot be read: its rollouts are all made", run_id)
         return found
 
 
 def not_found_error(rollout_id: str) -> NotFoundError:
-    """Return the error for an id that was never submitted."""
     return NotFoundError(f"rollout {rollout_id} was never accepted.", "Check the rollout_id and the service's address.")
 
 
@@ -279,7 +246,6 @@ def _unreadable_error(rollout_id: str, what: str, why: str) -> UnreadableRecordE
 
 
 def damage_of(record: str | None, crc: int | None) -> str:
-    """Return what is wrong with a stored record; empty when nothing is."""
     if record is None:
         return "it is missing"
     return "" if checksum(record) == crc else "its checksum is wrong"
@@ -295,6 +261,8 @@ def _page(deliveries: Iterable[Delivery]) -> list[Delivery]:
             break
     return page
 
+
+_RETRY_FIELDS = tuple(Retry.model_fields)
 
 _IDENTIFIER = TypeAdapter[str](Identifier)
 
@@ -317,21 +285,3 @@ def summary_of(row: Sequence[Any]) -> RolloutSummary:
         values[name] = bool(values[name])
     values["cause"] = Cause(values["cause"]) if values["cause"] in set(Cause) else None
     return RolloutSummary(**values)
-
-
-_PENDING_IDS = "SELECT rollout_id FROM rollouts WHERE cursor IS NULL ORDER BY seq"
-
-
-def _retries(ended: Sequence[_EndedAttempt]) -> tuple[Retry, ...]:
-    return tuple(
-        Retry(
-            attempt=one.attempt,
-            kind=FailureKind(one.kind),
-            stage=one.stage,
-            message=one.message,
-            sampled_tokens=one.sampled_tokens,
-            seconds=one.seconds,
-            evidence=Evidence(one.evidence) if one.evidence in set(Evidence) else None,
-        )
-        for one in ended
-    )

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from prorl_gym.client.wire_models import LedgerStatus
-from prorl_gym.demand import Demand
 from prorl_gym.rollout.ledger.encoding import clamp_int64
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, LedgerError, LedgerInUseError, translated_errors
 from prorl_gym.rollout.ledger.open_ledger import OpenLedger, open_ledger_file
@@ -33,17 +32,6 @@ _SPARE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseSlice:
-    """What one call has released."""
-
-    count: int
-    last: int
-    """Cursor of the last one, where the next slice goes on."""
-    more: bool
-    """There may be more."""
-
-
-@dataclass(frozen=True, slots=True)
 class GarbageSlice:
     """Result of one slice of the garbage collection, or of a dry run of all of it."""
 
@@ -56,7 +44,7 @@ class GarbageSlice:
 
 
 def used_bytes(db: sqlite3.Connection) -> int:
-    """Return what the file holds. Free pages of the file do not count: they are taken before it grows."""
+    """Return what the file holds, without its free pages: they are taken before it grows."""
     query = "SELECT (p.page_count - f.freelist_count) * s.page_size"
     return db.execute(f"{query} FROM pragma_page_count p, pragma_freelist_count f, pragma_page_size s").fetchone()[0]
 
@@ -67,81 +55,68 @@ class Retention:
     def __init__(self, connection: sqlite3.Connection, store: LedgerStore, config: LedgerConfig) -> None:
         self._db = connection
         self._store = store
-        self._config = config
+        self._budget_bytes = config.budget_bytes
+        self._keep_seconds = config.keep_days * _DAY
+        self._tombstone_seconds = config.tombstone_days * _DAY
 
-    def acknowledge(self, run_id: str | None, after: int, cursor: int, now: float) -> ReleaseSlice:
-        """Release some kept records past ``after`` and up to ``cursor``."""
+    def acknowledge(self, run_id: str | None, after: int, cursor: int, now: float) -> list[int]:
+        """Release some kept records past ``after`` and up to ``cursor``; return their cursors."""
         where, values = ("", ()) if run_id is None else ("AND run_id = ?", (run_id,))
         return self._release(
             f"cursor > ? AND cursor <= ? {where} ORDER BY cursor", (after, clamp_int64(cursor), *values), now
         )
 
-    def acknowledge_rollouts(self, rollout_ids: Sequence[str], now: float) -> ReleaseSlice:
+    def acknowledge_rollouts(self, rollout_ids: Sequence[str], now: float) -> list[int]:
         """Release the kept records of these rollouts, at most ``RELEASE_SLICE`` of them."""
         cursors = f"SELECT cursor FROM rollouts WHERE rollout_id {IN_JSON_LIST}"
         return self._release(f"cursor IN ({cursors})", (json.dumps(rollout_ids),), now)
 
-    def expire(self, now: float) -> ReleaseSlice:
-        """Release some records that were not acknowledged in time."""
-        return self._release("written_at < ? ORDER BY written_at", (self._expiry_cutoff(now),), now)
-
-    def _release(self, where: str, values: tuple[object, ...], now: float) -> ReleaseSlice:
+    def _release(self, where: str, values: tuple[object, ...], now: float) -> list[int]:
         rows = self._db.execute(
             f"SELECT cursor, seq FROM outcomes WHERE released_at IS NULL AND {where} LIMIT ?", (*values, RELEASE_SLICE)
         ).fetchall()
         if not rows:
-            return ReleaseSlice(0, 0, False)
-        cursors, seqs = json.dumps([row[0] for row in rows]), json.dumps([row[1] for row in rows])
+            return []
+        released = [row[0] for row in rows]
+        cursors, seqs = json.dumps(released), json.dumps([row[1] for row in rows])
         self._db.execute(f"UPDATE outcomes SET released_at = ? WHERE cursor {IN_JSON_LIST}", (now, cursors))
         self._db.execute(f"DELETE FROM records WHERE cursor {IN_JSON_LIST}", (cursors,))
         self._db.execute(f"DELETE FROM bodies WHERE seq {IN_JSON_LIST}", (seqs,))
         self._db.execute(f"DELETE FROM attempts WHERE seq {IN_JSON_LIST}", (seqs,))
         self._adjust_counters(kept=-len(rows), released=len(rows))
-        return ReleaseSlice(len(rows), rows[-1][0], len(rows) == RELEASE_SLICE)
+        return released
 
-    def delete_tombstones(self, now: float) -> ReleaseSlice:
-        """Forget some rollouts whose records were released long ago."""
+    def _delete_tombstones(self, now: float) -> int:
         rows = self._db.execute(
             "SELECT cursor, seq FROM outcomes WHERE released_at < ? ORDER BY released_at LIMIT ?",
-            (self._tombstone_cutoff(now), RELEASE_SLICE),
+            (now - self._tombstone_seconds, RELEASE_SLICE),
         ).fetchall()
         if not rows:
-            return ReleaseSlice(0, 0, False)
+            return 0
         highest = max(row[0] for row in rows)
         # A cursor is never given out again: readers resume by it.
         self._db.execute("UPDATE marks SET last_cursor = max(last_cursor, ?)", (highest,))
         self._db.execute(f"DELETE FROM outcomes WHERE cursor {IN_JSON_LIST}", (json.dumps([row[0] for row in rows]),))
         self._db.execute(f"DELETE FROM rollouts WHERE seq {IN_JSON_LIST}", (json.dumps([row[1] for row in rows]),))
         self._adjust_counters(kept=0, released=-len(rows))
-        return ReleaseSlice(len(rows), rows[-1][0], len(rows) == RELEASE_SLICE)
+        return len(rows)
 
     def _adjust_counters(self, *, kept: int, released: int) -> None:
         numbers = self._store.counters
         self._store.counters = replace(numbers, kept=numbers.kept + kept, released=numbers.released + released)
 
-    def delete_old_demands(self, now: float) -> None:
-        """Forget what was wanted long ago of runs of which nothing is left."""
-        self._db.execute(
+    def collect_garbage(self, now: float, spare_bytes: int | None = None) -> GarbageSlice:
+        """Do one slice: release expired records, delete tombstones, give pages back beyond ``spare_bytes``."""
+        if expired := self._release("written_at < ? ORDER BY written_at", (now - self._keep_seconds,), now):
+            return GarbageSlice(len(expired), 0, more=True)
+        if deleted := self._delete_tombstones(now):
+            return GarbageSlice(0, deleted, more=True)
+        self._db.execute(  # demands of runs of which nothing is left
             "DELETE FROM demands WHERE set_at < ?"
             " AND NOT EXISTS (SELECT 1 FROM outcomes o WHERE o.run_id = demands.run_id)"
             " AND NOT EXISTS (SELECT 1 FROM rollouts r WHERE r.cursor IS NULL AND r.run_id = demands.run_id)",
-            (self._tombstone_cutoff(now),),
+            (now - self._tombstone_seconds,),
         )
-
-    def collect_garbage(self, now: float, spare_bytes: int | None = None) -> GarbageSlice:
-        """Do a slice of what is to be done: expire, forget, give pages back.
-
-        Args:
-            now: by the ledger's clock.
-            spare_bytes: free pages to keep for the records to come.
-        """
-        part = self.expire(now)
-        if part.count:
-            return GarbageSlice(part.count, 0, more=True)
-        part = self.delete_tombstones(now)
-        if part.count:
-            return GarbageSlice(0, part.count, more=True)
-        self.delete_old_demands(now)
         return GarbageSlice(0, 0, more=self._vacuum(_SPARE_BYTES if spare_bytes is None else spare_bytes))
 
     def _vacuum(self, spare_bytes: int) -> bool:
@@ -156,60 +131,31 @@ class Retention:
         return self._db.execute("PRAGMA freelist_count").fetchone()[0] < free  # not in a file from a dump
 
     def count_garbage(self, now: float) -> GarbageSlice:
-        """Count what there is to do."""
         kept = "SELECT count(*) FROM outcomes WHERE released_at IS NULL AND written_at < ?"
         tombstones = "SELECT count(*) FROM outcomes WHERE released_at < ?"
-        (records,) = self._db.execute(kept, (self._expiry_cutoff(now),)).fetchone()
-        (old,) = self._db.execute(tombstones, (self._tombstone_cutoff(now),)).fetchone()
+        (records,) = self._db.execute(kept, (now - self._keep_seconds,)).fetchone()
+        (old,) = self._db.execute(tombstones, (now - self._tombstone_seconds,)).fetchone()
         return GarbageSlice(records, old, more=bool(records or old))
 
-    def set_policy_version(self, pool: str, version: int) -> None:
-        """Note what the engines of a pool serve."""
-        self._db.execute("INSERT OR REPLACE INTO versions VALUES (?, ?)", (pool, version))
-
-    def set_demand(self, run_id: str, demand: Demand | None, now: float) -> None:
-        """Remember or forget what is wanted of a run."""
-        if demand is None:
-            self._db.execute("DELETE FROM demands WHERE run_id = ?", (run_id,))
-        else:
-            self._db.execute("INSERT OR REPLACE INTO demands VALUES (?, ?, ?)", (run_id, demand.model_dump_json(), now))
-
     def usage(self) -> LedgerStatus:
-        """Report what is held."""
         numbers, used = self._store.counters, used_bytes(self._db)
-        return LedgerStatus(used, numbers.pending, numbers.kept, numbers.released, used >= self._config.budget_bytes)
-
-    def _expiry_cutoff(self, now: float) -> float:
-        return now - self._config.keep_days * _DAY
-
-    def _tombstone_cutoff(self, now: float) -> float:
-        return now - self._config.tombstone_days * _DAY
+        return LedgerStatus(used, numbers.pending, numbers.kept, numbers.released, used >= self._budget_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class GarbageReport:
-    """What was done, or would be."""
-
     records: int
     """Expired and released."""
     tombstones: int
     """Forgotten."""
     bytes_before: int
-    """Of the file."""
+    """Size of the file."""
     bytes_after: int
     usage_after: LedgerStatus
 
 
 def collect_garbage(config: LedgerConfig, *, dry_run: bool) -> GarbageReport:
-    """Release what has expired, delete old tombstones, and give back what is free.
-
-    Args:
-        config: the ledger, and how long it keeps what.
-        dry_run: only count.
-
-    Raises:
-        LedgerError: there is no such file, or a service uses it.
-    """
+    """Release what has expired, delete old tombstones, return free pages; or only count. Raises ``LedgerError``."""
     if not config.path.exists():
         raise LedgerError(f"{config.path}: there is no such ledger.", "Name the file, or the service's --config.")
     before = config.path.stat().st_size

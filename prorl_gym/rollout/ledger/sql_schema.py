@@ -80,7 +80,7 @@ _TABLES = (
     ) STRICT""",
     "CREATE TABLE demands (run_id TEXT PRIMARY KEY, demand TEXT NOT NULL, set_at REAL NOT NULL) STRICT, WITHOUT ROWID",
     "CREATE TABLE versions (pool TEXT PRIMARY KEY, version INTEGER NOT NULL) STRICT, WITHOUT ROWID",
-    # epoch: of the head that may write (see lease.py); last_cursor: the highest of a forgotten outcome; commits:
+    # epoch: the head's that may write (see lease.py); last_cursor: the highest of a forgotten outcome; commits:
     # see CommitMark; home: where the file was opened last; boot, uptime, clock: see LedgerClock.
     """CREATE TABLE marks (
         epoch INTEGER NOT NULL,
@@ -98,7 +98,7 @@ _TABLES = (
 
 
 def create_tables(db: sqlite3.Connection) -> None:
-    """Make the tables of a new file. Inside the caller's transaction."""
+    """Create the tables of a new file. Inside the caller's transaction."""
     for statement in _TABLES:
         db.execute(statement)
 
@@ -107,25 +107,10 @@ def outcome_row(
     cursor: int, seq: int, run_id: str, group_id: str | None, rollout: Rollout, written_at: float
 ) -> list[object]:
     """Return the row of a record that is kept, in the order of the columns of ``outcomes``."""
-    outcome = rollout.outcome
-    oldest = rollout.oldest_version
-    return [
-        cursor,
-        seq,
-        run_id,
-        group_id,
-        outcome.status,
-        outcome_detail(outcome),
-        None if outcome.cause is None else outcome.cause.value,
-        rollout.reward,
-        int(rollout.masked),
-        None if oldest is None else clamp_int64(oldest),
-        rollout.turns,
-        rollout.sampled_tokens,
-        rollout.finished_at,
-        None,
-        written_at,
-        rollout.begun_at,
-        replace_surrogates(rollout.row_id),
-        replace_surrogates(rollout.why),
-    ]
+    outcome, oldest = rollout.outcome, rollout.oldest_version
+    cause = None if outcome.cause is None else outcome.cause.value
+    oldest_version = None if oldest is None else clamp_int64(oldest)
+    values = (rollout.reward, int(rollout.masked), oldest_version, rollout.turns, rollout.sampled_tokens)
+    times = (rollout.finished_at, None, written_at, rollout.begun_at)
+    texts = (replace_surrogates(rollout.row_id), replace_surrogates(rollout.why))
+    return [cursor, seq, run_id, group_id, outcome.status, outcome_detail(outcome), cause, *values, *times, *texts]

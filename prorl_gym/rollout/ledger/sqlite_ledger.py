@@ -1,9 +1,15 @@
 """The durable ledger: SQLite behind one writer thread, with group commit; see ``writer_thread`` for its durability."""
 
 import asyncio
+import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import sqlite3
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from urllib.parse import quote
 
 from prorl_gym.client.wire_models import (
     AcceptedRollout,
@@ -11,25 +17,22 @@ from prorl_gym.client.wire_models import (
     LedgerStatus,
     ProblemsResponse,
     RolloutListResponse,
-    RolloutSummary,
-    Unacknowledged,
 )
-from prorl_gym.demand import Demand
-from prorl_gym.errors import CancelReason, ProrlError
-from prorl_gym.records import Retry, Rollout, RolloutRequest
+from prorl_gym.errors import ProrlError
+from prorl_gym.records import Rollout, RolloutRequest
+from prorl_gym.rollout.ledger.analysis import LedgerAnalysis
 from prorl_gym.rollout.ledger.encoding import encode_rollout
 from prorl_gym.rollout.ledger.lease import HEARTBEATS_PER_LEASE, Lease
-from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
-from prorl_gym.rollout.ledger.reader_thread import LedgerReader
-from prorl_gym.rollout.ledger.retention import RELEASE_SLICE, ReleaseSlice
-from prorl_gym.rollout.ledger.statements import Batch
+from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, translated_errors
+from prorl_gym.rollout.ledger.open_ledger import decode_text
+from prorl_gym.rollout.ledger.retention import RELEASE_SLICE
+from prorl_gym.rollout.ledger.statements import encode_batch
 from prorl_gym.rollout.ledger.writer_thread import LedgerTables, LedgerWriter
 from prorl_gym.rollout.protocol import (
     Delivery,
     Job,
     ListPage,
     ProblemOrder,
-    RecoveredRollout,
     RolloutFilter,
     RolloutState,
     TurnEnded,
@@ -40,16 +43,80 @@ _LOG = logging.getLogger(__name__)
 _COLLECT_SECONDS = 3600.0
 _AcceptAnswer = tuple[list[AcceptedRollout], list[Job]]
 
+Params = ParamSpec("Params")
+ResultT = TypeVar("ResultT")
+
+_CHEAP_SECONDS = 0.05
+"""An answer that took less is not kept."""
+
+_REUSE = 10.0
+"""An expensive answer is reused for so many times its own time: open pages take at most a tenth of a core."""
+
+_KEPT_ANSWERS = 64
+
+
+class LedgerReader:
+    def __init__(self, writer: LedgerWriter) -> None:
+        self._writer = writer
+        self._thread: ThreadPoolExecutor | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._kept: OrderedDict[Hashable, tuple[Any, float]] = OrderedDict()
+        """Answers, and until when they are good."""
+
+    async def ask(self, question: Hashable, call: Callable[[LedgerAnalysis], ResultT]) -> ResultT:
+        """Return the answer of a call, or a recent one to the same (equal) question if that took long."""
+        tables = self._writer.tables
+        if self._writer.open_ledger.mark is None:
+            return await self._writer.run(lambda _: call(tables.analysis))
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger-reader")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, question, call)
+
+    async def close(self) -> None:
+        """Finish the running question, then close the connection. Idempotent; nothing is asked after it."""
+        if self._thread is not None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
+            self._thread.shutdown(wait=False)
+            self._thread = None
+
+    # --- in the reader thread -----------------------------------------------------------------------------------
+
+    def _answer(self, question: Hashable, call: Callable[[LedgerAnalysis], ResultT]) -> ResultT:
+        began = time.monotonic()
+        kept = self._kept.get(question)
+        if kept is not None and began < kept[1]:
+            return kept[0]
+        with translated_errors(self._writer.path):
+            if self._connection is None:
+                address = f"file:{quote(str(self._writer.path.resolve()))}?mode=ro"
+                self._connection = sqlite3.connect(address, uri=True, isolation_level=None)
+                self._connection.text_factory = decode_text
+                self._connection.execute("PRAGMA temp_store = MEMORY")
+            self._connection.execute("BEGIN")  # one snapshot for all statements of the call
+            try:
+                answer = call(LedgerAnalysis(self._connection))
+            finally:
+                self._connection.execute("ROLLBACK")
+        took = time.monotonic() - began
+        self._kept.pop(question, None)
+        if took > _CHEAP_SECONDS:
+            self._kept[question] = answer, time.monotonic() + _REUSE * took
+            if len(self._kept) > _KEPT_ANSWERS:
+                self._kept.popitem(last=False)
+        return answer
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
 
 class SqliteLedger:
-    """``Ledger`` in a file. Open it with ``SqliteLedger.open``, or give it an open writer.
+    """Durable memory in a file: when ``add_rollouts`` returns, a SIGKILL cannot lose the rollout.
 
-    It collects garbage when it is opened and every hour, and on a network file system it renews its lease.
-
-    Args:
-        writer: runs the statements; closed with the ledger.
-        clock: seconds by which ages are measured; the file's own (``LedgerClock``) by default.
-        has_periodic_tasks: whether it collects garbage and renews its lease by itself.
+    Open it with ``SqliteLedger.open``, or give it an open writer, which is closed with it. It collects garbage when it
+    is opened and every hour, and on a network file system it renews its lease. Ages are measured by the file's own
+    ``LedgerClock`` unless another ``clock`` (seconds) is given. Every method raises ``ShuttingDownError`` once it is
+    closed, and ``LedgerError`` where the file fails.
     """
 
     def __init__(
@@ -63,138 +130,107 @@ class SqliteLedger:
         self._periodic_tasks: list[asyncio.Task[None]] = []
         self._lease_thread: ThreadPoolExecutor | None = None
         if has_periodic_tasks:
-            self._start_periodic_tasks()
+            collecting = _run_every(_COLLECT_SECONDS, self.collect_garbage, "collecting")
+            self._periodic_tasks.append(asyncio.create_task(collecting))
+            if (lease := writer.open_ledger.lease) is not None:
+                self._lease_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger-lease")
+                self._periodic_tasks.append(asyncio.create_task(self._renew_lease(lease)))
 
     @classmethod
     async def open(cls, config: LedgerConfig, clock: Callable[[], float] | None = None) -> "SqliteLedger":
-        """Open the file, or make it.
-
-        Args:
-            config: where, and how long it keeps what.
-            clock: seconds by which ages are measured; the file's own (``LedgerClock``) by default.
-
-        Raises:
-            LedgerError: directory missing or not writable, file damaged, of another schema, or in use by another
-                process, network file system.
-        """
+        """Open or create the file. Raises ``LedgerError``: no directory, damaged, of another schema, or in use."""
         return cls(await LedgerWriter.open(config, clock), clock)
 
-    def _start_periodic_tasks(self) -> None:
-        self._periodic_tasks.append(
-            asyncio.create_task(_run_every(_COLLECT_SECONDS, self.collect_garbage, "collecting"))
-        )
-        lease = self._writer.open_ledger.lease
-        if lease is not None:
-            self._lease_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger-lease")
-            self._periodic_tasks.append(asyncio.create_task(self._renew_lease(lease)))
-
     async def add_rollouts(self, requests: Sequence[RolloutRequest]) -> list[AcceptedRollout]:
-        """See ``Ledger.add_rollouts``."""
-        answer: _AcceptAnswer = await self._writer.run_batched(_accept, Batch.from_requests(requests, begin_new=False))
+        """Write a batch, all or nothing. Raises ``ConflictError`` (another body) or ``LedgerFullError``."""
+        answer: _AcceptAnswer = await self._writer.run_batched(
+            LedgerTables.add_batches, encode_batch(requests, begin_new=False)
+        )
         return answer[0]
 
     async def add_and_begin(self, requests: Sequence[RolloutRequest]) -> tuple[list[AcceptedRollout], list[Job]]:
-        """See ``Ledger.add_and_begin``."""
-        answer: _AcceptAnswer = await self._writer.run_batched(_accept, Batch.from_requests(requests, begin_new=True))
+        """As ``add_rollouts``; the first attempts at what is new begin in the same commit and are returned too."""
+        answer: _AcceptAnswer = await self._writer.run_batched(
+            LedgerTables.add_batches, encode_batch(requests, begin_new=True)
+        )
         return answer
 
-    async def pending_jobs(self) -> list[Job]:
-        """See ``Ledger.pending_jobs``."""
-        return await self._writer.run(lambda tables: tables.store.queries.pending_jobs())
-
-    async def recover(self, *, keep_open: bool = False) -> list[RecoveredRollout]:
-        """See ``Ledger.recover``."""
-        return await self._writer.run(lambda tables: tables.store.recover(keep_open=keep_open))
-
-    async def next_jobs(self, rollout_ids: Sequence[str]) -> list[Job]:
-        """See ``Ledger.next_jobs``."""
-        return await self._writer.run(lambda tables: tables.store.queries.next_jobs(rollout_ids))
-
     async def begin_attempt(self, rollout_id: str) -> Job:
-        """See ``Ledger.begin_attempt``."""
-        return await self._writer.run_batched(_begin, rollout_id)
+        """Begin the next attempt and return it, once it is stored: a restart uses a fresh number.
 
-    async def withdraw_attempts(self, rollout_ids: Sequence[str]) -> None:
-        """See ``Ledger.withdraw_attempts``."""
-        await self._writer.run(lambda tables: tables.store.withdraw_attempts(rollout_ids))
+        An open attempt is closed as lost. What cannot be read (``Job.unreadable_reason``) does not begin. Raises
+        ``ConflictError`` (finished) or ``NotFoundError`` (never accepted).
+        """
+        return await self._writer.run_batched(LedgerTables.begin_attempts, rollout_id)
 
     async def log_turn(self, ended: TurnEnded) -> None:
-        """See ``Ledger.log_turn``."""
-        await self._writer.run_batched(_log_turns, ended, durable=False)
+        """Keep a whole turn, in place of this and all later ones of earlier attempts, for ``begin_attempt``.
 
-    async def fail_attempt(self, rollout_id: str, retry: Retry) -> None:
-        """See ``Ledger.fail_attempt``."""
-        await self._writer.run(lambda tables: tables.store.fail_attempt(rollout_id, retry))
+        A SIGKILL loses none that was kept; a power cut may. They are kept until the terminal record is written, or an
+        attempt fails that has added none. Not kept: one of an attempt that is over, one after a gap, what goes beyond a
+        rollout's share of the disk, anything once the disk budget is used up.
+        """
+        await self._writer.run_batched(LedgerTables.log_turns, ended, durable=False)
 
     async def finish(self, rollout: Rollout) -> int | None:
-        """See ``Ledger.finish``."""
-        return await self._writer.run_batched(_finish, (rollout, encode_rollout(rollout)))
+        """Write the terminal record; return its cursor, or ``None`` when the id has one already: the first stands.
 
-    async def get(self, rollout_id: str) -> Rollout | RolloutRequest:
-        """See ``Ledger.get``."""
-        return await self._writer.run(lambda tables: tables.store.queries.get(rollout_id))
-
-    async def requests(self, rollout_ids: Sequence[str]) -> list[RolloutRequest]:
-        """See ``Ledger.requests``."""
-        return await self._writer.run(lambda tables: tables.store.queries.requests(rollout_ids))
+        Raises ``ConflictError`` (the attempt failed before, or a later one has begun), ``CancelledRolloutError`` (it
+        was cancelled: only a cancelled record may be written) or ``NotFoundError``.
+        """
+        return await self._writer.run_batched(LedgerTables.finish, (rollout, encode_rollout(rollout)))
 
     async def read_records(self, run_id: str | None, after: int, limit: int) -> list[Delivery]:
-        """See ``Ledger.read_records``."""
-        after = max(after, self._acknowledged_up_to(run_id))
-        return await self._writer.run(lambda tables: tables.store.queries.read_records(run_id, after, limit))
+        """Return terminal records of a run (``None``: of all) past the cursor ``after``, in order.
 
-    async def summaries(
-        self,
-        run_id: str | None = None,
-        *,
-        groups: Sequence[str] | None = None,
-        prefix: str | None = None,
-        after: int = 0,
-        limit: int = 1000,
-        newest_first: bool = False,
-    ) -> list[RolloutSummary]:
-        """See ``Ledger.summaries``."""
-        return await self._writer.run(
-            lambda tables: tables.store.queries.summaries(run_id, groups, prefix, after, limit, newest_first)
-        )
+        Up to ``limit``, and no more once they are ``PAGE_CHARS`` together: readers may be slow, and hold them.
+        """
+        after = max(after, self._acknowledged_up_to(run_id))
+        return await self._writer.run(lambda tables: tables.read_records(run_id, after, limit))
 
     async def list_rollouts(
         self, wanted: RolloutFilter, state: RolloutState, page: ListPage, running: Sequence[str] = ()
     ) -> RolloutListResponse:
-        """See ``Ledger.list_rollouts``."""
+        """Return rollouts that match, sorted, and how many match in each state.
+
+        ``running`` names the pending ones that run; the ``place`` of pending ones is not known here. Finished ones are
+        sorted and counted among the newest 100,000 of the run; in the order by ``finished`` all are listed.
+        """
         question = ("list", wanted, state, page, tuple(running))
         return await self._reader.ask(question, lambda found: found.list_rollouts(wanted, state, page, running))
 
     async def analyze(self, wanted: RolloutFilter) -> AnalysisResponse:
-        """See ``Ledger.analyze``."""
+        """Aggregate the newest 100,000 finished rollouts of the run, of those that match."""
         return await self._reader.ask(("analyze", wanted), lambda found: found.analyze(wanted))
 
     async def list_problems(
         self, wanted: RolloutFilter, order: ProblemOrder, offset: int, limit: int
     ) -> ProblemsResponse:
-        """See ``Ledger.list_problems``."""
+        """Return the finished rollouts that match by problem, of the newest 100,000 of the run."""
         question = ("problems", wanted, order, offset, limit)
         return await self._reader.ask(question, lambda found: found.list_problems(wanted, order, offset, limit))
 
     async def acknowledge(self, run_id: str | None, cursor: int) -> int:
-        """See ``Ledger.acknowledge``."""
-        last = self._writer.tables.store.counters.cursor
+        """Release the records of a run (``None``: of all) up to this cursor; return how many that were."""
+        last = self._writer.tables.counters.cursor
         cursor = min(cursor, last)  # what ends later was not received yet
         after = self._acknowledged_up_to(run_id)
 
-        def release(tables: LedgerTables) -> ReleaseSlice:
+        def release(tables: LedgerTables) -> list[int]:
             return tables.retention.acknowledge(run_id, after, cursor, self._clock())
 
         released = 0
         more = cursor > after
         while more:
             part = await self._writer.run(release, urgent=True)
-            released, after, more = released + part.count, part.last, part.more
+            released += len(part)
+            more = len(part) == RELEASE_SLICE
+            after = part[-1] if part else after
         self._acknowledged[run_id] = max(cursor, self._acknowledged.get(run_id, 0))
         return released
 
     async def acknowledge_rollouts(self, rollout_ids: Sequence[str]) -> int:
-        """See ``Ledger.acknowledge_rollouts``."""
+        """Release the records of these; unknown and unfinished ids are ignored. Return how many that were."""
         released = 0
         for start in range(0, len(rollout_ids), RELEASE_SLICE):
             names = rollout_ids[start : start + RELEASE_SLICE]
@@ -202,50 +238,18 @@ class SqliteLedger:
             part = await self._writer.run(
                 lambda tables, names=names, now=now: tables.retention.acknowledge_rollouts(names, now), urgent=True
             )
-            released += part.count
+            released += len(part)
         return released
-
-    async def unacknowledged(self, run_id: str | None) -> Unacknowledged:
-        """See ``Ledger.unacknowledged``."""
-
-        def read(tables: LedgerTables) -> Unacknowledged:
-            found = tables.store.queries.unacknowledged(run_id)
-            return Unacknowledged(cursor=tables.store.counters.cursor, rollouts=tuple(found))
-
-        return await self._writer.run(read)
 
     def _acknowledged_up_to(self, run_id: str | None) -> int:
         return max(self._acknowledged.get(run_id, 0), self._acknowledged.get(None, 0))
 
-    async def set_demand(self, run_id: str, demand: Demand | None) -> None:
-        """See ``Ledger.set_demand``."""
-        await self._writer.run(lambda tables: tables.retention.set_demand(run_id, demand, self._clock()), urgent=True)
-
-    async def demands(self) -> Mapping[str, Demand]:
-        """See ``Ledger.demands``. One of a later release that this one cannot read is left out, and logged."""
-        readable: dict[str, Demand] = {}
-        for run_id, found in (await self._writer.run(lambda tables: tables.store.queries.demands())).items():
-            if isinstance(found, Demand):
-                readable[run_id] = found
-            else:
-                _LOG.error("the demand of run %s cannot be read: its rollouts are all made", run_id)
-        return readable
-
-    async def set_policy_version(self, pool: str, version: int) -> None:
-        """See ``Ledger.set_policy_version``."""
-        await self._writer.run(lambda tables: tables.retention.set_policy_version(pool, version), urgent=True)
-
-    async def policy_versions(self) -> Mapping[str, int]:
-        """See ``Ledger.policy_versions``."""
-        return await self._writer.run(lambda tables: tables.store.queries.policy_versions())
-
     async def usage(self) -> LedgerStatus:
-        """See ``Ledger.usage``."""
         await asyncio.sleep(0)  # other tasks run between two calls
         return self._writer.tables.usage
 
     async def collect_garbage(self) -> int:
-        """See ``Ledger.collect_garbage``."""
+        """Release expired records and delete old tombstones; return how many records this released."""
         now = self._clock()
         released = 0
         more = True
@@ -256,12 +260,35 @@ class SqliteLedger:
         await self._writer.run(lambda _: opened.clock.save(opened.connection))
         return released
 
-    async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> list[str]:
-        """See ``Ledger.cancel``."""
-        return await self._writer.run(lambda tables: tables.store.cancel(rollout_ids, reason), urgent=True)
+    @staticmethod
+    def _in_writer(
+        method: Callable[Concatenate[LedgerTables, Params], ResultT], *, urgent: bool = False
+    ) -> "Callable[Concatenate[SqliteLedger, Params], Coroutine[Any, Any, ResultT]]":
+        """Return a call of the tables, with its parameters and docstring, that the writer thread runs."""
+
+        @functools.wraps(method)
+        async def call(self: "SqliteLedger", *args: Params.args, **kwargs: Params.kwargs) -> ResultT:
+            return await self._writer.run(lambda tables: method(tables, *args, **kwargs), urgent=urgent)
+
+        return call
+
+    recover = _in_writer(LedgerTables.recover)
+    pending_jobs = _in_writer(LedgerTables.pending_jobs)
+    next_jobs = _in_writer(LedgerTables.next_jobs)
+    withdraw_attempts = _in_writer(LedgerTables.withdraw_attempts)
+    fail_attempt = _in_writer(LedgerTables.fail_attempt)
+    cancel = _in_writer(LedgerTables.cancel, urgent=True)
+    get = _in_writer(LedgerTables.get)
+    requests = _in_writer(LedgerTables.requests)
+    summaries = _in_writer(LedgerTables.summaries)
+    unacknowledged = _in_writer(LedgerTables.unacknowledged)
+    set_demand = _in_writer(LedgerTables.set_demand, urgent=True)
+    demands = _in_writer(LedgerTables.demands)
+    set_policy_version = _in_writer(LedgerTables.set_policy_version, urgent=True)
+    policy_versions = _in_writer(LedgerTables.policy_versions)
 
     async def close(self) -> None:
-        """Write what waits, then close the file and free it for another process. Idempotent."""
+        """Write what is queued, then close the file and free it for another process. Idempotent."""
         for timer in self._periodic_tasks:
             timer.cancel()
         await asyncio.gather(*self._periodic_tasks, return_exceptions=True)
@@ -278,24 +305,8 @@ class SqliteLedger:
         await _run_every(lease.seconds / HEARTBEATS_PER_LEASE, renew, "renewing the lease")
 
 
-def _accept(tables: LedgerTables, batches: list[Batch]) -> list[_AcceptAnswer | ProrlError]:
-    return tables.store.add_batches(batches)
-
-
-def _begin(tables: LedgerTables, rollout_ids: list[str]) -> list[Job | ProrlError]:
-    return tables.store.begin_attempts(rollout_ids)
-
-
-def _log_turns(tables: LedgerTables, entries: list[TurnEnded]) -> list[None]:
-    return tables.store.log_turns(entries)
-
-
-def _finish(tables: LedgerTables, records: list[tuple[Rollout, str]]) -> list[int | ProrlError | None]:
-    return tables.store.finish(records)
-
-
 async def _run_every(seconds: float, act: Callable[[], Awaitable[object]], what: str) -> None:
-    """Do it now and again and again; what it raises is logged, since the next time may be better."""
+    """Repeat an action; what it raises is logged, since the next time may be better."""
     while True:
         try:
             await act()

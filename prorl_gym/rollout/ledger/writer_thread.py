@@ -16,7 +16,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -57,66 +57,29 @@ class _Operation:
     state: Literal["open", "committing", "withdrawn"] = "open"
 
 
-@dataclass(frozen=True, slots=True)
-class _CallBatch:
-    """Operations of one kind that are run together."""
-
-    batch_call: Any
-    urgent: bool
-    durable: bool
-    operations: list[_Operation]
-
-    @property
-    def arguments(self) -> list[Any]:
-        return [operation.argument for operation in self.operations]
+_Batch = list[_Operation]
+"""Operations of one kind, which are run together: they have the same call, urgency and durability."""
 
 
-class LedgerTables:
-    """The tables, and their counts as of the last transaction, which are cached in memory.
-
-    Args:
-        opened: the file.
-        config: retention and disk budget.
-        clock: returns the time in seconds, for ages.
-    """
+class LedgerTables(LedgerStore):
+    """The tables, and their counts as of the last transaction, which are cached in memory."""
 
     def __init__(self, opened: OpenLedger, config: LedgerConfig, clock: Callable[[], float]) -> None:
         db = opened.connection
-        self.store = LedgerStore(db, clock, lambda: config.budget_bytes - used_bytes(db))
-        self.retention = Retention(db, self.store, config)
-        self.usage = self.retention.usage()
-
-    def refresh_usage(self) -> None:
-        """Read the counts again, at the end of a transaction."""
+        super().__init__(db, clock, lambda: config.budget_bytes - used_bytes(db))
+        self.retention = Retention(db, self, config)
         self.usage = self.retention.usage()
 
     def snapshot(self) -> tuple[LedgerCounters, LedgerStatus]:
-        """Return the counts, for ``restore`` after a rollback."""
-        return self.store.counters, self.usage
-
-    def restore(self, numbers: tuple[LedgerCounters, LedgerStatus]) -> None:
-        """Set the counts back."""
-        self.store.counters, self.usage = numbers
+        """Return the counts, which a rollback has to restore."""
+        return self.counters, self.usage
 
 
 class LedgerWriter:
-    """Runs calls in its thread. Open one with ``LedgerWriter.open``.
-
-    Args:
-        path: for messages.
-        thread: the thread that opened the file, as an executor with one worker.
-        opened: the file.
-        tables: the argument of the calls.
-        limits: sizes and times.
-    """
+    """Runs calls in the thread that opened the file. Open one with ``LedgerWriter.open``."""
 
     def __init__(
-        self,
-        path: Path,
-        thread: Executor,
-        opened: OpenLedger,
-        tables: LedgerTables,
-        limits: WriterLimits | None = None,
+        self, path: Path, thread: Executor, opened: OpenLedger, tables: LedgerTables, limits: WriterLimits | None = None
     ) -> None:
         self.open_ledger = opened
         self.path = path
@@ -136,16 +99,7 @@ class LedgerWriter:
     async def open(
         cls, config: LedgerConfig, clock: Callable[[], float] | None = None, limits: WriterLimits | None = None
     ) -> "LedgerWriter":
-        """Open the file in a new thread.
-
-        Args:
-            config: of the ledger.
-            clock: seconds by which ages are measured; the file's own by default.
-            limits: sizes and times of the writer.
-
-        Raises:
-            LedgerError: it cannot be used.
-        """
+        """Open the file in a new thread; ``clock`` is the file's own by default. Raises ``LedgerError``."""
 
         def begin() -> tuple[OpenLedger, LedgerTables]:
             opened = open_ledger_file(config)
@@ -166,11 +120,7 @@ class LedgerWriter:
 
     @property
     def tables(self) -> LedgerTables:
-        """The tables, for values that they cache in memory.
-
-        Raises:
-            ShuttingDownError: the ledger is closed.
-        """
+        """The tables, for values that they cache in memory. Raises ``ShuttingDownError`` once closed."""
         self._require_open()
         return self._tables
 
@@ -186,20 +136,13 @@ class LedgerWriter:
         urgent: bool = False,
         durable: bool = True,
     ) -> ResultT:
-        """Queue an argument of a batch call; return or raise the answer to it.
+        """Queue an argument of a batch call; return or raise the answer to it. Raises ``LedgerError``.
 
-        Args:
-            batch_call: answers a list of queued arguments at once. For an argument whose answer is an exception, it
-                must not have changed anything.
-            argument: of this caller.
-            urgent: set for calls that free space or cancel work. On a full disk they may use the reserve, and a disk
-                that does not respond is an error after ``WriterLimits.urgent_seconds``.
-            durable: clear it for what a power cut may lose: a transaction of nothing else is not synced, on a local
-                disk. A SIGKILL loses none of it.
-
-        Raises:
-            ShuttingDownError: the ledger is closed.
-            LedgerError: nothing could be written.
+        ``batch_call`` answers a list of queued arguments at once. For an argument whose answer is an exception, it must
+        not have changed anything. ``urgent`` is set for calls that free space or cancel work: on a full disk they may
+        use the reserve, and a disk that does not respond is an error after ``WriterLimits.urgent_seconds``. ``durable``
+        is cleared for what a power cut may lose, but no SIGKILL: a transaction of nothing else is not synced, on a
+        local disk.
         """
         self._require_open()
         loop = asyncio.get_running_loop()
@@ -210,18 +153,14 @@ class LedgerWriter:
         self._queue.append(operation)
         if self._is_idle.is_set():
             self._is_idle.clear()
-            loop.call_soon(self._start_transaction)  # not at once: what is queued beside it shares the commit
+            loop.call_soon(self._start_transaction)  # not at once: what is queued with it shares the commit
         if not urgent:
             return await operation.done
         await asyncio.wait([operation.done], timeout=limit)
         return operation.done.result() if operation.done.done() else self._withdraw(operation)
 
     def _withdraw(self, operation: _Operation) -> Any:
-        """Withdraw an operation, unless its commit is under way.
-
-        Raises:
-            StuckDiskError: in any case.
-        """
+        """Withdraw an operation, unless its commit is under way; raise ``StuckDiskError`` in any case."""
         with self._state_lock:
             is_committing = operation.state == "committing"
             if not is_committing:
@@ -248,113 +187,108 @@ class LedgerWriter:
             raise ShuttingDownError(f"{self.path}: the ledger is closed.")
 
     def _start_transaction(self) -> None:
-        """Pass what is queued to the thread."""
         if not self._queue:  # it was withdrawn
             self._is_idle.set()
             return
         loop = asyncio.get_running_loop()
         self._queue.sort(key=lambda operation: not operation.urgent)
         batch, self._queue = self._queue[: self._limits.batch], self._queue[self._limits.batch :]
-        kinds: dict[Any, list[_Operation]] = {}
+        kinds: dict[Any, _Batch] = {}
         for operation in batch:
             kinds.setdefault((operation.batch_call, operation.urgent, operation.durable), []).append(operation)
-        calls = [_CallBatch(call, urgent, durable, same) for (call, urgent, durable), same in kinds.items()]
+        calls = list(kinds.values())
         self._transaction_began = loop.time()
         # Callbacks, not a task that waits: a rollout waits for two commits, and each task that is woken costs time.
         running = loop.run_in_executor(self._thread, self._run_transaction, calls)
         running.add_done_callback(lambda done: self._end_transaction(calls, done))
 
-    def _end_transaction(self, calls: list[_CallBatch], done: asyncio.Future[list[Sequence[Any]]]) -> None:
-        """Answer the callers, and start the next transaction."""
+    def _end_transaction(self, calls: list[_Batch], done: asyncio.Future[list[Sequence[Any]]]) -> None:
         self._transaction_began = None
         if done.cancelled():  # the event loop is torn down
             return
         error = done.exception()  # then not even a rollback was possible
-        results = done.result() if error is None else [[error] * len(one.operations) for one in calls]
+        results = done.result() if error is None else [[error] * len(one) for one in calls]
         for one, answers in zip(calls, results, strict=True):
-            for operation, answer in zip(one.operations, answers, strict=True):
-                _resolve(operation.done, answer)
+            for operation, answer in zip(one, answers, strict=True):
+                if operation.done.done():  # its caller was cancelled
+                    continue
+                if isinstance(answer, Exception):
+                    operation.done.set_exception(answer)
+                    operation.done.exception()  # marks it as retrieved, for callers that are gone
+                else:
+                    operation.done.set_result(answer)
         self._start_transaction()
 
     # --- in the writer thread -----------------------------------------------------------------------------------
 
-    def _run_transaction(self, calls: list[_CallBatch]) -> list[Sequence[Any]]:
+    def _run_transaction(self, calls: list[_Batch]) -> list[Sequence[Any]]:
         """Run the calls in one commit. Failures are among the results."""
         try:
             return self._commit(calls)
         except DiskFullError as full:
-            urgent = [one for one in calls if one.urgent]
+            urgent = [one for one in calls if one[0].urgent]
             answers = iter(self._from_reserve(urgent, full))
-            return [next(answers) if one.urgent else [full] * len(one.operations) for one in calls]
+            return [next(answers) if one[0].urgent else [full] * len(one) for one in calls]
         except DamagedLedgerError as error:
-            if sum(len(one.operations) for one in calls) == 1:
+            if sum(map(len, calls)) == 1:
                 return [[error]]
             # After reading a damaged page SQLite refuses every write of its transaction: give each call its own.
-            alone = [[replace(one, operations=[each]) for each in one.operations] for one in calls]
-            return [[self._run_transaction([single])[0][0] for single in same] for same in alone]
+            return [[self._run_transaction([[each]])[0][0] for each in one] for one in calls]
         except Exception as error:  # the commit failed: nothing was stored
-            return [[error] * len(one.operations) for one in calls]
+            return [[error] * len(one) for one in calls]
 
-    def _from_reserve(self, calls: list[_CallBatch], full: DiskFullError) -> list[Sequence[Any]]:
+    def _from_reserve(self, calls: list[_Batch], full: DiskFullError) -> list[Sequence[Any]]:
         """Run calls again, in the reserved space."""
-        guard = self.open_ledger.sidecars
-        if guard is None or not calls:
-            return [[full] * len(one.operations) for one in calls]
+        reserve = self.open_ledger.reserve
+        if reserve is None or not calls:
+            return [[full] * len(one) for one in calls]
         try:
-            with guard.reserve.lend() as lent, translated_errors(self.path):
+            with reserve.lend() as lent, translated_errors(self.path):
                 if not lent:
                     raise full
                 # The log can then be rewritten from its beginning, in blocks that it already has.
                 self.open_ledger.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
                 return self._commit(calls)
         except Exception as error:
-            return [[error] * len(one.operations) for one in calls]
+            return [[error] * len(one) for one in calls]
 
-    def _commit(self, calls: list[_CallBatch]) -> list[Sequence[Any]]:
+    def _commit(self, calls: list[_Batch]) -> list[Sequence[Any]]:
         try:
             return self._try_commit(calls, isolated=False)
         except _CallFailedError:
             return self._try_commit(calls, isolated=True)
 
-    def _try_commit(self, calls: list[_CallBatch], *, isolated: bool) -> list[Sequence[Any]]:
+    def _try_commit(self, calls: list[_Batch], *, isolated: bool) -> list[Sequence[Any]]:
         """Run the calls in one transaction; nothing is written if it raises.
 
-        Args:
-            calls: to run.
-            isolated: run each in a savepoint, which confines its failure. A savepoint copies every page that is changed
-                in it, into a file when they are many.
-
-        Raises:
-            LedgerError: the file failed.
-            _CallFailedError: a call failed, and is not ``isolated``.
+        Raises ``LedgerError`` (the file failed), or ``_CallFailedError`` for a call that failed and is not
+        ``isolated``. Isolated ones run in a savepoint each, which copies every page that is changed in it, into a file
+        when they are many.
         """
         database = self.open_ledger.connection
         numbers = self._tables.snapshot()
         try:
             with translated_errors(self.path):
-                self.open_ledger.begin(durable=any(one.durable for one in calls))
+                self.open_ledger.begin(durable=any(one[0].durable for one in calls))
                 run = self._run_isolated if isolated else self._run_batch
-                results = [run(one.batch_call, one.arguments) for one in calls]
-                self._tables.refresh_usage()
-                self._enter_commit([each for one in calls if one.urgent for each in one.operations])
+                results = [run(one[0].batch_call, [each.argument for each in one]) for one in calls]
+                self._tables.usage = self._tables.retention.usage()
+                self._enter_commit([each for one in calls if one[0].urgent for each in one])
                 self.open_ledger.commit()
                 return results
         except Exception:
-            self._tables.restore(numbers)
+            self._tables.counters, self._tables.usage = numbers
             if database.in_transaction:
                 with translated_errors(self.path):
                     database.execute("ROLLBACK")
             raise
 
     def _enter_commit(self, urgent: list[_Operation]) -> None:
-        """Mark these as committing, after which they cannot be withdrawn.
-
-        Raises:
-            StuckDiskError: one was withdrawn; the whole transaction is rolled back.
-        """
+        """Mark these as committing, not to be withdrawn any more. Raises ``StuckDiskError`` if one was withdrawn."""
         if not urgent:
             return
-        self.open_ledger.probe_disk()
+        if self.open_ledger.mark is not None:
+            self.open_ledger.mark.sync()  # waits until the disk responds, so that the commit does not hang
         with self._state_lock:
             if any(operation.state == "withdrawn" for operation in urgent):
                 raise self._stuck_disk_error()
@@ -362,11 +296,6 @@ class LedgerWriter:
                 operation.state = "committing"
 
     def _run_batch(self, kind: Any, arguments: list[Any]) -> Sequence[Any]:
-        """Run all arguments of a kind in one call.
-
-        Raises:
-            _CallFailedError: it failed, and may have changed something.
-        """
         try:
             return kind(self._tables, arguments)
         except sqlite3.Error:
@@ -376,30 +305,22 @@ class LedgerWriter:
 
     def _run_isolated(self, kind: Any, arguments: list[Any]) -> Sequence[Any]:
         """Run all arguments of a kind in one call, or, if that fails, each in its own."""
-        try:
-            return self._in_savepoint(lambda: kind(self._tables, arguments))
-        except sqlite3.Error:
-            raise  # the file failed, not the call: the whole batch fails
-        except Exception as error:
-            if len(arguments) == 1:
-                return [error]
-            return [answer for argument in arguments for answer in self._run_isolated(kind, [argument])]
-
-    def _in_savepoint(self, call: Callable[[], ResultT]) -> ResultT:
         database = self.open_ledger.connection
         numbers = self._tables.snapshot()
         database.execute("SAVEPOINT operation")
         try:
-            result = call()
+            answers = kind(self._tables, arguments)
         except sqlite3.Error:
-            raise
-        except Exception:
+            raise  # the file failed, not the call: the whole batch fails
+        except Exception as error:
             database.execute("ROLLBACK TO operation")
             database.execute("RELEASE operation")
-            self._tables.restore(numbers)
-            raise
+            self._tables.counters, self._tables.usage = numbers
+            if len(arguments) == 1:
+                return [error]
+            return [answer for argument in arguments for answer in self._run_isolated(kind, [argument])]
         database.execute("RELEASE operation")
-        return result
+        return answers
 
 
 class _CallFailedError(Exception):
@@ -410,23 +331,13 @@ def _call_each(tables: LedgerTables, calls: list[Callable[[LedgerTables], Result
     """Answer each call; one that fails must have changed nothing, as a read does."""
     answers: list[ResultT | Exception] = []
     for call in calls:
-        before = tables.store.total_changes, tables.snapshot()
+        before = tables.total_changes, tables.snapshot()
         try:
             answers.append(call(tables))
         except sqlite3.Error:
             raise
         except Exception as error:
-            if (tables.store.total_changes, tables.snapshot()) != before:
+            if (tables.total_changes, tables.snapshot()) != before:
                 raise
             answers.append(error)
     return answers
-
-
-def _resolve(future: asyncio.Future[Any], result: Any) -> None:
-    if future.done():  # its caller was cancelled
-        return
-    if isinstance(result, Exception):
-        future.set_exception(result)
-        future.exception()  # marks it as retrieved, for callers that are gone
-    else:
-        future.set_result(result)

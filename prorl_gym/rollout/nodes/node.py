@@ -14,24 +14,10 @@ from prorl_gym.backoff import backoff_delay
 from prorl_gym.errors import CancelReason, FailureKind, ProrlError, ShuttingDownError
 from prorl_gym.records import Outcome, Rollout
 from prorl_gym.rollout.ledger.encoding import encode_rollout
-from prorl_gym.rollout.nodes.exchange import Inbox, Outbox
+from prorl_gym.rollout.nodes import wire
 from prorl_gym.rollout.nodes.node_runners import without_task
 from prorl_gym.rollout.nodes.remote_pool import RemotePool
-from prorl_gym.rollout.nodes.wire import (
-    AttemptFinished,
-    CancelSent,
-    DownMessage,
-    ExchangeAnswer,
-    ExchangeBody,
-    JobSent,
-    JoinBody,
-    JoinResponse,
-    LeaveBody,
-    NodeDraining,
-    ParkSent,
-    Settled,
-    encode_page,
-)
+from prorl_gym.rollout.nodes.wire import Inbox, Outbox
 from prorl_gym.rollout.protocol import AttemptMoved, Finished, Job, Runner, StageEntered, TurnEnded
 from prorl_gym.rollout.scheduling.attempt import terminal_record
 
@@ -41,7 +27,6 @@ _LOG = logging.getLogger(__name__)
 
 _HOLDS_PER_LEASE = 6
 """Requests in a lease that the head holds until it has messages: each one renews the lease."""
-
 
 PACE_SECONDS = 0.02
 """Shortest time between two requests in one direction: a message of an idle node goes at once, those of a busy one
@@ -56,41 +41,28 @@ class HeadAwayError(ProrlError):
 
 
 class LeaseExpiredError(ProrlError):
-    """The head was not reached for the length of the lease: it makes the node's attempts elsewhere."""
+    """The head was not reached for the length of the lease: it retries the node's attempts elsewhere."""
 
 
 class HeadClient(Protocol):
-    """The head's routes for nodes. One attempt each; all but ``leave`` may be repeated."""
+    """The head's routes for nodes. One attempt each; all but ``leave`` may be repeated after ``HeadAwayError``."""
 
-    async def join(self, body: JoinBody) -> JoinResponse:
-        """Join.
-
-        Raises:
-            HeadAwayError: try again.
-            ProrlError: refused.
-        """
+    async def join(self, body: wire.JoinBody) -> wire.JoinResponse:
+        """Raises ``ProrlError``: refused."""
         ...
 
-    async def exchange(self, body: str, seconds: float) -> ExchangeAnswer:
-        """Send an ``ExchangeBody`` as JSON.
-
-        Args:
-            body: the body.
-            seconds: that the answer may take.
-
-        Raises:
-            HeadAwayError: try again.
-        """
+    async def exchange(self, body: str, seconds: float) -> wire.ExchangeAnswer:
+        """Send an ``ExchangeBody`` as JSON; the answer may take so many seconds."""
         ...
 
-    async def leave(self, body: LeaveBody) -> None:
-        """Leave. Never raises ``HeadAwayError``."""
+    async def leave(self, body: wire.LeaveBody) -> None:
+        """Never raises ``HeadAwayError``."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """An attempt in hand."""
+    """An attempt that runs here."""
 
     job: Job
     """Without its task."""
@@ -102,17 +74,7 @@ class _Held:
 
 
 class Node:
-    """One incarnation of a node.
-
-    Args:
-        head: where it gets its work.
-        runner: makes the attempts.
-        outbox: to the head; also that of the pools.
-        pools: by name.
-        lease_seconds: of the head's configuration.
-        slots: most attempts in hand.
-        init_slots: most attempts in INIT.
-    """
+    """One incarnation of a node. ``outbox`` goes to the head, also for the ``pools``; the lease is the head's."""
 
     def __init__(
         self,
@@ -133,30 +95,30 @@ class Node:
         self._lease_seconds = lease_seconds
         self._slots = slots
         self._init_slots = init_slots
-        self._inbox: Inbox[DownMessage] = Inbox()
+        self._inbox: Inbox[wire.DownMessage] = Inbox()
         self._epoch = ""
         self._held: dict[tuple[str, int], _Held] = {}
-        """Attempts in hand, by rollout and number."""
-        self._unsettled: dict[tuple[str, int], tuple[_Held, AttemptFinished]] = {}
+        """Running attempts, by rollout and number."""
+        self._unsettled: dict[tuple[str, int], tuple[_Held, wire.AttemptFinished]] = {}
         """Attempts that ended and are not in the head's ledger yet."""
         self._lease = asyncio.timeout(None)
-        """Expires some time after the last request that was answered was sent."""
+        """Expires some time after the sending of the last request that was answered."""
         self._is_draining = asyncio.Event()
         self._all_settled = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Join, work, and leave after ``drain``.
-
-        Raises:
-            LeaseExpiredError: nothing may be finished any more.
-            ProrlError: the head refuses this node.
-        """
+        """Join, work, leave after ``drain``. Raises ``LeaseExpiredError``, or ``ProrlError`` if the head refuses it."""
         try:
             async with self._lease:
                 async with asyncio.TaskGroup() as group:
                     background = [group.create_task(self._keep_session()), group.create_task(self._forward_events())]
-                    await self._work_until_drained()
+                    await self._is_draining.wait()
+                    self._outbox.send(wire.NodeDraining())
+                    await self._runner.drain()
+                    while self._held or self._unsettled:
+                        self._all_settled.clear()
+                        await self._all_settled.wait()
                     for task in background:
                         task.cancel()
                 await self.leave()
@@ -173,12 +135,12 @@ class Node:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def drain(self) -> None:
-        """Take no more attempts, finish those in hand, then leave. Idempotent."""
+        """Take no more attempts, finish those that run, then leave. Idempotent."""
         self._is_draining.set()
 
     async def leave(self) -> None:
-        """Leave now: what is in hand is made again elsewhere."""
-        await self._head.leave(LeaveBody(incarnation=self.incarnation))
+        """Leave now: what runs here is retried elsewhere."""
+        await self._head.leave(wire.LeaveBody(incarnation=self.incarnation))
 
     # --- its session with the head ------------------------------------------------------------------------------
 
@@ -201,39 +163,39 @@ class Node:
         self._outbox.restart()
         self._inbox = Inbox()
         held = [*self._held.values(), *(ended for ended, _ in self._unsettled.values())]
-        body = JoinBody(
+        body = wire.JoinBody(
             incarnation=self.incarnation,
             release=__version__,
             slots=self._slots,
             init_slots=self._init_slots,
-            in_hand=tuple(JobSent.of(one.job) for one in held),
+            in_hand=tuple(wire.JobSent.of(one.job) for one in held),
         )
         answer = await self._repeat(lambda: self._head.join(body))
         self._epoch = answer.epoch
-        _LOG.info("joined the head with %d attempts in hand, %d of them over", len(held), len(answer.cancelled))
-        self._spawn(self._cancel(CancelSent(rollouts=answer.cancelled, reason=CancelReason.SHUTDOWN)))
+        _LOG.info("joined the head with %d running attempts, %d of them over", len(held), len(answer.cancelled))
+        self._spawn(self._cancel(wire.CancelSent(rollouts=answer.cancelled, reason=CancelReason.SHUTDOWN)))
         for moved in chain.from_iterable(one.moves for one in held):
             self._outbox.send(moved)
         for _, finished in self._unsettled.values():
             self._outbox.send(finished)
         if self._is_draining.is_set():
-            self._outbox.send(NodeDraining())
+            self._outbox.send(wire.NodeDraining())
         for name, pool in self._pools.items():
             pool.on_joined(answer.max_model_lens.get(name))
 
     async def _exchange_messages(self, *, hold_seconds: float) -> None:
         """Send messages (without a hold) or receive them (with one), until the head asks to join again."""
 
-        async def exchange() -> ExchangeAnswer:
+        async def exchange() -> wire.ExchangeAnswer:
             first, messages = (1, []) if hold_seconds else self._outbox.page()
-            page = ExchangeBody(
+            page = wire.ExchangeBody(
                 incarnation=self.incarnation,
                 epoch=self._epoch,
                 acknowledged=self._inbox.acknowledged,
                 first=first,
                 hold_seconds=hold_seconds,
             )
-            return await self._head.exchange(encode_page(page, messages), hold_seconds + self._lease_seconds / 3)
+            return await self._head.exchange(wire.encode_page(page, messages), hold_seconds + self._lease_seconds / 3)
 
         loop = asyncio.get_running_loop()
         sent_at = 0.0
@@ -263,40 +225,29 @@ class Node:
                 await asyncio.sleep(backoff_delay(failures, first=0.1, longest=self._lease_seconds / _PAUSES_PER_LEASE))
                 failures += 1
                 continue
-            self._renew_lease(sent_at)
+            if not self._lease.expired():
+                self._lease.reschedule(max(sent_at + self._lease_seconds, self._lease.when() or 0.0))
             self._set_head_away(is_away=False)
             return result
-
-    def _renew_lease(self, sent_at: float) -> None:
-        if not self._lease.expired():
-            self._lease.reschedule(max(sent_at + self._lease_seconds, self._lease.when() or 0.0))
 
     def _set_head_away(self, *, is_away: bool) -> None:
         for pool in self._pools.values():
             pool.set_head_away(is_away=is_away)
 
-    async def _work_until_drained(self) -> None:
-        await self._is_draining.wait()
-        self._outbox.send(NodeDraining())
-        await self._runner.drain()
-        while self._held or self._unsettled:
-            self._all_settled.clear()
-            await self._all_settled.wait()
-
     # --- its attempts -------------------------------------------------------------------------------------------
 
-    def _handle(self, message: DownMessage) -> None:
+    def _handle(self, message: wire.DownMessage) -> None:
         match message:
-            case JobSent():
+            case wire.JobSent():
                 job = message.to_job()
                 held = _Held(without_task(job), self._spawn(self._accept(job)))
                 self._held[job.request.rollout_id, job.attempt] = held
-            case Settled():
+            case wire.Settled():
                 self._unsettled.pop((message.rollout_id, message.attempt), None)
                 self._all_settled.set()
-            case CancelSent():
+            case wire.CancelSent():
                 self._spawn(self._cancel(message))
-            case ParkSent():
+            case wire.ParkSent():
                 park = self._runner.park if message.park else self._runner.unpark
                 self._spawn(park(message.rollouts))
             case _:
@@ -319,7 +270,7 @@ class Node:
             refused = Outcome(status="failed", kind=FailureKind.NODE_LOST, stage="queue", message=error.what)
             self._report_end(terminal_record(job, refused))
 
-    async def _cancel(self, message: CancelSent) -> None:
+    async def _cancel(self, message: wire.CancelSent) -> None:
         chosen = set(message.rollouts)
         accepting = [
             held.accepting
@@ -344,7 +295,7 @@ class Node:
             self._outbox.send(event)
 
     def _report_end(self, rollout: Rollout) -> None:
-        finished = AttemptFinished(
+        finished = wire.AttemptFinished(
             rollout_id=rollout.rollout_id, attempt=rollout.attempt, record=encode_rollout(rollout)
         )
         key = rollout.rollout_id, rollout.attempt

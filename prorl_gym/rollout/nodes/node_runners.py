@@ -1,43 +1,29 @@
 """The head's runner: hands attempts to the runners of joined nodes, and their events to the service.
 
 Only the lease decides that a node is lost: without an exchange for ``lease_seconds`` (or when it leaves), every attempt
-that it has in hand ends as ``failed(node_lost)``, which the service makes again. What it sends after that ends nothing.
+that it runs ends as ``failed(node_lost)``, which the service retries. What it sends after that ends nothing.
 """
 
 import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from uuid import uuid4
 
+from pydantic import Field
+
 from prorl_gym import __version__
 from prorl_gym.client.wire_models import Capacity, NodesStatus, NodeStatus
+from prorl_gym.config import ConfigModel
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, ShuttingDownError
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.balance.members import ChangeSignal
-from prorl_gym.records import Outcome, Rollout
-from prorl_gym.rollout.ledger.encoding import decode_rollout
-from prorl_gym.rollout.nodes.config import NodesConfig
-from prorl_gym.rollout.nodes.exchange import Inbox, Outbox
-from prorl_gym.rollout.nodes.placement import NodeView, choose_node, group_key, image_of
-from prorl_gym.rollout.nodes.remote_calls import RemoteCalls
-from prorl_gym.rollout.nodes.wire import (
-    MUST_JOIN,
-    AttemptFinished,
-    CancelSent,
-    ExchangeAnswer,
-    ExchangeBody,
-    JobSent,
-    JoinBody,
-    JoinResponse,
-    LeaveBody,
-    NodeDraining,
-    ParkSent,
-    Settled,
-    UpMessage,
-    encode_page,
-)
+from prorl_gym.records import Outcome, Rollout, RolloutRequest
+from prorl_gym.rollout.nodes import wire
+from prorl_gym.rollout.nodes.remote_pool import RemoteCalls
+from prorl_gym.rollout.nodes.wire import Inbox, Outbox
 from prorl_gym.rollout.protocol import (
     AttemptMoved,
     AttemptPosition,
@@ -47,15 +33,70 @@ from prorl_gym.rollout.protocol import (
     RunnerEvent,
     StageEntered,
     TurnEnded,
+    group_key,
 )
 from prorl_gym.rollout.scheduling.attempt import terminal_record
 
 _LOG = logging.getLogger(__name__)
 
 
+class NodesConfig(ConfigModel):
+    """Attempts run on nodes (``prorl-gym node``), none in the service's own process."""
+
+    lease_seconds: float = Field(default=30.0, ge=0.5, le=300)
+    """A node is lost when it sends nothing for this long, and then ends itself. After a restart of the service, nodes
+    have this long to join again with the attempts that they run."""
+
+
+_IMAGE_KEYS = ("image", "docker_image", "image_name")
+"""Columns of a row that may name its image."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node as placement sees it."""
+
+    name: str
+    free: int
+    """Free job slots."""
+    queued: int = 0
+    """Attempts there that cannot begin INIT yet."""
+    images: AbstractSet[str] = frozenset()
+    """References of the images it holds."""
+    groups: AbstractSet[str] = frozenset()
+    """Groups (``group_key``) of the attempts that it runs."""
+
+
+def choose_node(nodes: Iterable[NodeView], request: RolloutRequest) -> str | None:
+    """Return the name of the node for an attempt; ``None``: none has a job slot.
+
+    A group stays on one node while that node has a job slot, since its members start the same sandbox. Otherwise nodes
+    that can begin INIT at once go before those with a queue, nodes that hold the task's image before those that would
+    fetch it, and the node with the most free job slots wins.
+    """
+    group, image = group_key(request), image_of(request)
+
+    def rank(node: NodeView) -> tuple[bool, bool, bool, int, str]:
+        return (
+            not group or group not in node.groups,
+            node.queued > 0,
+            image is not None and image not in node.images,
+            -node.free,
+            node.name,
+        )
+
+    chosen = min((node for node in nodes if node.free), key=rank, default=None)
+    return None if chosen is None else chosen.name
+
+
+def image_of(request: RolloutRequest) -> str | None:
+    """Return the image that the task's row names, if it does."""
+    return next((str(request.task[key]) for key in _IMAGE_KEYS if request.task.get(key)), None)
+
+
 @dataclass(slots=True, eq=False)
 class _Assignment:
-    """An attempt that a node has in hand."""
+    """An attempt that a node runs."""
 
     job: Job
     """Without its task, which the node has."""
@@ -74,17 +115,17 @@ class _Node:
     slots: int
     init_slots: int
     last_seen: float
-    """Of the event loop's clock."""
+    """By the event loop's clock."""
     outbox: Outbox = field(default_factory=Outbox)
-    inbox: Inbox[UpMessage] = field(default_factory=Inbox[UpMessage])
+    inbox: Inbox[wire.UpMessage] = field(default_factory=Inbox[wire.UpMessage])
     assignments: dict[str, _Assignment] = field(default_factory=dict[str, _Assignment])
     """By rollout."""
     groups: Counter[str] = field(default_factory=Counter[str])
-    """Attempts in hand by group."""
+    """Attempts by group."""
     stages: Counter[str] = field(default_factory=Counter[str])
-    """Attempts in hand that are not parked, by stage."""
+    """Attempts that are not parked, by stage."""
     working: int = 0
-    """Attempts in hand that are not parked."""
+    """Attempts that are not parked."""
     images: set[str] = field(default_factory=set[str])
     """Images that attempts there have started sandboxes from."""
     is_draining: bool = False
@@ -93,23 +134,20 @@ class _Node:
     calls: RemoteCalls = field(init=False)
 
     def assign(self, assignment: _Assignment) -> None:
-        """Count an attempt."""
         self.assignments[assignment.job.request.rollout_id] = assignment
         self._count(assignment, 1)
-        if (group := group_key(assignment.job.request)) is not None:
+        if group := group_key(assignment.job.request):
             self.groups[group] += 1
 
     def unassign(self, rollout_id: str) -> None:
-        """Uncount an attempt that is over."""
         assignment = self.assignments.pop(rollout_id)
         self._count(assignment, -1)
-        if (group := group_key(assignment.job.request)) is not None:
+        if group := group_key(assignment.job.request):
             self.groups[group] -= 1
             if not self.groups[group]:
                 del self.groups[group]
 
     def move(self, assignment: _Assignment, event: AttemptMoved) -> None:
-        """Update the position of an attempt."""
         self._count(assignment, -1)
         if isinstance(event, ParkingChanged):
             assignment.position.is_parked = event.is_parked
@@ -120,13 +158,8 @@ class _Node:
         self._count(assignment, 1)
 
     @property
-    def view(self) -> NodeView:
-        """As placement sees it."""
-        return NodeView(self.name, self.free, self.queued, self.images, self.groups.keys())
-
-    @property
     def free(self) -> int:
-        """Attempts that it would take now."""
+        """Attempts that it would accept now."""
         return 0 if self.is_draining else max(0, self.slots - self.working)
 
     @property
@@ -137,7 +170,6 @@ class _Node:
 
     @property
     def parked(self) -> int:
-        """Parked attempts."""
         return len(self.assignments) - self.working
 
     def _count(self, assignment: _Assignment, change: int) -> None:
@@ -149,11 +181,8 @@ class _Node:
 class NodeRunners:
     """Implements ``Runner`` over nodes, and answers their requests. On the event loop on which it is made.
 
-    Args:
-        config: see there.
-        pools: for model calls of nodes, by name.
-        require_environment: raises a ``TaskError`` for an environment that the service does not offer.
-        claim_attempt: see ``RolloutService.claim_attempt``.
+    ``pools`` serve the model calls of nodes, by name; ``require_environment`` raises a ``TaskError`` for one that the
+    service does not offer; ``claim_attempt`` is that of ``RolloutService``.
     """
 
     def __init__(
@@ -164,14 +193,14 @@ class NodeRunners:
         claim_attempt: Callable[[str, int], bool],
     ) -> None:
         self.epoch = uuid4().hex
-        """Of this head's process."""
+        """Names this head's process."""
         self._config = config
         self._pools = pools
         self._require_environment = require_environment
         self._claim_attempt = claim_attempt
         self._nodes: dict[str, _Node] = {}
         self._node_of: dict[str, _Node] = {}
-        """Node that has an attempt at this rollout in hand."""
+        """Node that runs an attempt at this rollout."""
         self._unsettled: dict[tuple[str, int], _Node] = {}
         """Node that waits until the end of this attempt is in the ledger."""
         self._events: asyncio.Queue[RunnerEvent | None] = asyncio.Queue()
@@ -187,53 +216,47 @@ class NodeRunners:
     # --- the service --------------------------------------------------------------------------------------------
 
     def require_environment(self, environment: str) -> None:
-        """See ``Runner.require_environment``."""
         self._require_environment(environment)
 
     async def accept(self, job: Job) -> None:
-        """See ``Runner.accept``. Waits until a node has a job slot.
-
-        Raises:
-            ShuttingDownError: it is draining.
-            ConflictError: another attempt at this rollout is in hand.
-        """
+        """See ``Runner.accept``. Raises ``ConflictError``: another attempt at this rollout is running."""
         await self._changes.wait_for(lambda: self._is_draining or any(node.free for node in self._nodes.values()))
         if self._is_draining:
             raise ShuttingDownError("The runner is draining and takes no more work.", "Submit to another service.")
         rollout_id = job.request.rollout_id
         if rollout_id in self._node_of:
-            raise ConflictError(f"rollout {rollout_id} is in hand already.")
-        name = choose_node((node.view for node in self._nodes.values() if node.free), job.request)
+            raise ConflictError(f"rollout {rollout_id} is already running.")
+        views = [
+            NodeView(node.name, node.free, node.queued, node.images, node.groups.keys())
+            for node in self._nodes.values()
+            if node.free
+        ]
+        name = choose_node(views, job.request)
         assert name is not None, "it waited for a free node, and nothing has run since"
         node = self._node_of[rollout_id] = self._nodes[name]
         node.assign(_Assignment(without_task(job), image_of(job.request), AttemptPosition(job.attempt)))
-        node.outbox.send(JobSent.of(job))
+        node.outbox.send(wire.JobSent.of(job))
 
     async def events(self) -> AsyncIterator[RunnerEvent]:
-        """See ``Runner.events``."""
         while (event := await self._events.get()) is not None:
             yield event
 
     async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> None:
-        """See ``Runner.cancel``."""
         for node, ids in self._by_node(rollout_ids):
             for rollout_id in ids:
                 assignment = node.assignments[rollout_id]
                 assignment.cancel_reason = assignment.cancel_reason or reason
-            node.outbox.send(CancelSent(rollouts=ids, reason=reason))
+            node.outbox.send(wire.CancelSent(rollouts=ids, reason=reason))
 
     async def park(self, rollout_ids: Sequence[str]) -> None:
-        """See ``Runner.park``."""
         for node, ids in self._by_node(() if self._is_draining else rollout_ids):
-            node.outbox.send(ParkSent(rollouts=ids, park=True))
+            node.outbox.send(wire.ParkSent(rollouts=ids, park=True))
 
     async def unpark(self, rollout_ids: Sequence[str]) -> None:
-        """See ``Runner.unpark``."""
         for node, ids in self._by_node(rollout_ids):
-            node.outbox.send(ParkSent(rollouts=ids, park=False))
+            node.outbox.send(wire.ParkSent(rollouts=ids, park=False))
 
     async def capacity(self) -> Capacity:
-        """See ``Runner.capacity``. Over all nodes."""
         nodes = self._nodes.values()
         stages = sum((node.stages for node in nodes), Counter[str]())
         return Capacity(
@@ -246,7 +269,6 @@ class NodeRunners:
         )
 
     async def drain(self) -> None:
-        """See ``Runner.drain``."""
         self._is_draining = True
         self._changes.notify_all()
         await self.unpark(tuple(self._node_of))
@@ -256,7 +278,7 @@ class NodeRunners:
             self._events.put_nowait(None)
 
     async def close(self) -> None:
-        """See ``Runner.close``. Does not wait for the nodes: they are told to stop when they ask next."""
+        """See ``Runner.close``. Does not wait for the nodes: the answers to their next requests stop them."""
         self._is_draining = True
         await self.cancel(tuple(self._node_of), CancelReason.SHUTDOWN)
         for rollout_id, node in tuple(self._node_of.items()):
@@ -264,13 +286,12 @@ class NodeRunners:
         await self.drain()
 
     def on_settled(self, rollout: Rollout) -> None:
-        """The end of an attempt is in the ledger: its node may drop the record."""
+        """Let the node drop the record of an attempt whose end is in the ledger."""
         node = self._unsettled.pop((rollout.rollout_id, rollout.attempt), None)
         if node is not None:
-            node.outbox.send(Settled(rollout_id=rollout.rollout_id, attempt=rollout.attempt))
+            node.outbox.send(wire.Settled(rollout_id=rollout.rollout_id, attempt=rollout.attempt))
 
     def status(self) -> NodesStatus:
-        """Report the nodes."""
         now = asyncio.get_running_loop().time()
         return NodesStatus(
             joined=self._joined,
@@ -301,42 +322,41 @@ class NodeRunners:
 
     # --- the nodes ----------------------------------------------------------------------------------------------
 
-    def join(self, name: str, body: JoinBody) -> JoinResponse:
-        """Let a node join; adopt the attempts that it has in hand and that are still open.
-
-        Raises:
-            ConflictError: it runs another release.
-            ShuttingDownError: the service has stopped.
-        """
+    def join(self, name: str, body: wire.JoinBody) -> wire.JoinResponse:
+        """Let a node join; adopt its attempts that are still open. Raises ``ConflictError``: another release."""
         if self._is_released:
             raise ShuttingDownError("The service has stopped.", "Join again when it is back.")
         if body.release != __version__:
             raise ConflictError(
                 f"node {name} runs prorl-gym {body.release}, this service {__version__}.", "Install the same release."
             )
+        loop = asyncio.get_running_loop()
         node = self._nodes.get(name)
         if node is not None and node.incarnation != body.incarnation:
             self._lose(node, "another process joined under its name")
             node = None
         if node is None:  # otherwise the answer to its first request was lost
-            node = self._add_node(name, body)
-        node.last_seen = asyncio.get_running_loop().time()
+            node = self._nodes[name] = _Node(name, body.incarnation, body.slots, body.init_slots, loop.time())
+            node.calls = RemoteCalls(self._pools, node.outbox.send)
+            self._joined += 1
+            loop.call_later(self._config.lease_seconds, self._check_lease, node)
+        node.last_seen = loop.time()
         in_hand = [held.to_job() for held in body.in_hand]
         over = [job.request.rollout_id for job in in_hand if not self._adopt(node, job)]
         adopted = len(node.assignments)
-        _LOG.info("node %s joined: %d slots, %d attempts in hand adopted", name, node.slots, adopted)
+        _LOG.info("node %s joined: %d slots, %d running attempts adopted", name, node.slots, adopted)
         self._changes.notify_all()
-        return JoinResponse(
+        return wire.JoinResponse(
             epoch=self.epoch,
             cancelled=tuple(over),
             max_model_lens={pool: one.max_model_len for pool, one in self._pools.items()},
         )
 
-    async def exchange(self, name: str, body: ExchangeBody) -> str:
+    async def exchange(self, name: str, body: wire.ExchangeBody) -> str:
         """Process the messages of a node; return the answer (``ExchangeAnswer``) as JSON."""
         node = self._nodes.get(name)
         if node is None or body.epoch != self.epoch or node.incarnation != body.incarnation:
-            return MUST_JOIN
+            return wire.MUST_JOIN
         node.last_seen = asyncio.get_running_loop().time()
         node.outbox.acknowledge(body.acknowledged)
         for message in node.inbox.accept(body.first, body.messages):
@@ -349,25 +369,17 @@ class NodeRunners:
             except TimeoutError:
                 pass
             first, texts = node.outbox.page()
-        page = ExchangeAnswer(must_join=node.is_over, acknowledged=node.inbox.acknowledged, first=first)
-        return encode_page(page, texts)
+        page = wire.ExchangeAnswer(must_join=node.is_over, acknowledged=node.inbox.acknowledged, first=first)
+        return wire.encode_page(page, texts)
 
-    def leave(self, name: str, body: LeaveBody) -> None:
-        """Let a node leave: what it has in hand is lost. Unknown ones are ignored."""
+    def leave(self, name: str, body: wire.LeaveBody) -> None:
+        """Let a node leave: what it runs is lost. Unknown ones are ignored."""
         node = self._nodes.get(name)
         if node is not None and node.incarnation == body.incarnation:
             self._lose(node, "it left")
 
-    def _add_node(self, name: str, body: JoinBody) -> _Node:
-        loop = asyncio.get_running_loop()
-        node = self._nodes[name] = _Node(name, body.incarnation, body.slots, body.init_slots, loop.time())
-        node.calls = RemoteCalls(self._pools, node.outbox.send)
-        self._joined += 1
-        loop.call_later(self._config.lease_seconds, self._check_lease, node)
-        return node
-
     def _adopt(self, node: _Node, job: Job) -> bool:
-        """Whether the node goes on with an attempt."""
+        """Whether the node continues an attempt."""
         rollout_id = job.request.rollout_id
         known = node.assignments.get(rollout_id)
         if known is not None:
@@ -378,9 +390,9 @@ class NodeRunners:
         node.assign(_Assignment(job, None, AttemptPosition(job.attempt)))
         return True
 
-    def _handle(self, node: _Node, message: UpMessage) -> None:
+    def _handle(self, node: _Node, message: wire.UpMessage) -> None:
         match message:
-            case AttemptFinished():
+            case wire.AttemptFinished():
                 self._on_finished(node, message)
             case StageEntered() | ParkingChanged():
                 assignment = node.assignments.get(message.rollout_id)
@@ -391,22 +403,22 @@ class NodeRunners:
                         self._changes.notify_all()
             case TurnEnded():
                 self._events.put_nowait(message)
-            case NodeDraining():
-                _LOG.info("node %s drains: %d attempts in hand", node.name, len(node.assignments))
+            case wire.NodeDraining():
+                _LOG.info("node %s drains: %d running attempts", node.name, len(node.assignments))
                 node.is_draining = True
             case _:
                 node.calls.handle(message)
 
-    def _on_finished(self, node: _Node, message: AttemptFinished) -> None:
+    def _on_finished(self, node: _Node, message: wire.AttemptFinished) -> None:
         assignment = node.assignments.get(message.rollout_id)
         if (message.rollout_id, message.attempt) in self._unsettled:
             return
         if assignment is None or assignment.job.attempt != message.attempt:  # this attempt was over before
-            node.outbox.send(Settled(rollout_id=message.rollout_id, attempt=message.attempt))
+            node.outbox.send(wire.Settled(rollout_id=message.rollout_id, attempt=message.attempt))
             return
         self._unsettled[message.rollout_id, message.attempt] = node
         self._forget(node, message.rollout_id)
-        self._events.put_nowait(Finished(rollout=decode_rollout(message.record)))
+        self._events.put_nowait(Finished(rollout=Rollout.model_validate_json(message.record)))
 
     def _end(self, node: _Node, rollout_id: str, message: str) -> None:
         """End an attempt that its node does not end: as cancelled, if it was, and otherwise as lost."""
@@ -435,12 +447,12 @@ class NodeRunners:
                 self._lose(node, f"it sent nothing for {self._config.lease_seconds:g} s")
 
     def _lose(self, node: _Node, reason: str) -> None:
-        """End every attempt that a node has in hand, withdraw its model calls, and forget it."""
+        """End every attempt that a node runs, withdraw its model calls, and forget it."""
         in_hand = list(node.assignments)
         self._lost += reason != "it left" or bool(in_hand)
         _LOG.log(
             logging.WARNING if in_hand else logging.INFO,
-            "node %s is gone (%s), with %d attempts in hand",
+            "node %s is gone (%s), with %d running attempts",
             *(node.name, reason, len(in_hand)),
         )
         del self._nodes[node.name]

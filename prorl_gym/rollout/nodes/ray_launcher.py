@@ -18,8 +18,7 @@ from typing import Any, cast
 import ray as untyped_ray
 
 from prorl_gym.logs import configure_logging, register_secret
-from prorl_gym.rollout.nodes.ray_actor import NodeSupervisor
-from prorl_gym.rollout.nodes.ray_nodes import RayLaunch
+from prorl_gym.rollout.nodes.ray_nodes import NodeSupervisor, RayLaunch
 from prorl_gym.sandbox.syscalls import set_parent_death_signal
 
 _LOG = logging.getLogger("prorl_gym.rollout.nodes.ray_launcher")  # run by -m
@@ -29,20 +28,15 @@ ray = cast(Any, untyped_ray)  # most of its types are unknown
 _RESOURCE = "prorl_node"
 _WILDCARDS = ("0.0.0.0", "::")
 _POLL_SECONDS = 1.0
-"""Between two looks at Ray's nodes, whose changes Ray does not announce."""
+"""Pause between two looks at Ray's nodes, whose changes Ray does not announce."""
 _CALL_SECONDS = 10.0
-"""That Ray's control store may take to answer."""
+"""Time for Ray's control store to answer."""
 _SLOW_SECONDS = 30.0
-"""After which an actor that does not start is logged; and before one that failed is made again."""
+"""Time after which an actor that does not start is logged, and one that failed is retried."""
 
 
 class _Placements:
-    """The actors of one head on the nodes of one Ray cluster.
-
-    Args:
-        launch: see there.
-        url: of the head, as nodes reach it.
-    """
+    """The actors of one head, which nodes reach at ``url``, on the nodes of one Ray cluster."""
 
     def __init__(self, launch: RayLaunch, url: str) -> None:
         self._launch = launch
@@ -69,7 +63,7 @@ class _Placements:
         present: set[str] = set(ray.util.list_named_actors())
         for name in present - nodes.keys():
             _LOG.info("Ray node of actor %s is gone, or the head has moved: the actor is removed", name)
-            self._remove(name)
+            self.remove(name)
         self._check_started()
         for name, node in nodes.items():
             is_draining = node["NodeID"] in draining
@@ -77,11 +71,6 @@ class _Placements:
                 self._drain(name, node)
             elif name not in present and not is_draining and time.monotonic() >= self._retry_at.get(name, 0.0):
                 self._place(name, node)
-
-    def remove_all(self) -> None:
-        """Remove every actor of this head. Their nodes end with them."""
-        for name in ray.util.list_named_actors():
-            self._remove(name)
 
     def _place(self, name: str, node: dict[str, Any]) -> None:
         address = node["NodeManagerHostname"] or node["NodeManagerAddress"]
@@ -125,24 +114,17 @@ class _Placements:
 
     def _drain(self, name: str, node: dict[str, Any]) -> None:
         if name not in self._draining:
-            _LOG.info("Ray node %s drains: its node finishes what it has in hand", node["NodeID"][:8])
+            _LOG.info("Ray node %s drains: its node finishes what it runs", node["NodeID"][:8])
             self._draining[name] = ray.get_actor(name).drain.remote()
         elif ray.wait([self._draining[name]], timeout=0)[0]:
-            self._remove(name)
+            self.remove(name)
 
-    def _remove(self, name: str) -> None:
+    def remove(self, name: str) -> None:
+        """Remove an actor of this head. Its node ends with it."""
         self._starting.pop(name, None)
         self._draining.pop(name, None)
         with suppress(ValueError):  # it ended by itself
             ray.kill(ray.get_actor(name))
-
-
-def _connect(launch: RayLaunch) -> _Placements:
-    # One namespace for each service, whose token outlives its processes.
-    namespace = "prorl-gym-" + hashlib.sha256(launch.token.encode()).hexdigest()[:12]
-    ray.init(address=launch.address, namespace=namespace, log_to_driver=False, configure_logging=False)
-    host = ray.util.get_node_ip_address() if launch.host in _WILDCARDS else launch.host
-    return _Placements(launch, f"http://{f'[{host}]' if ':' in host else host}:{launch.port}")
 
 
 def main(parent: int) -> None:
@@ -153,13 +135,18 @@ def main(parent: int) -> None:
     launch = RayLaunch.model_validate_json(sys.stdin.read())
     configure_logging(launch.log_level, launch.log_format)
     register_secret(launch.token)
-    placements = _connect(launch)
+    # One namespace for each service, whose token outlives its processes.
+    namespace = "prorl-gym-" + hashlib.sha256(launch.token.encode()).hexdigest()[:12]
+    ray.init(address=launch.address, namespace=namespace, log_to_driver=False, configure_logging=False)
+    host = ray.util.get_node_ip_address() if launch.host in _WILDCARDS else launch.host
+    placements = _Placements(launch, f"http://{f'[{host}]' if ':' in host else host}:{launch.port}")
     _LOG.info("connected to Ray at %s", launch.address)
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())  # in place of Ray's
     while not stopping.wait(_POLL_SECONDS):
         placements.reconcile()
-    placements.remove_all()
+    for name in ray.util.list_named_actors():
+        placements.remove(name)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""Bodies and answers of the routes between nodes and the head, and the messages inside them.
+"""Bodies and answers of the routes between nodes and the head, the messages inside them, and their ordered channel.
 
-A message travels as JSON text that is encoded once, when it enters the outbox (``exchange.Outbox``).
+A message travels as JSON text that is encoded once, when it enters the ``Outbox``.
 """
 
+import asyncio
 import json
+from collections import deque
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from prorl_gym.errors import CancelReason, EngineError, FailureKind, LimitReached
-from prorl_gym.inference.engine_errors import CallTimedOut, ContextExceeded, EngineOverloaded, ModelMissing
+from prorl_gym.inference.protocol import CallTimedOut, ContextExceeded, EngineOverloaded, ModelMissing
 from prorl_gym.records import Identifier, Record
 from prorl_gym.rollout.protocol import Job, ParkingChanged, StageEntered, TurnEnded
 
@@ -28,7 +30,7 @@ class AttemptFinished(Record):
 
 
 class NodeDraining(Record):
-    """The node takes no more attempts, and leaves when those in hand are settled."""
+    """The node takes no more attempts, and leaves when those that it runs are settled."""
 
     type: Literal["draining"] = "draining"
 
@@ -110,7 +112,6 @@ class CallFailure(Record):
         )
 
     def to_error(self) -> EngineError | ContextExceeded:
-        """Return the exception."""
         if self.error == "context":
             return ContextExceeded(self.max_model_len)
         known = _ERRORS.get(self.error, EngineError)
@@ -136,7 +137,7 @@ class CallEnded(Record):
     type: Literal["ended"] = "ended"
     call: str
     attempt: str
-    """Of the ``CallPlaced``."""
+    """As in ``CallPlaced``."""
     sampled_tokens: int = 0
     cached_tokens: int | None = None
     seconds: float = 0.0
@@ -155,7 +156,7 @@ class CallWithdrawn(Record):
 
 PoolMessage = CallRequest | SessionFreed | RoomQuery | SamplingQuery
 CallMessage = PoolMessage | CallEnded | CallWithdrawn
-"""What concerns model calls: a head that was restarted knows nothing of earlier ones."""
+"""Messages about model calls: a head that was restarted knows nothing of earlier ones."""
 UpMessage = Annotated[
     AttemptFinished | StageEntered | ParkingChanged | TurnEnded | NodeDraining | CallMessage,
     Field(discriminator="type"),
@@ -173,11 +174,9 @@ class JobSent(Record):
 
     @classmethod
     def of(cls, job: Job) -> "JobSent":
-        """Return the message for a job."""
         return cls(job=json.dumps(job.model_dump(), separators=(",", ":")))
 
     def to_job(self) -> Job:
-        """Return the job."""
         return Job.model_validate(json.loads(self.job))
 
 
@@ -217,7 +216,7 @@ class CallPlaced(Record):
     version: int
     cache_salt: str | None
     max_model_len: int | None
-    """Of the pool, when it is known."""
+    """The pool's, when it is known."""
 
 
 class CallStopped(Record):
@@ -265,11 +264,11 @@ class JoinBody(Record):
     """A node joins, or joins again after the head was restarted."""
 
     incarnation: Identifier
-    """Of the node's process."""
+    """Names the node's process."""
     release: str
-    """Of prorl-gym there."""
+    """The node's release of prorl-gym."""
     slots: Annotated[int, Field(gt=0)]
-    """Most attempts in hand that are not parked."""
+    """Most attempts that are not parked."""
     init_slots: Annotated[int, Field(gt=0)]
     """Most attempts in INIT."""
     in_hand: tuple[JobSent, ...] = ()
@@ -280,15 +279,15 @@ class JoinResponse(Record):
     """The node is joined."""
 
     epoch: str
-    """Of the head's process."""
+    """Names the head's process."""
     cancelled: tuple[str, ...] = ()
-    """Rollouts in hand there under an attempt that is over."""
+    """Rollouts of which the node runs an attempt that is over."""
     max_model_lens: dict[str, int | None] = Field(default_factory=dict[str, int | None])
     """Context in tokens by pool, where it is known."""
 
 
 class ExchangeBody(Record):
-    """Messages of a node, and which of the head's it has."""
+    """Messages of a node, and the number of the head's that it has processed."""
 
     incarnation: Identifier
     epoch: str
@@ -302,7 +301,7 @@ class ExchangeBody(Record):
 
 
 class ExchangeAnswer(Record):
-    """Messages of the head, and which of the node's it has."""
+    """Messages of the head, and the number of the node's that it has processed."""
 
     must_join: bool = False
     """The head does not know this incarnation (it declared it lost, or was restarted)."""
@@ -312,7 +311,7 @@ class ExchangeAnswer(Record):
 
 
 class LeaveBody(Record):
-    """The node leaves: whatever it has in hand is lost."""
+    """The node leaves: whatever it runs is lost."""
 
     incarnation: Identifier
 
@@ -324,3 +323,67 @@ def encode_page(page: ExchangeBody | ExchangeAnswer, messages: Sequence[str]) ->
 
 MUST_JOIN = encode_page(ExchangeAnswer(must_join=True), ())
 """The answer to a node that the head does not know."""
+
+MessageT = TypeVar("MessageT")
+
+PAGE_CHARS = 16 << 20
+"""Characters of messages after which a page ends."""
+
+
+class Outbox:
+    """Encoded messages that the other end has not acknowledged, numbered from 1. No I/O, no clock.
+
+    Requests may be lost, repeated or late. Each direction has its own, one at a time: the sender repeats everything
+    from the first message that is not acknowledged, the receiver (``Inbox``) drops what it has. So every message is
+    processed once and in order.
+    """
+
+    def __init__(self) -> None:
+        self._messages: deque[str] = deque()
+        self._acknowledged = 0
+        self.not_empty = asyncio.Event()
+        """Set while there are messages."""
+
+    def send(self, message: BaseModel) -> None:
+        """Add a message, for the next exchange."""
+        self._messages.append(message.model_dump_json())
+        self.not_empty.set()
+
+    def restart(self) -> None:
+        """Begin again at 1, with no messages: for another session."""
+        self._messages.clear()
+        self._acknowledged = 0
+        self.not_empty.clear()
+
+    def acknowledge(self, number: int) -> None:
+        """Drop the messages up to this one. Older acknowledgements than the last are ignored."""
+        while self._acknowledged < number and self._messages:
+            self._messages.popleft()
+            self._acknowledged += 1
+        if not self._messages:
+            self.not_empty.clear()
+
+    def page(self) -> tuple[int, list[str]]:
+        """Return the first messages and the number of the first of them."""
+        texts: list[str] = []
+        size = 0
+        for text in self._messages:
+            if texts and size + len(text) > PAGE_CHARS:
+                break
+            texts.append(text)
+            size += len(text)
+        return self._acknowledged + 1, texts
+
+
+class Inbox(Generic[MessageT]):
+    """Counts the processed messages of the other end."""
+
+    def __init__(self) -> None:
+        self.acknowledged = 0
+        """Number of the last one."""
+
+    def accept(self, first: int, messages: Sequence[MessageT]) -> Sequence[MessageT]:
+        """Return what is new in a page, in order; nothing while a message before its ``first`` number is missing."""
+        new = messages[max(0, self.acknowledged + 1 - first) :] if first <= self.acknowledged + 1 else ()
+        self.acknowledged += len(new)
+        return new

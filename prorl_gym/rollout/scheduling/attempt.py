@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
-from prorl_gym.agents.command import CommandAgent
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, Tool, ToolSpec
 from prorl_gym.environments.protocol import Environment, Episode, RunContext, SupportsReplay
 from prorl_gym.errors import (
@@ -27,32 +27,31 @@ from prorl_gym.errors import (
 )
 from prorl_gym.inference.tokens.turn_log import LoggedTurn, ReplayDivergedError, TurnLog
 from prorl_gym.logs import redact
-from prorl_gym.records import GradedSubmission, Message, Outcome, Rollout, Score, Segment, StageTime, row_id_of
+from prorl_gym.records import (
+    GradedSubmission,
+    Message,
+    Outcome,
+    Rollout,
+    RolloutRequest,
+    Score,
+    Segment,
+    StageTime,
+    row_id_of,
+)
 from prorl_gym.rollout.protocol import AgentPrograms, AttemptSession, Job, PolicySource, Stage, TurnEnded
-from prorl_gym.rollout.scheduling.attempt_slots import AttemptSlots, StageTimeout
 from prorl_gym.rollout.scheduling.eager_task import start_eagerly
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
-from prorl_gym.rollout.scheduling.stage_pools import WorkStage
+from prorl_gym.rollout.scheduling.stage_pools import AttemptSlots, StageTimeout, WorkStage
 from prorl_gym.settings import ResolvedSettings, RolloutSettings, resolve_settings
 
 _LOG = logging.getLogger(__name__)
 
 EnvironmentLookup = Callable[[str], Environment[Any]]
 """Finds an environment by name; raises ``TaskError(UNKNOWN_ENVIRONMENT)``."""
-SettingsLevels = Callable[[Job], tuple[RolloutSettings, ...]]
-"""The levels below the environment's for a job: run, then service."""
 
 
 class Attempt:
-    """One attempt. ``start`` it, then await ``finalize``.
-
-    Args:
-        job: what to do.
-        slots: its slots.
-        leases: its sandboxes.
-        policies: makes its policy.
-        programs: agents that its settings may name in place of the built-in loop.
-    """
+    """One attempt. ``start`` it, then await ``finalize``. ``programs`` are agents that its settings may name."""
 
     def __init__(
         self,
@@ -82,17 +81,14 @@ class Attempt:
         self._begun_at: float | None = None
         self._has_reached_grading = False
 
-    def start(self, environments: EnvironmentLookup, levels: SettingsLevels) -> None:
-        """Start the stages in a task of their own."""
+    def start(self, environments: EnvironmentLookup, levels: Sequence[RolloutSettings]) -> None:
+        """Start the stages. ``levels`` are the settings below the environment's: the run's, then the service's."""
         self._begun_at = max(time.time(), self.job.accepted_at)
         name = f"rollout-{self.job.request.rollout_id}"
         self._stages = asyncio.create_task(self.run_stages(environments, levels), name=name)
 
     def cancel(self, reason: CancelReason) -> None:
-        """Cancel the stages. Harmless when they are over, and when they were cancelled before.
-
-        The attempt's processes die at once, beside the engine's call: they do not wait for its last tokens.
-        """
+        """Cancel the stages. Idempotent. Its processes die at once, and do not wait for the engine's last tokens."""
         if self.cancel_reason is not None or self._stages is None or self._stages.done():
             return
         self.cancel_reason = reason
@@ -103,19 +99,26 @@ class Attempt:
             self._session.mark_cancelled()
         self._stages.cancel()
 
-    async def run_stages(self, environments: EnvironmentLookup, levels: SettingsLevels) -> tuple[Outcome, Score]:
+    async def run_stages(
+        self, environments: EnvironmentLookup, levels: Sequence[RolloutSettings]
+    ) -> tuple[Outcome, Score]:
         """Run INIT, RUN and EVAL; return outcome and score. An end without a verdict is raised."""
         request = self.job.request
         asked = time.monotonic()
         environment = environments(request.environment)
-        settings = self._settings = resolve_settings(request.settings, environment.settings, *levels(self.job))
+        settings = self._settings = resolve_settings(request.settings, environment.settings, *levels)
         task = environment.parse_row(request.task)
         if settings.agent:
-            self._leases.mount_for_agent(self._require_programs(settings).find(settings.agent).sandbox_mounts())
+            self._leases.mount_for_agent(self._require_programs(settings).mounts_of(settings.agent))
         try:
             return await self._run_once(environment, task, settings, asked)
         except ReplayDivergedError as error:
-            await self._start_over(error)
+            _LOG.warning("the logged turns cannot be resumed: %s", error)
+            self._resume_refused = error.what
+            self.job = self.job.model_copy(update={"turns": ()})
+            await self._close_session()
+            await self._leases.close()
+            self._session, self._leases, self._artifacts = None, self._leases.make_fresh(), Artifacts()
         return await self._run_once(environment, task, settings, time.monotonic())
 
     async def _run_once(
@@ -137,15 +140,6 @@ class Attempt:
                 outcome, score = await self._grade(environment, task, settings, outcome)
         return outcome, score
 
-    async def _start_over(self, error: ReplayDivergedError) -> None:
-        """Release what the replay used, and forget the logged turns."""
-        _LOG.warning("the logged turns cannot be resumed: %s", error)
-        self._resume_refused = error.what
-        self.job = self.job.model_copy(update={"turns": ()})
-        await self._close_session()
-        await self._leases.close()
-        self._session, self._leases, self._artifacts = None, self._leases.make_fresh(), Artifacts()
-
     async def _run_agent(
         self,
         environment: Environment[Any],
@@ -156,7 +150,10 @@ class Attempt:
         prepared_slot: AsyncExitStack,
     ) -> Outcome:
         """Run the agent; return its outcome. An end that the policy did not cause is raised."""
-        log = self._turn_log = self._open_turn_log(environment, settings)
+        log = None
+        if settings.resume and not settings.agent and isinstance(environment, SupportsReplay):
+            log = TurnLog(self.job.turns, self._report_turn, environment.normalize_answer)
+        self._turn_log = log
         session, make_context = self._open_session(environment, settings, log)
         self._session = session
         try:
@@ -173,7 +170,7 @@ class Attempt:
         except LimitReached as reached:
             return Outcome(status="truncated", limit=reached.limit)
         except RolloutError as error:
-            return _policy_failure(await self._leases.diagnose_failure(error, self.job.unexplained_losses), "run")
+            return await self._policy_failure(error, "run")
         return Outcome(status="completed")
 
     def _open_session(
@@ -185,9 +182,7 @@ class Attempt:
         """
         make_context = partial(RunContext, leases=self._leases, settings=settings, artifacts=self._artifacts)
         if settings.agent:
-            programs = self._require_programs(settings)
-            served = programs.gateways.open_gateway(self.job, settings)
-            agent = CommandAgent(programs.find(settings.agent), served.gateway)
+            served, agent = self._require_programs(settings).open_agent(self.job, settings)
             return served, lambda: nullcontext(make_context(_NoPolicy(environment.name), agent=agent))
         session = self._policies.open_session(self.job, settings, log)
 
@@ -204,11 +199,6 @@ class Attempt:
             raise TaskError(FailureKind.BAD_ROW, what, "Leave the setting 'agent' empty.")
         return self._programs
 
-    def _open_turn_log(self, environment: Environment[Any], settings: ResolvedSettings) -> TurnLog | None:
-        if settings.agent or not (settings.resume and isinstance(environment, SupportsReplay)):
-            return None
-        return TurnLog(self.job.turns, self._report_turn, environment.normalize_answer)
-
     def _report_turn(self, number: int, turn: LoggedTurn) -> None:
         rollout_id, attempt = self.job.request.rollout_id, self.job.attempt
         self.slots.on_event(TurnEnded(rollout_id=rollout_id, attempt=attempt, number=number, turn=turn))
@@ -222,20 +212,24 @@ class Attempt:
             try:
                 score: Any = await environment.evaluate(task, self._artifacts, self._leases, settings)
             except RolloutError as error:
-                broken = _policy_failure(
-                    await self._leases.diagnose_failure(error, self.job.unexplained_losses), "eval"
-                )
+                broken = await self._policy_failure(error, "eval")
                 score = Score(reward=0.0, detail={"why": broken.message})
                 return (broken if outcome.status == "completed" else outcome), score
         if not isinstance(score, Score):
             raise GraderError(f"Environment {environment.name}: evaluate returned {type(score).__name__}, not a Score.")
         return outcome, score
 
+    async def _policy_failure(self, error: RolloutError, stage: Stage) -> Outcome:
+        """Return the outcome of an attempt that keeps its score; raise an error that the policy did not cause."""
+        diagnosed = await self._leases.diagnose_failure(error, self.job.unexplained_losses)
+        if diagnosed.cause is not Cause.POLICY:
+            raise diagnosed
+        return _failed_outcome(diagnosed.kind, stage, diagnosed)
+
     async def finalize(self, cleanup_seconds: float) -> Rollout:
         """Wait for the stages, release what the attempt holds and return its record. Never raises.
 
-        Args:
-            cleanup_seconds: how long the engine's and the sandboxes' release may take before it goes on unattended.
+        The engine's and the sandboxes' release each go on unattended after ``cleanup_seconds``.
         """
         work = self._stages
         assert work is not None
@@ -249,7 +243,8 @@ class Attempt:
         if self.cancel_reason is not None:
             self._cancel_seconds = time.monotonic() - self._cancelled_at
         try:
-            return self._record(outcome, score, self._segments())
+            segments = [] if self._session is None else self._session.segments()
+            return self._record(outcome, score, segments)
         except Exception as error:  # an environment filled the record with what does not fit
             _LOG.exception("the record could not be written")
             broken = _failed_outcome(FailureKind.INTERNAL, self.slots.position.stage, error)
@@ -257,34 +252,32 @@ class Attempt:
 
     def _final_outcome(self, work: asyncio.Task[tuple[Outcome, Score]]) -> tuple[Outcome, Score | None]:
         error = RuntimeError("the attempt was cancelled without a reason") if work.cancelled() else work.exception()
+        stage = self.slots.position.stage
         if self.cancel_reason is not None:  # also when it swallowed that: its sandboxes were gone by then
-            return Outcome(status="cancelled", reason=self.cancel_reason, stage=self.slots.position.stage), None
-        match error:
-            case None:
-                return work.result()
-            case RolloutError():
-                _LOG.info("attempt failed: %s", error)
-                return _failed_outcome(error.kind, self.slots.position.stage, error), None
-            case StageTimeout():
-                _LOG.info("attempt failed: %s", error)
-                return _failed_outcome(FailureKind.STAGE_TIMEOUT, self.slots.position.stage, error), None
-            case _:
-                _LOG.error("attempt broke in %s", self.slots.position.stage, exc_info=error)
-                said = f"{type(error).__name__} in {self.slots.position.stage}; the service's log has the traceback."
-                return _failed_outcome(FailureKind.INTERNAL, self.slots.position.stage, RuntimeError(said)), None
+            return Outcome(status="cancelled", reason=self.cancel_reason, stage=stage), None
+        if error is None:
+            return work.result()
+        if isinstance(error, RolloutError | StageTimeout):
+            _LOG.info("attempt failed: %s", error)
+            kind = error.kind if isinstance(error, RolloutError) else FailureKind.STAGE_TIMEOUT
+            return _failed_outcome(kind, stage, error), None
+        _LOG.error("attempt broke in %s", stage, exc_info=error)
+        said = f"{type(error).__name__} in {stage}; the service's log has the traceback."
+        return _failed_outcome(FailureKind.INTERNAL, stage, RuntimeError(said)), None
 
     async def _close_session(self) -> None:
         if self._session is not None:
             await self._session.close()
 
-    def _segments(self) -> list[Segment]:
-        return [] if self._session is None else self._session.segments()
-
     def _record(self, outcome: Outcome, score: Score | None, segments: list[Segment], *, bare: bool = False) -> Rollout:
         messages = [] if bare else self._artifacts.messages
         prompt_messages = 0 if bare else self._artifacts.prompt_messages
-        if prompt_messages is None:
-            prompt_messages = _count_prompt_messages(self._prompt, messages)
+        if prompt_messages is None:  # an environment may be killed before it noted them, or note others
+            pairs = zip(self._prompt, messages, strict=False)
+            prompt_messages = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        submission = self._artifacts.submission
+        if submission is None and self._artifacts.answer is not None:
+            submission = GradedSubmission(text=self._artifacts.answer)
         return terminal_record(
             self.job,
             outcome,
@@ -299,16 +292,9 @@ class Attempt:
             resume_refused=self._resume_refused,
             agent_log=self._artifacts.log,
             cancel_seconds=self._cancel_seconds,
-            submission=None if bare else self._submission(),
+            submission=submission if self._has_reached_grading and not bare else None,
             begun_at=self._begun_at,
         )
-
-    def _submission(self) -> GradedSubmission | None:
-        """Return what was graded: as the environment put it, otherwise the answer."""
-        answer = self._artifacts.answer
-        if not self._has_reached_grading:
-            return None
-        return self._artifacts.submission or (None if answer is None else GradedSubmission(text=answer))
 
     def _stage_times(self) -> dict[WorkStage, StageTime]:
         """Return the stages' times; a replay is set-up, and counts as INIT's."""
@@ -338,36 +324,24 @@ class _NoPolicy:
         )
 
 
+_SAME_FIELDS = RolloutRequest.model_fields.keys() & Rollout.model_fields.keys() - {"settings"}
+"""Fields that a record takes from its request."""
+
+
 def terminal_record(job: Job, outcome: Outcome, **work: Any) -> Rollout:
     """Return the terminal record of a job; ``work`` are the fields of ``Rollout`` that its attempt filled."""
     request = job.request
+    same = {name: getattr(request, name) for name in _SAME_FIELDS}
     return Rollout(
-        rollout_id=request.rollout_id,
+        **same,
         attempt=job.attempt,
-        run_id=request.run_id,
-        group_id=request.group_id,
-        group_size=request.group_size,
-        replica=request.replica,
-        stands_in_for=request.stands_in_for,
-        environment=request.environment,
-        evaluation=request.evaluation,
-        metadata=request.metadata,
         row_id=row_id_of(request.task),
-        row_source=request.row_source,
         outcome=outcome,
         retries=list(job.retries),
         accepted_at=job.accepted_at,
         finished_at=max(time.time(), job.accepted_at),  # a clock that was set back makes no time pass backwards
         **work,
     )
-
-
-def _count_prompt_messages(prompt: Sequence[Message], messages: Sequence[Message]) -> int:
-    """Count the messages that are the prompt's: an environment may be killed before it noted them, or note others."""
-    for place, (said, noted) in enumerate(zip(prompt, messages, strict=False)):
-        if said != noted:
-            return place
-    return min(len(prompt), len(messages))
 
 
 def _failed_outcome(kind: FailureKind, stage: Stage, error: BaseException) -> Outcome:
@@ -379,13 +353,6 @@ def _failed_outcome(kind: FailureKind, stage: Stage, error: BaseException) -> Ou
         message="\n".join(line[:500] for line in lines),
         evidence=error.evidence if isinstance(error, RolloutError) else None,
     )
-
-
-def _policy_failure(error: RolloutError, stage: Stage) -> Outcome:
-    """Return the outcome of an attempt that keeps its score; raise an error that the policy did not cause."""
-    if error.cause is not Cause.POLICY:
-        raise error
-    return _failed_outcome(error.kind, stage, error)
 
 
 async def _release_within(release: Coroutine[Any, Any, None], seconds: float, what: str) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import Field
@@ -19,7 +20,8 @@ from prorl_gym.errors import CancelReason, Cause, FailureKind, ProrlError, Shutt
 from prorl_gym.logs import log_context
 from prorl_gym.records import Outcome, Retry, Rollout
 from prorl_gym.rollout.ledger.ledger_config import CancelledRolloutError, LedgerError
-from prorl_gym.rollout.protocol import AttemptMoved, Finished, Job, Ledger, RunnerEvent, StageEntered, TurnEnded
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+from prorl_gym.rollout.protocol import AttemptMoved, Finished, Job, RunnerEvent, StageEntered, TurnEnded
 from prorl_gym.rollout.scheduling.attempt import terminal_record
 from prorl_gym.rollout.scheduling.pending import PendingIndex, PendingRollout
 
@@ -47,71 +49,43 @@ class RetryConfig(ConfigModel):
 
 
 class LedgerRetry:
-    """Repeats calls to a ledger that fails for a while (full disk), until they work or the service stops.
-
-    Args:
-        retry_seconds: pause after each failure.
-    """
+    """Retries calls to a ledger that fails for a while (full disk), until they work or the service stops."""
 
     def __init__(self, retry_seconds: float) -> None:
         self.problem = ""
         """Why the ledger fails at the moment; empty while it works."""
         self._retry_seconds = retry_seconds
-        self._stopping = asyncio.Event()
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether failures are final by now."""
-        return self._stopping.is_set()
-
-    def stop_retrying(self) -> None:
-        """Let the next failure of each call be its last."""
-        self._stopping.set()
+        self.stopping = asyncio.Event()
+        """Set to make the next failure of each call final."""
 
     async def __call__(self, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Call the ledger until it works.
-
-        Raises:
-            LedgerError: the service stops while the ledger still fails.
-        """
+        """Call the ledger until it works. Raises ``LedgerError`` when the service stops while it still fails."""
         while True:
             try:
                 result = await call()
             except LedgerError as error:
                 self.problem = str(error)
                 _LOG.error("the ledger fails: %s", error)
-                if self.is_stopping:
+                if self.stopping.is_set():
                     raise
             else:
                 self.problem = ""
                 return result
-            await sleep_unless_set(self._stopping, self._retry_seconds)
-
-
-async def sleep_unless_set(event: asyncio.Event, seconds: float) -> None:
-    """Wait so many seconds, or until the event."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._retry_seconds):
+                    await self.stopping.wait()
 
 
 class AttemptSettler:
     """Settles attempts that ended, and ends rollouts that no runner has: one terminal record for each rollout.
 
-    Args:
-        ledger: stores the records.
-        pending: all pending rollouts.
-        config: retries.
-        call_ledger: repeats a call until the ledger works.
-        spawn: runs a coroutine that the service's stop waits for.
-        on_finished: called with the cursor and the record of every rollout, after it is on the disk.
+    ``spawn`` runs a coroutine that the service's stop waits for; ``on_finished`` is called with the cursor and the
+    record of every rollout, after it is on the disk.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: SqliteLedger,
         pending: PendingIndex,
         config: RetryConfig,
         call_ledger: LedgerRetry,
@@ -119,8 +93,9 @@ class AttemptSettler:
         on_finished: Callable[[int, Rollout], None],
     ) -> None:
         self.is_aborting = False
-        """Attempts end because the service stops without a drain: they are made again by the next start."""
+        """Attempts end because the service stops without a drain: the next start retries them."""
         self.stage_observers: list[Callable[[AttemptMoved], None]] = []
+        """Called with every stage that is entered, and when agents are parked."""
         self.settlement_observers: list[Callable[[Rollout], None]] = []
         """Called once the end of an attempt is in the ledger, as the record or as the reason for another attempt."""
         self._ledger = ledger
@@ -135,7 +110,7 @@ class AttemptSettler:
         """Follow the runner's events: update positions, and settle each attempt that ended. Ends with the events."""
         async for event in events:
             named = event.rollout if isinstance(event, Finished) else event
-            entry = self._pending.get(named.rollout_id)
+            entry = self._pending.by_id.get(named.rollout_id)
             if entry is not None and named.attempt != entry.position.attempt:
                 _LOG.warning("rollout %s: attempt %d is over; ignored %s", named.rollout_id, named.attempt, event.type)
             elif isinstance(event, TurnEnded):
@@ -178,22 +153,21 @@ class AttemptSettler:
             return
         entry.position.state = "ending"
         broken = outcome.status == "failed" and outcome.cause is Cause.INFRASTRUCTURE
+        if outcome.kind is FailureKind.NODE_LOST:
+            may_retry = entry.restarts < self._config.restarts
+        else:
+            may_retry = entry.failures + 1 < self._config.attempts
         if entry.cancel_reason is not None and outcome.status != "cancelled":  # the attempt ended as it was cancelled
             await self._write_record(entry, _cancelled_record(rollout, entry.cancel_reason))
-        elif broken and self._may_retry(entry, outcome.kind):
+        elif broken and may_retry:
             await self._schedule_retry(entry, rollout)
         else:
             await self._write_record(entry, rollout)
 
-    def _may_retry(self, entry: PendingRollout, kind: FailureKind | None) -> bool:
-        if kind is FailureKind.NODE_LOST:
-            return entry.restarts < self._config.restarts
-        return entry.failures + 1 < self._config.attempts
-
     async def _schedule_retry(self, entry: PendingRollout, rollout: Rollout) -> None:
-        """Remember why the attempt failed and what it cost; enqueue the rollout again after a pause.
+        """Store why the attempt failed and what it cost; enqueue the rollout again after a pause.
 
-        Its tokens are counted and not kept: the next attempt has a fresh sandbox, which saw none of what they did.
+        Its tokens are not kept: the next attempt has a fresh sandbox, which saw none of what they did.
         """
         outcome = rollout.outcome
         assert outcome.kind is not None
@@ -226,7 +200,6 @@ class AttemptSettler:
     # --- rollouts that no runner has ----------------------------------------------------------------------------
 
     def end_cancelled(self, ended: Sequence[PendingRollout], reason: CancelReason) -> None:
-        """End rollouts that no runner has, as cancelled."""
         self._end_unstarted(ended, Outcome(status="cancelled", reason=reason, stage="queue"))
 
     def end_lost(self, entry: PendingRollout) -> None:
@@ -242,7 +215,6 @@ class AttemptSettler:
         self._end_unstarted([entry], _internal_outcome(error))
 
     def fail_refused(self, entry: PendingRollout, job: Job, error: Exception) -> None:
-        """Settle an attempt that the runner refused by an error."""
         _LOG.error("the runner refused a job", exc_info=error)
         self._spawn(self.settle_attempt(entry, terminal_record(job, _internal_outcome(error))))
 
@@ -258,7 +230,7 @@ class AttemptSettler:
 
     async def _write_unstarted(self, ended: Sequence[PendingRollout], outcome: Outcome) -> None:
         for start in range(0, len(ended), _BATCH):
-            if start and self._call_ledger.is_stopping:
+            if start and self._call_ledger.stopping.is_set():
                 return  # the next start ends the rest: that it was cancelled is on the disk
             jobs = await self._next_jobs(ended[start : start + _BATCH])
             await asyncio.gather(*(self._write_end(entry, job, outcome) for entry, job in jobs))
@@ -316,7 +288,7 @@ class AttemptSettler:
         """Withdraw attempts that the service's stop ended: only a death of the service counts against a rollout."""
         not_handed = [
             entry.rollout_id
-            for entry in self._pending.all()
+            for entry in self._pending.by_id.values()
             if entry.position.state == "handing" or entry.begun_job is not None
         ]
         try:

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from prorl_gym.errors import CancelReason, ProrlError, ShuttingDownError
 from prorl_gym.records import Rollout
 from prorl_gym.rollout.ledger.ledger_config import LedgerError
-from prorl_gym.rollout.protocol import AttemptMoved, Job, Ledger, Runner
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+from prorl_gym.rollout.protocol import Job, Runner
 from prorl_gym.rollout.scheduling.attempt_settler import AttemptSettler, LedgerRetry, RetryConfig
 from prorl_gym.rollout.scheduling.eager_task import start_eagerly
 from prorl_gym.rollout.scheduling.pending import PendingIndex, PendingRollout
@@ -27,19 +28,11 @@ _SLICE = 2048
 
 
 class Dispatcher:
-    """Begins an attempt at each queued rollout and hands it to the runner. Only the service uses it.
-
-    Args:
-        ledger: numbers the attempts.
-        runner: works.
-        config: retries.
-        on_finished: called with the cursor and the record of every rollout that ends, after it is on the disk.
-        weights: weights of environments. See ``FairQueue``.
-    """
+    """Begins attempts at queued rollouts and hands them to the runner. For ``on_finished`` see ``AttemptSettler``."""
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: SqliteLedger,
         runner: Runner,
         config: RetryConfig,
         on_finished: Callable[[int, Rollout], None],
@@ -49,50 +42,23 @@ class Dispatcher:
         self.broken_reason = ""
         """Why no pending rollout ends before a restart: a loop died. Empty while both run."""
         self._ledger = ledger
-        self._runner = runner
+        self.runner = runner
         self._call_ledger = LedgerRetry(config.ledger_pause_seconds)
         self.settler = AttemptSettler(ledger, self.pending, config, self._call_ledger, self.spawn, on_finished)
-        self._not_held = asyncio.Event()
-        self._not_held.set()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.may_begin = asyncio.Event()
+        """Cleared to begin no attempts, for maintenance; running ones go on."""
+        self.may_begin.set()
+        self.tasks: set[asyncio.Task[Any]] = set()
+        """Tasks of the service that have not ended. Two run as long as it dispatches; ``stop`` waits for all."""
         self._loops: list[asyncio.Task[None]] = []
 
     @property
     def problem(self) -> str:
-        """What keeps it from working at the moment; empty while nothing does."""
+        """Why it does not work at the moment; empty while it does."""
         return self.broken_reason or self._call_ledger.problem
 
-    @property
-    def task_count(self) -> int:
-        """Tasks of the service that have not ended. Two run as long as it dispatches; ``stop`` waits for all."""
-        return len(self._tasks)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether no attempts begin."""
-        return not self._not_held.is_set()
-
-    def hold(self) -> None:
-        """Begin no attempts from now on; running ones go on. For maintenance. Idempotent."""
-        self._not_held.clear()
-
-    def release(self) -> None:
-        """End a ``hold``. Idempotent."""
-        self._not_held.set()
-
-    def add_stage_observer(self, observer: Callable[[AttemptMoved], None]) -> None:
-        """Call this with every stage that is entered, and when agents are parked. It must be quick and not raise."""
-        self.settler.stage_observers.append(observer)
-
     def start(self) -> None:
-        """Begin to dispatch, and to follow the runner's events."""
-        self._loops = [self.spawn(self.settler.consume(self._runner.events())), self.spawn(self.dispatch())]
-
-    async def unclaimed_slots(self) -> int:
-        """Return how many jobs the runner would accept now beyond those that are queued or reserved."""
-        if self.is_held or self.pending.queue_not_empty.is_set():
-            return 0
-        return (await self._runner.capacity()).free - self.pending.reserved
+        self._loops = [self.spawn(self.settler.consume(self.runner.events())), self.spawn(self.dispatch())]
 
     # --- to the runner ------------------------------------------------------------------------------------------
 
@@ -100,19 +66,17 @@ class Dispatcher:
         """Hand queued rollouts to the runner, as many as it has room for, until cancelled."""
         while True:
             await self.pending.queue_not_empty.wait()
-            if self.is_held:
-                await self._not_held.wait()
+            if not self.may_begin.is_set():
+                await self.may_begin.wait()
                 continue  # the queue may be empty by now
-            free = (await self._runner.capacity()).free
+            free = (await self.runner.capacity()).free
             batch = {entry.rollout_id: entry for entry in self.pending.dequeue(min(max(free, 1), _BATCH))}
-            for job in filter(None, await self._begin_attempts(list(batch.values()))):
+            if all(entry.begun_job is not None for entry in batch.values()):
+                jobs = [await self._begin_attempt(entry) for entry in batch.values()]
+            else:  # those that wait for the ledger share a commit
+                jobs = await asyncio.gather(*map(self._begin_attempt, batch.values()))
+            for job in filter(None, jobs):
                 await self._submit_to_runner(batch[job.request.rollout_id], job)
-
-    async def _begin_attempts(self, entries: Sequence[PendingRollout]) -> list[Job | None]:
-        """See ``_begin_attempt``; those that wait for the ledger share a commit."""
-        if all(entry.begun_job is not None for entry in entries):
-            return [await self._begin_attempt(entry) for entry in entries]
-        return await asyncio.gather(*map(self._begin_attempt, entries))
 
     async def _begin_attempt(self, entry: PendingRollout) -> Job | None:
         """Begin an attempt; ``None``: it cannot begin, and its rollout is being ended."""
@@ -135,8 +99,9 @@ class Dispatcher:
         if entry.cancel_reason is not None:
             self.settler.end_cancelled([entry], entry.cancel_reason)
             return
-        accepting = entry.accept_task = start_eagerly(self._runner.accept(job))
-        accepting.add_done_callback(_retrieve_exception)
+        accepting = entry.accept_task = start_eagerly(self.runner.accept(job))
+        # Marks the exception as retrieved: a stop may cancel the wait for it.
+        accepting.add_done_callback(lambda task: None if task.cancelled() else task.exception())
         if not accepting.done():
             await asyncio.wait({accepting})
         entry.accept_task = None
@@ -153,27 +118,14 @@ class Dispatcher:
         if entry.position.state == "handing":  # otherwise it has ended already
             entry.position.state = "running"
         if entry.cancel_reason is not None:
-            await self._runner.cancel([entry.rollout_id], entry.cancel_reason)
+            await self.runner.cancel([entry.rollout_id], entry.cancel_reason)
 
     # --- stopping rollouts --------------------------------------------------------------------------------------
 
-    async def park(self, entries: Sequence[PendingRollout]) -> None:
-        """Park the agents of these before their next model call. See ``Runner.park``."""
-        await self._runner.park([entry.rollout_id for entry in entries])
-
-    async def unpark(self, entries: Sequence[PendingRollout]) -> None:
-        """Let these go on. See ``Runner.unpark``."""
-        await self._runner.unpark([entry.rollout_id for entry in entries])
-
     async def cancel(self, chosen: Sequence[PendingRollout], reason: CancelReason) -> list[PendingRollout]:
-        """Remember that these are cancelled, then stop them, wherever they are.
+        """Store that these are cancelled, then stop them, wherever they are; return those that this cancelled.
 
-        Returns:
-            Those that this cancelled. From now on the ledger accepts only a cancelled record for them, also where
-            another one was about to be written.
-
-        Raises:
-            LedgerError: it cannot be remembered; nothing is stopped.
+        The ledger then accepts only a cancelled record for them. Raises ``LedgerError``: nothing is stopped.
         """
         noted = set(await self._ledger.cancel([entry.rollout_id for entry in chosen], reason))
         stopped = [entry for entry in chosen if entry.rollout_id in noted and entry.cancel_reason is None]
@@ -183,10 +135,7 @@ class Dispatcher:
         return stopped
 
     async def cancel_unneeded(self, chosen: Sequence[PendingRollout], reason: CancelReason) -> None:
-        """Stop rollouts that no group needs. ``entry.cancel_reason`` is set already, so that no new attempt begins.
-
-        Where the ledger cannot remember it they are stopped all the same: a restart judges their groups again.
-        """
+        """Stop what no group needs, also where the ledger cannot store that: a restart judges the groups again."""
         try:
             await self._ledger.cancel([entry.rollout_id for entry in chosen], reason)
         except LedgerError as error:
@@ -194,7 +143,7 @@ class Dispatcher:
         await self._stop_attempts(chosen, reason)
 
     async def _stop_attempts(self, chosen: Sequence[PendingRollout], reason: CancelReason) -> None:
-        await self._runner.cancel(
+        await self.runner.cancel(
             [entry.rollout_id for entry in chosen if entry.position.state in ("running", "handing")], reason
         )
         for start in range(0, len(chosen), _SLICE):
@@ -210,42 +159,36 @@ class Dispatcher:
     def spawn(self, work: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
         """Run something that ``stop`` waits for; what it raises is logged."""
         task = start_eagerly(work)
-        self._tasks.add(task)
+        self.tasks.add(task)
         task.add_done_callback(self._on_task_done)
         return task
 
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self.tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if task in self._loops and error is not None and not self._call_ledger.is_stopping:
+        if task in self._loops and error is not None and not self._call_ledger.stopping.is_set():
             self.broken_reason = f"The service is broken ({type(error).__name__})."
-            for entry in self.pending.all():
+            for entry in self.pending.by_id.values():
                 entry.fail_waiters(ShuttingDownError(self.broken_reason, RESTART_ADVICE))
         if error is not None and not isinstance(error, ShuttingDownError | LedgerError):
             _LOG.error("a part of the service failed", exc_info=error)
 
     async def stop(self, *, drain: bool) -> None:
         """Finish what the runner has (``drain``), or leave it to the next start; then end."""
-        self._call_ledger.stop_retrying()
+        self._call_ledger.stopping.set()
         if self._loops:
             self._loops[1].cancel()
-        await (self._runner.drain() if drain else self.abort_attempts())
-        for entry in self.pending.all():
+        await (self.runner.drain() if drain else self.abort_attempts())
+        for entry in self.pending.by_id.values():
             if entry.retry_timer is not None:
                 entry.retry_timer.cancel()
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        while self.tasks:
+            await asyncio.wait(tuple(self.tasks))
         await self.settler.withdraw_aborted()
-        for entry in self.pending.all():
+        for entry in self.pending.by_id.values():
             entry.resolve_waiters(None)
 
     async def abort_attempts(self) -> None:
         """Leave what the runner has to the next start; also while ``stop`` is draining."""
         self.settler.is_aborting = True
-        await self._runner.close()
-
-
-def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    """Mark the exception as retrieved: a stop may cancel the wait for it."""
-    if not task.cancelled():
-        task.exception()
+        await self.runner.close()

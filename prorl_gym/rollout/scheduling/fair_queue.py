@@ -58,23 +58,17 @@ class Charge:
             self.running_since = None
 
     def end(self, seconds: float | None = None) -> None:
-        """End the work and settle its charge.
-
-        Args:
-            seconds: how much work it was; by default as long as it ran.
-
-        Raises:
-            RuntimeError: it was over before.
-        """
+        """End the work and settle its charge: ``seconds`` of work, by default as long as it ran. Only once."""
         self.cancel()
-        self.account.record_finished(max(_MIN_SECONDS, self.elapsed if seconds is None else seconds))
+        seconds = max(_MIN_SECONDS, self.elapsed if seconds is None else seconds)
+        account = self.account
+        account.settled_seconds += seconds
+        account.finished += 1
+        before = seconds if account.mean_seconds is None else account.mean_seconds
+        account.mean_seconds = before + (seconds - before) / min(account.finished, _MEAN_WINDOW)
 
     def cancel(self) -> None:
-        """End work that never began: nothing is charged for it.
-
-        Raises:
-            RuntimeError: it was over before.
-        """
+        """End work that never began: nothing is charged for it. Only once."""
         if self.is_over:
             raise RuntimeError("a piece of work ended twice")
         self.pause()
@@ -103,34 +97,17 @@ class Account:
     """Seconds that running pieces took before their last pause."""
 
     def used(self, expected_seconds: float) -> float:
-        """Return worker-seconds over weight, running work included.
-
-        Args:
-            expected_seconds: the least that a running piece is charged.
-        """
+        """Return worker-seconds over weight, with at least ``expected_seconds`` for each running piece."""
         taken = self.running_charges * self.clock() - self.start_time_sum + self.elapsed
         return (self.settled_seconds + max(taken, self.open_charges * expected_seconds)) / self.weight
 
     def open_charge(self) -> Charge:
-        """Open the charge of a piece of work."""
         self.open_charges += 1
         return Charge(self)
 
-    def record_finished(self, seconds: float) -> None:
-        """Add a piece of work that has ended."""
-        self.settled_seconds += seconds
-        self.finished += 1
-        before = seconds if self.mean_seconds is None else self.mean_seconds
-        self.mean_seconds = before + (seconds - before) / min(self.finished, _MEAN_WINDOW)
-
 
 class FairQueue(Generic[ItemT]):
-    """Waiting items, in one queue for each environment.
-
-    Args:
-        weights: by environment; 1 for those that are not named.
-        clock: in seconds.
-    """
+    """Waiting items, in one queue for each environment; ``weights`` are 1 for those that are not named."""
 
     def __init__(self, weights: Mapping[str, float] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._weights = weights or {}
@@ -175,14 +152,12 @@ class FairQueue(Generic[ItemT]):
         return account.open_charge()
 
     def pop(self) -> tuple[ItemT, Charge]:
-        """Dequeue the next item, and charge its environment.
-
-        Raises:
-            LookupError: the queue is empty.
-        """
+        """Dequeue the next item, and charge its environment. Raises ``LookupError``: the queue is empty."""
         if not self._waiting:
             raise LookupError("the queue is empty")
-        used, _, name = min(map(self._sort_key, self._waiting))
+        # Before any use is known, the environment with the least running work goes first.
+        waiting = [(name, self._accounts[name]) for name in self._waiting]
+        used, _, name = min((self._used(one), one.open_charges / one.weight, name) for name, one in waiting)
         self._virtual_time = max(self._virtual_time, used)
         queue = self._waiting[name]
         item, _ = queue.popitem(last=False)
@@ -194,22 +169,20 @@ class FairQueue(Generic[ItemT]):
         """Return worker-seconds over weight by environment, running work included."""
         return {name: self._used(account) for name, account in self._accounts.items()}
 
-    def _sort_key(self, name: str) -> tuple[float, float, str]:
-        """Return the rank of an environment, the lowest first; before any use is known, the least running work."""
-        account = self._accounts[name]
-        return self._used(account), account.open_charges / account.weight, name
-
     def _used(self, account: Account) -> float:
-        return account.used(self._default_mean() if account.mean_seconds is None else account.mean_seconds)
-
-    def _default_mean(self) -> float:
-        """Return the mean length over all environments, for one that has finished none."""
-        known = [account.mean_seconds for account in self._accounts.values() if account.mean_seconds is not None]
-        return sum(known) / len(known) if known else 0.0
+        if account.mean_seconds is not None:
+            return account.used(account.mean_seconds)
+        # It has finished none: the mean over all environments.
+        known = [each.mean_seconds for each in self._accounts.values() if each.mean_seconds is not None]
+        return account.used(sum(known) / len(known) if known else 0.0)
 
     def _account_name(self, environment: str) -> str:
         if environment not in self._accounts and len(self._accounts) >= _MAX_ACCOUNTS:
-            self._evict_idle()
+            # Accounts without work here that used no more than a newcomer.
+            used = self.usage_by_environment()
+            for name, account in list(self._accounts.items()):
+                if name not in self._waiting and not account.open_charges and used[name] <= self._virtual_time:
+                    del self._accounts[name]
         known = environment in self._accounts or len(self._accounts) < _MAX_ACCOUNTS
         return environment if known else _SHARED_ACCOUNT
 
@@ -221,10 +194,3 @@ class FairQueue(Generic[ItemT]):
         # Work that was shorter than its charge leaves waiting environments below the virtual time.
         stand = min((self._used(self._accounts[other]) for other in self._waiting), default=self._virtual_time)
         account.settled_seconds += max(0.0, min(stand, self._virtual_time) - self._used(account)) * account.weight
-
-    def _evict_idle(self) -> None:
-        """Drop accounts without work here that used no more than a newcomer."""
-        used = self.usage_by_environment()
-        for name, account in list(self._accounts.items()):
-            if name not in self._waiting and not account.open_charges and used[name] <= self._virtual_time:
-                del self._accounts[name]

@@ -1,25 +1,28 @@
 """Policies that are real models: a session on a pool of engines for each attempt."""
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
 
-from prorl_gym.agents.model_policy import ModelPolicy
+from prorl_gym.agents.protocol import ToolSpec
 from prorl_gym.errors import EngineError, FailureKind, TaskError
-from prorl_gym.gateway.rollout_gateway import RolloutGateway
 from prorl_gym.inference.config import normalize_url
+from prorl_gym.inference.protocol import AssistantTurn
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.harness_session import HarnessSession
 from prorl_gym.inference.tokens.model_session import ModelSession
 from prorl_gym.inference.tokens.rollout_session import RolloutIdentity, SamplingPool
 from prorl_gym.inference.tokens.transcript import ThinkingMode
 from prorl_gym.inference.tokens.turn_log import TurnLog
-from prorl_gym.records import Segment
-from prorl_gym.rollout.protocol import Job
+from prorl_gym.records import Message, Segment
+from prorl_gym.rollout.protocol import Job, group_key
 from prorl_gym.settings import ResolvedSettings
+
+SessionT = TypeVar("SessionT", ModelSession, HarnessSession)
 
 
 class PolicyPool(SamplingPool, Protocol):
-    """What the policies of attempts need of an ``EnginePool``."""
+    """The part of an ``EnginePool`` that the policies of attempts use."""
 
     async def wait_for_room(self, session_id: str) -> None:
         """Wait until the engines have room for another rollout. See ``EnginePool``."""
@@ -30,16 +33,29 @@ class PolicyPool(SamplingPool, Protocol):
         ...
 
 
-class _Session:
+class ModelPolicy:
+    """Implements ``Policy`` on a model session, which records every token."""
+
+    def __init__(self, session: ModelSession) -> None:
+        self._session = session
+
+    async def start_conversation(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AssistantTurn:
+        return await self._session.start_conversation(messages, [tool.as_function() for tool in tools])
+
+    async def respond(self, messages: Sequence[Message]) -> AssistantTurn:
+        return await self._session.respond(messages)
+
+
+class _Session(Generic[SessionT]):
     """Implements ``AttemptSession`` over a session on a pool."""
 
-    def __init__(self, session: ModelSession | HarnessSession, pool: PolicyPool, job: Job) -> None:
-        self._session = session
+    def __init__(self, session: SessionT, pool: PolicyPool, job: Job) -> None:
+        self.model_session = session
         self._pool = pool
         self._job = job
 
     async def failure_at_deadline(self) -> EngineError | None:
-        return await self._session.failure_at_deadline()
+        return await self.model_session.failure_at_deadline()
 
     async def wait_for_room(self) -> None:
         if not self._job.request.evaluation:
@@ -49,16 +65,16 @@ class _Session:
         self._pool.release_slot(self._job.request.rollout_id)
 
     def mark_cancelled(self) -> None:
-        self._session.mark_cancelled()
+        self.model_session.mark_cancelled()
 
     async def close(self) -> None:
-        self._session.close()
+        self.model_session.close()
 
     def segments(self) -> list[Segment]:
-        return self._session.segments()
+        return self.model_session.segments()
 
 
-class _ModelPolicySession(_Session):
+class _ModelPolicySession(_Session[ModelSession]):
     """Implements ``PolicySession``."""
 
     def __init__(self, session: ModelSession, pool: PolicyPool, job: Job) -> None:
@@ -66,25 +82,12 @@ class _ModelPolicySession(_Session):
         self.policy = ModelPolicy(session)
 
 
-class _HarnessGatewaySession(_Session):
-    """Implements ``GatewaySession``."""
-
-    def __init__(
-        self, session: HarnessSession, codec: ChatCodec, settings: ResolvedSettings, pool: PolicyPool, job: Job
-    ) -> None:
-        super().__init__(session, pool, job)
-        self.gateway = RolloutGateway(session, codec, settings)
-
-
 class ModelPolicySource:
-    """Implements ``PolicySource`` and ``GatewaySource``.
+    """Implements ``PolicySource``; makes the sessions of agent programs too.
 
-    Args:
-        pool: engines of the policy.
-        codec: tokenizer and chat template that these engines serve.
-        pools_by_url: pools for requests that name their own engine, by address. No other address is ever called.
-        thinking: what happens to earlier thoughts at a new user turn. See
-            ``inference.tokens.transcript``.
+    ``codec`` is the tokenizer and chat template that the engines of ``pool`` serve. ``pools_by_url`` are pools for
+    requests that name their own engine, by address; no other address is ever called. For ``thinking`` see
+    ``inference.tokens.transcript``.
     """
 
     def __init__(
@@ -96,27 +99,22 @@ class ModelPolicySource:
         thinking: ThinkingMode = "keep",
     ) -> None:
         self._pool = pool
-        self._codec = codec
+        self.codec = codec
         self._thinking: ThinkingMode = thinking
         self._pools_by_url = pools_by_url or {}
 
     def open_session(
         self, job: Job, settings: ResolvedSettings, turn_log: TurnLog | None = None
     ) -> _ModelPolicySession:
-        """See ``PolicySource.open_session``.
-
-        Raises:
-            TaskError: ``BAD_ROW``, the request names an engine that is not on the allow-list.
-        """
+        """See ``PolicySource.open_session``. Raises ``TaskError`` (``BAD_ROW``): the engine is not allowed."""
         pool = self._pool_for(job.request.inference_url)
-        session = ModelSession(pool, self._codec, settings, **self._identity(job), turn_log=turn_log)
+        session = ModelSession(pool, self.codec, settings, **self._identity(job), turn_log=turn_log)
         return _ModelPolicySession(session, pool, job)
 
-    def open_gateway(self, job: Job, settings: ResolvedSettings) -> _HarnessGatewaySession:
-        """See ``GatewaySource.open_gateway``. Raises as ``open_session``."""
+    def open_harness_session(self, job: Job, settings: ResolvedSettings) -> _Session[HarnessSession]:
+        """Return a fresh session that records an agent program's calls. Raises as ``open_session``."""
         pool = self._pool_for(job.request.inference_url)
-        session = HarnessSession(pool, self._codec, settings, **self._identity(job))
-        return _HarnessGatewaySession(session, self._codec, settings, pool, job)
+        return _Session(HarnessSession(pool, self.codec, settings, **self._identity(job)), pool, job)
 
     def _identity(self, job: Job) -> RolloutIdentity:
         request = job.request
@@ -124,15 +122,16 @@ class ModelPolicySource:
             "rollout_id": request.rollout_id,
             "replica": request.replica,
             "priority": int(request.evaluation),
-            # Runs may name their groups alike: those share no prompt.
-            "group_id": f"{request.run_id}/{request.group_id}" if request.group_id else "",
+            "group_id": group_key(request),
             "thinking": self._thinking,
         }
 
     def _pool_for(self, url: str | None) -> PolicyPool:
         if url is None:
             return self._pool
-        pool = self._pools_by_url.get(_normalized(url))
+        pool = None
+        with suppress(ValueError):  # what is no address is on no list
+            pool = self._pools_by_url.get(normalize_url(url))
         if pool is None:
             raise TaskError(
                 FailureKind.BAD_ROW,  # shown from the @ on: before it may be a password
@@ -140,11 +139,3 @@ class ModelPolicySource:
                 "Add it to inference_urls in the service's configuration, or leave it out.",
             )
         return pool
-
-
-def _normalized(url: str) -> str:
-    """Spell an address as the configuration does; what is no address is on no list."""
-    try:
-        return normalize_url(url)
-    except ValueError:
-        return ""

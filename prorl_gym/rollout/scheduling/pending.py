@@ -6,12 +6,16 @@ Memory holds ids and progress; the bodies stay in the ledger.
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from prorl_gym.client.wire_models import PendingPlace
 from prorl_gym.errors import CancelReason
 from prorl_gym.records import Rollout, RolloutRequest
 from prorl_gym.rollout.protocol import AttemptMoved, AttemptPosition, Job, RecoveredRollout, StageEntered
 from prorl_gym.rollout.scheduling.fair_queue import Charge, FairQueue
+
+_IDENTITY = attrgetter("rollout_id", "run_id", "group_id", "group_size", "environment", "evaluation", "stands_in_for")
+"""Returns the first fields of a ``PendingRollout``."""
 
 _RUNNING_PLACES = frozenset({"init", "run", "eval", "record"})
 
@@ -40,32 +44,18 @@ class PendingRollout:
     """Fair-share cost of the running attempt."""
     accept_task: asyncio.Task[None] | None = None
     retry_timer: asyncio.TimerHandle | None = None
-    waiters: list[asyncio.Future[Rollout | None]] = field(default_factory=list[asyncio.Future[Rollout | None]])
+    waiter: asyncio.Future[Rollout | None] | None = None
+    """Shared by all calls of ``RolloutService.result``; the first makes it."""
 
     @classmethod
     def from_source(cls, source: RolloutRequest | RecoveredRollout) -> "PendingRollout":
-        """Return the entry of a new request, or of a rollout that the ledger remembers."""
-        entry = cls(
-            source.rollout_id,
-            source.run_id,
-            source.group_id,
-            source.group_size,
-            source.environment,
-            source.evaluation,
-            source.stands_in_for,
-        )
+        entry = cls(*_IDENTITY(source))
         if isinstance(source, RecoveredRollout):
             entry.failures, entry.restarts, entry.cancel_reason = source.failures, source.restarts, source.cancel_reason
         return entry
 
     @property
-    def has_priority(self) -> bool:
-        """Whether its group waits for it alone: an earlier attempt, or the member it replaces, failed."""
-        return self.stands_in_for is not None or self.failures > 0 or self.restarts > 0
-
-    @property
     def place(self) -> PendingPlace:
-        """Where it is, for people."""
         match self.position.state:
             case "queued":
                 return "held" if self.is_held else "queue"
@@ -81,28 +71,20 @@ class PendingRollout:
 
     def resolve_waiters(self, rollout: Rollout | None) -> None:
         """Answer every ``RolloutService.result``; ``None``: there is no record yet, and this service stops."""
-        for waiter in self.waiters:
-            if not waiter.done():
-                waiter.set_result(rollout)
-        self.waiters.clear()
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(rollout)
 
     def fail_waiters(self, error: Exception) -> None:
-        """Answer every ``RolloutService.result`` with an error."""
-        for waiter in self.waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
-        self.waiters.clear()
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_exception(error)
+            self.waiter.exception()  # marks it as retrieved, for callers that are gone
 
 
 class PendingIndex:
-    """All pending rollouts, and the dispatch queue.
-
-    Args:
-        weights: weights of environments for their shares of worker-seconds. See ``FairQueue``.
-    """
+    """All pending rollouts, and the dispatch queue. For ``weights`` see ``FairQueue``."""
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
-        self._by_id: dict[str, PendingRollout] = {}
+        self.by_id: dict[str, PendingRollout] = {}
         self._evaluation_queue: FairQueue[PendingRollout] = FairQueue(weights)
         self._training_queue: FairQueue[PendingRollout] = FairQueue(weights)
         self.queue_not_empty = asyncio.Event()
@@ -110,26 +92,12 @@ class PendingIndex:
         self.reserved = 0
         """Job slots of the runner for first attempts that begin when their rollout is accepted, until it has them."""
 
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def __contains__(self, rollout_id: str) -> bool:
-        return rollout_id in self._by_id
-
-    def get(self, rollout_id: str) -> PendingRollout | None:
-        """Return the entry, if this rollout is pending here."""
-        return self._by_id.get(rollout_id)
-
-    def all(self) -> list[PendingRollout]:
-        """Return every entry."""
-        return list(self._by_id.values())
-
     def select(self, ids: Sequence[str], groups: Iterable[str], runs: Iterable[str]) -> list[PendingRollout]:
         """Return the entries named by id, by group or by run; groups and runs together: these groups of these runs."""
         wanted_groups, wanted_runs = set(groups), set(runs)
-        chosen = {rollout_id: self._by_id[rollout_id] for rollout_id in ids if rollout_id in self._by_id}
+        chosen = {rollout_id: self.by_id[rollout_id] for rollout_id in ids if rollout_id in self.by_id}
         if wanted_groups or wanted_runs:
-            for entry in self._by_id.values():
+            for entry in self.by_id.values():
                 in_group = not wanted_groups or entry.group_id in wanted_groups
                 if in_group and (not wanted_runs or entry.run_id in wanted_runs):
                     chosen[entry.rollout_id] = entry
@@ -137,15 +105,11 @@ class PendingIndex:
 
     def running_ids(self) -> list[str]:
         """Return those whose attempt has entered INIT and is not parked."""
-        return [entry.rollout_id for entry in self._by_id.values() if entry.place in _RUNNING_PLACES]
-
-    def add(self, entry: PendingRollout) -> None:
-        """Add a rollout, outside the queue."""
-        self._by_id[entry.rollout_id] = entry
+        return [entry.rollout_id for entry in self.by_id.values() if entry.place in _RUNNING_PLACES]
 
     def remove(self, entry: PendingRollout) -> None:
-        """Remove a rollout: its record is written. Idempotent."""
-        self._by_id.pop(entry.rollout_id, None)
+        """Idempotent."""
+        self.by_id.pop(entry.rollout_id, None)
         self.remove_from_queue(entry)
 
     # --- the queue ----------------------------------------------------------------------------------------------
@@ -158,7 +122,8 @@ class PendingIndex:
         """
         entry.position.state = "queued"
         if not entry.is_held:
-            self._queue_of(entry).push(entry.environment, entry, at_front=entry.has_priority)
+            has_priority = entry.stands_in_for is not None or entry.failures > 0 or entry.restarts > 0
+            self._queue_of(entry).push(entry.environment, entry, at_front=has_priority)
             self.queue_not_empty.set()
 
     def hold(self, entry: PendingRollout) -> None:
@@ -170,11 +135,11 @@ class PendingIndex:
         """End the hold; enqueue it if it is ready. Idempotent."""
         if entry.is_held:
             entry.is_held = False
-            if entry.position.state == "queued" and entry.rollout_id in self._by_id:
+            if entry.position.state == "queued" and entry.rollout_id in self.by_id:
                 self.enqueue(entry)
 
     def remove_from_queue(self, entry: PendingRollout) -> None:
-        """Dequeue it. Harmless when it is not in the queue."""
+        """Harmless when it is not in the queue."""
         self._queue_of(entry).remove(entry.environment, entry)
         self._update_queue_event()
 

@@ -18,7 +18,7 @@ ResourceT = TypeVar("ResourceT")
 
 _UNEXPLAINED = Evidence.SANDBOX_LOST_UNEXPLAINED
 _BY_STRENGTH = (Evidence.SANDBOX_KILLED_OUTSIDE, _UNEXPLAINED, Evidence.LIMIT_BREACHED)
-"""Of several sandboxes of an attempt that are gone, what the policy cannot have done decides."""
+"""Where several sandboxes of an attempt are gone, evidence that the policy cannot have caused decides."""
 _STALL_PERCENT = 10.0
 """Percent of the last minute in which all processes of this host waited for memory."""
 
@@ -46,13 +46,7 @@ class MemoryPressure:
 
 
 class SandboxLeases:
-    """Implements ``Leases`` on one backend. Everything handed out is closed by ``close``.
-
-    Args:
-        backend: starts the sandboxes.
-        on_agent_sandbox: called with the spec of each sandbox that was started for the agent.
-        judge: lent to graders.
-    """
+    """Implements ``Leases``; ``close`` closes all. ``on_agent_sandbox`` is called for each start for the agent."""
 
     def __init__(
         self,
@@ -73,48 +67,36 @@ class SandboxLeases:
         """Memory pressure of this host when the first sandbox was requested."""
 
     def make_fresh(self) -> "SandboxLeases":
-        """Return leases of the same kind that hold nothing."""
         fresh = SandboxLeases(self._backend, self._on_agent_sandbox, self._judge)
         fresh.mount_for_agent(self._agent_mounts)
         return fresh
 
     def mount_for_agent(self, mounts: Sequence[Mount]) -> None:
-        """Mount these in the agent's sandboxes, beside what their specs name. Call before the first is started."""
+        """Mount these in the agent's sandboxes, next to what their specs name. Call before the first is started."""
         self._agent_mounts = tuple(mounts)
 
     async def get_agent_sandbox(self, spec: SandboxSpec) -> Sandbox:
-        """Return the agent's sandbox for this spec; concurrent first calls start one.
-
-        Raises:
-            SandboxError: it could not be started; the next call tries again.
-        """
+        """Return the agent's sandbox for this spec; concurrent first calls start one. Retry a ``SandboxError``."""
         spec = replace(spec, mounts=(*spec.mounts, *self._agent_mounts)) if self._agent_mounts else spec
         key = repr(spec)  # a spec holds a mapping: it has no hash
         starting = self._agent_sandboxes.get(key)
         if starting is None or (starting.done() and _failed(starting)):
-            starting = self._agent_sandboxes[key] = self._spawn_sandbox_start(spec, self._on_agent_sandbox)
+            work = self._start_sandbox(spec, self._on_agent_sandbox)
+            starting = self._agent_sandboxes[key] = self._spawn_start(work, "sandbox-start")
         # Shielded: of two tools that wait for the same sandbox, one may be cancelled.
         return await asyncio.shield(starting)
 
     async def start_clean_sandbox(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox that the agent has never touched."""
-        return await _await_start(self._spawn_sandbox_start(spec))
+        return await _await_start(self._spawn_start(self._start_sandbox(spec), "sandbox-start"))
 
     async def enter_context(self, resource: AbstractAsyncContextManager[ResourceT]) -> ResourceT:
-        """Enter what is left when the rollout ends."""
         return await _await_start(self._spawn_start(self._enter_context(resource), "resource-start"))
 
     def get_judge(self) -> Judge | None:
-        """Return the service's judge, if it has one."""
         return self._judge
 
     async def diagnose_failure(self, error: RolloutError, earlier_losses: int = 0) -> RolloutError:
-        """Find the cause of an error that only names what does not work in a sandbox; return any other as it is.
-
-        Args:
-            error: struck while the rollout's own payload ran.
-            earlier_losses: see ``blame``.
-        """
+        """Find the cause of an error that only names what does not work in a sandbox with the rollout's payload."""
         if isinstance(error, UnfitImageError):
             return await self._diagnose_image(error)
         if error.kind is not FailureKind.SANDBOX_LOST or error.evidence not in (None, _UNEXPLAINED):
@@ -146,16 +128,14 @@ class SandboxLeases:
             return SandboxError.from_evidence(Evidence.PAYLOAD_BROKE_SANDBOX, error.what)
         return error
 
-    def begin_close(self) -> None:
-        """Begin to ``close``, without waiting."""
+    def begin_close(self) -> asyncio.Task[None]:
         if self._close_task is None:
             self._close_task = start_eagerly(self._close(), name="sandboxes-close")
+        return self._close_task
 
     async def close(self) -> None:
         """Stop what is starting, close what is open. Failures are logged: they must not cost the record. Idempotent."""
-        self.begin_close()
-        assert self._close_task is not None
-        await self._close_task
+        await self.begin_close()
 
     async def _close(self) -> None:
         for task in tuple(self._starts):
@@ -177,11 +157,6 @@ class SandboxLeases:
             if isinstance(result, Exception):
                 _LOG.error("%s could not be closed", name, exc_info=result)
 
-    def _spawn_sandbox_start(
-        self, spec: SandboxSpec, on_started: Callable[[SandboxSpec], None] | None = None
-    ) -> asyncio.Task[Sandbox]:
-        return self._spawn_start(self._start_sandbox(spec, on_started), "sandbox-start")
-
     def _spawn_start(self, work: Coroutine[Any, Any, ResourceT], name: str) -> asyncio.Task[ResourceT]:
         if self._close_task is not None:
             work.close()
@@ -192,7 +167,9 @@ class SandboxLeases:
         task.add_done_callback(_failed)  # retrieves the exception: its waiter may be cancelled
         return task
 
-    async def _start_sandbox(self, spec: SandboxSpec, on_started: Callable[[SandboxSpec], None] | None) -> Sandbox:
+    async def _start_sandbox(
+        self, spec: SandboxSpec, on_started: Callable[[SandboxSpec], None] | None = None
+    ) -> Sandbox:
         self._host_memory = self._host_memory or MemoryPressure.read()
         sandbox = await self._backend.start_sandbox(spec)
         self._open_sandboxes.append(sandbox)

@@ -5,12 +5,12 @@
 
 import sys
 
-from prorl_gym.sandbox.backends import apptainer, apptainer_plain, userns
+from prorl_gym.sandbox.backends import apptainer, userns
 from prorl_gym.sandbox.spawner.spawner import Backends, run_spawner
 
 BACKENDS = Backends(
     init_mains={"userns": userns.run_init, "apptainer": apptainer.run_init},
-    supervised={"apptainer-plain": apptainer_plain.build_command},
+    supervised={"apptainer-plain": apptainer.build_plain_command},
 )
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What runs inside a sandbox, beside hostile programs: server, process tree, terminal, watchdogs, confinement.
+"""Code that runs inside a sandbox, next to hostile programs: server, process tree, terminal, watchdogs, confinement.
 
 Root of the sandbox's user namespace, without privileges outside of it. ``pid1.serve`` is the loop of the sandbox's
 pid 1 (``userns``) or of its neighbour (``apptainer``), entered from ``backends/*.run_init``; ``container_entry``

@@ -37,7 +37,27 @@ KERNEL_RETRY_SECONDS = 1.0
 KERNEL_IDLE_SECONDS = 2.0  # from its reply on, until it must be idle: a kernel's publisher drops what it cannot send
 
 
-class PlainCellRunner:
+class CellRunner:
+    """Runs the cells of one session and collects the PNG files that they display."""
+
+    kind = ""
+
+    def __init__(self) -> None:
+        self.pngs: list[bytes] = []
+
+    def run_cell(self, code: str) -> bool:
+        """Run a cell; whether it ended without raising."""
+        raise NotImplementedError
+
+    def pop_images(self) -> "list[bytes]":
+        pictures, self.pngs = self.pngs, []
+        return pictures
+
+    def move_directories(self) -> None:
+        """Make new directories, in a fork that has another root and working directory."""
+
+
+class PlainCellRunner(CellRunner):
     """Cells with the standard library alone: the value of a last expression is shown, tracebacks are the user's."""
 
     kind = "console"
@@ -45,21 +65,14 @@ class PlainCellRunner:
     def __init__(self) -> None:
         import types
 
+        super().__init__()
         module = types.ModuleType("__main__")
         module.__dict__["__builtins__"] = __builtins__
         sys.modules["__main__"] = module  # classes of cells can be pickled; nothing of ours is in reach by name
         self.namespace = module.__dict__
         self.cell_count = 0
 
-    def move_directories(self) -> None:
-        """Do nothing: this console has none of its own."""
-
-    def pop_images(self) -> "list[bytes]":
-        """Return the PNG files that the last cell displayed: none, since this console has only text."""
-        return []
-
     def run_cell(self, code: str) -> bool:
-        """Run a cell; whether it ended without raising."""
         self.cell_count += 1
         name = f"<cell {self.cell_count}>"
         linecache.cache[name] = (len(code), None, code.splitlines(True), name)
@@ -80,7 +93,6 @@ class PlainCellRunner:
             return False
 
     def print_traceback(self, error: BaseException) -> None:
-        """Write a traceback without our own frames."""
         frames = traceback.extract_tb(error.__traceback__)
         while frames and not frames[0].filename.startswith("<cell"):
             frames.pop(0)
@@ -104,7 +116,6 @@ def read_tree(root: str) -> "list[tuple[str, int, bytes | None]]":
 
 
 def write_tree(root: str, tree: "list[tuple[str, int, bytes | None]]") -> None:
-    """Make in a directory what ``read_tree`` has returned."""
     for path, mode, content in tree:
         if content is None:
             os.mkdir(root + path, mode)
@@ -113,7 +124,7 @@ def write_tree(root: str, tree: "list[tuple[str, int, bytes | None]]") -> None:
                 file.write(content)
 
 
-class IPythonCellRunner:
+class IPythonCellRunner(CellRunner):
     """Cells with IPython: magics, ``!commands``, top-level await, ``display``."""
 
     kind = "ipython"
@@ -122,6 +133,7 @@ class IPythonCellRunner:
         from IPython.core.interactiveshell import InteractiveShell
         from traitlets.config import Config
 
+        super().__init__()
         config = Config()
         config.HistoryManager.enabled = False
         config.InteractiveShell.xmode = "Plain"
@@ -132,7 +144,6 @@ class IPythonCellRunner:
         self.shell = InteractiveShell.instance(config=config, ipython_dir=tempfile.mkdtemp(prefix=".ipython-"))
         self.directories: list[tuple[str, int, bytes | None]] = []
         self.shell.displayhook.write_output_prompt = lambda: None
-        self.pngs: list[bytes] = []
         self.shell.enable_gui = lambda *_: None  # pyright: ignore  # for ``%matplotlib``; there is no window
         show_value, publisher = self.shell.displayhook, self.shell.display_pub  # of a last expression, of ``display``
         show_value.write_format_data = self.with_png_capture(show_value.write_format_data)  # pyright: ignore
@@ -149,7 +160,6 @@ class IPythonCellRunner:
         return successor
 
     def move_directories(self) -> None:
-        """Begin anew what lies in directories, in a fork that has another root and working directory."""
         import tempfile
 
         shell: Any = self.shell
@@ -169,31 +179,21 @@ class IPythonCellRunner:
         """Return ``show`` so that the picture among the forms of an object is kept; its text is printed as before."""
 
         def shown(data: "dict[str, object]", *others: object, **named: object) -> None:
-            self.keep_png(data)
+            picture = data.get("image/png")
+            if isinstance(picture, str):
+                picture = base64.b64decode(picture)
+            if isinstance(picture, bytes):
+                self.pngs.append(picture)
             show(data, *others, **named)
 
         return shown
 
-    def keep_png(self, data: "dict[str, object]") -> None:
-        """Keep the picture among the forms of an object: bytes, or base64 of them."""
-        picture = data.get("image/png")
-        if isinstance(picture, str):
-            picture = base64.b64decode(picture)
-        if isinstance(picture, bytes):
-            self.pngs.append(picture)
-
-    def pop_images(self) -> "list[bytes]":
-        """Return PNG files that the last cell displayed."""
-        pictures, self.pngs = self.pngs, []
-        return pictures
-
     def run_cell(self, code: str) -> bool:
-        """Run a cell; whether it ended without raising."""
         result = self.shell.run_cell(code, store_history=False)  # pyright: ignore[reportUnknownMemberType]
         return bool(result.success)
 
 
-class KernelClient:
+class KernelClient(CellRunner):
     """Cells in the ipykernel that runs in this process. What they display is printed; pictures are kept."""
 
     kind = "kernel"
@@ -202,6 +202,7 @@ class KernelClient:
         import zmq
         from jupyter_client.session import Session
 
+        super().__init__()
         self.session = Session(key=key.encode("ascii"), username="prorl")
         self.stdout_fd = os.dup(1)  # a cell may close or redirect its own
         context = zmq.Context()
@@ -211,7 +212,6 @@ class KernelClient:
         for number, channel in enumerate((self.shell, self.iopub), 1):
             channel.connect(f"ipc://{name}-{number}")
             self.poller.register(channel, zmq.POLLIN)
-        self.pngs: list[bytes] = []
 
     def wait_ready(self) -> None:
         """Repeat a request until its answer comes on both sockets: a kernel publishes only to known subscribers."""
@@ -219,25 +219,13 @@ class KernelClient:
             pass
 
     def run_cell(self, code: str) -> bool:
-        """Run a cell; whether it ended without raising."""
         content: dict[str, Any] = {"code": code, "silent": False, "store_history": False, "user_expressions": {}}
         content.update(allow_stdin=False, stop_on_error=False)
         reply = self.request("execute_request", content)
         return reply is not None and reply.get("status") == "ok"
 
-    def pop_images(self) -> "list[bytes]":
-        """Return PNG files that the last cell displayed."""
-        pictures, self.pngs = self.pngs, []
-        return pictures
-
     def request(self, kind: str, content: "dict[str, Any]", seconds: "float | None" = None) -> "dict[str, Any] | None":
-        """Send a request; return its reply once the kernel is idle again.
-
-        Args:
-            kind: of the message.
-            content: of the message.
-            seconds: longest wait, after which ``None`` is returned; by default, until the cell ends.
-        """
+        """Send a request; return its reply once the kernel is idle again, or ``None`` after ``seconds``."""
         asked = self.session.send(self.shell, kind, content)["header"]["msg_id"]  # pyright: ignore
         reply: dict[str, Any] | None = None
         idle = False
@@ -261,14 +249,12 @@ class KernelClient:
         return reply
 
     def receive(self, channel: "Any") -> "dict[str, Any] | None":
-        """Receive a message; ``None`` for what is none."""
         try:
             return self.session.recv(channel)[1]  # pyright: ignore
         except Exception:  # a cell may send anything through its kernel
             return None
 
     def show(self, kind: str, content: "Any") -> None:
-        """Print what a message displays, or keep its picture."""
         if kind == "error":
             lines = content.get("traceback") or [f"{content.get('ename')}: {content.get('evalue')}"]
             self.print_text("\n".join(map(str, lines)).rstrip("\n") + "\n")
@@ -298,13 +284,12 @@ class KernelClient:
         return True
 
     def print_text(self, text: str) -> None:
-        """Write to the pipe that the service reads."""
         data = text.encode("utf-8", "replace")
         while data:
             data = data[os.write(self.stdout_fd, data) :]
 
 
-def make_cell_runner(packages: str = MOUNTED_PACKAGES) -> "PlainCellRunner | IPythonCellRunner":
+def make_cell_runner(packages: str = MOUNTED_PACKAGES) -> CellRunner:
     """Prefer the image's IPython, then that of ``packages`` when this python is new enough, then our own."""
     try:
         return IPythonCellRunner()
@@ -336,7 +321,7 @@ def export_figures() -> "list[bytes]":
 
 
 def encode_images(images: "list[bytes]") -> "list[str]":
-    """Return what an answer has room for."""
+    """Encode what an answer has room for."""
     total = 0
     encoded: list[str] = []
     for image in images[:MAX_IMAGES]:
@@ -359,12 +344,9 @@ class StandardStreams:
         self.known_streams = {"stdout": sys.stdout, "stderr": sys.stderr}
 
     def restore(self) -> None:
-        """Put back what a cell closed or redirected, with a note.
+        """Put back what a cell closed or redirected, with a note. Raises ``OSError`` where it closed our copies too.
 
         A stream that it replaced by another one is left: it may collect what later cells print.
-
-        Raises:
-            OSError: the cell closed our copies too.
         """
         flush_streams()
         notes: list[str] = []
@@ -394,12 +376,10 @@ class StandardStreams:
 
 
 def is_writable(stream: object) -> bool:
-    """Whether a cell that prints would not fail."""
     return callable(getattr(stream, "write", None)) and not getattr(stream, "closed", False)
 
 
 def flush_streams() -> None:
-    """Write what streams still hold."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:
             if stream is not None:
@@ -416,25 +396,17 @@ class CellWorker:
         self.request_lines = channel.makefile("rb")
 
     def send_answer(self, message: "dict[str, object]") -> None:
-        """Answer the service."""
         self.channel.sendall(json.dumps(message).encode("ascii") + b"\n")
 
-    def serve(self, console: "PlainCellRunner | IPythonCellRunner | KernelClient") -> None:
-        """Report that it is ready, then run what comes."""
+    def serve(self, console: CellRunner) -> None:
         self.send_answer({"ready": console.kind, "version": f"{sys.version_info[0]}.{sys.version_info[1]}"})
         for line in self.request_lines:
             request = json.loads(line.decode("ascii"))
             ok, images = self.run_cell(console, request["code"])
             self.send_answer({"cell": request["cell"], "ok": ok, "images": images})
 
-    def run_cell(
-        self, console: "PlainCellRunner | IPythonCellRunner | KernelClient", code: str
-    ) -> "tuple[bool, list[str]]":
-        """Run one cell.
-
-        Raises:
-            OSError: the session cannot go on.
-        """
+    def run_cell(self, console: CellRunner, code: str) -> "tuple[bool, list[str]]":
+        """Run one cell. Raises ``OSError`` when the session cannot go on."""
         return console.run_cell(code), encode_images(console.pop_images())
 
 
@@ -446,10 +418,7 @@ class MainThreadWorker(CellWorker):
         self.streams = StandardStreams()
         signal.signal(signal.SIGINT, ignore_interrupt)
 
-    def run_cell(
-        self, console: "PlainCellRunner | IPythonCellRunner | KernelClient", code: str
-    ) -> "tuple[bool, list[str]]":
-        """Run one cell; see ``CellWorker``."""
+    def run_cell(self, console: CellRunner, code: str) -> "tuple[bool, list[str]]":
         ok, images = False, []
         try:
             try:
@@ -535,15 +504,14 @@ def open_channel() -> socket.socket:
     return channel
 
 
-def serve_cells(console: "PlainCellRunner | IPythonCellRunner", channel: "socket.socket") -> None:
-    """Serve cells until the service closes the channel."""
+def serve_cells(console: CellRunner, channel: "socket.socket") -> None:
     os.environ.setdefault("MPLBACKEND", "Agg")
     if CELLS_IMPORT_FROM_CWD:
         sys.path.insert(0, "")
     MainThreadWorker(channel).serve(console)
 
 
-def serve_forked(console: "PlainCellRunner | IPythonCellRunner") -> None:
+def serve_forked(console: CellRunner) -> None:
     """Serve cells in a fork of a process in which the console was made."""
     channel = open_channel()
     console.move_directories()
@@ -551,7 +519,6 @@ def serve_forked(console: "PlainCellRunner | IPythonCellRunner") -> None:
 
 
 def main(*, with_kernel: bool) -> None:
-    """Serve cells until the service closes the channel."""
     channel = open_channel()
     if with_kernel:
         return serve_kernel(channel)

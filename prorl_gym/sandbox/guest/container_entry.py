@@ -16,10 +16,11 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from prorl_gym.sandbox import syscalls
-from prorl_gym.sandbox.guest.confine import confine
+from prorl_gym.sandbox.guest.confine import confine, set_limit
+from prorl_gym.sandbox.guest.fork_exec import close_all_except
 from prorl_gym.sandbox.guest.pid1 import GuestOptions, serve
 from prorl_gym.sandbox.guest.process_table import ProcessTable
 from prorl_gym.sandbox.protocol import SandboxLimits
@@ -33,83 +34,46 @@ def main(arguments: list[str]) -> None:
     control_fd, started, options_fd = map(int, arguments)
     syscalls.set_dumpable(False)  # no payload may trace this process or read its memory and descriptors
     control = socket.socket(fileno=control_fd)
-    _close_inherited({control_fd, started, options_fd})
+    close_all_except(0, 1, 2, control_fd, started, options_fd)  # the bundle among the rest: it is loaded
+    for descriptor in (control_fd, started, options_fd):
+        os.set_inheritable(descriptor, False)
     try:
         with open(options_fd, encoding="utf-8") as file:
             given = json.load(file)
-        options = _options(given, _prepare(given["workdir"]))
+        os.umask(0o022)
+        if os.access("/etc/resolv.conf", os.W_OK):  # the runtime's copy of the host's, which names the host's network
+            os.truncate("/etc/resolv.conf", 0)
+        os.makedirs(given["workdir"], exist_ok=True)
+        os.chdir("/")
+        proc_fd = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            has_own_uids = file.read().split() != ["0", "0", str(_ALL_UIDS)]
     except OSError as error:
-        _report_failure(control, error)
+        what = " ".join(f"the sandbox could not be furnished: {error}".split())[:600]
+        fix = "The image must hold an ordinary Linux root."
+        message = {"type": "failed", "kind": "sandbox_unavailable", "what": what, "fix": fix}
+        control.send(json.dumps(message).encode("ascii"), socket.MSG_NOSIGNAL)
         os.write(started, _STARTED)
         return
     os.write(started, _STARTED)
     os.close(started)
+    is_init = os.getpid() == 1
+    confined = _confine if has_own_uids else _confine_without_nproc
+    limits = SandboxLimits(**given["limits"])
     try:
-        serve(control, options)
+        serve(control, GuestOptions(limits, given["workdir"], given["env"], proc_fd, is_init, confined))
     finally:
-        if not options.is_init:  # pid 1 takes its namespace along by ending
-            ProcessTable(options.proc_fd).kill_descendants(os.getpid())
+        if not is_init:  # pid 1 takes its namespace along by ending
+            ProcessTable(proc_fd).kill_descendants(os.getpid())
 
 
-def _prepare(workdir: str) -> int:
-    """Complete the root; return a descriptor of its ``/proc``."""
-    os.umask(0o022)
-    _clear_resolv_conf()
-    os.makedirs(workdir, exist_ok=True)
-    os.chdir("/")
-    return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-
-def _options(given: dict[str, Any], proc_fd: int) -> GuestOptions:
-    return GuestOptions(
-        limits=SandboxLimits(**given["limits"]),
-        workdir=given["workdir"],
-        env=given["env"],
-        proc_fd=proc_fd,
-        is_init=os.getpid() == 1,
-        confine=_confine if _in_own_user_namespace() else _confine_without_nproc,
-    )
-
-
-def _close_inherited(kept: set[int]) -> None:
-    """Close what the runtime left open, the bundle among it: it is loaded."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in kept:
-            try:
-                os.close(int(name))
-            except OSError:
-                continue  # the listing's own
-    for descriptor in kept:
-        os.set_inheritable(descriptor, False)
-
-
-def _clear_resolv_conf() -> None:
-    """Empty the host's resolv.conf where the runtime brought a copy that is ours: it names the host's network."""
-    if os.access("/etc/resolv.conf", os.W_OK):
-        with open("/etc/resolv.conf", "wb"):
-            pass
-
-
-def _in_own_user_namespace() -> bool:
-    with open("/proc/self/uid_map", encoding="ascii") as file:
-        return file.read().split() != ["0", "0", str(_ALL_UIDS)]
-
-
-def _confine(limits: SandboxLimits, on_listener: Callable[[int], None]) -> None:
-    """Forbid System V IPC too: no uid in such a container is root's, so nothing may set its bounds."""
-    confine(limits, on_listener, allow_system_v=False)
+_confine = partial(confine, allow_system_v=False)
+"""Forbids System V IPC too: no uid in such a container is root's, so nothing may set its bounds."""
 
 
 def _confine_without_nproc(limits: SandboxLimits, on_listener: Callable[[int], None]) -> None:
     """Leave the number of processes alone: outside of a user namespace it would count all of this user's."""
     _confine(replace(limits, processes=resource.getrlimit(resource.RLIMIT_NPROC)[1]), on_listener)
-
-
-def _report_failure(control: socket.socket, error: OSError) -> None:
-    what = " ".join(f"the sandbox could not be furnished: {error}".split())[:600]
-    fix = "The image must hold an ordinary Linux root."
-    message = {"type": "failed", "kind": "sandbox_unavailable", "what": what, "fix": fix}
-    control.send(json.dumps(message).encode("ascii"), socket.MSG_NOSIGNAL)
 
 
 def serve_local(descriptor: str, options: str) -> None:
@@ -133,15 +97,10 @@ def _limit_resources(limits: SandboxLimits, on_listener: Callable[[int], None]) 
 
     There is no filter of calls, and so no listener to hand over.
     """
-    for kind, wanted in (
-        (resource.RLIMIT_NOFILE, limits.open_files),
-        (resource.RLIMIT_FSIZE, limits.file_size),
-        (resource.RLIMIT_CPU, limits.cpu_seconds),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        hard = resource.getrlimit(kind)[1]
-        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(kind, (value, value))
+    set_limit(resource.RLIMIT_NOFILE, limits.open_files)
+    set_limit(resource.RLIMIT_FSIZE, limits.file_size)
+    set_limit(resource.RLIMIT_CPU, limits.cpu_seconds)
+    set_limit(resource.RLIMIT_CORE, 0)
 
 
 if __name__ == "__main__":

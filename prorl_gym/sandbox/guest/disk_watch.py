@@ -46,7 +46,7 @@ _ENTRIES_PER_CLOCK_CHECK = 64
 
 @dataclass(slots=True)
 class TreeUsage:
-    """What a tree takes."""
+    """Size of a directory tree."""
 
     bytes: int = 0
     files: int = 0
@@ -54,36 +54,27 @@ class TreeUsage:
     is_too_deep: bool = False
     """Something lies so deep that it was not counted."""
 
-    def is_exceeded_by(self, later: "TreeUsage", more_bytes: int, more_files: int) -> bool:
-        """Whether a later sum is larger than this one by more than that."""
-        return later.bytes > self.bytes + more_bytes or later.files > self.files + more_files
-
 
 class TreeWalker:
-    """Counts what a directory tree takes, a piece at a time, again and again.
+    """Measures a directory tree, a piece at a time, again and again.
 
     The tree is hostile and changes during the walk. Only one directory is open at a time, and a path that is longer
     than the kernel takes (which no honest build makes) is reported instead of followed.
-
-    Args:
-        top: descriptor of the tree's directory.
     """
 
     def __init__(self, top: int) -> None:
         self._top = top
         self._walk: Iterator[None] | None = None
+        self.started = 0.0
+        """Monotonic time at which the last walk began."""
         self.usage = TreeUsage()
-        """What the walk has found so far."""
-
-    @property
-    def is_walking(self) -> bool:
-        """Whether a walk has begun and not ended."""
-        return self._walk is not None
+        """Sums of the walk so far."""
 
     def advance(self, seconds: float) -> bool:
         """Walk on for about so long; whether the walk is complete, so that ``usage`` is the whole."""
         deadline = time.monotonic() + seconds
         if self._walk is None:
+            self.started = time.monotonic()
             self.usage = TreeUsage()
             self._walk = self._count(self.usage)
         for _ in self._walk:
@@ -135,13 +126,8 @@ class TreeWalker:
 class DiskWatch:
     """Counts a root and keeps it within its size.
 
-    Args:
-        storage_fd: descriptor of the directory that holds everything written to the root.
-        limits: its budget in bytes and in files, and the size of one file while there is room.
-        table: the process table.
-        guest_pid: the guest's pid.
-        on_breach: called with a child of the guest and its breach.
-        on_full_change: called with whether the root is full, whenever that changes.
+    ``storage_fd`` holds everything written to the root. ``on_breach`` is called with a child of the guest and its
+    breach, ``on_full_change`` with whether the root is full, whenever that changes.
     """
 
     def __init__(
@@ -163,7 +149,6 @@ class DiskWatch:
         self._on_full_change = on_full_change
         self._walker = TreeWalker(storage_fd)
         self._excluded_devices = _memory_devices()
-        self._walk_started = 0.0
         self._used = TreeUsage()
         self.is_full = False
         """Whether the root has no room left."""
@@ -171,32 +156,28 @@ class DiskWatch:
         self._due = 0.0
 
     def next_check_ms(self, is_running: bool) -> int | None:
-        """Return the milliseconds until the next check; ``None`` while nothing runs that could write.
-
-        Args:
-            is_running: something runs in the sandbox.
-        """
+        """Return the milliseconds until the next check; ``None`` while nothing runs that could write."""
         if not is_running and not self.is_full:
             return None
         return max(0, int((self._due - time.monotonic()) * 1000) + 1)
 
     def check_if_due(self) -> None:
-        """Check when it is due."""
         if time.monotonic() >= self._due:
             self.check()
 
     def check(self) -> None:
         """Continue the walk and enforce the budget; a partial sum that exceeds it is enough."""
-        now = time.monotonic()
-        if not self._walker.is_walking:
-            self._walk_started = now
         complete = self._walker.advance(_URGENT_SLICE_SECONDS if self._is_urgent() else _SLICE_SECONDS)
         usage = self._walker.usage
         if complete:
-            self._add_unlinked_files(usage)
+            held: dict[tuple[int, int], int] = {}  # files that were removed while a process has them open
+            for process in self._table.descendants(self._guest_pid):
+                held |= self._table.unlinked_files(process.procfs_id, self._excluded_devices)
+            usage.bytes += sum(held.values())
+            usage.files += len(held)
             self._used = usage
             self._enforce(usage)
-            took = time.monotonic() - self._walk_started
+            took = time.monotonic() - self._walker.started
             rest = max(_QUICK, took) if self._is_urgent() else max(_SLOW, took * _REST_FACTOR)
             self._due = time.monotonic() + min(_MAX_WAIT_SECONDS, rest)
             return
@@ -205,34 +186,21 @@ class DiskWatch:
         self._due = time.monotonic() + (0 if self._is_urgent() else _SLICE_SECONDS)
 
     def limit_new_child(self, pid: int) -> None:
-        """Forbid a new child to write while the root is full. Call before any of the payload's code runs in it.
-
-        Args:
-            pid: the child's; 0: this process is the child.
-        """
+        """Forbid a new child (0: this process) to write while the root is full. Call before payload code runs in it."""
         if self.is_full:
             _set_file_size_limit(pid, 0)
 
     def _is_urgent(self) -> bool:
         return self.is_full or self._used.bytes > self._size // 2 or self._used.files > self._files // 2
 
-    def _add_unlinked_files(self, usage: TreeUsage) -> None:
-        """Count the files that were removed while a process has them open, by the descriptors of all processes."""
-        held: dict[tuple[int, int], int] = {}
-        for process in self._table.descendants(self._guest_pid):
-            held |= self._table.unlinked_files(process.procfs_id, self._excluded_devices)
-        usage.bytes += sum(held.values())
-        usage.files += len(held)
-
     def _enforce(self, usage: TreeUsage) -> None:
-        """Enforce the budget with a complete sum."""
         if not self._is_over(usage):
             if self.is_full:
                 self._leave_full()
         elif not self.is_full:
             self._enter_full(usage)
-        elif self._usage_when_full is not None and self._usage_when_full.is_exceeded_by(
-            usage, _SLACK_BYTES, _SLACK_FILES
+        elif (full := self._usage_when_full) is not None and (
+            usage.bytes > full.bytes + _SLACK_BYTES or usage.files > full.files + _SLACK_FILES
         ):
             self._kill_all()
         else:
@@ -240,8 +208,11 @@ class DiskWatch:
             self._usage_when_full = self._usage_when_full or usage
 
     def _is_over(self, usage: TreeUsage) -> bool:
-        too_much = usage.bytes >= self._size or usage.files >= self._files
-        return too_much or usage.is_too_deep or self._is_disk_low()
+        if usage.bytes >= self._size or usage.files >= self._files or usage.is_too_deep:
+            return True
+        disk = os.fstatvfs(self._storage)
+        reserve = min(_RESERVE, disk.f_blocks * disk.f_frsize // _RESERVE_FRACTION)
+        return disk.f_bavail * disk.f_frsize < reserve
 
     def _enter_full(self, usage: TreeUsage) -> None:
         self.is_full = True
@@ -256,8 +227,9 @@ class DiskWatch:
         self.is_full, self._usage_when_full = False, None
         self._on_full_change(False)
         for _ in range(_RESTORE_PASSES):
-            if not self._restore_writing():
-                break
+            processes = self._table.descendants(self._guest_pid)
+            if not any([_set_file_size_limit(process.pid, self._file_size) for process in processes]):
+                break  # none was forbidden to write any more
 
     def _kill_all(self) -> None:
         self._usage_when_full = None  # what is left is the new one
@@ -275,16 +247,6 @@ class DiskWatch:
         for process in processes:
             _set_file_size_limit(process.pid, 0)
         return processes
-
-    def _restore_writing(self) -> bool:
-        """Allow all processes to write; whether one of them was forbidden to."""
-        processes = self._table.descendants(self._guest_pid)
-        return any([_set_file_size_limit(process.pid, self._file_size) for process in processes])
-
-    def _is_disk_low(self) -> bool:
-        found = os.fstatvfs(self._storage)
-        reserve = min(_RESERVE, found.f_blocks * found.f_frsize // _RESERVE_FRACTION)
-        return found.f_bavail * found.f_frsize < reserve
 
 
 def _memory_devices() -> set[int]:

@@ -1,4 +1,7 @@
-"""Starting a confined child: fork, wire up, confine, exec; failures come back as an ``OSError``."""
+"""Starting a confined child: fork, wire up, confine, exec; failures come back as an ``OSError``.
+
+Also enters the namespaces of a running sandbox from above, for workers that are forked outside of it.
+"""
 
 import errno
 import fcntl
@@ -11,9 +14,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 from prorl_gym.sandbox import syscalls
-from prorl_gym.sandbox.guest.guest_messages import encode_packet, send_packet
-from prorl_gym.sandbox.guest.namespace_entry import open_namespaces
-from prorl_gym.sandbox.guest.payload_kill_monitor import receive_report, send_listener
+from prorl_gym.sandbox.guest.guest_messages import ChildStartError, encode_packet, receive_descriptors, send_packet
 from prorl_gym.sandbox.guest.process_table import ProcessTable
 
 Confine = Callable[[Callable[[int], None]], None]
@@ -26,14 +27,14 @@ _EXEC_SECONDS = 20.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _CREDENTIALS = struct.Struct("3i")
 """Pid, uid and gid of a sender, which the kernel adds, translated into the receiver's namespaces."""
-
-
-class StartError(OSError):
-    """A child could not be started. ``stage``: ``cwd``, ``confine``, ``exec``, or ``template`` (no fork of one)."""
-
-    def __init__(self, code: int, stage: str) -> None:
-        super().__init__(code, os.strerror(code))
-        self.stage = stage
+_NS_GET_USERNS, _NS_GET_PARENT = 0xB701, 0xB702
+_NAMESPACES = (
+    ("ipc", syscalls.CLONE_NEWIPC),
+    ("uts", syscalls.CLONE_NEWUTS),
+    ("net", syscalls.CLONE_NEWNET),
+    ("pid_for_children", syscalls.CLONE_NEWPID),
+    ("mnt", syscalls.CLONE_NEWNS),  # last: the host's /proc is gone then
+)
 
 
 def fork_exec(
@@ -45,15 +46,8 @@ def fork_exec(
 ) -> tuple[int, int | None]:
     """Start a program in its own session; return its pid and the listener of its filter of calls, if that has one.
 
-    Args:
-        argv: program (searched in ``env``'s PATH) and arguments.
-        env: complete environment.
-        cwd: working directory.
-        descriptors: number in the child -> descriptor here. Nothing else is inherited.
-        confine: called in the child just before exec.
-
-    Raises:
-        StartError: with the stage that failed.
+    The program is searched in ``env``'s PATH; ``env`` is complete. ``descriptors``: number in the child -> descriptor
+    here; nothing else is inherited. Raises ``ChildStartError`` with the stage that failed.
     """
     report, failed = socket.socketpair()  # close-on-exec: a successful exec closes it, and we read EOF
     with report:
@@ -73,16 +67,10 @@ def fork_template(
 ) -> tuple[int, int | None]:
     """Have the template of python workers fork one into this sandbox; see ``python_template``.
 
-    It is not this process's child: ``table`` counts it as one, and its end is a message on ``line``.
-
-    Args:
-        line: the socket that was given to the template.
-        table: shows this process, whose namespaces the worker enters.
-        settings: fields of ``python_template.Settings``.
-        descriptors: numbers 0 to 3 in the worker -> descriptors here.
-
-    Raises:
-        StartError: with the stage that failed.
+    It is not this process's child: ``table`` counts it as one, and its end is a message on ``line``, the socket that
+    was given to the template. ``settings``: ``limits``, ``env`` (complete), ``cwd``, ``allow_system_v``, and
+    ``is_untouched``: the sandbox's files are those of the host. ``descriptors``: numbers 0 to 3 in the worker ->
+    descriptors here. Raises ``ChildStartError`` with the stage that failed.
     """
     line.settimeout(_EXEC_SECONDS)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -94,7 +82,7 @@ def fork_template(
                 standard = [descriptors[number] for number in sorted(descriptors)]
                 send_packet(line, encode_packet(dict(settings)), [failed.fileno(), *standard, *namespaces])
             except OSError as error:  # there is no template any more, or it has no process for this
-                raise StartError(error.errno or errno.EIO, "template") from None
+                raise ChildStartError(error.errno or errno.EIO, "template") from None
             finally:
                 for descriptor in namespaces:
                     os.close(descriptor)
@@ -103,7 +91,7 @@ def fork_template(
         except OSError:
             word, ancillary = b"", []
         if not word or not ancillary:
-            raise StartError(errno.EIO, "template")
+            raise ChildStartError(errno.EIO, "template")
         line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         pid: int = _CREDENTIALS.unpack(ancillary[0][2])[0]
         table.adopted.add(pid)
@@ -114,11 +102,11 @@ def fork_template(
     return pid, listener
 
 
-def _start_error(answer: bytes, listener: int | None) -> StartError:
+def _start_error(answer: bytes, listener: int | None) -> ChildStartError:
     if listener is not None:
         os.close(listener)
     stage, _, code = answer.decode().partition(":")
-    return StartError(int(code), stage)
+    return ChildStartError(int(code), stage)
 
 
 def _run_child(
@@ -134,7 +122,11 @@ def _run_child(
     code = errno.EIO
     try:
         os.setsid()
-        failed = _renumber_descriptors(descriptors, failed)
+        report = max(descriptors) + 1
+        renumber_descriptors({**descriptors, report: failed})
+        os.set_inheritable(report, False)  # a successful exec closes it
+        failed = report
+        close_all_except(0, 1, 2, *descriptors, report)
         stage = "cwd"
         os.chdir(cwd)
         stage = "confine"
@@ -153,29 +145,27 @@ def _run_child(
 
 
 def prepare_exec(confine: Confine, guest_fd: int) -> None:
-    """Last steps of every payload process: default signals, orphans stay below it, confinement.
-
-    Args:
-        confine: the last of them.
-        guest_fd: a socket to the guest.
-    """
+    """Last steps of every payload process: default signals, orphans stay below it, confinement."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these two, and exec keeps that
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.umask(0o022)
     syscalls.set_child_subreaper()
-    confine(lambda listener: send_listener(guest_fd, listener))
+
+    def send_listener(listener: int) -> None:
+        with socket.socket(fileno=os.dup(guest_fd)) as sock:
+            socket.send_fds(sock, [b"+"], [listener])
+        os.close(listener)
+
+    confine(send_listener)
 
 
-def _renumber_descriptors(descriptors: Mapping[int, int], failed: int) -> int:
-    """Give the descriptors their numbers and close all others; return the new number of ``failed``."""
+def renumber_descriptors(descriptors: Mapping[int, int]) -> None:
+    """In a child: give descriptors their numbers (number -> descriptor here); what had the numbers is closed."""
     above = max(descriptors) + 1
     high = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for number, fd in descriptors.items()}
-    report = fcntl.fcntl(failed, fcntl.F_DUPFD_CLOEXEC, above)
     for number, fd in high.items():
         os.dup2(fd, number)
-    close_all_except(0, 1, 2, *descriptors, report)
-    return report
 
 
 def _exec(argv: Sequence[str], env: Mapping[str, str]) -> None:
@@ -196,14 +186,11 @@ def _exec(argv: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 class SpawnWatch:
-    """Kills children that do not reach their exec, so that the guest, which waits for it, gets their exit instead.
+    """Keeps a new child from holding up the guest between fork and exec, while the guest waits for it.
 
-    Between fork and exec a child runs our code, yet any payload may send it SIGSTOP, and the disk with the file to
-    execute may hang. The guest would then answer no further request.
-
-    Args:
-        table: shows this process and its children.
-        known_children: pids of children that have been started; they are left alone.
+    Until then the child runs only our code, yet any payload may send it SIGSTOP, and the disk with the file to execute
+    may hang. The guest would then answer no further request. ``known_children``, which have been started, are left
+    alone.
     """
 
     def __init__(self, table: ProcessTable, known_children: Collection[int]) -> None:
@@ -241,12 +228,9 @@ def open_signal_pipe(*signals: signal.Signals) -> int:
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for number in signals:
-        signal.signal(number, _ignore_signal)  # a handler, not SIG_IGN: exec puts handlers back to the default
+        # A handler, not SIG_IGN: exec puts handlers back to the default.
+        signal.signal(number, lambda _number, _frame: None)
     return woken
-
-
-def _ignore_signal(number: int, frame: object) -> None:
-    """Do nothing: the byte on the pipe is enough."""
 
 
 def close_all_except(*kept: int) -> None:
@@ -257,3 +241,72 @@ def close_all_except(*kept: int) -> None:
             os.closerange(low, descriptor)
         low = descriptor + 1
     os.closerange(low, _FD_LIMIT)
+
+
+def receive_report(sock: socket.socket, *, wait: bool) -> tuple[bytes, int | None]:
+    """Return what a child wrote, until its exec closes the socket if ``wait``, and the listener it handed over."""
+    written, listener = b"", None
+    while True:
+        try:
+            data, descriptors, _ = receive_descriptors(sock, 0 if wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return written, listener
+        listener = descriptors[0] if descriptors else listener
+        if not data:
+            return written.removeprefix(b"+"), listener
+        written += data
+
+
+def open_namespaces(process: str = "self", proc_fd: int | None = None) -> list[int]:
+    """Return descriptors of a process's root directory and of its namespaces, as ``enter_namespaces`` takes them.
+
+    ``process`` is its name in the procfs behind ``proc_fd``, ``/proc`` by default.
+    """
+    directory = process if proc_fd is not None else f"/proc/{process}"
+    opened = [os.open(f"{directory}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)]
+    try:
+        for name in ("user", *(name for name, _ in _NAMESPACES)):
+            opened.append(os.open(f"{directory}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd))
+    except OSError:
+        for descriptor in opened:
+            os.close(descriptor)
+        raise
+    return opened
+
+
+def enter_namespaces(descriptors: Sequence[int]) -> None:
+    """Enter the namespaces that this process is not in, then the root directory; closes the descriptors.
+
+    A process that owns a sandbox's user namespace may do so from above. A namespace is entered with the rights that a
+    process has in the user namespace that owns it. So where one user namespace lies below another (a container's in
+    ours), each is entered in turn, with what it owns. Only children of this process will be in the pid namespace.
+    """
+    root, user, *others = descriptors
+    own_user = os.stat("/proc/self/ns/user").st_ino
+    waiting = [
+        (descriptor, flag, _owner(descriptor))
+        for descriptor, (name, flag) in zip(others, _NAMESPACES, strict=True)
+        if os.fstat(descriptor).st_ino != os.stat(f"/proc/self/ns/{name}").st_ino
+    ]
+    path: list[int] = []  # of user namespaces, from below this process's own
+    while os.fstat(user).st_ino != own_user:
+        path.insert(0, user)
+        user = fcntl.ioctl(user, _NS_GET_PARENT)
+    for level in path:
+        syscalls.setns(level, syscalls.CLONE_NEWUSER)
+        for descriptor, flag, owner in waiting:
+            if owner == os.fstat(level).st_ino:
+                syscalls.setns(descriptor, flag)
+    os.fchdir(root)
+    os.chroot(".")
+    os.chdir("/")
+    for descriptor in {*descriptors, *path, user}:
+        os.close(descriptor)
+
+
+def _owner(namespace: int) -> int:
+    owner = fcntl.ioctl(namespace, _NS_GET_USERNS)
+    try:
+        return os.fstat(owner).st_ino
+    finally:
+        os.close(owner)

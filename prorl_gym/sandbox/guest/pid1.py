@@ -9,18 +9,18 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 from prorl_gym.sandbox import syscalls
 from prorl_gym.sandbox.guest import guest_messages
 from prorl_gym.sandbox.guest.disk_watch import DiskWatch
-from prorl_gym.sandbox.guest.fork_exec import SpawnWatch, StartError, fork_exec, fork_template, open_signal_pipe
-from prorl_gym.sandbox.guest.payload_kill_monitor import SigkillMonitor
+from prorl_gym.sandbox.guest.fork_exec import SpawnWatch, fork_exec, fork_template, open_signal_pipe
 from prorl_gym.sandbox.guest.process_table import ProcessTable
-from prorl_gym.sandbox.guest.shared_memory import SharedMemoryAccount
+from prorl_gym.sandbox.guest.seccomp_notifications import SharedMemoryAccount, SigkillMonitor
 from prorl_gym.sandbox.guest.terminal import Terminal
 from prorl_gym.sandbox.guest.transfer import GuestFiles, transfer
 from prorl_gym.sandbox.guest.watchdog import SocketMemory, Watchdog
@@ -64,10 +64,10 @@ def serve(control: socket.socket, options: GuestOptions) -> None:
 
 @dataclass(slots=True)
 class _Reply:
-    """A reply: fields, descriptors to send, and what to do once they are sent (or could not be)."""
+    """Fields of a reply, descriptors to send, and what closes them once they are sent (or could not be)."""
 
     fields: dict[str, Any]
-    descriptors: list[int]
+    descriptors: list[int] = field(default_factory=list[int])
     on_sent: Callable[[], None] | None = None
 
     def close(self) -> None:
@@ -102,23 +102,30 @@ class _GuestServer:
         self._watchdog = Watchdog(
             self._table,
             os.getpid(),
-            memory=limits.total_memory,
-            process_memory=limits.memory,
-            processes=limits.processes,
+            limits,
             shared_memory=self._shared_memory,
-            socket_memory=SocketMemory(options.proc_fd) if options.is_isolated else lambda: 0,
+            socket_memory=SocketMemory(self._table) if options.is_isolated else lambda: 0,
             on_breach=self._send_breach,
         )
-        self._disk_watch = None if options.storage_fd is None else self._make_disk_watch(options.storage_fd)
+        self._disk_watch: DiskWatch | None = None
+        if options.storage_fd is not None:
+            self._disk_watch = DiskWatch(
+                options.storage_fd,
+                limits,
+                self._table,
+                os.getpid(),
+                on_breach=self._send_breach,
+                on_full_change=lambda full: self._send({"type": "disk", "full": full}),
+            )
         self._operations: dict[str, Callable[[Mapping[str, Any]], _Reply]] = {
-            "ping": lambda _: _Reply({}, []),
+            "ping": lambda _: _Reply({}),
             "spawn": self._spawn,
             "shell": self._shell,
             "signal": self._signal,
             "kill_tree": self._kill_tree,
             "transfer": self._transfer,
             "kill_payload": self._kill_payload,
-            "listen": lambda request: _Reply({}, [_listen(request["port"])]),
+            "listen": self._listen,
         }
 
     def run(self) -> None:
@@ -131,7 +138,11 @@ class _GuestServer:
             self._send({"type": "hello"})
             self._options.prepare_confinement()
             while True:
-                ready = dict(self._poll.poll(self._poll_timeout_ms()))
+                waits = [self._watchdog.next_check_ms(bool(self._children))]
+                if self._disk_watch is not None:
+                    waits.append(self._disk_watch.next_check_ms(waits[0] is not None))
+                timeout = min((wait for wait in waits if wait is not None), default=None)
+                ready = dict(self._poll.poll(timeout))
                 for listener in self._listeners & ready.keys():  # first: what is reaped next may have ended by it
                     self._handle_notification(listener, ready[listener])
                 self._watchdog.check_if_due()
@@ -140,7 +151,9 @@ class _GuestServer:
                 for line_fd in self._worker_lines.keys() & ready.keys():
                     self._on_worker_end(line_fd)
                 if woken in ready:
-                    _drain_pipe(woken)
+                    with suppress(BlockingIOError):  # when the pipe is drained
+                        while os.read(woken, 4096):
+                            continue
                     self._reap_children()
                 if self._control.fileno() in ready and not self._handle_request():
                     return
@@ -157,40 +170,31 @@ class _GuestServer:
             return False
         request, descriptors = received
         try:
-            return self._answer_request(request, descriptors)
+            if isinstance(request.get("id"), int):  # otherwise nothing that could be answered
+                self._answer_request(request, descriptors)
         finally:
             for fd in descriptors:  # what the request's operation did not keep
                 os.close(fd)
+        return True
 
-    def _answer_request(self, request: dict[str, Any], descriptors: list[int]) -> bool:
-        if not isinstance(request.get("id"), int):
-            return True  # nothing that could be answered
+    def _answer_request(self, request: dict[str, Any], descriptors: list[int]) -> None:
         if request.get("op") == "spawn" and descriptors:
             request["template"] = descriptors.pop(0)
         try:
             answer = self._operations[request["op"]](request)
-        except StartError as error:
-            self._reply(request, {"errno": error.errno, "stage": error.stage})
-            return True
+        except guest_messages.ChildStartError as error:
+            answer = _Reply({"errno": error.errno, "stage": error.stage})
         except OSError as error:
-            self._reply(request, {"errno": error.errno or errno.EIO, "text": error.strerror or str(error)})
-            return True
+            answer = _Reply({"errno": error.errno or errno.EIO, "text": error.strerror or str(error)})
         except Exception as error:  # a request that makes no sense is answered, and ends nothing
-            self._reply(request, {"errno": errno.EINVAL, "text": f"{type(error).__name__}: {error}"[:1000]})
-            return True
+            answer = _Reply({"errno": errno.EINVAL, "text": f"{type(error).__name__}: {error}"[:1000]})
         try:
-            self._reply(request, answer.fields, answer.descriptors)
+            self._send({"type": "reply", "id": request["id"], **answer.fields}, answer.descriptors)
         finally:
             answer.close()
-        return True
 
-    def _reply(
-        self, request: Mapping[str, Any], fields: Mapping[str, Any], descriptors: list[int] | None = None
-    ) -> None:
-        self._send({"type": "reply", "id": request["id"], **fields}, descriptors)
-
-    def _send(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
-        guest_messages.send_packet(self._control, guest_messages.encode_packet(message), descriptors or ())
+    def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        guest_messages.send_packet(self._control, guest_messages.encode_packet(message), descriptors)
 
     def _reap_children(self) -> None:
         while True:
@@ -220,21 +224,12 @@ class _GuestServer:
         line, pid = self._worker_lines.pop(line_fd)
         self._poll.unregister(line_fd)
         with line:  # which lets the worker be reaped, and its number be used again
-            try:
-                received = guest_messages.receive_packet(line)
-            except (OSError, guest_messages.PacketError):
-                received = None
+            received = guest_messages.try_receive_packet(line)
             if received is None:  # the kernel has killed the worker with its parent
                 self._table.kill_descendants(pid)
             status = -signal.SIGKILL if received is None else int(received[0]["status"])
             self._on_child_end(pid, status, self._table.read_cpu_seconds(pid))
             self._table.adopted.discard(pid)
-
-    def _make_disk_watch(self, storage: int) -> DiskWatch:
-        def announce(full: bool) -> None:
-            self._send({"type": "disk", "full": full})
-
-        return DiskWatch(storage, self._options.limits, self._table, os.getpid(), self._send_breach, announce)
 
     def _handle_notification(self, listener: int, events: int) -> None:
         if events & select.POLLIN:
@@ -253,24 +248,16 @@ class _GuestServer:
     def _is_root_full(self) -> bool:
         return self._disk_watch is not None and self._disk_watch.is_full
 
-    def _poll_timeout_ms(self) -> int | None:
-        """Return the milliseconds until something is to be looked at."""
-        waits = [self._watchdog.next_check_ms(bool(self._children))]
-        if self._disk_watch is not None:
-            waits.append(self._disk_watch.next_check_ms(waits[0] is not None))
-        return min((wait for wait in waits if wait is not None), default=None)
-
     def _track_child(self, pid: int, listener: int | None, limits: SandboxLimits) -> None:
         self._is_untouched = False
         self._children.add(pid)
         self._cpu_limits[pid] = limits.cpu_seconds
         if listener is not None:
-            self._sigkill_monitor.register_child(pid)
+            self._sigkill_monitor.filtered.add(pid)
             self._listeners.add(listener)
             self._poll.register(listener, select.POLLIN)
 
     def _transfer(self, request: Mapping[str, Any]) -> _Reply:
-        """Start a child that does one file operation; see ``transfer``."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -290,11 +277,11 @@ class _GuestServer:
         One that stood still although nothing of the payload's is left was not held up by the payload.
         """
         for pid in self._children - self._transfers:
-            self._sigkill_monitor.mark_killed(pid)
+            self._sigkill_monitor.killed.add(pid)
         gone = self._table.kill_descendants(os.getpid(), excluded=self._transfers)
         for pid in self._transfers:
             os.kill(pid, signal.SIGCONT)
-        return _Reply({"gone": gone}, [])
+        return _Reply({"gone": gone})
 
     def _send_breach(self, pid: int, breach: Breach) -> None:
         if pid in self._children:
@@ -380,37 +367,24 @@ class _GuestServer:
         """Signal the process group that a child leads, as a terminal's C-c does."""
         if request["pid"] in self._children:  # not reaped yet: the number cannot belong to anything else
             os.killpg(request["pid"], request["signal"])
-        return _Reply({}, [])
+        return _Reply({})
 
     def _kill_tree(self, request: Mapping[str, Any]) -> _Reply:
-        """Kill the descendants of a child; without ``since``, the child too, last."""
         pid = request["pid"]
         if pid not in self._children:
-            return _Reply({"gone": True}, [])
+            return _Reply({"gone": True})
         since = request.get("since")
         if since is not None:
-            return _Reply({"gone": self._table.kill_descendants(pid, since)}, [])
-        self._sigkill_monitor.mark_killed(pid)
+            return _Reply({"gone": self._table.kill_descendants(pid, since)})
+        self._sigkill_monitor.killed.add(pid)
         os.kill(pid, signal.SIGSTOP)  # it can start nothing new while its descendants die
         gone = self._table.kill_descendants(pid)
         os.kill(pid, signal.SIGKILL)
-        return _Reply({"gone": gone}, [])
+        return _Reply({"gone": gone})
 
-
-def _listen(port: int) -> int:
-    """Return a listening TCP socket on the loopback of the sandbox's own network namespace.
-
-    Its holder accepts what programs inside connect to: the service, which is not in that namespace.
-    """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        listener.listen(128)
-    except OSError:
-        listener.close()
-        raise
-    return listener.detach()
+    def _listen(self, request: Mapping[str, Any]) -> _Reply:
+        """Listen on the sandbox's own loopback, for the service, which is not in that network namespace."""
+        return _Reply({}, [socket.create_server(("127.0.0.1", request["port"]), backlog=128).detach()])
 
 
 def _is_file_system_full() -> bool:
@@ -423,11 +397,3 @@ def _is_file_system_full() -> bool:
         if found.f_blocks and (found.f_bavail * found.f_frsize < 4096 or (found.f_files and not found.f_favail)):
             return True
     return False
-
-
-def _drain_pipe(fd: int) -> None:
-    try:
-        while os.read(fd, 4096):
-            continue
-    except BlockingIOError:
-        return

@@ -38,23 +38,20 @@ class Process:
     """Bytes of address space, reserved or in use."""
     live_thread: int = 0
     """A living thread, where the first one has ended while others go on: nothing can be read through the first."""
+    is_stopped: bool = False
+    """By SIGSTOP or the like, or by a tracer."""
 
     @property
     def procfs_id(self) -> int:
         """Number under which the process's files in procfs can be read."""
         return self.live_thread or self.pid
 
-    is_stopped: bool = False
-    """By SIGSTOP or the like, or by a tracer."""
-
 
 class ProcessTable:
     """Reads a procfs through a descriptor, whatever is mounted on /proc.
 
-    Args:
-        proc_fd: descriptor of a procfs that shows this process's own pid namespace.
-        orphan_parent: pid that orphans of this process's tree are given to, if that is another one. They count as
-            children of this process.
+    The procfs must show this process's own pid namespace. ``orphan_parent``: pid that orphans of this process's tree
+    are given to, if that is another one; they count as children of this process.
     """
 
     def __init__(self, proc_fd: int, orphan_parent: int | None = None) -> None:
@@ -62,16 +59,10 @@ class ProcessTable:
         self.adopted: set[int] = set()
         """Processes whose parent is outside of this pid namespace, and that count as children of this process."""
         self._orphan_parent = orphan_parent
-        self._fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
-        self._max_mappings = self._read_max_mappings()
-
-    @property
-    def proc_fd(self) -> int:
-        """Descriptor of the procfs."""
-        return self._fd
+        self.proc_fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
+        self._max_mappings = int(self.read("sys/vm/max_map_count") or _DEFAULT_MAX_MAPPINGS)
 
     def find(self, pid: int) -> Process | None:
-        """Return one process, or ``None`` when there is none of that number."""
         fields = self._stat(f"{pid}")
         if fields is None:
             return None
@@ -95,9 +86,8 @@ class ProcessTable:
         return 0.0 if fields is None else (int(fields[11]) + int(fields[12])) / _TICKS
 
     def exists(self, thread: int) -> bool:
-        """Whether there is a process or thread of this number."""
         try:
-            os.stat(f"{thread}", dir_fd=self._fd)
+            os.stat(f"{thread}", dir_fd=self.proc_fd)
         except OSError:
             return False
         return True
@@ -105,49 +95,31 @@ class ProcessTable:
     def read_file(self, process: Process, name: str) -> bytes | None:
         """Return a file of a process: empty when it has ended, ``None`` when this process may not read it."""
         try:
-            fd = os.open(f"{process.procfs_id}/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+            fd = os.open(f"{process.procfs_id}/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.proc_fd)
+            try:
+                return b"".join(iter(lambda: os.read(fd, _CHUNK), b""))
+            finally:
+                os.close(fd)
         except PermissionError:
             return None
         except OSError:
             return b""
-        try:
-            pieces: list[bytes] = []
-            while piece := os.read(fd, _CHUNK):
-                pieces.append(piece)
-            return b"".join(pieces)
-        except PermissionError:
-            return None
-        except OSError:  # it ended between open and read
-            return b""
-        finally:
-            os.close(fd)
-
-    def _read_max_mappings(self) -> int:
-        with suppress(OSError, ValueError):
-            fd = os.open("sys/vm/max_map_count", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-            try:
-                return int(os.read(fd, 64))
-            finally:
-                os.close(fd)
-        return _DEFAULT_MAX_MAPPINGS
 
     def _stat(self, name: str) -> list[bytes] | None:
         """Return the fields of ``stat`` from the state on."""
-        line = self._read(f"{name}/stat")
+        line = self.read(f"{name}/stat")
         return line[line.rindex(b")") + 2 :].split() if line else None  # the name before it may contain anything
 
     def _list_names(self, path: str) -> list[str]:
         """Return the entries of a directory of procfs; none when its process has ended or may not be read."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.proc_fd)
+            try:
+                return os.listdir(fd)
+            finally:
+                os.close(fd)
         except OSError:
             return []
-        try:
-            return os.listdir(fd)
-        except OSError:
-            return []
-        finally:
-            os.close(fd)
 
     def read_inner_pid(self, pid: int) -> int:
         """Return a process's pid in its innermost pid namespace, the one of the payloads; 0: unknown."""
@@ -159,28 +131,26 @@ class ProcessTable:
 
     def read_process_group(self, pid: int) -> int:
         """Return a process's group; 0: unknown, or one that is not seen here."""
-        line = self._read(f"{pid}/stat")
-        return int(line[line.rindex(b")") + 2 :].split()[2]) if line else 0
+        fields = self._stat(f"{pid}")
+        return int(fields[2]) if fields else 0
 
     def _field(self, pid: int, file: str, name: bytes) -> bytes:
-        lines = self._read(f"{pid}/{file}").splitlines()
+        lines = self.read(f"{pid}/{file}").splitlines()
         return next((line.removeprefix(name) for line in lines if line.startswith(name)), b"")
 
-    def _read(self, path: str) -> bytes:
+    def read(self, path: str) -> bytes:
+        """Return the first 8 kB of a file of the procfs; empty when there is none, or it may not be read."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.proc_fd)
+            try:
+                return os.read(fd, 8192)
+            finally:
+                os.close(fd)
         except OSError:
             return b""
-        try:
-            return os.read(fd, 8192)
-        except OSError:  # it ended between open and read
-            return b""
-        finally:
-            os.close(fd)
 
     def children(self, parent: int) -> list[Process]:
-        """Return the living children of a process."""
-        found = [self.find(int(name)) for name in os.listdir(self._fd) if name.isdigit()]
+        found = [self.find(int(name)) for name in os.listdir(self.proc_fd) if name.isdigit()]
         return [process for process in found if process and process.parent == parent and process.is_alive]
 
     def read_pss(self, process: Process) -> tuple[int, int]:
@@ -207,17 +177,15 @@ class ProcessTable:
         return process.virtual // 512 + min(process.virtual // _PAGE, self._max_mappings) * _MAPPING_BYTES
 
     def _overhead(self, process: Process, status: Mapping[bytes, int]) -> int:
-        """Return the bytes of page tables, and of the notes about mappings."""
         areas = min(process.virtual // _PAGE, self._max_mappings)
         if areas * _MAPPING_BYTES > _CHUNK and (text := self.read_file(process, "maps")) is not None:
             areas = text.count(b"\n")
         return status.get(b"VmPTE", 0) + areas * _MAPPING_BYTES
 
     def count_descriptors(self, process: Process) -> int:
-        """Return how many descriptors a process has open."""
         path = f"{process.procfs_id}/fd"
         try:
-            return os.stat(path, dir_fd=self._fd).st_size or len(self._stat_descriptors(process.procfs_id))
+            return os.stat(path, dir_fd=self.proc_fd).st_size or len(self._stat_descriptors(process.procfs_id))
         except OSError:
             return 0
 
@@ -233,12 +201,7 @@ class ProcessTable:
         return sum(found.values())
 
     def unlinked_files(self, pid: int, excluded_devices: Collection[int]) -> dict[tuple[int, int], int]:
-        """Return the regular files that a process has open and that have no name any more: (device, inode) -> bytes.
-
-        Args:
-            pid: the process.
-            excluded_devices: devices whose files do not count.
-        """
+        """Return the regular files that a process has open and that have no name any more: (device, inode) -> bytes."""
         return {
             (status.st_dev, status.st_ino): status.st_blocks * 512
             for status in self._stat_descriptors(pid)
@@ -246,27 +209,16 @@ class ProcessTable:
         }
 
     def _stat_descriptors(self, pid: int) -> list[os.stat_result]:
-        """Return what is behind the descriptors of a process, or of a thread."""
         found: list[os.stat_result] = []
-        try:
-            fd = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
-        except OSError:
-            return found
-        try:
-            names = os.listdir(fd)
-            for name in names:
-                with suppress(OSError):  # closed since
-                    found.append(os.stat(name, dir_fd=fd))
-        except OSError:  # it ended between open and list
-            return found
-        finally:
-            os.close(fd)
+        for name in self._list_names(f"{pid}/fd"):
+            with suppress(OSError):  # closed since
+                found.append(os.stat(f"{pid}/fd/{name}", dir_fd=self.proc_fd))
         return found
 
     def descendants(self, root: int) -> list[Process]:
         """Return the living descendants of ``root``, without itself."""
         children: dict[int, list[Process]] = {}
-        for name in os.listdir(self._fd):
+        for name in os.listdir(self.proc_fd):
             if name.isdigit() and (process := self.find(int(name))):
                 children.setdefault(process.parent, []).append(process)
         found: list[Process] = []
@@ -295,15 +247,8 @@ class ProcessTable:
     def kill_descendants(self, root: int, started_since: int = 0, excluded: Collection[int] = ()) -> bool:
         """Kill until no living descendant of ``root`` that started at tick ``started_since`` or later is left.
 
-        Processes that fork while we look are caught by the next round; the time is bounded.
-
-        Args:
-            root: pid; it lives on.
-            started_since: in clock ticks since boot.
-            excluded: pids that live on, too.
-
-        Returns:
-            Whether the tree is gone.
+        Processes that fork while we look are caught by the next round; the time is bounded. ``root`` and ``excluded``
+        live on. Returns whether the tree is gone.
         """
         deadline = time.monotonic() + _KILL_SECONDS
         killed: set[tuple[int, int]] = set()
@@ -333,7 +278,6 @@ def _kilobytes(text: bytes) -> dict[bytes, int]:
 
 
 def _wait_for_end(pid: int, seconds: float) -> None:
-    """Wait until a process that was killed is dead, but not for long."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:

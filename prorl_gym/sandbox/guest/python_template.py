@@ -5,7 +5,7 @@
         entrant --fork--> worker           inside: confined as what the guest starts itself, then runs cells
 
 Starting an interpreter and importing IPython takes ten times the CPU time of such a fork. The entrant is given its
-sandbox by the guest alone, over a socket of their own (``Settings``), and by then has no other
+sandbox by the guest alone, over a socket of their own (see ``fork_template``), and by then has no other
 descriptor. No process of the sandbox sees the entrant or the template: they are in none of its pid namespaces. Owning
 the sandbox's user namespace, the sandboxes' uid needs no privilege to enter.
 
@@ -18,7 +18,6 @@ Only the hash seed and the memory layout are those of the template.
 import builtins
 import contextlib
 import errno
-import functools
 import gc
 import importlib.machinery
 import importlib.util
@@ -33,23 +32,20 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
 from prorl_gym.sandbox import syscalls
 from prorl_gym.sandbox.guest import cell_worker
 from prorl_gym.sandbox.guest.confine import changed_signals, confine
-from prorl_gym.sandbox.guest.fork_exec import close_all_except, prepare_exec
+from prorl_gym.sandbox.guest.fork_exec import close_all_except, enter_namespaces, prepare_exec, renumber_descriptors
 from prorl_gym.sandbox.guest.guest_messages import (
-    MAX_DESCRIPTORS,
-    MAX_PACKET,
-    PacketError,
     encode_packet,
-    receive_packet,
+    receive_descriptors,
     send_packet,
+    try_receive_packet,
 )
-from prorl_gym.sandbox.guest.namespace_entry import enter_namespaces
 from prorl_gym.sandbox.protocol import SandboxLimits
 
 SITE_MODULES = ("sitecustomize", "usercustomize")
@@ -58,7 +54,6 @@ differs. The bundle, first in the template's path, has empty ones."""
 _OWN_IMPORTS = ("_ctypes", "ctypes", "fcntl", "gc", "platform", "resource")
 """Modules that only the code of ours here imports, and neither a fresh worker nor IPython."""
 _HIDDEN_MODULES = tuple(f"{name}." for name in ("prorl_gym", *SITE_MODULES, *_OWN_IMPORTS))
-_Console = cell_worker.PlainCellRunner | cell_worker.IPythonCellRunner
 _LOOK_SECONDS = 1.0
 _STANDARD_AND_CHANNEL = 4
 """Descriptors of a worker: 0 to 2, and the channel of ``cell_worker``."""
@@ -79,13 +74,7 @@ def main(arguments: Sequence[str]) -> None:
     syscalls.set_child_subreaper()
     changed_signals()  # found once; every worker resets them
     send_packet(spawner, encode_packet({"runner": template.console.kind}))
-    while True:
-        try:
-            received = receive_packet(spawner)
-        except (OSError, PacketError):
-            return
-        if received is None:
-            return
+    while (received := try_receive_packet(spawner)) is not None:
         line, *cgroup = received[1]
         if template.is_outdated():
             return  # the next one loads what is there now
@@ -100,23 +89,31 @@ def main(arguments: Sequence[str]) -> None:
 
 
 class _Template:
-    """What workers start with: a console, and the state of the files that it was loaded from.
+    """The start of every worker: a console, and the state of the files that it was loaded from.
 
-    Args:
-        packages: directory that sandboxes are shown as ``cell_worker.MOUNTED_PACKAGES``, or "".
-        bundle: path from which our own modules come.
+    ``packages``: directory that sandboxes are shown as ``cell_worker.MOUNTED_PACKAGES``, or "". ``bundle``: path from
+    which our own modules come.
     """
 
     def __init__(self, packages: str, bundle: str) -> None:
         sys.path.remove(bundle)
         mounted = _MountedPackages(packages)
         mounted.install()
-        self.console = _with_first_cell_loaded(cell_worker.make_cell_runner(packages))
+        console = cell_worker.make_cell_runner(packages)
+        if isinstance(console, cell_worker.IPythonCellRunner):  # which imports much only for a first cell
+            with contextlib.redirect_stdout(io.StringIO()):
+                console.run_cell("0")
+            linecache.clearcache()
+            console = console.make_successor()
+        self.console = console
         mounted.uninstall()
         for name in [name for name in sys.modules if f"{name}.".startswith(_HIDDEN_MODULES)]:
             del sys.modules[name]  # what is loaded of ours works without, and cells find none of it
         sys.path_importer_cache.clear()
-        self._files = {path: _file_state(path) for path in self._loaded_files()}
+        specs = [getattr(module, "__spec__", None) for module in sys.modules.values()]
+        origins = [str(getattr(spec, "origin", None) or "") for spec in specs]
+        own = [path for path in origins if path.startswith("/") and not path.startswith(cell_worker.MOUNTED_PACKAGES)]
+        self._files = {path: _file_state(path) for path in (os.path.realpath(sys.executable), *own)}
         directories = [path for path in sys.path if path not in ("", cell_worker.MOUNTED_PACKAGES)]
         self._listings = {path: _listing(path) for path in (*directories, site.getusersitepackages())}
         self._next_look = 0.0
@@ -130,12 +127,6 @@ class _Template:
         self._next_look = time.monotonic() + _LOOK_SECONDS
         return self._has_changed()
 
-    @staticmethod
-    def _loaded_files() -> list[str]:
-        origins = [_origin(module) for module in sys.modules.values()]
-        own = [path for path in origins if path.startswith("/") and not path.startswith(cell_worker.MOUNTED_PACKAGES)]
-        return [os.path.realpath(sys.executable), *own]
-
     def is_stale(self) -> bool:
         """Whether a fresh interpreter in the present root could load something else."""
         customisations = (f"{path}/{name}.py" for path in self._listings for name in SITE_MODULES)
@@ -145,20 +136,6 @@ class _Template:
         if any(_listing(path) != names for path, names in self._listings.items()):
             return True
         return any(_file_state(path) != state for path, state in self._files.items())
-
-
-def _with_first_cell_loaded(console: _Console) -> _Console:
-    """Return a console as new, after a first cell was run in another one: IPython imports much only then."""
-    if isinstance(console, cell_worker.PlainCellRunner):
-        return console
-    with contextlib.redirect_stdout(io.StringIO()):
-        console.run_cell("0")
-    linecache.clearcache()
-    return console.make_successor()
-
-
-def _origin(module: ModuleType) -> str:
-    return str(getattr(getattr(module, "__spec__", None), "origin", None) or "")
 
 
 def _file_state(path: str) -> tuple[int, int] | None:
@@ -179,10 +156,8 @@ def _listing(path: str) -> frozenset[str] | None:
 class _MountedPackages:
     """Finds modules of the mounted packages on the host as if they lay where sandboxes see them.
 
-    Their paths (``__file__`` and what they make of it) are thus those of a sandbox from the start.
-
-    Args:
-        source: where the host keeps them; "": there are none.
+    Their paths (``__file__`` and what they make of it) are thus those of a sandbox from the start. ``source``: where
+    the host keeps them; "": there are none.
     """
 
     def __init__(self, source: str) -> None:
@@ -214,7 +189,7 @@ class _MountedPackages:
     def _with_host_paths(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of a path so that a path below the packages' place means the file on this host."""
 
-        @functools.wraps(function)
+        @wraps(function)
         def here(path: Any, *others: Any, **named: Any) -> Any:
             text = str(path) if isinstance(path, str) or hasattr(path, "__fspath__") else ""
             if text.startswith(self._target):
@@ -254,26 +229,6 @@ class _MountedLoader(importlib.machinery.SourceFileLoader):
             return file.read()
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the guest tells a worker. Descriptors go with it: see ``fork_template``."""
-
-    limits: SandboxLimits
-    env: dict[str, str]
-    """Complete."""
-    cwd: str
-    allow_system_v: bool
-    is_untouched: bool
-    """The sandbox's files are those of the host."""
-
-    @classmethod
-    def from_packet(cls, packet: bytes) -> "Settings":
-        """Read what was sent."""
-        fields = json.loads(packet)
-        fields["limits"] = SandboxLimits(**fields["limits"])
-        return cls(**fields)
-
-
 def _run_entrant(template: _Template, line: socket.socket) -> None:
     """In the template's child: enter the guest's sandbox, fork the worker, report its end. Never returns.
 
@@ -282,7 +237,7 @@ def _run_entrant(template: _Template, line: socket.socket) -> None:
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         close_all_except(0, 1, 2, line.fileno())
-        packet, descriptors, *_ = socket.recv_fds(line, MAX_PACKET, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        packet, descriptors, _ = receive_descriptors(line)
         if not packet:
             return
         report, *standard = descriptors[: _STANDARD_AND_CHANNEL + 1]
@@ -312,20 +267,17 @@ def _run_worker(template: _Template, packet: bytes, line: socket.socket, report:
         syscalls.set_parent_death_signal(signal.SIGKILL)
         line.send(b"+")  # the kernel adds the pid that the guest sees
         os.setsid()
-        settings = Settings.from_packet(packet)
-        if not settings.is_untouched and template.is_stale():
+        settings = json.loads(packet)
+        if not settings["is_untouched"] and template.is_stale():
             raise OSError(errno.ESTALE, "")
-        for number, descriptor in enumerate(standard):
-            os.dup2(descriptor, number)
-        os.dup2(report, len(standard))
+        renumber_descriptors(dict(enumerate([*standard, report])))
         report = len(standard)
         close_all_except(*range(report + 1))
         stage = "cwd"
-        os.chdir(settings.cwd)
+        os.chdir(settings["cwd"])
         stage = "confine"
-        prepare_exec(
-            lambda on_listener: confine(settings.limits, on_listener, allow_system_v=settings.allow_system_v), report
-        )
+        limits, allow_system_v = SandboxLimits(**settings["limits"]), settings["allow_system_v"]
+        prepare_exec(partial(confine, limits, allow_system_v=allow_system_v), report)
         syscalls.set_dumpable(True)  # as after an exec
         os.close(report)
     except BaseException as error:
@@ -334,7 +286,7 @@ def _run_worker(template: _Template, packet: bytes, line: socket.socket, report:
         os.write(report, f"{stage}:{code}".encode())
         os._exit(127)
     try:
-        _become_python(settings.env)
+        _become_python(settings["env"])
         cell_worker.serve_forked(template.console)
     except BaseException:
         traceback.print_exc()

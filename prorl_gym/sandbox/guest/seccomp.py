@@ -18,8 +18,8 @@ end of adopting orphans. ``clone3`` has its flags in memory, out of a filter's r
 And calls that put memory where nothing can count it: ``memfd_secret``; ``vmsplice``, by which a pipe holds whole huge
 pages; locks of open file descriptions, which live on in a message that is not received.
 
-The guest is notified of SIGKILL (``payload_kill_monitor``), and of memory files and shared anonymous mappings
-(``shared_memory``), before these calls go on. Where it cannot be notified, payloads have no memory files.
+The guest is notified of SIGKILL, memory files and shared anonymous mappings before these calls go on
+(``seccomp_notifications``). Where it cannot be notified, payloads have no memory files.
 
 ``RLIMIT_CORE`` cannot be changed, though changing it seems to work: with a limit of 0 the host's core handler would be
 run for every crash inside, with the payload's memory as its input; a limit of 1 keeps it away (core(5)).
@@ -29,34 +29,113 @@ import errno
 import platform
 import re
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from socket import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX
 from typing import Literal
 
 from prorl_gym.sandbox import syscalls
 
-_ALLOW = 0x7FFF0000
-_ERRNO = 0x00050000
-_USER_NOTIFICATION = 0x7FC00000
-_SIGKILL = 9
 _RLIMIT_CORE = 4
 _SETLEASE, _SETDELEG = 1024, 1040
 _OFD_SETLK, _OFD_SETLKW = 37, 38
-_IO_URING = (425, 426, 427)
-_MEMFD_SECRET = 447
 _MAP_SHARED, _MAP_SHARED_VALIDATE, _MAP_TYPE, _MAP_ANONYMOUS = 1, 3, 0xF, 0x20
-_CLONE3 = 435
 _PRIO_USER, _IOPRIO_WHO_USER = 2, 3
 _CLONE_PARENT = 0x8000
+_SIGKILL = 9
 _SET_CHILD_SUBREAPER = 36
 _GUEST_PID = 1
 """The guest's pid where payloads can see it: it is pid 1 there."""
 _X32 = 0x40000000
 """Bit of the calls of x86's third, unused interface."""
 
-# Offsets in struct seccomp_data, the filter's input; low halves first: all machines here are little-endian.
-_NUMBER, _MACHINE = 0, 4
+_ARCHITECTURES = {
+    "x86_64": 0xC000003E,
+    "i386": 0x40000003,
+    "aarch64": 0xC00000B7,
+    "arm": 0x40000028,
+    "riscv64": 0xC00000F3,
+}
+"""AUDIT_ARCH_* of each interface to the kernel."""
+_INTERFACES = {"x86_64": ("x86_64", "i386"), "aarch64": ("aarch64", "arm"), "riscv64": ("riscv64",)}
+"""Interfaces that a kernel offers, by ``platform.machine()``."""
+_MACHINE = platform.machine()
+SUPPORTED = _MACHINE in _INTERFACES
+"""Whether the numbers of this machine are known here. On others payloads keep every call."""
+
+_CALL_TABLE = """
+call                x86_64   i386  aarch64    arm
+add_key                248    286      217    309
+request_key            249    287      218    310
+keyctl                 250    288      219    311
+perf_event_open        298    336      241    364
+bpf                    321    357      280    386
+userfaultfd            323    374      282    388
+syslog                 103    103      116    103
+vmsplice               278    316       75    343
+socketcall               -    102        -      -
+old_mmap                 -     90        -      -
+io_uring_setup         425    425      425    425
+io_uring_enter         426    426      426    426
+io_uring_register      427    427      427    427
+memfd_secret           447    447      447    447
+clone3                 435    435      435    435
+shmget                  29    395      194    307
+semget                  64    393      190    299
+msgget                  68    399      186    303
+ipc                      -    117        -      -
+socket                  41    359      198    281
+socketpair              53    360      199    288
+setrlimit              160     75      164     75
+prlimit64              302    340      261    369
+fcntl                   72     55       25     55
+fcntl64                  -    221        -    221
+sched_setparam         142    154      118    154
+sched_setscheduler     144    156      119    156
+sched_setaffinity      203    241      122    241
+sched_setattr          314    351      274    380
+setpriority            141     97      140     97
+ioprio_set             251    289       30    314
+prctl                  157    172      167    172
+clone                   56    120      220    120
+memfd_create           319    356      279    385
+mmap                     9    192      222    192
+kill                    62     37      129     37
+tkill                  200    238      130    238
+rt_sigqueueinfo        129    178      138    178
+pidfd_send_signal      424    424      424    424
+tgkill                 234    270      131    268
+rt_tgsigqueueinfo      297    335      240    363
+"""
+"""Numbers of the calls. ``mmap`` of the 32-bit interfaces is ``mmap2``."""
+
+
+def _parse_call_table() -> dict[str, dict[str, int]]:
+    (_, *interfaces), *rows = [line.split() for line in _CALL_TABLE.strip().splitlines()]
+    columns = {
+        interface: {name: int(numbers[index]) for name, *numbers in rows if numbers[index] != "-"}
+        for index, interface in enumerate(interfaces)
+    }
+    return {**columns, "riscv64": columns["aarch64"]}
+
+
+_CALLS = _parse_call_table()
+
+_REFUSED = (
+    *("add_key", "request_key", "keyctl", "perf_event_open", "bpf", "userfaultfd", "syslog", "vmsplice"),
+    *("socketcall", "old_mmap"),  # their arguments are in memory, where no filter can read them
+    *("io_uring_setup", "io_uring_enter", "io_uring_register", "memfd_secret", "clone3"),
+)
+_SYSTEM_V = ("shmget", "semget", "msgget", "ipc")
+"""Without these there is nothing that the other calls of System V IPC could be used on."""
+_SCHEDULING = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr")
+_SIGNAL_SECOND = ("kill", "tkill", "rt_sigqueueinfo", "pidfd_send_signal")
+_SIGNAL_THIRD = ("tgkill", "rt_tgsigqueueinfo")
+"""Calls that send the signal in their second or third argument."""
+SignalTarget = Literal["process", "thread", "descriptor"]
+"""Meaning of the first argument of a call that sends a signal."""
+
+_Instruction = tuple[int, int, int, int]
+"""Classic BPF: operation, how many to skip if true and if false, operand."""
+_Program = list[_Instruction]
 
 _LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
@@ -65,277 +144,164 @@ _AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
 _HAS_BIT = 0x45  # BPF_JMP | BPF_JSET | BPF_K
 _RETURN = 0x06  # BPF_RET | BPF_K
 
-_Program = list[tuple[int, int, int, int]]
+# Offsets in struct seccomp_data, the filter's input; low halves first: all machines here are little-endian.
+_LOAD_CALL = (_LOAD, 0, 0, 0)
+_LOAD_ARCHITECTURE = (_LOAD, 0, 0, 4)
 
 
-@dataclass(frozen=True, slots=True)
-class _CallNumbers:
-    """The numbers of one machine's calls."""
-
-    machine: int
-    """AUDIT_ARCH_*."""
-    refused: tuple[int, ...]
-    """add_key, request_key, keyctl, perf_event_open, bpf, userfaultfd, syslog, vmsplice, and what else is refused."""
-    socket: tuple[int, ...]
-    """socket, socketpair."""
-    setrlimit: int
-    prlimit: int
-    fcntl: tuple[int, ...]
-    system_v: tuple[int, ...]
-    """shmget, semget, msgget: without them there is nothing that the other calls could be used on."""
-    schedule: tuple[int, ...]
-    """sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr."""
-    setpriority: int
-    ioprio_set: int
-    prctl: int
-    clone: int
-    kill: tuple[int, int, int, int, int]
-    """kill, tkill, rt_sigqueueinfo; tgkill, rt_tgsigqueueinfo."""
-    mmap: int
-    memfd_create: int
+def _load_argument(index: int, *, high: bool = False) -> _Instruction:
+    return (_LOAD, 0, 0, 16 + 8 * index + 4 * high)
 
 
-# i386: 102 is socketcall, 117 is ipc, 90 the old mmap: their arguments are in memory, where no filter can read them.
-_I386 = _CallNumbers(
-    0x40000003,
-    (286, 287, 288, 336, 357, 374, 103, 316, 102, 90),
-    (359, 360),
-    75,
-    340,
-    (55, 221),
-    (395, 393, 399, 117),
-    (154, 156, 241, 351),
-    setpriority=97,
-    ioprio_set=289,
-    prctl=172,
-    clone=120,
-    kill=(37, 238, 178, 270, 335),
-    mmap=192,
-    memfd_create=356,
-)
-_ARM = _CallNumbers(
-    0x40000028,
-    (309, 310, 311, 364, 386, 388, 103, 343),
-    (281, 288),
-    75,
-    369,
-    (55, 221),
-    (307, 299, 303),
-    (154, 156, 241, 380),
-    setpriority=97,
-    ioprio_set=314,
-    prctl=172,
-    clone=120,
-    kill=(37, 238, 178, 268, 363),
-    mmap=192,
-    memfd_create=385,
-)
-_X86_64 = _CallNumbers(
-    0xC000003E,
-    (248, 249, 250, 298, 321, 323, 103, 278),
-    (41, 53),
-    160,
-    302,
-    (72,),
-    (29, 64, 68),
-    (142, 144, 203, 314),
-    setpriority=141,
-    ioprio_set=251,
-    prctl=157,
-    clone=56,
-    kill=(62, 200, 129, 234, 297),
-    mmap=9,
-    memfd_create=319,
-)
-_AARCH64 = _CallNumbers(
-    0xC00000B7,
-    (217, 218, 219, 241, 280, 282, 116, 75),
-    (198, 199),
-    164,
-    261,
-    (25,),
-    (194, 190, 186),
-    (118, 119, 122, 274),
-    setpriority=140,
-    ioprio_set=30,
-    prctl=167,
-    clone=220,
-    kill=(129, 130, 138, 131, 240),
-    mmap=222,
-    memfd_create=279,
-)
-_RISCV64 = replace(_AARCH64, machine=0xC00000F3)
-_PIDFD_SEND_SIGNAL = 424
-SignalTarget = Literal["process", "thread", "descriptor"]
-"""What the first argument of a call that sends a signal names."""
-_MACHINE_CALLS = {"x86_64": (_X86_64, _I386), "aarch64": (_AARCH64, _ARM), "riscv64": (_RISCV64,)}
-SUPPORTED = platform.machine() in _MACHINE_CALLS
-"""Whether the numbers of this machine are known here. On others payloads keep every call."""
+def _fail(code: int) -> _Instruction:
+    return (_RETURN, 0, 0, 0x00050000 | code)
 
 
-def _argument(index: int, *, high: bool = False) -> int:
-    return 16 + 8 * index + 4 * high
-
-
-def _fail(code: int) -> tuple[int, int, int, int]:
-    return (_RETURN, 0, 0, _ERRNO | code)
-
-
-_ALLOWED = (_RETURN, 0, 0, _ALLOW)
+_ALLOW = (_RETURN, 0, 0, 0x7FFF0000)
+_NOTIFY = (_RETURN, 0, 0, 0x7FC00000)
 _PRETEND_SUCCESS = _fail(0)
 
 _FAMILY_RULE: _Program = [
-    (_LOAD, 0, 0, _argument(0)),
+    _load_argument(0),
     (_EQUAL, 4, 0, AF_UNIX),
     (_EQUAL, 3, 0, AF_INET),
     (_EQUAL, 2, 0, AF_INET6),
     (_EQUAL, 1, 0, AF_NETLINK),
     _fail(errno.EAFNOSUPPORT),
-    _ALLOWED,
+    _ALLOW,
 ]
-_SETRLIMIT_RULE: _Program = [(_LOAD, 0, 0, _argument(0)), (_EQUAL, 0, 1, _RLIMIT_CORE), _PRETEND_SUCCESS, _ALLOWED]
+_SETRLIMIT_RULE: _Program = [_load_argument(0), (_EQUAL, 0, 1, _RLIMIT_CORE), _PRETEND_SUCCESS, _ALLOW]
 _PRLIMIT_RULE: _Program = [
-    (_LOAD, 0, 0, _argument(2)),
+    _load_argument(2),
     (_EQUAL, 0, 2, 0),
-    (_LOAD, 0, 0, _argument(2, high=True)),
+    _load_argument(2, high=True),
     (_EQUAL, 6, 0, 0),  # only reads them
-    (_LOAD, 0, 0, _argument(0)),
+    _load_argument(0),
     (_EQUAL, 1, 0, 0),
     _fail(errno.EPERM),  # of another process
-    (_LOAD, 0, 0, _argument(1)),
+    _load_argument(1),
     (_EQUAL, 0, 1, _RLIMIT_CORE),
     _PRETEND_SUCCESS,
-    _ALLOWED,
+    _ALLOW,
 ]
-_SCHEDULE_RULE: _Program = [(_LOAD, 0, 0, _argument(0)), (_EQUAL, 0, 1, _GUEST_PID), _fail(errno.EPERM), _ALLOWED]
-_SUBREAPER_RULE: _Program = [
-    (_LOAD, 0, 0, _argument(0)),
-    (_EQUAL, 0, 5, _SET_CHILD_SUBREAPER),
-    (_LOAD, 0, 0, _argument(1)),
-    (_EQUAL, 0, 3, 0),
-    (_LOAD, 0, 0, _argument(1, high=True)),
-    (_EQUAL, 0, 1, 0),
-    _fail(errno.EPERM),
-    _ALLOWED,
-]
-_NOTIFY = (_RETURN, 0, 0, _USER_NOTIFICATION)
-
-
-def _kill_rule(signal_at: int) -> _Program:
-    """Notify the guest of SIGKILL; ``signal_at``: which argument names the signal."""
-    return [(_LOAD, 0, 0, _argument(signal_at)), (_EQUAL, 0, 1, _SIGKILL), _NOTIFY, _ALLOWED]
-
-
-_MAPPING_RULE: _Program = [
-    (_LOAD, 0, 0, _argument(3)),
-    (_AND, 0, 0, _MAP_TYPE | _MAP_ANONYMOUS),
-    (_EQUAL, 1, 0, _MAP_SHARED | _MAP_ANONYMOUS),
-    (_EQUAL, 0, 1, _MAP_SHARED_VALIDATE | _MAP_ANONYMOUS),
-    _NOTIFY,
-    _ALLOWED,
-]
-_CLONE_RULE: _Program = [(_LOAD, 0, 0, _argument(0)), (_HAS_BIT, 0, 1, _CLONE_PARENT), _fail(errno.EINVAL), _ALLOWED]
-
-
-def _priority_rule(of_user: int) -> _Program:
-    """Refuse priorities of all processes of a user, and of the guest; ``of_user``: the word for the former."""
-    return [
-        (_LOAD, 0, 0, _argument(0)),
-        (_EQUAL, 2, 0, of_user),
-        (_LOAD, 0, 0, _argument(1)),
-        (_EQUAL, 0, 1, _GUEST_PID),
-        _fail(errno.EPERM),
-        _ALLOWED,
-    ]
-
-
 _FCNTL_RULE: _Program = [
-    (_LOAD, 0, 0, _argument(1)),
+    _load_argument(1),
     (_EQUAL, 3, 0, _SETLEASE),
     (_EQUAL, 2, 0, _SETDELEG),
     (_EQUAL, 1, 0, _OFD_SETLK),
     (_EQUAL, 0, 1, _OFD_SETLKW),
     _fail(errno.EINVAL),
-    _ALLOWED,
+    _ALLOW,
+]
+_SCHEDULE_RULE: _Program = [_load_argument(0), (_EQUAL, 0, 1, _GUEST_PID), _fail(errno.EPERM), _ALLOW]
+_SUBREAPER_RULE: _Program = [
+    _load_argument(0),
+    (_EQUAL, 0, 5, _SET_CHILD_SUBREAPER),
+    _load_argument(1),
+    (_EQUAL, 0, 3, 0),
+    _load_argument(1, high=True),
+    (_EQUAL, 0, 1, 0),
+    _fail(errno.EPERM),
+    _ALLOW,
+]
+_CLONE_RULE: _Program = [_load_argument(0), (_HAS_BIT, 0, 1, _CLONE_PARENT), _fail(errno.EINVAL), _ALLOW]
+_MAPPING_RULE: _Program = [
+    _load_argument(3),
+    (_AND, 0, 0, _MAP_TYPE | _MAP_ANONYMOUS),
+    (_EQUAL, 1, 0, _MAP_SHARED | _MAP_ANONYMOUS),
+    (_EQUAL, 0, 1, _MAP_SHARED_VALIDATE | _MAP_ANONYMOUS),
+    _NOTIFY,
+    _ALLOW,
 ]
 
 
-def _rules(calls: _CallNumbers, *, allow_system_v: bool, may_notify: bool) -> _Program:
-    program: _Program = [(_LOAD, 0, 0, _NUMBER)]
-    if calls is _X86_64:
-        program += [(_AT_LEAST, 0, 1, _X32), _fail(errno.ENOSYS)]
-    refused = (*calls.refused, *_IO_URING, _MEMFD_SECRET, _CLONE3, *(() if allow_system_v else calls.system_v))
-    rules: list[tuple[Sequence[int], _Program]] = [
-        (refused, [_fail(errno.ENOSYS)]),
-        (calls.socket, _FAMILY_RULE),
-        ([calls.setrlimit], _SETRLIMIT_RULE),
-        ([calls.prlimit], _PRLIMIT_RULE),
-        (calls.fcntl, _FCNTL_RULE),
-        (calls.schedule, _SCHEDULE_RULE),
-        ([calls.setpriority], _priority_rule(_PRIO_USER)),
-        ([calls.ioprio_set], _priority_rule(_IOPRIO_WHO_USER)),
-        ([calls.prctl], _SUBREAPER_RULE),
-        ([calls.clone], _CLONE_RULE),
+def _kill_rule(signal_at: int) -> _Program:
+    """Notify the guest of SIGKILL; ``signal_at``: which argument names the signal."""
+    return [_load_argument(signal_at), (_EQUAL, 0, 1, _SIGKILL), _NOTIFY, _ALLOW]
+
+
+def _priority_rule(of_user: int) -> _Program:
+    """Refuse priorities of all processes of a user, and of the guest; ``of_user``: the word for the former."""
+    return [
+        _load_argument(0),
+        (_EQUAL, 2, 0, of_user),
+        _load_argument(1),
+        (_EQUAL, 0, 1, _GUEST_PID),
+        _fail(errno.EPERM),
+        _ALLOW,
     ]
-    rules.append(([calls.memfd_create], [_NOTIFY if may_notify else _fail(errno.ENOSYS)]))
+
+
+def _rules(interface: str, *, allow_system_v: bool, may_notify: bool) -> _Program:
+    program: _Program = [_LOAD_CALL]
+    if interface == "x86_64":
+        program += [(_AT_LEAST, 0, 1, _X32), _fail(errno.ENOSYS)]
+    rules: list[tuple[tuple[str, ...], _Program]] = [
+        (_REFUSED if allow_system_v else (*_REFUSED, *_SYSTEM_V), [_fail(errno.ENOSYS)]),
+        (("socket", "socketpair"), _FAMILY_RULE),
+        (("setrlimit",), _SETRLIMIT_RULE),
+        (("prlimit64",), _PRLIMIT_RULE),
+        (("fcntl", "fcntl64"), _FCNTL_RULE),
+        (_SCHEDULING, _SCHEDULE_RULE),
+        (("setpriority",), _priority_rule(_PRIO_USER)),
+        (("ioprio_set",), _priority_rule(_IOPRIO_WHO_USER)),
+        (("prctl",), _SUBREAPER_RULE),
+        (("clone",), _CLONE_RULE),
+        (("memfd_create",), [_NOTIFY if may_notify else _fail(errno.ENOSYS)]),
+    ]
     if may_notify:
-        rules.append(([calls.mmap], _MAPPING_RULE))
-        rules += [([*calls.kill[:3], _PIDFD_SEND_SIGNAL], _kill_rule(1)), (calls.kill[3:], _kill_rule(2))]
-    for numbers, rule in rules:
+        rules += [(("mmap",), _MAPPING_RULE), (_SIGNAL_SECOND, _kill_rule(1)), (_SIGNAL_THIRD, _kill_rule(2))]
+    for names, rule in rules:
+        numbers = [_CALLS[interface][name] for name in names if name in _CALLS[interface]]
         last = len(numbers) - 1
         program += [
             (_EQUAL, last - index, len(rule) if index == last else 0, number) for index, number in enumerate(numbers)
         ]
         program += rule
-    return [*program, _ALLOWED]
+    return [*program, _ALLOW]
 
 
 def assemble(machine: str, *, allow_system_v: bool, may_notify: bool) -> bytes:
     """Return the filter as the kernel takes it: the calls of this machine's interfaces, none of any other's."""
-    program: _Program = [(_LOAD, 0, 0, _MACHINE)]
-    for calls in _MACHINE_CALLS[machine]:
-        rules = _rules(calls, allow_system_v=allow_system_v, may_notify=may_notify)
-        program += [(_EQUAL, 0, len(rules), calls.machine), *rules]
+    program: _Program = [_LOAD_ARCHITECTURE]
+    for interface in _INTERFACES[machine]:
+        rules = _rules(interface, allow_system_v=allow_system_v, may_notify=may_notify)
+        program += [(_EQUAL, 0, len(rules), _ARCHITECTURES[interface]), *rules]
     program.append(_fail(errno.ENOSYS))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-_MACHINE_NAME = platform.machine()
 _FILTERS = {
-    (system_v, asks): assemble(_MACHINE_NAME, allow_system_v=system_v, may_notify=asks) if SUPPORTED else b""
+    (system_v, notify): assemble(_MACHINE, allow_system_v=system_v, may_notify=notify) if SUPPORTED else b""
     for system_v in (False, True)
-    for asks in (False, True)
+    for notify in (False, True)
 }
 _MAY_NOTIFY = SUPPORTED and tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (5, 9)
 """Earlier kernels cannot continue a call after a notification (5.5), or do not report that no process is left."""
+_CALL_NAMES = {
+    (_ARCHITECTURES[interface], number): name
+    for interface in _INTERFACES.get(_MACHINE, ())
+    for name, number in _CALLS[interface].items()
+}
 
 
-def signal_target(machine: int, call: int) -> SignalTarget | None:
+def signal_target(architecture: int, call: int) -> SignalTarget | None:
     """Return what the first argument of a call names that was notified; ``None``: no call that sends a signal."""
-    if call == _PIDFD_SEND_SIGNAL:
-        return "descriptor"
-    for calls in _MACHINE_CALLS.get(_MACHINE_NAME, ()):
-        if calls.machine == machine and call in calls.kill:
-            return "thread" if call == calls.kill[1] else "process"
-    return None
+    name = _CALL_NAMES.get((architecture, call))
+    if name not in (*_SIGNAL_SECOND, *_SIGNAL_THIRD):
+        return None
+    return "descriptor" if name == "pidfd_send_signal" else "thread" if name == "tkill" else "process"
 
 
-def is_mmap(machine: int, call: int) -> bool:
-    """Whether this is the ``mmap`` of one of this machine's interfaces."""
-    return any(calls.machine == machine and calls.mmap == call for calls in _MACHINE_CALLS.get(_MACHINE_NAME, ()))
+def is_mmap(architecture: int, call: int) -> bool:
+    return _CALL_NAMES.get((architecture, call)) == "mmap"
 
 
 def install_filter(*, allow_system_v: bool) -> int | None:
     """Install the filter, for this process and everything below it, for ever. Needs ``no_new_privs``.
 
-    Args:
-        allow_system_v: leave System V IPC, since something else bounds it.
-
-    Returns:
-        A descriptor that is notified of every SIGKILL before it is sent, and has to continue it, or ``None``.
-
-    Raises:
-        OSError: the kernel refused it.
+    ``allow_system_v``: leave System V IPC, since something else bounds it. Returns a descriptor that is notified of
+    every SIGKILL before it is sent, and has to continue it, or ``None``.
     """
     if not SUPPORTED:
         return None

@@ -7,7 +7,6 @@ To the child, a file's bytes come in packets. From it: ``DATA`` and bytes of the
 ``DONE``, or ``FAILED`` and JSON: an errno and its words. A child that ends without either was killed.
 """
 
-import ctypes
 import errno
 import json
 import os
@@ -18,6 +17,7 @@ import stat
 from collections.abc import Mapping
 from typing import Any
 
+from prorl_gym.sandbox import syscalls
 from prorl_gym.sandbox.guest.fork_exec import close_all_except
 
 DATA, DONE, FAILED = b"+", b"=", b"!"
@@ -29,22 +29,14 @@ _ENTRIES_PER_PACKET = 40
 _MAX_ENTRIES = 100_000
 _PROC_ROOT_INODE = 1
 """Inode of the top of a procfs."""
-_SYS_OPENAT2 = 437  # the same number on every architecture (calls after 424 share one table)
-_AT_FDCWD = -100
-_RESOLVE_NO_MAGICLINKS = 0x02
-
-_libc = ctypes.CDLL(None, use_errno=True)
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
 
 class GuestFiles:
-    """File operations of the guest.
+    """File operations of the guest; relative paths start at ``workdir``.
 
-    The guest is more privileged than what runs in the sandbox, so procfs is out of bounds here: it would hand out the
-    guest's own environment, memory and descriptors.
-
-    Args:
-        workdir: relative paths start here.
-        proc_fd: descriptor of a procfs that is refused (the one on /proc is, too).
+    The guest is more privileged than what runs in the sandbox, so procfs (``proc_fd``'s, and the one on /proc) is out
+    of bounds here: it would hand out the guest's own environment, memory and descriptors.
     """
 
     def __init__(self, workdir: str, proc_fd: int) -> None:
@@ -61,18 +53,20 @@ class GuestFiles:
         return self._check_regular(self._open(path, os.O_RDONLY), path)
 
     def open_write(self, path: str, mode: int | None) -> int:
-        """Open a file for replacing, making it and its directories.
+        """Open a file for replacing, making it and its directories; links are followed.
 
-        Args:
-            path: of the file; links are followed.
-            mode: its permissions from now on; ``None``: those that it has, 644 for a new one.
+        ``mode``: its permissions from now on; ``None``: those that it has, 644 for a new one.
         """
         path = os.path.join(self._workdir, path)
         try:
             fd = self._open(path, os.O_WRONLY)
         except FileNotFoundError:
             mode = 0o644 if mode is None else mode
-            fd = self._create(path)
+            try:
+                fd = self._open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+            except FileNotFoundError:
+                self._make_parents(path)
+                fd = self._open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         fd = self._check_regular(fd, path)
         try:
             if mode is not None and mode & 0o7777 != stat.S_IMODE(os.fstat(fd).st_mode):
@@ -87,8 +81,11 @@ class GuestFiles:
         """Return the entries of a directory as (name, kind, size, mode), sorted; in /proc, without this process."""
         directory = _open_without_magiclinks(os.path.join(self._workdir, path), os.O_RDONLY | os.O_DIRECTORY)
         try:
-            self._check_listable(directory, path)
-            own = str(os.getpid()) if os.fstat(directory).st_dev in self._refused_devices else ""
+            status = os.fstat(directory)
+            is_procfs = status.st_dev in self._refused_devices
+            if is_procfs and status.st_ino != _PROC_ROOT_INODE:  # the list of processes shows what payloads see anyway
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            own = str(os.getpid()) if is_procfs else ""
             with os.scandir(directory) as entries:
                 rows: list[tuple[str, str, int, int]] = []
                 for entry in entries:
@@ -100,19 +97,6 @@ class GuestFiles:
             os.close(directory)
         rows.sort()
         return rows
-
-    def _check_listable(self, directory: int, path: str) -> None:
-        """Refuse what is below a process of procfs. The list of processes itself shows what payloads see anyway."""
-        status = os.fstat(directory)
-        if status.st_dev in self._refused_devices and status.st_ino != _PROC_ROOT_INODE:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-
-    def _create(self, path: str) -> int:
-        try:
-            return self._open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-        except FileNotFoundError:
-            self._make_parents(path)
-            return self._open(path, os.O_WRONLY | os.O_CREAT, 0o600)
 
     def _open(self, path: str, flags: int, mode: int = 0) -> int:
         # Non-blocking and no controlling terminal: a FIFO or a device must not stop the guest or change it.
@@ -168,67 +152,40 @@ def _describe_entry(entry: "os.DirEntry[str]") -> tuple[str, str, int, int]:
         status = entry.stat(follow_symlinks=False)
     except OSError:  # it went away while we looked
         return name, "other", 0, 0
-    kind = "other"
-    for test, word in ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"), (stat.S_ISLNK, "symlink")):
-        if test(status.st_mode):
-            kind = word
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "other")
     return name, kind, status.st_size, stat.S_IMODE(status.st_mode)
 
 
-class _OpenHow(ctypes.Structure):
-    _fields_ = [
-        ("flags", ctypes.c_uint64),
-        ("mode", ctypes.c_uint64),
-        ("resolve", ctypes.c_uint64),
-    ]
-
-
 def _open_without_magiclinks(path: str, flags: int, mode: int = 0) -> int:
-    """Open a path without following /proc's magic links, which can lead out of a root directory.
-
-    Raises:
-        OSError: as ``open``; ``ELOOP`` where a magic link was met.
-    """
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, _RESOLVE_NO_MAGICLINKS)
-    encoded = os.fsencode(path)
-    if b"\0" in encoded:
+    """Open a path without following /proc's magic links (``ELOOP``), which can lead out of a root directory."""
+    if "\0" in path:
         raise OSError(errno.EINVAL, "path contains a NUL byte", path)
     while True:
-        fd = _libc.syscall(
-            ctypes.c_long(_SYS_OPENAT2),
-            ctypes.c_long(_AT_FDCWD),
-            ctypes.c_char_p(encoded),
-            ctypes.byref(how),
-            ctypes.c_size_t(ctypes.sizeof(how)),
-        )
-        if fd >= 0:
-            return fd
-        code = ctypes.get_errno()
-        if code not in (errno.EINTR, errno.EAGAIN) or (flags & os.O_NONBLOCK and code == errno.EAGAIN):
-            raise OSError(code, os.strerror(code), path)
+        try:
+            return syscalls.openat2(path, flags, mode=mode, resolve=syscalls.RESOLVE_NO_MAGICLINKS)
+        except OSError as error:
+            may_retry = error.errno == errno.EINTR or (error.errno == errno.EAGAIN and not flags & os.O_NONBLOCK)
+            if not may_retry:
+                raise OSError(error.errno, error.strerror, path) from None
 
 
 def transfer(files: GuestFiles, request: Mapping[str, Any], connection: socket.socket, *, is_full: bool) -> None:
     """Do the operation and end this process, which is a fresh child of the guest.
 
-    Args:
-        files: opens paths.
-        request: ``what`` (``read``, ``write`` or ``list``), ``path``; ``limit`` of a read; ``mode`` and ``size`` of a
-            write.
-        connection: the service's, of packets.
-        is_full: no file may be written: the sandbox's disk is used up.
+    ``request`` has ``what`` (``read``, ``write`` or ``list``), ``path``, ``limit`` of a read, ``mode`` and ``size`` of
+    a write. ``is_full``: no file may be written, since the sandbox's disk is used up.
     """
     try:
         signal.set_wakeup_fd(-1)
         close_all_except(0, 1, 2, connection.fileno())  # the service must see the end of the guest when it ends
+        end = DONE
         try:
             _run_operation(files, request, connection, is_full=is_full)
         except OSError as error:
-            _send_failure(connection, error.errno or errno.EIO, error.strerror or str(error))
+            end = FAILED + json.dumps([error.errno or errno.EIO, error.strerror or str(error)]).encode("ascii")
         except Exception as error:  # the request makes no sense
-            _send_failure(connection, errno.EINVAL, str(error)[:1000])
-        else:
-            connection.send(DONE, socket.MSG_NOSIGNAL)
+            end = FAILED + json.dumps([errno.EINVAL, str(error)[:1000]]).encode("ascii")
+        connection.send(end, socket.MSG_NOSIGNAL)
     finally:  # also when the service hung up: an exception must not unwind into the guest's own loop
         os._exit(0)
 
@@ -277,7 +234,3 @@ def _write(fd: int, size: int, connection: socket.socket) -> None:
                 if error.errno == errno.EFBIG and resource.getrlimit(resource.RLIMIT_FSIZE)[0] == 0:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
                 raise
-
-
-def _send_failure(connection: socket.socket, code: int, words: str) -> None:
-    connection.send(FAILED + json.dumps([code, words]).encode("ascii"), socket.MSG_NOSIGNAL)

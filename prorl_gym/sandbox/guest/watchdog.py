@@ -4,7 +4,7 @@ Runs in the guest. One small file per process gives an upper bound: resident siz
 times, and the size of an address space bounds what the kernel takes to describe it. A sum within the budget is within
 it for certain. Only beyond it are exact sizes read: proportional ones (PSS), page tables, mappings.
 
-What belongs to no process counts as well: shared memory however it is kept (``guest/shared_memory.py``), the buffers of
+What belongs to no process counts as well: shared memory however it is kept (``seccomp_notifications``), the buffers of
 sockets, and ``_DESCRIPTOR_BYTES`` bytes for each open descriptor. Locks on files have a bound of their own.
 
 Policy: a process beyond what one may have is killed; then the largest, then the next, until the rest fits; the shell or
@@ -13,15 +13,15 @@ more room there is, the later the next check. Files on tmpfs are not counted her
 them.
 """
 
-import os
 import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
 
 from prorl_gym.sandbox.guest.process_table import Process, ProcessTable
-from prorl_gym.sandbox.guest.shared_memory import SharedMemoryAccount
+from prorl_gym.sandbox.guest.seccomp_notifications import SharedMemoryAccount
 from prorl_gym.sandbox.limit_breach import Breach
+from prorl_gym.sandbox.protocol import SandboxLimits
 
 _SHORTEST, _IDLE, _LONGEST = 0.1, 0.5, 1.0
 """Seconds between two checks: at least, at least while nothing moves, and at most."""
@@ -34,50 +34,41 @@ _MAX_LOCKS = 16384
 _LOCK_DESCRIPTORS_PER_CHECK = 256
 """Descriptors whose locks are counted in one check; the next goes on with the next process."""
 _DESCRIPTOR_BYTES = 4096
-"""What an open descriptor counts: half of a pipe (two pages and the pipe) or a socket."""
+"""Bytes that an open descriptor counts for: half of a pipe (two pages and the pipe) or a socket."""
+
 _SOCK_DIAG = 4
+"""NETLINK_SOCK_DIAG"""
 _BY_FAMILY = 20
-
+"""SOCK_DIAG_BY_FAMILY"""
 _REQUEST, _DUMP = 1, 0x300
-
 _DONE, _ERROR = 3, 2
-
-_HEADER = struct.Struct("=IHHII")
+_SHOW_MEMORY = 0x20
+"""UDIAG_SHOW_MEMINFO"""
 _EVERY_STATE = 0xFFFFFFFF
+_UNIX_MEMORY, _INET_MEMORY = 5, 7
+"""Attributes with a struct sk_meminfo: UNIX_DIAG_MEMINFO and INET_DIAG_SKMEMINFO."""
+_HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 _MEMORY = struct.Struct("=8I")
 """struct sk_meminfo: received, its bound, sent, its bound, set aside, waiting to be sent, options, backlog."""
-
-_UNIX_MEMORY, _INET_MEMORY = 5, 7
-
-_PROTOCOLS = (socket.IPPROTO_TCP, socket.IPPROTO_UDP)
 _RECEIVE = 1 << 18
 _SOCKETS_USED = b"sockets: used "
 
 
 class Watchdog:
-    """Samples the processes below the guest.
+    """Samples the processes below the guest. Sizes in bytes.
 
-    Args:
-        table: the process table.
-        guest_pid: the guest's pid.
-        memory: budget of all processes together, in bytes.
-        process_memory: budget of each process.
-        processes: processes and threads at which forking fails; 0: not limited here.
-        shared_memory: the shared memory objects of the sandbox.
-        socket_memory: returns the memory of its sockets.
-        on_breach: called with a child of the guest and its breach, before anything is killed.
-        measure_seconds: for reading exact sizes in one check; processes left then count with their bounds.
+    ``limits.processes``: forking fails with so many; 0: not limited here. ``on_breach`` is called with a child of the
+    guest and its breach, before anything is killed. ``measure_seconds`` bounds the reading of exact sizes in one check;
+    processes left then count with their bounds.
     """
 
     def __init__(
         self,
         table: ProcessTable,
         guest_pid: int,
+        limits: SandboxLimits,
         *,
-        memory: int,
-        process_memory: int,
-        processes: int,
         shared_memory: SharedMemoryAccount | None,
         socket_memory: Callable[[], int],
         on_breach: Callable[[int, Breach], None],
@@ -86,9 +77,9 @@ class Watchdog:
         self._measure_seconds = measure_seconds
         self._table = table
         self._guest_pid = guest_pid
-        self._memory = memory
-        self._process_memory = process_memory
-        self._processes = processes
+        self._memory = limits.total_memory
+        self._process_memory = limits.memory
+        self._processes = limits.processes
         self._shared_memory = shared_memory
         self._socket_memory = socket_memory
         self._on_breach = on_breach
@@ -103,8 +94,7 @@ class Watchdog:
     def next_check_ms(self, has_children: bool) -> int | None:
         """Return the milliseconds until the next check; ``None`` while there is nothing to check.
 
-        Args:
-            has_children: the guest has children of its own; orphans are known from the last check.
+        ``has_children``: of the guest's own; orphans are known from the last check.
         """
         if not has_children and not self._process_count:
             self._due = time.monotonic() + _SHORTEST  # so that the first check comes soon after the first child
@@ -121,21 +111,20 @@ class Watchdog:
         self._child_limits.pop(child, None)
 
     def check_if_due(self) -> None:
-        """Check when it is due; kill what is over the budget."""
         if time.monotonic() >= self._due:
             self.check()
 
     def check(self) -> None:
-        """Check now."""
         processes = self._table.descendants(self._guest_pid)
-        if self._is_at_process_limit(processes):
-            # The youngest process belongs to the child that is forking.
-            self._on_breach(
-                self._top_level_child(max(processes, key=lambda process: process.start_ticks), processes),
-                Breach.PROCESSES,
-            )
+        threads = sum(process.threads for process in processes)
+        # Forks fail now, or are about to: some threads of our own count as well, and a check takes time.
+        if self._processes > 0 and threads >= max(2, self._processes - 2 - self._processes // 16):
+            youngest = max(processes, key=lambda process: process.start_ticks)  # belongs to the child that is forking
+            self._on_breach(self._top_level_child(youngest, processes), Breach.PROCESSES)
         self._process_count = len(processes)
-        dying = self._is_memory_being_freed(processes)
+        present = {_identity(process) for process in processes}
+        self._killed = {killed: when for killed, when in self._killed.items() if killed in present}
+        dying = any(time.monotonic() - when < _GRACE_SECONDS for when in self._killed.values())
         processes = [process for process in processes if _identity(process) not in self._killed]
         room = self._kill_oversized(processes)
         sockets = self._socket_memory()
@@ -151,23 +140,13 @@ class Watchdog:
         self._used = used
         self._due = time.monotonic() + min(_LONGEST, max(shortest, min(room, self._memory - used) / _MAX_GROWTH_RATE))
 
-    def _is_memory_being_freed(self, processes: Sequence[Process]) -> bool:
-        """Whether what was killed lately is still giving back its memory. Forgets what is gone."""
-        present = {_identity(process) for process in processes}
-        self._killed = {killed: when for killed, when in self._killed.items() if killed in present}
-        return any(time.monotonic() - when < _GRACE_SECONDS for when in self._killed.values())
-
     def _kill(self, process: Process, processes: Sequence[Process], breach: Breach) -> None:
         self._on_breach(self._top_level_child(process, processes), breach)
         self._killed[_identity(process)] = time.monotonic()
         self._table.kill(process)
 
     def _kill_oversized(self, processes: list[Process]) -> int:
-        """Kill the processes that are too large by themselves, and take them off the list.
-
-        Returns:
-            Bytes that the largest of the others may still take.
-        """
+        """Kill and drop processes that are too large by themselves; return the bytes that any other may still take."""
         room = self._memory
         deadline = time.monotonic() + self._measure_seconds
         for process in list(processes):
@@ -234,13 +213,7 @@ class Watchdog:
     def _upper_bound(self, process: Process) -> int:
         return process.resident + self._table.estimate_max_overhead(process)
 
-    def _is_at_process_limit(self, processes: Sequence[Process]) -> bool:
-        """Whether forks fail now, or are about to: some threads of our own count as well, and a check takes time."""
-        threads = sum(process.threads for process in processes)
-        return self._processes > 0 and threads >= max(2, self._processes - 2 - self._processes // 16)
-
     def _top_level_child(self, process: Process, processes: Sequence[Process]) -> int:
-        """Return the child of the guest below which a process runs."""
         by_pid = {other.pid: other for other in processes}
         while process.parent != self._guest_pid and process.parent in by_pid:
             process = by_pid[process.parent]
@@ -252,26 +225,25 @@ def _identity(process: Process) -> tuple[int, int]:
 
 
 class SocketMemory:
-    """Queries the kernel for the memory of all sockets. A family that it cannot report counts nothing.
+    """Queries the kernel for the bytes of all sockets. A family that it cannot report counts nothing.
 
     Most sandboxes have no sockets: then one line of ``/proc/net/sockstat``, which counts those in flight too, is all
     that is read.
-
-    Args:
-        proc_fd: descriptor of a procfs that shows this process.
     """
 
-    def __init__(self, proc_fd: int) -> None:
-        self._proc_fd = proc_fd
+    def __init__(self, table: ProcessTable) -> None:
+        self._table = table
         self._socket: socket.socket | None = None
         self._baseline = self._count_sockets()
         # Families whose query the kernel refuses are not queried again.
-        self._queries = [(_unix_query(), 16, _UNIX_MEMORY)]
+        unix = struct.pack("=BBHIII8s", socket.AF_UNIX, 0, 0, _EVERY_STATE, 0, _SHOW_MEMORY, b"\xff" * 8)
+        self._queries = [(unix, 16, _UNIX_MEMORY)]
         for family in (socket.AF_INET, socket.AF_INET6):
-            self._queries += [(_inet_query(family, protocol), 72, _INET_MEMORY) for protocol in _PROTOCOLS]
+            for protocol in (socket.IPPROTO_TCP, socket.IPPROTO_UDP):
+                inet = struct.pack("=BBBxI48s", family, protocol, 1 << (_INET_MEMORY - 1), _EVERY_STATE, bytes(48))
+                self._queries.append((inet, 72, _INET_MEMORY))
 
     def __call__(self) -> int:
-        """Return bytes."""
         if self._baseline is not None and self._count_sockets() == self._baseline + (self._socket is not None):
             return 0
         try:
@@ -294,14 +266,7 @@ class SocketMemory:
 
     def _count_sockets(self) -> int | None:
         """Return the number of sockets in this network namespace, where the kernel shows it."""
-        try:
-            fd = os.open("self/net/sockstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc_fd)
-        except OSError:
-            return None
-        try:
-            line = os.read(fd, 64).partition(b"\n")[0]
-        finally:
-            os.close(fd)
+        line = self._table.read("self/net/sockstat").partition(b"\n")[0]
         return int(line[len(_SOCKETS_USED) :]) if line.startswith(_SOCKETS_USED) else None
 
     def _query(self, body: bytes, skipped: int, wanted: int) -> int | None:
@@ -319,15 +284,6 @@ class SocketMemory:
                     return None
                 found += _read_memory(data[at + _HEADER.size + skipped : at + length], wanted)
                 at += -(-length // 4) * 4
-
-
-def _unix_query() -> bytes:
-    show_memory = 0x20
-    return struct.pack("=BBHIII8s", socket.AF_UNIX, 0, 0, _EVERY_STATE, 0, show_memory, b"\xff" * 8)
-
-
-def _inet_query(family: int, protocol: int) -> bytes:
-    return struct.pack("=BBBxI48s", family, protocol, 1 << (_INET_MEMORY - 1), _EVERY_STATE, bytes(48))
 
 
 def _read_memory(attributes: bytes, wanted: int) -> int:

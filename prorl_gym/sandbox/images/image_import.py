@@ -1,4 +1,9 @@
-"""Makes named images of directories, SIF files and archives, and of what Apptainer builds or pulls."""
+"""Makes named images of directories, SIF files and archives, and of what Apptainer builds or pulls.
+
+Only this module uses spython, through which Apptainer or Singularity is called. It has no timeouts and cannot be
+cancelled, so each call is made in a process of its own: ``python -m prorl_gym.sandbox.images.image_import build RECIPE
+TARGET``. The last line of its output is the result.
+"""
 
 import asyncio
 import contextlib
@@ -9,15 +14,15 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.sandbox.cancellation import run_shielded
-from prorl_gym.sandbox.images import spython_wrapper
-from prorl_gym.sandbox.images.sif import is_sif
+from prorl_gym.sandbox.images.layers import UnfinishedLayer, helper_environment
 from prorl_gym.sandbox.images.store import ImageRecord, ImageStore, file_digest, file_stamp
-from prorl_gym.sandbox.images.unpack_client import UnfinishedLayer, helper_environment
+from prorl_gym.sandbox.images.unpack import is_sif
 
 APPTAINER_SCHEMES = ("library://", "oras://", "shub://")
 """References that only Apptainer can pull."""
@@ -25,27 +30,34 @@ APPTAINER_SCHEMES = ("library://", "oras://", "shub://")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _RESERVED_NAMES = frozenset({"host"})
 _ERROR_CHARACTERS = 400
+_RESULT_PREFIX = "result: "
+_MODULE = "prorl_gym.sandbox.images.image_import"
 
 
 async def import_image(
     store: ImageStore, source: Path, name: str, *, base: str = "", tar_options: Sequence[str] = ()
 ) -> ImageRecord:
-    """Make an image of a file or directory. It is kept until it is removed by name.
+    """Make an image of a directory, a SIF file or a tar archive. It is kept until it is removed by name.
 
-    Args:
-        store: where to.
-        source: a directory, a SIF file, or a tar archive.
-        name: replaces the image that had this name.
-        base: image below it: ``source`` is then a thin layer on top, its deletions written as ``.wh.NAME``.
-        tar_options: more options of ``tar`` when the source is a directory.
-
-    Raises:
-        ConfigError: the name cannot be used.
-        SandboxError: the source cannot be used.
+    ``base`` is the image below it: ``source`` is then a thin layer on top, its deletions written as ``.wh.NAME``.
+    ``tar_options`` apply to a directory. Raises ``ConfigError`` for a name that cannot be used, ``SandboxError`` for
+    such a source.
     """
     _check_name(name)
     below = (await store.ensure_image(base)).layers if base else ()
-    digest = await _import_layer(store, source, name, tar_options)
+    match await asyncio.to_thread(_kind_of, source):
+        case "directory":
+
+            async def copy(layer: UnfinishedLayer) -> str:
+                return await store.layers.copy_directory(source, layer, tar_options)
+
+            digest = (await store.layers.create_layer(name, copy)).key.replace("-", ":")
+        case "sif":
+            digest = await store.ensure_sif_layer(source)
+        case "archive":
+            digest = await asyncio.to_thread(file_digest, source)
+            unpack = partial(store.layers.unpack_archive, source, digest)
+            await store.layers.ensure_layer(digest, unpack)
     record = ImageRecord(reference=name, kind="local", digest=digest, layers=(*below, digest))
     store.records.write_record(record)
     return record
@@ -54,21 +66,15 @@ async def import_image(
 async def build_definition(store: ImageStore, definition: Path, name: str, *, seconds: float) -> ImageRecord:
     """Build an image from a definition file with Apptainer.
 
-    Raises:
-        ConfigError: Apptainer is missing or failed, or the name cannot be used.
-        SandboxError: there is no such file, or the result is no image.
+    Raises ``ConfigError`` when Apptainer is missing or failed, or for a name that cannot be used; ``SandboxError`` when
+    there is no such file or the result is no image.
     """
     file_stamp(definition)
     return await _import_from_apptainer(store, name, "build", str(definition.absolute()), seconds)  # noqa: ASYNC240 - no disk access
 
 
 async def pull_with_apptainer(store: ImageStore, reference: str, name: str, *, seconds: float) -> ImageRecord:
-    """Pull an image through Apptainer.
-
-    Raises:
-        ConfigError: Apptainer is missing or failed, or the name cannot be used.
-        SandboxError: the result is no image.
-    """
+    """Pull an image through Apptainer. Raises as ``build_definition``."""
     return await _import_from_apptainer(store, name, "pull", reference, seconds)
 
 
@@ -78,21 +84,6 @@ def _check_name(name: str) -> None:
             f"--name {name!r} cannot be the name of an image.",
             "Use lower-case letters, digits, dots, dashes and underscores; 'host' is taken.",
         )
-
-
-async def _import_layer(store: ImageStore, source: Path, name: str, options: Sequence[str]) -> str:
-    kind = await asyncio.to_thread(_kind_of, source)
-    if kind == "directory":
-
-        async def copy(layer: UnfinishedLayer) -> str:
-            return await store.unpacker.copy_directory(source, layer, options)
-
-        return (await store.layers.create_layer(name, copy)).key.replace("-", ":")
-    if kind == "sif":
-        return await store.ensure_sif_layer(source)
-    digest = await asyncio.to_thread(file_digest, source)
-    await store.layers.ensure_layer(digest, lambda layer: store.unpacker.unpack_archive(source, digest, layer))
-    return digest
 
 
 def _kind_of(source: Path) -> Literal["directory", "sif", "archive"]:
@@ -109,23 +100,19 @@ async def _import_from_apptainer(
     """Have Apptainer make a SIF file of ``source``, then import it."""
     _check_name(name)
     store.layers.make_directories()
-    # Beside the store, which has the room; open to the sandboxes' uid, which unpacks it.
+    # Next to the store, which has the room; open to the sandboxes' uid, which unpacks it.
     with tempfile.TemporaryDirectory(dir=store.layers.directory, prefix=".making-") as work:
         os.chmod(work, 0o755)
         sif = Path(work, "image.sif")
-        await _run_apptainer(op, source, str(sif), seconds=seconds)
+        command = [sys.executable, "-P", "-m", _MODULE, op, source, str(sif)]
+        # Apptainer needs HOME; everything else in this environment (tokens, APPTAINER_* settings) is withheld.
+        env = {**helper_environment(), "HOME": os.environ.get("HOME", "/")}
+        text = await run_command(command, seconds=seconds, env=env)
+        answer: dict[str, Any] = json.loads(text.rpartition(_RESULT_PREFIX)[2])
+        if "error" in answer:
+            raise ConfigError(f"{op} of {source} failed.", str(answer["error"])[-_ERROR_CHARACTERS:])
         os.chmod(sif, 0o644)
         return await import_image(store, sif, name)
-
-
-async def _run_apptainer(op: str, source: str, target: str, *, seconds: float) -> None:
-    command = [sys.executable, "-P", "-m", spython_wrapper.__name__, op, source, target]
-    # Apptainer needs HOME; everything else in this environment (tokens, APPTAINER_* settings) is withheld.
-    env = {**helper_environment(), "HOME": os.environ.get("HOME", "/")}
-    text = await run_command(command, seconds=seconds, env=env)
-    answer: dict[str, Any] = json.loads(text.rpartition(spython_wrapper.RESULT_PREFIX)[2])
-    if "error" in answer:
-        raise ConfigError(f"{op} of {source} failed.", str(answer["error"])[-_ERROR_CHARACTERS:])
 
 
 async def run_command(
@@ -137,14 +124,8 @@ async def run_command(
 ) -> str:
     """Run a program in a process group of its own and return its output. Cancelling kills the group.
 
-    Args:
-        command: program and arguments.
-        seconds: time after which it is killed.
-        env: its environment; this process's own by default.
-        allowed_exit_codes: exit codes that are no failure.
-
-    Raises:
-        ConfigError: it is not installed, failed, or took too long.
+    ``env`` replaces this process's environment. Raises ``ConfigError`` when it is not installed, failed, or took longer
+    than ``seconds``.
     """
     name = os.path.basename(command[0])
     try:
@@ -172,3 +153,28 @@ async def run_command(
     if process.returncode not in allowed_exit_codes:
         raise ConfigError(f"{name} failed (exit {process.returncode}).", text.strip()[-_ERROR_CHARACTERS:])
     return text
+
+
+def _make_sif(op: str, source: str, target: str) -> None:
+    """Make one call of spython. The library is untyped, and what it returns depends on what goes wrong."""
+    from spython.main import Client  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
+
+    client = cast(Any, Client)
+    if op == "build":
+        result = client.build(source, target, sudo=False, force=True, quiet=True, return_result=True)
+    else:
+        folder, name = os.path.split(target)
+        result = client.pull(image=source, name=name, pull_folder=folder, force=True, quiet=True)
+    if not os.path.exists(target):
+        if isinstance(result, dict):
+            result = cast(dict[str, Any], result).get("message", result)
+        raise RuntimeError(" ".join(map(str, cast(list[Any], result))) if isinstance(result, list) else str(result))
+
+
+if __name__ == "__main__":
+    answer: dict[str, str] = {}
+    try:
+        _make_sif(*sys.argv[1:])
+    except (SystemExit, Exception) as error:  # spython exits where others raise
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    print(f"\n{_RESULT_PREFIX}{json.dumps(answer)}")

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -58,12 +58,7 @@ async def _wait_for_lock(descriptor: int) -> None:
 
 
 class NodeSemaphore:
-    """Bounds the number of jobs that run at once on this node, over all processes.
-
-    Args:
-        directory: of the lock files, one per job.
-        slots: maximum number of jobs.
-    """
+    """Bounds the number of jobs that run at once on this node, over all processes, by a lock file for each slot."""
 
     def __init__(self, directory: Path, slots: int) -> None:
         self._lock_files = [directory / f"job-{number}" for number in range(slots)]
@@ -72,7 +67,6 @@ class NodeSemaphore:
 
     @asynccontextmanager
     async def slot(self) -> AsyncGenerator[None]:
-        """Wait for a slot and hold it."""
         async with self._local, contextlib.AsyncExitStack() as stack:
             for path in self._lock_files:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -109,12 +103,8 @@ class SingleFlight(Generic[T]):
             if not waiting and not task.done():
                 self._forget(key, task)  # later callers start again
                 task.cancel()
-                await run_shielded(_wait_until_done(task))
+                await run_shielded(asyncio.wait([task]))
 
     def _forget(self, key: str, task: asyncio.Task[T]) -> None:
         if key in self._running and self._running[key][0] is task:
             del self._running[key]
-
-
-async def _wait_until_done(task: Awaitable[Any]) -> None:
-    await asyncio.wait([asyncio.ensure_future(task)])

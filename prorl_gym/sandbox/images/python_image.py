@@ -1,7 +1,7 @@
 """The stock image of the python tool: Debian's python3 with IPython, ipykernel, numpy, sympy, matplotlib, pytest.
 
 Built once with a network, repeatable without: the packages of the distribution are kept as debootstrap's own archive
-with a lock file beside it, the wheels by name, version and contents as ``prorl_python.lock`` lists.
+with a lock file next to it, the wheels by name, version and contents as ``prorl_python.lock`` lists.
 """
 
 import asyncio
@@ -38,15 +38,9 @@ _PIP_TARGET = (
 
 
 async def build(store: ImageStore, cache: Path, name: str = NAME) -> ImageRecord:
-    """Build the image and give it a name.
+    """Build the image and give it a name. ``cache`` keeps the packages for the next build.
 
-    Args:
-        store: where to.
-        cache: directory in which the packages are kept for the next build.
-        name: replaces the image that had this name.
-
-    Raises:
-        ConfigError: this is not root on x86_64, a tool is missing, or a package differs from the lock files.
+    Raises ``ConfigError`` when this is not root on x86_64, a tool is missing, or a package differs from the lock files.
     """
     if os.geteuid() != 0 or platform.machine() != "x86_64":
         raise ConfigError(
@@ -100,24 +94,16 @@ def locked_wheels() -> dict[str, str]:
 
 async def _fetch_wheels(cache: Path) -> Path:
     """Return a directory that holds every wheel, fetching those that are missing."""
-    place = cache / "wheels"
-    if missing := set(locked_wheels()) - await asyncio.to_thread(_digests, place):
+    place, names = cache / "wheels", locked_wheels()
+    if missing := set(names) - await asyncio.to_thread(lambda: {file_digest(wheel) for wheel in place.glob("*.whl")}):
         with tempfile.TemporaryDirectory(dir=cache, prefix=".fetching-") as work:
             lock = Path(work, "lock.txt")
-            _write_lock(lock, missing)
+            lines = (f"{names[digest]} --hash={digest}\n" for digest in sorted(missing))
+            await asyncio.to_thread(lock.write_text, "".join(lines), encoding="utf-8")
             await _pip("download", *_PIP_TARGET, f"--dest={work}/wheels", f"--requirement={lock}")
             for wheel in os.listdir(f"{work}/wheels"):
                 os.replace(f"{work}/wheels/{wheel}", place / wheel)
     return place
-
-
-def _write_lock(path: Path, digests: set[str]) -> None:
-    names = locked_wheels()
-    path.write_text("".join(f"{names[digest]} --hash={digest}\n" for digest in sorted(digests)), encoding="utf-8")
-
-
-def _digests(place: Path) -> set[str]:
-    return {file_digest(wheel) for wheel in place.glob("*.whl")}
 
 
 async def _install(root: Path, archive: Path, wheels: Path) -> None:
@@ -140,38 +126,27 @@ def _clean_root(root: Path) -> None:
     """Remove what only the installation needed, and programs that name the interpreter of this machine."""
     shutil.rmtree(root / _SITE_PACKAGES / "bin", ignore_errors=True)
     for record in (root / _SITE_PACKAGES).glob("*.dist-info/RECORD"):
-        record.write_text(without_programs(record.read_text(encoding="utf-8")), encoding="utf-8")
+        # Digests of programs differ with the path of the builder, which is in their first line.
+        lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = (line for line in lines if not line.startswith(("../../bin/", "bin/")))
+        record.write_text("".join(kept), encoding="utf-8")
     for name, module in _COMMANDS.items():
         program = root / "usr/local/bin" / name
         program.write_text(f'#!/bin/sh\nexec /usr/bin/python3 -m {module} "$@"\n', encoding="ascii")
         program.chmod(0o755)
     for name in ("shadow", "shadow-"):
         if (file := root / "etc" / name).exists():
-            file.write_text(with_fixed_day(file.read_text(encoding="ascii")), encoding="ascii")
+            # A fixed day of the last password change (shadow(5)), not that of the build.
+            accounts = (line.split(":") for line in file.read_text(encoding="ascii").splitlines())
+            fixed = (":".join([*fields[:2], str(_BUILD_TIME // 86400), *fields[3:]]) + "\n" for fields in accounts)
+            file.write_text("".join(fixed), encoding="ascii")
     for name in _REMOVED_DIRECTORIES:
         for entry in (root / name).glob("*"):
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
-def with_fixed_day(shadow: str) -> str:
-    """Return ``/etc/shadow`` with a fixed day of the last password change (shadow(5)), not that of the build."""
-    lines = [line.split(":") for line in shadow.splitlines()]
-    day = str(_BUILD_TIME // 86400)
-    return "".join(":".join([*fields[:2], day, *fields[3:]]) + "\n" for fields in lines)
-
-
-def without_programs(record: str) -> str:
-    """Return pip's list of installed files without programs: their digests differ with the path of the builder.
-
-    Args:
-        record: text of a ``RECORD`` file, whose lines are ``path,digest,size``.
-    """
-    lines = record.splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith(("../../bin/", "bin/")))
-
-
-async def _pip(*arguments: str) -> str:
+async def _pip(*arguments: str) -> None:
     # The user's own settings may choose the index; the digests decide which files are accepted.
-    return await run_command(
+    await run_command(
         [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], seconds=_COMMAND_SECONDS
     )

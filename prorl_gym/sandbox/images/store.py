@@ -11,21 +11,18 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox.images.config import ImagesConfig
-from prorl_gym.sandbox.images.layers import Layer, LayerStore, layer_key
+from prorl_gym.sandbox.config import ImagesConfig
+from prorl_gym.sandbox.images.layers import Layer, LayerStore, UnfinishedLayer, layer_key
 from prorl_gym.sandbox.images.locks import NodeSemaphore
-from prorl_gym.sandbox.images.protocol import ResolvedImage
-from prorl_gym.sandbox.images.registry.auth import CredentialFinder
 from prorl_gym.sandbox.images.registry.client import RegistryClient
 from prorl_gym.sandbox.images.registry.http import Retries
 from prorl_gym.sandbox.images.registry.oci_format import DOCKER_SCHEME, Descriptor, RegistryReference
-from prorl_gym.sandbox.images.sif import is_sif
-from prorl_gym.sandbox.images.unpack_client import LayerUnpacker, UnfinishedLayer
+from prorl_gym.sandbox.images.unpack import is_sif
 from prorl_gym.sandbox.protocol import HOST_IMAGE
 
 _LOG = logging.getLogger(__name__)
@@ -33,12 +30,43 @@ _ATTEMPTS = 3
 """Another process may evict a layer between its making and its pinning."""
 
 
+@dataclass(frozen=True, slots=True)
+class ResolvedImage:
+    """An image that is ready on this node."""
+
+    reference: str
+    """As given to ``resolve``."""
+    lower_dirs: tuple[str, ...]
+    """Absolute paths of unpacked directories, topmost first, as overlayfs takes them. Deletions of one layer from
+    those below it are marked as a ``userxattr`` overlay expects: mount them with that option. Empty for ``host``."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables that the image's author set (its PATH, above all); a spec's own win over them."""
+
+
+class ImageResolver(Protocol):
+    """Resolves a name to read-only directories before a sandbox starts, and releases them after it is gone.
+
+    Until then they are pinned, not evicted. The pins are file locks, which the death of the process releases.
+    """
+
+    async def resolve(self, image: str) -> ResolvedImage:
+        """Make an image ready and pin it. Concurrent calls fetch and unpack it once.
+
+        ``image`` is ``host``, the absolute path of an image directory or of a SIF file, ``docker://...``, or the name
+        of a built or imported image. Raises ``SandboxError``: ``IMAGE_MISSING``, ``IMAGE_BROKEN``, or
+        ``SANDBOX_UNAVAILABLE`` when the image is not the cause (no room, registry unreachable).
+        """
+        ...
+
+    def release(self, image: ResolvedImage) -> None:
+        """Undo one ``resolve``. Never blocks or fails; without it the image stays pinned until the process ends."""
+        ...
+
+
 ImageKind = Literal["registry", "sif", "local"]
 
 
 class ImageRecord(BaseModel):
-    """An image and its layers."""
-
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     reference: str
@@ -55,17 +83,12 @@ class ImageRecord(BaseModel):
 
 
 class ImageRecords:
-    """The records below one directory.
-
-    Args:
-        directory: made by the store.
-    """
+    """The records below one directory, which the store makes."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def find_record(self, reference: str) -> ImageRecord | None:
-        """Return the record of an image."""
         return _read(self._path(reference))
 
     def list_records(self) -> list[ImageRecord]:
@@ -76,7 +99,6 @@ class ImageRecords:
         return sorted(found, key=lambda record: record.reference)
 
     def write_record(self, record: ImageRecord) -> None:
-        """Store a record, replacing the one of the same reference."""
         path = self._path(record.reference)
         aside = path.with_suffix(f".{os.getpid()}")
         aside.write_text(record.model_dump_json(), encoding="utf-8")
@@ -87,11 +109,6 @@ class ImageRecords:
         self._path(reference).unlink(missing_ok=True)
 
     def get_record(self, name: str) -> ImageRecord:
-        """Return the record of a name.
-
-        Raises:
-            SandboxError: ``IMAGE_MISSING``.
-        """
         record = self.find_record(name)
         if record is None:
             names = ", ".join(one.reference for one in self.list_records() if one.kind == "local") or "none"
@@ -115,7 +132,7 @@ def _read(path: Path) -> ImageRecord | None:
 
 @dataclass(frozen=True, slots=True)
 class EvictionResult:
-    """What an eviction removed and left. Sizes in bytes."""
+    """Layers that an eviction removed, and the size of the rest."""
 
     layers: int
     removed_bytes: int
@@ -123,30 +140,17 @@ class EvictionResult:
     left_inodes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _PinnedImage:
-    """A resolved image and what is pinned for it."""
-
-    image: ResolvedImage
-    digests: tuple[str, ...]
-
-
 class ImageStore:
-    """Fetches images to this node and keeps those in use. An ``ImageResolver``; one per event loop.
-
-    Args:
-        config: where the store is and how much it may hold.
-        retries: how often requests to registries are repeated.
-    """
+    """Fetches images to this node and keeps those in use. An ``ImageResolver``; one per event loop."""
 
     def __init__(self, config: ImagesConfig | None = None, retries: Retries | None = None) -> None:
         self.config = config or ImagesConfig()
         self.layers = LayerStore(self.config)
         self.records = ImageRecords(self.layers.directory / "images")
-        self.registry = RegistryClient(self.config.mirrors, retries, CredentialFinder(self.config.login_host))
-        self.unpacker = LayerUnpacker(self.config)
+        self.registry = RegistryClient(self.config.mirrors, retries, self.config.login_host)
         self._unpack_slots = NodeSemaphore(self.layers.directory / "locks", self.config.jobs)
-        self._pinned: list[_PinnedImage] = []
+        self._pinned: list[tuple[ResolvedImage, tuple[str, ...]]] = []
+        """Resolved images, with the digests of layers that are pinned for them."""
 
     async def close(self) -> None:
         """Close connections and release every pin. Idempotent."""
@@ -155,17 +159,20 @@ class ImageStore:
         await self.registry.close()
 
     async def resolve(self, image: str) -> ResolvedImage:
-        """Make an image ready and pin it; see ``ImageResolver``."""
         if image == HOST_IMAGE:
             return ResolvedImage(image, ())
         if image.startswith("/") and os.path.isdir(image):  # noqa: ASYNC240 - a stat of a local disk
             return ResolvedImage(image, (image,))
         for _ in range(_ATTEMPTS):
             record = await self.ensure_image(image)
-            held = self._pin(image, record)
-            if held is not None:
-                self._pinned.append(held)
-                return held.image
+            if self._pin_layers(record):
+                # An image may list a layer twice; overlayfs refuses that, and the upper one decides.
+                topmost_first = tuple(dict.fromkeys(reversed(record.layers)))
+                place = self.layers.directory.absolute()
+                roots = tuple(str(place / "layers" / layer_key(digest) / "root") for digest in topmost_first)
+                resolved = ResolvedImage(image, roots, record.environment)
+                self._pinned.append((resolved, record.layers))
+                return resolved
         raise SandboxError(
             FailureKind.SANDBOX_UNAVAILABLE,
             f"image {image}: its layers are evicted as fast as they are made.",
@@ -173,24 +180,15 @@ class ImageStore:
         )
 
     def release(self, image: ResolvedImage) -> None:
-        """Undo one ``resolve``."""
-        for position, held in enumerate(self._pinned):
-            if held.image is image:
+        for position, (held, digests) in enumerate(self._pinned):
+            if held is image:
                 del self._pinned[position]
-                for digest in held.digests:
+                for digest in digests:
                     self.layers.unpin(digest)
                 return
 
     async def ensure_image(self, image: str, *, refresh: bool = False) -> ImageRecord:
-        """Make every layer of an image present, without pinning it.
-
-        Args:
-            image: as for ``resolve``, but no directory.
-            refresh: query the registry even if the image is known: a tag may have moved.
-
-        Raises:
-            SandboxError: see ``ImageResolver``.
-        """
+        """Make every layer of an image present, unpinned. ``refresh``: query the registry, as a tag may have moved."""
         self.layers.make_directories()
         if image.startswith("/"):
             return await self._ensure_sif(Path(image))
@@ -225,7 +223,10 @@ class ImageStore:
                 for layer in {layer.digest: layer for layer in found.layers}.values():
                     group.create_task(self._ensure_registry_layer(reference, layer))
         except* SandboxError as errors:
-            raise _first_error(errors) from None
+            first: BaseException = errors  # only one is reported
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            raise first from None
         record = ImageRecord(
             reference=str(reference),
             kind="registry",
@@ -242,7 +243,7 @@ class ImageStore:
             async with self._unpack_slots.slot():
                 blob = await self.registry.fetch_blob(reference, layer, self.layers.directory / "blobs")
                 try:
-                    await self.unpacker.unpack_archive(blob, layer.digest, building)
+                    await self.layers.unpack_archive(blob, layer.digest, building)
                 except SandboxError as error:
                     raise _with_image_name(error, f"{reference}, layer {layer.digest[7:19]}") from None
                 blob.unlink()
@@ -261,11 +262,7 @@ class ImageStore:
         return record
 
     async def ensure_sif_layer(self, path: Path) -> str:
-        """Unpack a SIF file; return its digest, which is its layer's.
-
-        Raises:
-            SandboxError: ``IMAGE_BROKEN`` when it is none.
-        """
+        """Unpack a SIF file; return its digest, which is its layer's."""
         with path.open("rb") as file:
             if not is_sif(file):
                 raise SandboxError(
@@ -278,33 +275,24 @@ class ImageStore:
         async def make(building: UnfinishedLayer) -> None:
             async with self._unpack_slots.slot():
                 try:
-                    await self.unpacker.unpack_sif(path, digest, building)
+                    await self.layers.unpack_sif(path, digest, building)
                 except SandboxError as error:
                     raise _with_image_name(error, str(path)) from None
 
         await self.layers.ensure_layer(digest, make)
         return digest
 
-    def _pin(self, image: str, record: ImageRecord) -> _PinnedImage | None:
-        pinned: list[str] = []
-        for digest in record.layers:
+    def _pin_layers(self, record: ImageRecord) -> bool:
+        """Pin all layers of an image or none of them."""
+        for position, digest in enumerate(record.layers):
             if not self.layers.pin(digest):
-                for done in pinned:
+                for done in record.layers[:position]:
                     self.layers.unpin(done)
-                return None
-            pinned.append(digest)
-        # An image may list a layer twice; overlayfs refuses that, and the upper one decides.
-        topmost_first = tuple(dict.fromkeys(reversed(record.layers)))
-        place = self.layers.directory.absolute()
-        roots = tuple(str(place / "layers" / layer_key(digest) / "root") for digest in topmost_first)
-        return _PinnedImage(ResolvedImage(image, roots, record.environment), tuple(pinned))
+                return False
+        return True
 
     async def remove_image(self, image: str) -> int:
-        """Remove an image and the layers that no other image needs; return the number of layers.
-
-        Raises:
-            SandboxError: ``IMAGE_MISSING``, it is not known.
-        """
+        """Remove an image and the layers that no other image needs; return the number of layers."""
         name = str(RegistryReference.parse(image)) if image.startswith(DOCKER_SCHEME) else image
         record = self.records.get_record(name)
         self.records.remove_record(name)
@@ -313,45 +301,31 @@ class ImageStore:
         return sum([await self.layers.evict_layer(layer) for layer in alone if layer is not None])
 
     async def prune(self) -> EvictionResult:
-        """Evict the least recently used layers that are not in use until the store is within its bounds."""
+        """Evict layers, least recently used first, until the rest is within the store's bounds or in use.
+
+        Layers of images that were built or imported here are kept: they cannot be fetched again.
+        """
         self.layers.make_directories()
-        done = await evict_layers(self.layers, self.records, self.config.max_bytes, self.config.max_inodes)
-        if done.layers:
-            _LOG.info("image store: removed %d layers (%d bytes)", done.layers, done.removed_bytes)
-        return done
+        records = self.records.list_records()
+        kept = {layer_key(digest) for record in records if record.kind == "local" for digest in record.layers}
+        there = self.layers.list_layers()
+        size, inodes = sum(layer.size for layer in there), sum(layer.inodes for layer in there)
+        removed = removed_size = 0
+        for layer in sorted((one for one in there if one.key not in kept), key=_last_use):
+            if size <= self.config.max_bytes and inodes <= self.config.max_inodes:
+                break
+            if await self.layers.evict_layer(layer):
+                removed += 1
+                removed_size += layer.size
+                size -= layer.size
+                inodes -= layer.inodes
+        if removed:
+            _LOG.info("image store: removed %d layers (%d bytes)", removed, removed_size)
+        return EvictionResult(removed, removed_size, size, inodes)
 
 
 def _with_image_name(error: SandboxError, name: str) -> SandboxError:
     return SandboxError(error.kind, f"image {name}: {error.what.rstrip('.')}.", error.fix)
-
-
-def _first_error(errors: BaseExceptionGroup[SandboxError]) -> SandboxError:
-    """Return one of several errors: only one is reported."""
-    for error in errors.exceptions:
-        return _first_error(error) if isinstance(error, BaseExceptionGroup) else error
-    raise AssertionError("a group has members")
-
-
-async def evict_layers(layers: LayerStore, records: ImageRecords, max_size: int, max_inodes: int) -> EvictionResult:
-    """Remove layers, least recently used first, until the rest is within the bounds or in use.
-
-    Layers of images that were built or imported here are kept: they cannot be fetched again.
-    """
-    kept = {
-        layer_key(digest) for record in records.list_records() if record.kind == "local" for digest in record.layers
-    }
-    there = layers.list_layers()
-    size, inodes = sum(layer.size for layer in there), sum(layer.inodes for layer in there)
-    removed = removed_size = 0
-    for layer in sorted((one for one in there if one.key not in kept), key=_last_use):
-        if size <= max_size and inodes <= max_inodes:
-            break
-        if await layers.evict_layer(layer):
-            removed += 1
-            removed_size += layer.size
-            size -= layer.size
-            inodes -= layer.inodes
-    return EvictionResult(removed, removed_size, size, inodes)
 
 
 def _last_use(layer: Layer) -> int:
@@ -368,11 +342,7 @@ def file_digest(path: Path) -> str:
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:
-    """Return device, inode, size and time of last change of a file, which differ once it has changed.
-
-    Raises:
-        SandboxError: ``IMAGE_MISSING``.
-    """
+    """Return device, inode, size and time of last change of a file, which differ once it has changed."""
     with contextlib.suppress(OSError):
         found = path.stat()
         return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

@@ -15,39 +15,28 @@ from typing import Any
 
 from prorl_gym.errors import ProrlError
 from prorl_gym.sandbox import syscalls
-from prorl_gym.sandbox.images.sif import unpack_sif
-from prorl_gym.sandbox.images.untar import LayerLimits, UnpackStats, open_decompressed, unpack_tar
+from prorl_gym.sandbox.images.unpack import LayerLimits, open_decompressed, unpack_sif, unpack_tar
 from prorl_gym.sandbox.tree_removal import remove_tree
 
 _MEMORY = 2 << 30  # headers of an archive can claim any length, and Python reads them whole
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
-    """Serve a request and return the answer.
-
-    Raises:
-        ProrlError: with cause and fix for the user.
-        OSError: the disk is full, for example.
-    """
+    """Serve a request and return the answer. Raises ``ProrlError`` with cause and fix, or ``OSError`` (a full disk)."""
     _drop_privileges(request["uid"], request["parent"])
     match request["op"]:
-        case "untar":
-            return _untar(request)
-        case "unsif":
-            done = unpack_sif(request["source"], _make_layer_directory(request), _limits(request))
-            return _finish_layer(request, done, request["digest"])
+        case "untar" | "unsif":
+            return _unpack(request)
         case "publish":
             _publish(request["source"], request["target"])
-            return {}
         case "discard":
             os.rename(request["source"], request["target"])  # no longer found in the store
             remove_tree(request["target"])
-            return {}
         case "remove":
             remove_tree(request["path"])
-            return {}
         case other:
             raise ValueError(f"no operation {other!r}")
+    return {}
 
 
 def _drop_privileges(uid: int, parent: int) -> None:
@@ -69,30 +58,19 @@ def _drop_privileges(uid: int, parent: int) -> None:
     os.umask(0o022)
 
 
-def _limits(request: dict[str, Any]) -> LayerLimits:
-    return LayerLimits(request["size"], request["entries"])
-
-
-def _make_layer_directory(request: dict[str, Any]) -> str:
-    """Make the directory of a layer and its ``root``; return the latter."""
-    os.mkdir(request["target"], 0o755)
-    root = f"{request['target']}/root"
+def _unpack(request: dict[str, Any]) -> dict[str, Any]:
+    """Fill the directory of a layer, then write its manifest, which is what makes a directory a layer."""
+    target, root = request["target"], f"{request['target']}/root"
+    os.mkdir(target, 0o755)
     os.mkdir(root, 0o755)
-    return root
-
-
-def _untar(request: dict[str, Any]) -> dict[str, Any]:
-    bounds = _limits(request)
-    root = _make_layer_directory(request)
-    with open_decompressed(open(0, "rb", closefd=False), bounds.size, bounds.entries) as stream:
-        done = unpack_tar(stream, root, bounds)
-        stream.drain()
-        digest = stream.digest
-    return _finish_layer(request, done, digest)
-
-
-def _finish_layer(request: dict[str, Any], done: UnpackStats, digest: str) -> dict[str, Any]:
-    """Write the manifest, which is what makes a directory a layer, and make all of it durable."""
+    bounds = LayerLimits(request["size"], request["entries"])
+    if request["op"] == "unsif":
+        done, digest = unpack_sif(request["source"], root, bounds), request["digest"]
+    else:
+        with open_decompressed(open(0, "rb", closefd=False), bounds.size, bounds.entries) as stream:
+            done = unpack_tar(stream, root, bounds)
+            stream.drain()
+            digest = stream.digest
     facts = {
         "version": 1,
         "source": request["digest"],
@@ -101,22 +79,17 @@ def _finish_layer(request: dict[str, Any], done: UnpackStats, digest: str) -> di
         "inodes": done.entries,
         "skipped": done.skipped,
     }
-    with open(f"{request['target']}/manifest.json", "x", encoding="ascii") as file:
+    with open(f"{target}/manifest.json", "x", encoding="ascii") as file:
         json.dump(facts, file)
-    if request["durable"]:
-        _sync(request["target"])
+    if request["durable"]:  # the rename must not survive a crash that the contents do not
+        descriptor = os.open(target, os.O_RDONLY)
+        try:
+            syscalls.sync_file_system(descriptor)
+        finally:
+            os.close(descriptor)
     if request["final"]:
-        _publish(request["target"], request["final"])
+        _publish(target, request["final"])
     return facts
-
-
-def _sync(path: str) -> None:
-    """Write the file system to its disk: a rename must not survive a crash that the contents do not."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        syscalls.sync_file_system(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _publish(source: str, target: str) -> None:
@@ -129,15 +102,12 @@ def _publish(source: str, target: str) -> None:
         remove_tree(source)
 
 
-def _run_request(request: dict[str, Any]) -> dict[str, Any]:
+if __name__ == "__main__":
     try:
-        return {"done": main(request)}
+        answer = {"done": main(json.loads(sys.argv[1]))}
     except ProrlError as error:
         kind = getattr(error, "kind", None)
-        return {"error": {"kind": kind and kind.value, "what": error.what, "fix": error.fix}}
+        answer = {"error": {"kind": kind and kind.value, "what": error.what, "fix": error.fix}}
     except OSError as error:
-        return {"error": {"kind": None, "errno": error.errno, "what": str(error), "fix": ""}}
-
-
-if __name__ == "__main__":
-    print(json.dumps(_run_request(json.loads(sys.argv[1]))))
+        answer = {"error": {"kind": None, "errno": error.errno, "what": str(error), "fix": ""}}
+    print(json.dumps(answer))

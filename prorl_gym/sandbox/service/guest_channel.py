@@ -12,6 +12,7 @@ from typing import Any, Literal
 from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
 from prorl_gym.sandbox.cancellation import run_shielded
 from prorl_gym.sandbox.guest import guest_messages
+from prorl_gym.sandbox.guest.guest_messages import ChildStartError
 from prorl_gym.sandbox.limit_breach import Breach
 
 ChannelEndReason = Literal["closed", "died", "broken", "starved"]
@@ -21,7 +22,7 @@ _UNKNOWN = (None, None)
 
 @dataclass(frozen=True, slots=True)
 class GuestTimeouts:
-    """Seconds that the guest of a sandbox, and what runs beside it, may take. Honest ones take far less."""
+    """Seconds that the guest of a sandbox, and what runs next to it, may take. Honest ones take far less."""
 
     answer: float = 120.0
     """To answer a request. Its slowest honest answer (a tree that does not die) takes 3 s."""
@@ -30,7 +31,7 @@ class GuestTimeouts:
     kill: float = 10.0
     """To report a child that it killed; then it is the sandbox that is broken."""
     file_stall: float = 20.0
-    """For a file operation, beside the time for its bytes. An honest one takes milliseconds."""
+    """For a file operation, in addition to the time for its bytes. An honest one takes milliseconds."""
     file_stall_after_kill: float = 60.0
     """The same once nothing else runs in the sandbox; what was killed may take the kernel a while to end."""
     python_start: float = 60.0
@@ -40,35 +41,20 @@ class GuestTimeouts:
 
 @dataclass(frozen=True, slots=True)
 class GuestReply:
-    """What the guest answered. The receiver owns the descriptors."""
+    """Answer of the guest. The receiver owns the descriptors."""
 
     fields: dict[str, Any]
     descriptors: list[int]
 
 
-class ChildStartError(OSError):
-    """The guest could not start a child, or was not sent the request. ``stage``: see the guest's ``StartError``."""
-
-    def __init__(self, code: int, stage: str, message: str = "") -> None:
-        super().__init__(code, message or os.strerror(code))
-        self.stage = stage
-
-
 class GuestChannel:
-    """One connection, on one event loop. A channel that closes is a sandbox that is lost."""
+    """The connection to one guest, on the running event loop. A channel that closes is a sandbox that is lost."""
 
-    @classmethod
-    def attach(cls, sock: socket.socket, timeouts: GuestTimeouts | None = None) -> "GuestChannel":
-        """Take over the service's end of the socket pair, on the running loop."""
-        return cls(sock, asyncio.get_running_loop(), timeouts)
-
-    def __init__(
-        self, sock: socket.socket, loop: asyncio.AbstractEventLoop, timeouts: GuestTimeouts | None = None
-    ) -> None:
+    def __init__(self, sock: socket.socket, timeouts: GuestTimeouts | None = None) -> None:
         self.timeouts = timeouts or GuestTimeouts()
         sock.setblocking(False)
         self._socket = sock
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._last_request_id = 0
         self._pending_replies: dict[int, asyncio.Future[GuestReply]] = {}
         self._exits: dict[int, asyncio.Future[int]] = {}
@@ -79,42 +65,31 @@ class GuestChannel:
         """Returns how many processes of the sandbox the kernel killed at the limit of its cgroup."""
         self._oom_kills = 0
         self._outbox: deque[tuple[bytes, int | None]] = deque()
-        self._hello: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self._hello: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._lost_error: SandboxError | None = None
         self.end_reason: ChannelEndReason | None = None
         """How it came to its end."""
-        loop.add_reader(sock.fileno(), self._on_readable)
+        self._loop.add_reader(sock.fileno(), self._on_readable)
 
     @property
     def is_closed(self) -> bool:
-        """Whether the guest is gone, or ``close`` was called."""
         return self._lost_error is not None
 
     def is_lost(self) -> bool:
         """Whether the guest is gone. Reads the socket first: the kernel closes it when the guest dies."""
-        if self._lost_error is None:
-            self._on_readable()
+        self._on_readable()
         return self.is_closed
 
     async def wait_ready(self) -> dict[str, Any]:
-        """Wait for the guest's first message and return it.
-
-        Raises:
-            SandboxError: the sandbox failed to start; the error is the guest's own where it sent one.
-        """
+        """Return the guest's first message. Raises its own error when the sandbox failed to start."""
         return await asyncio.shield(self._hello)
 
     async def request(self, op: str, *, descriptor: int | None = None, **fields: Any) -> GuestReply:
-        """Send a request, and a copy of a descriptor, to the guest.
+        """Send a request, and a copy of a descriptor, to the guest. It answers promptly.
 
-        It answers promptly, so this completes even when the caller is cancelled.
-
-        A cancelled caller gets no reply; a child that was started by it is killed, and descriptors are closed.
-
-        Raises:
-            OSError: the guest's, as seen inside; ``E2BIG`` when the request is too long.
-            ChildStartError: of a child.
-            SandboxError: ``SANDBOX_LOST``.
+        So this completes even when the caller is cancelled. A cancelled caller gets no reply; a child that was started
+        by it is killed, and descriptors are closed. Raises ``ChildStartError``; ``OSError`` as seen inside (``E2BIG``
+        when the request is too long); ``SandboxError`` (SANDBOX_LOST).
         """
         answer = self._send_request(op, fields, descriptor)
         try:
@@ -127,12 +102,8 @@ class GuestChannel:
         """Have the guest start a child. A guest that cannot fork is about to end, and not by its payload's doing.
 
         The kernel forks no more (``ENOMEM``) from the moment that the first process of the sandbox died; the guest may
-        live a little longer. The channel closes then, so that nothing takes the sandbox for one that lives.
-
-        Raises:
-            OSError: ``E2BIG``; ``EINVAL`` for a request that makes no sense.
-            ChildStartError: the child could not become what it should.
-            SandboxError: ``SANDBOX_LOST``.
+        live a little longer. The channel closes then, so that nothing takes the sandbox for one that lives. Raises as
+        ``request``; of ``OSError`` only ``E2BIG``, and ``EINVAL`` for a request that makes no sense.
         """
         try:
             return await self.request(op, **fields)
@@ -154,13 +125,10 @@ class GuestChannel:
     def pop_breaches(self, pid: int) -> list[Breach]:
         """Return the limits that a child was seen to run into since the last call, first one first.
 
-        A root that is full at this moment is one that everything runs into.
-
-        The guest reports a breach before it kills for it. So, once the effect has been seen on another descriptor, the
-        report is in the socket, and is read here.
+        A root that is full at this moment is one that everything runs into. The guest reports a breach before it kills
+        for it: once the effect has been seen on another descriptor, the report is in the socket, and is read here.
         """
-        if self._lost_error is None:
-            self._on_readable()
+        self._on_readable()
         seen = list(self._breaches.pop(pid, ()))
         return [*seen, Breach.DISK] if self._disk_full and Breach.DISK not in seen else seen
 
@@ -177,8 +145,7 @@ class GuestChannel:
 
         A kernel that kills at the limit of the sandbox's cgroup does so for a limit, which ``pop_breaches`` then has.
         """
-        if self._lost_error is None:
-            self._on_readable()
+        self._on_readable()
         if self._breaches.get(pid) or self.was_sigkilled_inside(pid) is not False:
             return None
         if self.count_oom_kills is not None and (kills := await self.count_oom_kills()) > self._oom_kills:
@@ -197,7 +164,12 @@ class GuestChannel:
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
         self._clear_outbox()
-        self._fail_all(self._lost_error)
+        pending = [*self._pending_replies.values(), *self._exits.values(), self._hello]
+        self._pending_replies.clear()  # the exits stay: a starter that has its reply has yet to fetch the end
+        for future in pending:
+            if not future.done():
+                future.set_exception(self._lost_error)
+                future.exception()  # some callers that waited are gone
 
     def _send_request(
         self, op: str, fields: dict[str, Any], descriptor: int | None = None
@@ -289,7 +261,12 @@ class GuestChannel:
                 if not self._hello.done():
                     self._hello.set_result(message)
             case "failed":
-                self._on_failed(message)
+                if not self._hello.done():
+                    kind = message.get("kind")
+                    known = FailureKind(kind) if kind in list(FailureKind) else FailureKind.SANDBOX_UNAVAILABLE
+                    what, fix = str(message.get("what", ""))[:2000], str(message.get("fix", ""))[:2000]
+                    self._hello.set_exception(SandboxError(known, what, fix))
+                    self._hello.exception()  # marks it as retrieved: a cancelled start does not await it
             case other:
                 self.close(f"sent an unknown message ({other!r})", "broken")
 
@@ -307,19 +284,3 @@ class GuestChannel:
                 self._exits[int(message["pid"])] = self._loop.create_future()
             answer.set_result(GuestReply(message, list(descriptors)))
         del self._pending_replies[int(message["id"])]
-
-    def _on_failed(self, message: dict[str, Any]) -> None:
-        kind = message.get("kind")
-        known = FailureKind(kind) if kind in list(FailureKind) else FailureKind.SANDBOX_UNAVAILABLE
-        error = SandboxError(known, str(message.get("what", ""))[:2000], str(message.get("fix", ""))[:2000])
-        if not self._hello.done():
-            self._hello.set_exception(error)
-            self._hello.exception()  # marks it as retrieved: a cancelled start does not await it
-
-    def _fail_all(self, error: SandboxError) -> None:
-        pending = [*self._pending_replies.values(), *self._exits.values(), self._hello]
-        self._pending_replies.clear()  # the exits stay: a starter that has its reply has yet to fetch the end
-        for future in pending:
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # some callers that waited are gone

@@ -14,7 +14,7 @@ from prorl_gym.errors import FailureKind, ProrlError, SandboxError
 from prorl_gym.sandbox.protocol import DEFAULT_IMAGE, HOST_IMAGE, ProbeResult, SandboxSpec
 from prorl_gym.sandbox.service.guest_channel import GuestChannel
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
-from prorl_gym.sandbox.spawner.host_root import DEFAULT_EMAIL
+from prorl_gym.sandbox.spawner.rootfs import DEFAULT_EMAIL
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -22,9 +22,10 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class LocalBackend:
     """A ``SandboxBackend`` whose sandboxes are plain processes of this user in a directory of their own.
 
-    Args:
-        allow_unsafe_local: must be ``True``: model output runs with everything that this user may do.
+    ``allow_unsafe_local`` must be ``True``: model output runs with everything that this user may do.
     """
+
+    name = "local"
 
     def __init__(self, *, allow_unsafe_local: bool = False) -> None:
         if not allow_unsafe_local:
@@ -36,17 +37,10 @@ class LocalBackend:
         self._sandboxes: dict[str, RunningSandbox] = {}
 
     @property
-    def name(self) -> str:
-        """The word in configurations."""
-        return "local"
-
-    @property
     def sandbox_count(self) -> int:
-        """How many of its sandboxes are there."""
         return len(self._sandboxes)
 
     async def probe(self) -> ProbeResult:
-        """Start one and run ``true``."""
         try:
             box = await self.start_sandbox(SandboxSpec())
             try:
@@ -58,11 +52,7 @@ class LocalBackend:
         return ProbeResult(self.name, code == 0, "no isolation")
 
     async def start_sandbox(self, spec: SandboxSpec) -> RunningSandbox:
-        """Start a sandbox. It works in a fresh directory, not in ``spec.workdir``; see ``RunningSandbox.spec``.
-
-        Raises:
-            SandboxError: ``SANDBOX_UNAVAILABLE`` for images and mounts, which need a namespace.
-        """
+        """Start a sandbox without image or mounts. It works in a fresh directory, not in ``spec.workdir``."""
         if spec.image not in (DEFAULT_IMAGE, HOST_IMAGE) or spec.mounts:
             raise SandboxError(
                 FailureKind.SANDBOX_UNAVAILABLE,
@@ -95,7 +85,6 @@ class LocalBackend:
         return box
 
     async def close(self) -> None:
-        """Close every sandbox. Idempotent."""
         async with asyncio.TaskGroup() as group:
             for box in list(self._sandboxes.values()):
                 group.create_task(box.close())
@@ -127,4 +116,4 @@ async def _start_guest(spec: SandboxSpec, temporary: str) -> tuple[GuestChannel,
         raise
     finally:
         theirs.close()
-    return GuestChannel.attach(ours), guest
+    return GuestChannel(ours), guest

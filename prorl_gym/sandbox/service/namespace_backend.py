@@ -11,21 +11,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from uuid import uuid4
 
 from prorl_gym.errors import ConfigError, FailureKind, RolloutError, SandboxError
 from prorl_gym.sandbox.backends.userns import HOST_ENVIRONMENT
 from prorl_gym.sandbox.cancellation import run_shielded
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.images.protocol import ImageResolver, ResolvedImage
+from prorl_gym.sandbox.images.store import ImageResolver, ResolvedImage
 from prorl_gym.sandbox.protocol import HOST_IMAGE, Mount, ProbeResult, SandboxSpec
-from prorl_gym.sandbox.service.egress.proxy import open_egress, with_proxy_environment
-from prorl_gym.sandbox.service.egress.rules import AllowList
+from prorl_gym.sandbox.service.egress_proxy import open_egress, with_proxy_environment
+from prorl_gym.sandbox.service.egress_rules import AllowList
 from prorl_gym.sandbox.service.guest_channel import GuestChannel, GuestTimeouts
-from prorl_gym.sandbox.service.host_facts import require_apptainer
+from prorl_gym.sandbox.service.host_facts import first_output_line, require_apptainer
 from prorl_gym.sandbox.service.operations.execute import invalid_env_reason, invalid_reason
-from prorl_gym.sandbox.service.python_packages import IPYTHON_TARGET, ipython_mount
+from prorl_gym.sandbox.service.python_packages import IPYTHON_TARGET, packages_mount
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 from prorl_gym.sandbox.service.spawner_client import SpawnerClient, SpawnerLostError, TemplateRequest, is_writable_by
 from prorl_gym.sandbox.spawner.scratch import Reaped, default_scratch
@@ -42,12 +41,9 @@ _INTERPRETER_PLACE = re.compile(r"/+(usr|etc|root|bin|sbin|lib\w*)(/|$)")
 class NamespaceBackend:
     """A ``SandboxBackend`` on one spawner, which is started with the first sandbox and again should it die.
 
-    Args:
-        name: ``userns`` needs nothing but the kernel; ``apptainer`` has Apptainer enter the root.
-        config: the configuration of sandboxes.
-        images: finds images by their names; by default, an image is ``host`` or a directory.
-        on_close: called once everything is stopped: closes what was opened for this backend.
-        timeouts: of the guests.
+    ``userns`` needs nothing but the kernel; ``apptainer`` has Apptainer enter the root. Without ``images``, an image is
+    ``host`` or a directory. ``on_close`` is called once everything is stopped: it closes what was opened for this
+    backend.
     """
 
     def __init__(
@@ -60,36 +56,22 @@ class NamespaceBackend:
     ) -> None:
         self._timeouts = timeouts
         self._on_close = on_close
-        self._name: BackendName = name
+        self.name: BackendName = name
         self._config = config
         self._images: ImageResolver = images or _PathImageResolver()
-        self._scratch = config.scratch or default_scratch()
+        self.scratch = config.scratch or default_scratch()
         self._spawner: asyncio.Task[SpawnerClient] | None = None
         self._shared_mounts: asyncio.Task[tuple[Mount, ...]] | None = None
+        self.uid = os.geteuid() or config.uid
+        """The host's uid that sandboxes have: this process's own, or the configured one when that is root."""
         self._sandboxes: dict[str, RunningSandbox] = {}
         self._notes: set[str] = set()
         self._probe: ProbeResult | None = None
         self._closed = False
 
     @property
-    def name(self) -> str:
-        """Its name in configurations."""
-        return self._name
-
-    @property
     def sandbox_count(self) -> int:
-        """How many of its sandboxes there are, warm ones included."""
         return len(self._sandboxes)
-
-    @property
-    def scratch(self) -> Path:
-        """Where the sandboxes' directories are."""
-        return self._scratch
-
-    @property
-    def uid(self) -> int:
-        """The host's uid that sandboxes have: this process's own, or the configured one when that is root."""
-        return os.geteuid() or self._config.uid
 
     async def probe(self) -> ProbeResult:
         """Start a sandbox over the configured image, run ``true``, stop it. The answer is cached."""
@@ -98,45 +80,32 @@ class NamespaceBackend:
         return self._probe
 
     async def _probe_once(self) -> ProbeResult:
+        flaw = fix = ""
         try:
             box = await self.start_sandbox(SandboxSpec())
             try:
                 code = (await box.exec(["true"], timeout=_PROBE_SECONDS)).exit_code
             finally:
                 await box.close()
+            if code != 0:
+                flaw = f"a sandbox started, but `true` in it gave exit code {code}."
         except RolloutError as error:
-            return ProbeResult(
-                self._name, False, error.what, error.fix, misconfigured=await self._works_with_host_image()
-            )
-        if code != 0:
-            what = f"a sandbox started, but `true` in it gave exit code {code}."
-            return ProbeResult(self._name, False, what, misconfigured=await self._works_with_host_image())
-        works = [await self._runtime_version(), f"sandboxes run as uid {self.uid}", *sorted(self._notes)]
-        return ProbeResult(self._name, True, "; ".join(works))
-
-    async def _works_with_host_image(self) -> bool:
-        try:
+            flaw, fix = error.what, error.fix
+        if not flaw:
+            version = f"Linux {platform.release()}"
+            if self.name != "userns":
+                version = await asyncio.to_thread(first_output_line, self._runtime_path(), "--version")
+            works = [version, f"sandboxes run as uid {self.uid}", *sorted(self._notes)]
+            return ProbeResult(self.name, True, "; ".join(works))
+        misconfigured = False
+        with suppress(RolloutError):
             box = await self._start_with_retry(SandboxSpec(image=HOST_IMAGE))
             await box.close()
-        except RolloutError:
-            return False
-        return True
-
-    async def _runtime_version(self) -> str:
-        if self._name == "userns":
-            return f"Linux {platform.release()}"
-        process = await asyncio.create_subprocess_exec(
-            self._runtime_path(), "--version", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
-        )
-        printed, _ = await process.communicate()
-        return printed.decode(errors="replace").strip()[:100]
+            misconfigured = True
+        return ProbeResult(self.name, False, flaw, fix, misconfigured)
 
     async def start_sandbox(self, spec: SandboxSpec) -> RunningSandbox:
-        """Start a sandbox. Cancelling it leaves nothing behind; a spawner that dies during it costs time only.
-
-        Raises:
-            SandboxError: ``IMAGE_MISSING``, ``IMAGE_BROKEN`` or ``SANDBOX_UNAVAILABLE``.
-        """
+        """Start a sandbox. Cancelling it leaves nothing behind; a spawner that dies during it costs time only."""
         return await self._start_with_retry(self._config.apply_defaults(spec))
 
     async def _start_with_retry(self, spec: SandboxSpec) -> RunningSandbox:
@@ -154,10 +123,10 @@ class NamespaceBackend:
         image = await self._images.resolve(spec.image)
         completed = replace(spec, env={**dict(image.environment), **spec.env}, mounts=mounts)
         launch = LaunchRequest(
-            uuid4().hex, self._name, with_proxy_environment(completed, allowed), program, image.lower_dirs
+            uuid4().hex, self.name, with_proxy_environment(completed, allowed), program, image.lower_dirs
         )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        channel = GuestChannel.attach(ours, self._timeouts)
+        channel = GuestChannel(ours, self._timeouts)
         try:
             with theirs:
                 ended = spawner.launch(launch, theirs)
@@ -176,7 +145,13 @@ class NamespaceBackend:
                 ) from None
             if isinstance(error, SandboxError):  # reported, or just lost: both may be the spawner's end
                 await spawner.wait_ended(launch.id)
-            raise _as_start_failure(error) from None
+                if error.kind is FailureKind.SANDBOX_LOST:  # a guest that never reported
+                    raise SandboxError(
+                        FailureKind.SANDBOX_UNAVAILABLE,
+                        "a sandbox died while it was being built, and reported no error.",
+                        "Check the kernel's log (out of memory?) and run `prorl-gym doctor`.",
+                    ) from None
+            raise
 
         channel.count_oom_kills = partial(spawner.count_oom_kills, launch.id)
 
@@ -205,10 +180,7 @@ class NamespaceBackend:
         return TemplateRequest(program, packages, HOST_ENVIRONMENT)
 
     async def prepare_python(self) -> bool:
-        """Start the template of python workers and wait until it is ready; whether there is one then.
-
-        Without this call it is started when the first python session is.
-        """
+        """Start the template of python workers before the first session; whether it is ready."""
         mounts = await asyncio.shield(self._ensure_shared_mounts())
         start = self._template_request(SandboxSpec(image=HOST_IMAGE), mounts)
         return start is not None and await (await self._ensure_spawner()).wait_template(start)
@@ -218,7 +190,6 @@ class NamespaceBackend:
         await (await self._ensure_spawner()).wait_idle()
 
     async def spawner_pid(self) -> int:
-        """Return the pid of the spawner, which is started if need be."""
         return (await self._ensure_spawner()).pid
 
     async def reap(self) -> Reaped:
@@ -226,7 +197,6 @@ class NamespaceBackend:
         return await (await self._ensure_spawner()).reap()
 
     async def close(self) -> None:
-        """Stop every sandbox of this backend and its spawner. Idempotent."""
         self._closed = True
         await run_shielded(self._close())
 
@@ -252,7 +222,7 @@ class NamespaceBackend:
 
     async def _find_shared_mounts(self) -> tuple[Mount, ...]:
         try:
-            return (await asyncio.to_thread(ipython_mount, self._config.ipython_cache_dir(), self.uid),)
+            return (await asyncio.to_thread(packages_mount, self._config.ipython_cache_dir(), self.uid),)
         except ConfigError as error:
             log.warning("python tool: the standard library's console where an image has no IPython: %s", error.what)
             return ()
@@ -260,7 +230,7 @@ class NamespaceBackend:
     async def _ensure_spawner(self) -> SpawnerClient:
         """Return the living spawner; concurrent callers wait for the same start."""
         if self._closed:
-            raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, f"the {self._name} sandbox backend is closed.")
+            raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, f"the {self.name} sandbox backend is closed.")
         task = self._spawner
         if task is None or (task.done() and (task.exception() is not None or task.result().is_lost)):
             task = self._spawner = asyncio.create_task(self._start_spawner(task))
@@ -272,27 +242,16 @@ class NamespaceBackend:
             log.warning("the sandbox spawner (pid %d) died with its sandboxes; starting another", previous.result().pid)
             await previous.result().close()
         return await SpawnerClient.start_spawner(
-            self._scratch, self._config.uid, self._on_note, str(self._config.cgroup)
+            self.scratch, self._config.uid, self._on_note, str(self._config.cgroup)
         )
 
     def _on_note(self, sandbox_id: str, text: str) -> None:
         if text not in self._notes:
             self._notes.add(text)
-            log.warning("%s sandboxes: %s", self._name, text)
+            log.warning("%s sandboxes: %s", self.name, text)
 
     def _runtime_path(self) -> str:
-        return "" if self._name == "userns" else require_apptainer(self._config)
-
-
-def _as_start_failure(error: BaseException) -> BaseException:
-    """Turn the loss of a guest that never reported into a failed start."""
-    if isinstance(error, SandboxError) and error.kind is FailureKind.SANDBOX_LOST:
-        return SandboxError(
-            FailureKind.SANDBOX_UNAVAILABLE,
-            "a sandbox died while it was being built, and reported no error.",
-            "Check the kernel's log (out of memory?) and run `prorl-gym doctor`.",
-        )
-    return error
+        return "" if self.name == "userns" else require_apptainer(self._config)
 
 
 def _check_strings(spec: SandboxSpec) -> None:
@@ -309,16 +268,11 @@ class _PathImageResolver:
     """An ``ImageResolver`` of absolute paths. The spawner checks them, as the uid that will use them."""
 
     async def resolve(self, image: str) -> ResolvedImage:
-        """Return the path as the only directory.
-
-        Raises:
-            SandboxError: ``IMAGE_MISSING``, it is a name or a reference, which take a store.
-        """
         if image != HOST_IMAGE and not os.path.isabs(image):
             raise SandboxError(
                 FailureKind.IMAGE_MISSING,
                 f"image {image!r}: without an image store there are only 'host' and absolute paths.",
-                "Set sandbox.images ('images: {}' is enough; see docs/images.md), or give an unpacked image's path.",
+                "Set sandbox.images ('images: {}' is enough; see docs/sandboxes.md), or give an unpacked image's path.",
             )
         return ResolvedImage(image, () if image == HOST_IMAGE else (image,))
 

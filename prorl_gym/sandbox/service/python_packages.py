@@ -44,24 +44,19 @@ _SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class PackageSet:
-    """A package with what it needs, as installed here."""
+    """A package with everything that it needs, as installed here."""
 
     name: str
-    """Name of the package, normalised."""
+    """Normalised."""
     distributions: tuple[Distribution, ...]
     version: str
-    """Of the package itself."""
+    """Version of the package itself."""
     requires_python: str
     """The oldest Python that it runs on, as in ``3.11``."""
 
     @classmethod
-    def find_installed(cls, name: str = "") -> "PackageSet":
-        """Look a package up; IPython unless another is named.
-
-        Raises:
-            ConfigError: it is not installed here.
-        """
-        name = name or IPYTHON
+    def find_installed(cls, name: str = IPYTHON) -> "PackageSet":
+        """Look a package up. Raises ``ConfigError`` when it is not installed here."""
         packages = sorted(_dependency_closure(name), key=lambda package: _normalize_name(package.name))
         itself = next(package for package in packages if _normalize_name(package.name) == name)
         stated = itself.metadata["Requires-Python"] if "Requires-Python" in itself.metadata else ""
@@ -75,32 +70,12 @@ class PackageSet:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def ipython_mount(cache: Path, uid: int) -> Mount:
-    """Return a mount of IPython with what it needs, copied and compiled once from this installation.
+def packages_mount(cache: Path, uid: int, package: str = IPYTHON, target: str = IPYTHON_TARGET) -> Mount:
+    """Return a mount of a pure-Python package with what it needs, copied and compiled once from here into ``cache``.
 
-    Blocks for seconds the first time: run it in a thread.
-
-    Args:
-        cache: directory of the copies, made when missing; a copy's name comes from its contents.
-        uid: the sandboxes' uid, which has to reach it.
-
-    Raises:
-        ConfigError: IPython is not installed here, or the cache cannot be used.
-    """
-    return packages_mount(IPYTHON, IPYTHON_TARGET, cache, uid)
-
-
-def packages_mount(package: str, target: str, cache: Path, uid: int) -> Mount:
-    """Return a mount of any pure-Python package with what it needs; see ``ipython_mount``.
-
-    Args:
-        package: normalised name of the package.
-        target: where it is mounted, inside.
-        cache: see there.
-        uid: see there.
-
-    Raises:
-        ConfigError: the package is not installed here, or the cache cannot be used.
+    ``package`` is its normalised name. Blocks for seconds the first time: run it in a thread. Raises ``ConfigError``
+    when it is not installed here, or the cache cannot be used, for example since ``uid``, the sandboxes', cannot reach
+    it.
     """
     packages = PackageSet.find_installed(package)
     place = cache.absolute() / f"{package}-{packages.content_key()}"
@@ -129,13 +104,19 @@ def _ensure_copy(packages: PackageSet, place: Path) -> None:
 
 
 def _build_copy(packages: PackageSet, place: Path) -> None:
-    """Build beside its final name, then rename: a torn copy is never used."""
+    """Build under another name, then rename: a torn copy is never used. Remove copies that were not used in long."""
     for torn in place.parent.glob(f"{_BUILDING}{place.name}-*"):  # left by a killed process, since we hold the lock
         shutil.rmtree(torn, ignore_errors=True)
     building = Path(tempfile.mkdtemp(dir=place.parent, prefix=f"{_BUILDING}{place.name}-"))
     try:
-        for package in packages.distributions:
-            _copy_files(package, building)
+        for file in (file for package in packages.distributions for file in package.files or ()):
+            if ".." in file.parts or file.suffix == ".pyc" or file.parts[0].endswith(".data"):
+                continue  # scripts and man pages lie outside of site-packages
+            source = Path(os.fspath(file.locate()))
+            destination = building.joinpath(*file.parts)
+            if source.is_file():
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, destination)
         (building / "REQUIRES").write_text(packages.requires_python)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as workers:
             list(workers.map(partial(_compile_tree, building), host_pythons()))  # its errors are raised here
@@ -145,27 +126,11 @@ def _build_copy(packages: PackageSet, place: Path) -> None:
         building.rename(place)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    _remove_unused(place.parent, packages.name)
-
-
-def _remove_unused(cache: Path, root: str) -> None:
-    """Remove the copies of other installations that no service has used in a long time."""
-    for copy in cache.glob(f"{root}-*"):
+    for copy in place.parent.glob(f"{packages.name}-*"):  # those of other installations
         with suppress(OSError):  # another service is removing it
             if time.time() - copy.stat().st_mtime > _UNUSED_SECONDS:
-                copy.rename(aside := cache / f"{_BUILDING}{copy.name}-old")  # gone at once for other services
+                copy.rename(aside := place.parent / f"{_BUILDING}{copy.name}-old")  # gone at once for other services
                 shutil.rmtree(aside, ignore_errors=True)
-
-
-def _copy_files(package: Distribution, target: Path) -> None:
-    for file in package.files or ():
-        if ".." in file.parts or file.suffix == ".pyc" or file.parts[0].endswith(".data"):
-            continue  # scripts and man pages lie outside of site-packages
-        source = Path(os.fspath(file.locate()))
-        destination = target.joinpath(*file.parts)
-        if source.is_file():
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, destination)
 
 
 def find_inaccessible(place: Path, uid: int) -> Path | None:
@@ -198,17 +163,13 @@ def _dependency_closure(root: str) -> Iterator[Distribution]:
             if name == root:
                 spelling = _display_name(root)
                 fix = f"Run `pip install {spelling.lower()}`."
-                raise ConfigError(f"{spelling} is not installed beside prorl-gym.", fix) from None
+                raise ConfigError(f"{spelling} is not installed next to prorl-gym.", fix) from None
             continue  # needed elsewhere only (another platform, another Python)
         if any(file.suffix in _COMPILED for file in package.files or ()):
             continue
         yield package
-        waiting += [_requirement_name(line) for line in package.requires or () if "extra ==" not in line]
-
-
-def _requirement_name(line: str) -> str:
-    found = _NAME.match(line)
-    return found.group() if found else line
+        needed = (line for line in package.requires or () if "extra ==" not in line)
+        waiting += [found.group() for line in needed if (found := _NAME.match(line))]
 
 
 def _display_name(root: str) -> str:
@@ -226,10 +187,7 @@ def host_pythons() -> tuple[str, ...]:
 
 
 def _compile_tree(tree: Path, python: str) -> bool:
-    """Compile every module below a directory; whether that interpreter is able to run. Blocks: use a thread.
-
-    The bytecode is not compared with its source later on (``unchecked-hash``): the tree is never changed.
-    """
+    """Compile every module of a tree, which is never changed (so ``unchecked-hash``); whether that interpreter runs."""
     compiled = ("-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash", str(tree))
     try:
         done = subprocess.run(

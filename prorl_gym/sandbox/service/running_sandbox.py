@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from prorl_gym.errors import Evidence
 from prorl_gym.sandbox.cancellation import run_shielded
 from prorl_gym.sandbox.protocol import ExecResult, FileEntry, SandboxLimits, SandboxSpec
-from prorl_gym.sandbox.service.egress.proxy import EgressProxy
+from prorl_gym.sandbox.service.egress_proxy import EgressProxy
 from prorl_gym.sandbox.service.guest_channel import GuestChannel
-from prorl_gym.sandbox.service.loss_evidence import SandboxExit
 from prorl_gym.sandbox.service.operations import files as file_operations
 from prorl_gym.sandbox.service.operations.execute import execute
 from prorl_gym.sandbox.service.operations.interactive_process import InteractiveProcess
 from prorl_gym.sandbox.service.operations.python_session import PersistentPython
 from prorl_gym.sandbox.service.operations.shell import PersistentShell
+from prorl_gym.sandbox.service.spawner_client import SandboxExit
 
 _END_SECONDS = 10.0
 """How long the kernel may take to end the processes of a sandbox whose guest is gone."""
@@ -23,16 +23,9 @@ _END_SECONDS = 10.0
 class RunningSandbox:
     """A ``Sandbox``.
 
-    Args:
-        id: unique on this host.
-        spec: what it was started from.
-        channel: the connection to its guest, ready.
-        on_close: releases what the backend holds; called once.
-        exit_future: how the processes around its guest ended, once they have; ``None``: all of them were killed from
-            outside.
-        egress: its way out, if it has one; closed with it.
-        python: interpreter of the python session.
-        open_template: see ``PersistentPython``.
+    ``on_close`` releases what the backend holds, and is called once. ``exit_future``: how the processes around the
+    guest ended, once they have; ``None``: all of them were killed from outside. ``python`` is the interpreter of the
+    python session; for ``open_template`` see ``PersistentPython``. ``egress`` is closed with the sandbox.
     """
 
     def __init__(
@@ -47,8 +40,8 @@ class RunningSandbox:
         python: str = "python3",
         open_template: Callable[[], socket.socket | None] | None = None,
     ) -> None:
-        self._id = id
-        self._spec = spec
+        self.id = id
+        self.spec = spec
         self._channel = channel
         self._on_close = on_close
         self._exit_future = exit_future
@@ -56,16 +49,6 @@ class RunningSandbox:
         self._shell = PersistentShell(channel, spec)
         self._python = PersistentPython(channel, spec, python, open_template)
         self._closing: asyncio.Task[None] | None = None
-
-    @property
-    def id(self) -> str:
-        """Unique on this host."""
-        return self._id
-
-    @property
-    def spec(self) -> SandboxSpec:
-        """What it was started from."""
-        return self._spec
 
     async def exec(
         self,
@@ -77,29 +60,21 @@ class RunningSandbox:
         env: Mapping[str, str] | None = None,
         limits: SandboxLimits | None = None,
     ) -> ExecResult:
-        """See ``Sandbox.exec``. Arguments and environment beyond ~100 kB give exit code 126."""
+        """Arguments and environment beyond ~100 kB give exit code 126."""
         self._bind_log_context()
-        output = (limits or self._spec.limits).output
+        output = (limits or self.spec.limits).output
         return await execute(
             self._channel, argv, timeout=timeout, output=output, stdin=stdin, cwd=cwd, env=env, limits=limits
         )
 
     async def shell(self) -> PersistentShell:
-        """Return the persistent shell, started at the first call.
-
-        Raises:
-            SandboxError: ``IMAGE_BROKEN`` when the image has no bash.
-        """
+        """Return the persistent shell, started at the first call; ``IMAGE_BROKEN`` when the image has no bash."""
         self._bind_log_context()
         await self._shell.ensure_started()
         return self._shell
 
     async def python(self) -> PersistentPython:
-        """Return the python session, started at the first call.
-
-        Raises:
-            SandboxError: ``IMAGE_BROKEN`` when the image has no working python3.
-        """
+        """Return the python session, started at the first call; ``IMAGE_BROKEN`` without a working python3."""
         self._bind_log_context()
         await self._python.ensure_started()
         return self._python
@@ -123,24 +98,21 @@ class RunningSandbox:
             self._egress.bind_log_context()
 
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
-        """See ``Sandbox.write_file``."""
         await file_operations.write_file(self._channel, path, data, mode)
 
     async def read_file(self, path: str, *, limit: int = 16 << 20) -> bytes:
-        """See ``Sandbox.read_file``. Files of /proc are not regular files here."""
+        """Files of /proc are not regular files here."""
         return await file_operations.read_file(self._channel, path, limit)
 
     async def list_dir(self, path: str) -> list[FileEntry]:
-        """See ``Sandbox.list_dir``."""
         return await file_operations.list_dir(self._channel, path)
 
     async def listen(self, port: int) -> socket.socket:
-        """See ``Sandbox.listen``. A ``local`` sandbox has the host's loopback, which everything here reaches."""
+        """A ``local`` sandbox has the host's loopback, which everything here reaches."""
         reply = await self._channel.request("listen", port=port)
         return socket.socket(fileno=reply.descriptors[0])
 
     async def is_alive(self) -> bool:
-        """Whether the guest still answers."""
         # Not under a timeout: that would cancel the request, and a cancelled request waits for its answer.
         answer = asyncio.ensure_future(self._channel.request("ping"))
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -149,11 +121,9 @@ class RunningSandbox:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it was closed, or its guest's end of the connection is."""
         return self._channel.is_lost()
 
     async def loss_evidence(self) -> Evidence | None:
-        """Return what is known about why it is gone; ``None`` when it lives, or was closed by this side."""
         if not self._channel.is_lost() or self._channel.end_reason == "closed":
             return None
         if self._channel.end_reason == "starved":
@@ -166,14 +136,10 @@ class RunningSandbox:
         return Evidence.SANDBOX_LOST_UNEXPLAINED
 
     async def close(self) -> None:
-        """Kill everything inside and release it. Idempotent; every caller returns when it is done."""
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
-        await run_shielded(self._wait_closed(self._closing))
-
-    @staticmethod
-    async def _wait_closed(closing: "asyncio.Task[None]") -> None:
-        await asyncio.shield(closing)
+        await run_shielded(asyncio.wait([self._closing]))
+        self._closing.result()
 
     async def _close(self) -> None:
         self._channel.close()  # the guest ends at once, and everything inside with it

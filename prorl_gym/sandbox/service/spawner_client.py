@@ -1,7 +1,6 @@
 """The service's end of the spawner: starts it, requests sandboxes, receives how they ended."""
 
 import asyncio
-import contextlib
 import fcntl
 import logging
 import os
@@ -13,16 +12,16 @@ import stat
 import sys
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from errno import ETOOMANYREFS
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any, TypeVar
 
 import prorl_gym
-from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError
 from prorl_gym.sandbox.guest.guest_messages import MAX_PACKET, PacketError, encode_packet, receive_packet, send_packet
-from prorl_gym.sandbox.service.loss_evidence import SandboxExit
 from prorl_gym.sandbox.spawner.scratch import Reaped
 from prorl_gym.sandbox.spawner.spawner_protocol import LaunchRequest
 
@@ -35,7 +34,29 @@ _INHERITED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONDONTWRIT
 _MFD_EXEC = 0x10
 """Since Linux 6.3: executable although ``vm.memfd_noexec`` is 1."""
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+_SIGKILL_STATUSES = (-SIGKILL, 128 + SIGKILL)
+"""Exit codes of the process itself, and of one that passes on the end of the process below it."""
 _LIBPYTHON = re.compile(r"^\S+ r\S+ .* (/.*)/libpython[^/]*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxExit:
+    """How the process ended that holds a sandbox, and the evidence that this is about a lost sandbox.
+
+    No process inside a pid namespace can end its pid 1 by a signal. So an init that SIGKILL ended was killed from
+    outside: by a person, by a program, or by the kernel when memory ran out. Any other end explains nothing.
+    """
+
+    code: int
+    """Its exit code, or minus the signal that ended it."""
+    oom_kills: int = 0
+    """Processes that the kernel killed in its cgroup because that was at its limit."""
+
+    @property
+    def evidence(self) -> Evidence:
+        if self.code not in _SIGKILL_STATUSES:
+            return Evidence.SANDBOX_LOST_UNEXPLAINED
+        return Evidence.LIMIT_BREACHED if self.oom_kills else Evidence.SANDBOX_KILLED_OUTSIDE
 
 
 class SpawnerLostError(SandboxError):
@@ -49,10 +70,7 @@ class SpawnerLostError(SandboxError):
 
 @dataclass(frozen=True, slots=True)
 class TemplateRequest:
-    """How the template of python workers is started."""
-
     program: str
-    """Path of the interpreter."""
     packages: str
     """Directory of IPython, or ""."""
     env: dict[str, str]
@@ -62,10 +80,7 @@ class TemplateRequest:
 class SpawnerClient:
     """One spawner process, on one event loop.
 
-    Args:
-        connection: our end of its socket.
-        process: the spawner.
-        on_note: called with sandbox id and text when a sandbox is weaker than usual.
+    ``on_note`` gets the id of a sandbox that is weaker than usual, and why.
     """
 
     def __init__(
@@ -83,8 +98,10 @@ class SpawnerClient:
         self._pending_reaps: deque[asyncio.Future[Reaped]] = deque()
         self._pending_oom_counts: deque[asyncio.Future[int]] = deque()
         self._template: asyncio.Future[str] | None = None
-        """What the template's workers run cells with; "" when it could not be started."""
-        self._lost = False
+        """Runner of cells of the template's workers; "" when it could not be started."""
+        self.pid = process.pid
+        self.is_lost = False
+        """Whether the spawner is gone. Every sandbox of it is, too: the kernel killed them with it."""
         self._loop.add_reader(connection.fileno(), self._on_readable)
 
     @classmethod
@@ -93,16 +110,14 @@ class SpawnerClient:
     ) -> "SpawnerClient":
         """Start a spawner and wait until it has dropped its privileges and cleaned up after dead ones.
 
-        Args:
-            scratch: directory of the sandboxes' directories; made when missing.
-            uid: uid and gid of sandboxes when this process is root.
-            on_note: see the class.
-            cgroup: ``auto``, ``off``, or the cgroup to divide up among sandboxes.
-
-        Raises:
-            SandboxError: it cannot run here.
+        ``scratch`` is made when missing; sandboxes get ``uid`` when this process is root; ``cgroup`` is ``auto``,
+        ``off``, or the cgroup to divide up among sandboxes.
         """
-        _raise_descriptor_limit()
+        # A sandbox takes several descriptors, and a process with a low limit may send none while another process of its
+        # uid, such as a payload, has many of them in unread messages.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with _spawner_interpreter(os.geteuid() or uid) as (program, environment):
@@ -135,28 +150,14 @@ class SpawnerClient:
             raise
         return client
 
-    @property
-    def pid(self) -> int:
-        """The spawner's pid."""
-        return self._process.pid
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the spawner is gone. Every sandbox of it is, too: the kernel killed them with it."""
-        return self._lost
-
     def launch(self, launch: LaunchRequest, guest: socket.socket) -> "asyncio.Future[SandboxExit | None]":
         """Request a sandbox; the outcome is the first message on the channel whose other end is ``guest``.
 
-        Returns:
-            How the sandbox ended, once it has; ``None`` when the spawner is gone, and every sandbox with it.
-
-        Raises:
-            SpawnerLostError: the spawner is gone.
-            SandboxError: the spec is too long to send.
+        Returns how the sandbox ended, once it has; ``None`` when the spawner is gone, and every sandbox with it. Raises
+        ``SpawnerLostError``, or ``SandboxError`` when the spec is too long to send.
         """
         packet = encode_packet({"op": "start", **launch.to_json()})
-        if self._lost:
+        if self.is_lost:
             raise SpawnerLostError
         if len(packet) > MAX_PACKET:
             raise _unavailable(f"the sandbox's spec has {len(packet)} bytes; at most {MAX_PACKET} can be sent.")
@@ -170,15 +171,13 @@ class SpawnerClient:
         self._enqueue(encode_packet({"op": "stop", "id": sandbox_id}), None)
 
     async def wait_ended(self, sandbox_id: str) -> None:
-        """Wait until a sandbox that is ending has ended.
+        """Wait until a sandbox that is ending has ended; ``SpawnerLostError`` when the spawner ended it, and is gone.
 
-        Raises:
-            SpawnerLostError: the spawner ended it, and is gone. Nothing earlier shows that: of the two sockets
-                that a dead spawner leaves, either may be seen to close first.
+        Nothing earlier shows that: of the two sockets that a dead spawner leaves, either may be seen to close first.
         """
         if (future := self._removals.get(sandbox_id)) is not None:
             await asyncio.wait([future])
-        if self._lost:
+        if self.is_lost:
             raise SpawnerLostError
 
     async def wait_idle(self) -> None:
@@ -187,31 +186,15 @@ class SpawnerClient:
             await asyncio.wait(list(self._removals.values()))
 
     async def reap(self) -> Reaped:
-        """Clean up after dead services now.
-
-        Raises:
-            SpawnerLostError: the spawner is gone.
-        """
+        """Clean up after dead services now."""
         return await self._request({"op": "reap"}, self._pending_reaps)
 
     async def count_oom_kills(self, sandbox_id: str) -> int:
-        """Return how many processes of a sandbox the kernel has killed at the limit of its cgroup; 0 without one.
-
-        Raises:
-            SpawnerLostError: the spawner is gone.
-        """
+        """Return how many processes of a sandbox the kernel has killed at the limit of its cgroup; 0 without one."""
         return await self._request({"op": "memory", "id": sandbox_id}, self._pending_oom_counts)
 
     def open_template(self, sandbox_id: str, start: TemplateRequest) -> socket.socket | None:
-        """Request a fork of the template of python workers; the guest that is given the socket completes it.
-
-        Args:
-            sandbox_id: of that guest.
-            start: how to start the template, where none runs yet.
-
-        Returns:
-            The guest's end; ``None``: no template is ready. One is started then, for later workers.
-        """
+        """Request a fork of the template of python workers; ``None``, and one is started, while none is ready."""
         template = self._ensure_template(start)
         if not template.done() or not template.result():
             return None
@@ -230,7 +213,7 @@ class SpawnerClient:
         return self._template
 
     async def _request(self, message: dict[str, Any], pending: "deque[asyncio.Future[_Answer]]") -> _Answer:
-        if self._lost:
+        if self.is_lost:
             raise SpawnerLostError
         answer: asyncio.Future[_Answer] = self._loop.create_future()
         pending.append(answer)
@@ -244,13 +227,13 @@ class SpawnerClient:
             async with asyncio.timeout(_EXIT_SECONDS):
                 await self._process.wait()
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 self._process.kill()  # its sandboxes die with it
             await self._process.wait()
 
     def _enqueue(self, packet: bytes, descriptor: int | None, starts: str = "") -> None:
         """Queue a packet; the descriptor is ours to close once it is sent. ``starts``: id of the sandbox to start."""
-        if self._lost:
+        if self.is_lost:
             if descriptor is not None:
                 os.close(descriptor)
             return
@@ -281,7 +264,7 @@ class SpawnerClient:
         self._loop.remove_writer(self._connection.fileno())
 
     def _on_readable(self) -> None:
-        while not self._lost:
+        while not self.is_lost:
             try:
                 received = receive_packet(self._connection)
             except BlockingIOError:
@@ -326,9 +309,9 @@ class SpawnerClient:
 
     def _disconnect(self) -> None:
         """Close the spawner's socket, which also ends a spawner that is still running."""
-        if self._lost:
+        if self.is_lost:
             return
-        self._lost = True
+        self.is_lost = True
         self._loop.remove_reader(self._connection.fileno())
         self._loop.remove_writer(self._connection.fileno())
         self._connection.close()
@@ -353,28 +336,13 @@ class SpawnerClient:
         self._pending_oom_counts.clear()
 
 
-def _raise_descriptor_limit() -> None:
-    """Allow this process as many descriptors as the system does.
-
-    A sandbox takes several, and a process with a low limit may send none while another process of its uid, such as a
-    payload, has many of them in unread messages.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-@contextlib.contextmanager
+@contextmanager
 def _spawner_interpreter(uid: int) -> Generator[tuple[str, dict[str, str]], None, None]:
-    """Yield the program that the spawner is run from, and its environment.
-
-    Args:
-        uid: of the sandboxes.
-
-    Raises:
-        SandboxError: the interpreter is in the payloads' reach, and cannot be taken out of it.
-    """
-    environment = _spawner_environment()
+    """Yield the program that the spawner is run from, out of reach of payloads of ``uid``, and its environment."""
+    # Small: what the spawner holds, every init holds, one kernel bug away from a payload.
+    environment = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
+    python_path = (str(Path(prorl_gym.__path__[0]).parent), os.environ.get("PYTHONPATH"))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
     if not is_writable_by(sys.executable, uid):
         yield sys.executable, environment
         return
@@ -390,14 +358,6 @@ def _spawner_interpreter(uid: int) -> Generator[tuple[str, dict[str, str]], None
         ) from None
 
 
-def _spawner_environment() -> dict[str, str]:
-    """Return a small environment: what the spawner holds, every init holds, one kernel bug away from a payload."""
-    package = Path(prorl_gym.__path__[0]).parent
-    inherited = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([str(package), *([inherited] if inherited else [])])
-    return {"PYTHONPATH": path, **{name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}}
-
-
 def is_writable_by(path: str, uid: int) -> bool:
     """Whether processes of ``uid`` could write to a file, or be allowed to by its group or by all."""
     found = os.stat(path)
@@ -406,12 +366,12 @@ def is_writable_by(path: str, uid: int) -> bool:
 
 @contextmanager
 def _sealed_copy(path: str) -> Generator[str, None, None]:
-    """Copy a program into sealed memory; yield the path by which children of this process can execute it.
-
-    Raises:
-        OSError: the kernel makes no executable memory files (``vm.memfd_noexec`` is 2).
-    """
-    copy = _memory_file()
+    """Copy a program into sealed memory; yield the path by which children of this process can execute it."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        copy = os.memfd_create("python", flags | _MFD_EXEC)
+    except OSError:  # an older kernel, which has no such flag and does not need it
+        copy = os.memfd_create("python", flags)
     try:
         with open(path, "rb") as source, open(copy, "wb", closefd=False) as target:
             shutil.copyfileobj(source, target)
@@ -422,20 +382,9 @@ def _sealed_copy(path: str) -> Generator[str, None, None]:
 
 
 def libpython_directory() -> str | None:
-    """Return the directory of this process's libpython, if it has one.
-
-    The copy in memory finds it no more by where the interpreter lies (``$ORIGIN``).
-    """
+    """Return the directory of this process's libpython: the copy no longer finds it by its own place (``$ORIGIN``)."""
     found = _LIBPYTHON.search(Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape"))
     return found[1] if found else None
-
-
-def _memory_file() -> int:
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    try:
-        return os.memfd_create("python", flags | _MFD_EXEC)
-    except OSError:  # an older kernel, which has no such flag and does not need it
-        return os.memfd_create("python", flags)
 
 
 def _unavailable(what: str) -> SandboxError:

@@ -42,27 +42,13 @@ async def _open_shell(box: Sandbox) -> None:
             raise
 
 
-def _spec_key(spec: SandboxSpec) -> Hashable:
-    """Return a key that is equal for two specs exactly when one sandbox can serve either."""
-    return (
-        spec.image,
-        spec.workdir,
-        tuple(sorted(spec.env.items())),
-        spec.mounts,
-        spec.limits,
-        spec.network,
-        spec.egress,
-        spec.python_tool,
-    )
-
-
 @dataclass(slots=True)
 class _WarmBucket:
     """The warm sandboxes of one spec."""
 
     spec: SandboxSpec
-    target: int
-    last_requested: float
+    target: int = 0
+    last_requested: float = 0.0
     """When a sandbox of this spec was last requested; seconds of a monotonic clock."""
     sandboxes: deque[Sandbox] = field(default_factory=deque[Sandbox])
     starting: int = 0
@@ -70,7 +56,6 @@ class _WarmBucket:
 
     @property
     def size(self) -> int:
-        """Sandboxes that count against the bounds."""
         return len(self.sandboxes) + self.starting
 
     def pop_all(self) -> list[Sandbox]:
@@ -80,94 +65,15 @@ class _WarmBucket:
         return boxes
 
 
-class _WarmIndex:
-    """Which warm sandboxes to hold: pure bookkeeping, which starts and closes nothing.
-
-    A bucket holds the sandboxes of one spec. Its target grows by one with each request that finds it empty, up to
-    ``per_spec``. A bucket without a request for a while is removed. All buckets share ``max_total``: at that size, the
-    spec that was requested last evicts from the bucket whose last request is oldest.
-
-    Args:
-        per_spec: most warm sandboxes of one spec.
-        max_total: most warm sandboxes of all specs together.
-    """
-
-    def __init__(self, per_spec: int, max_total: int) -> None:
-        self._per_spec = min(per_spec, max_total)
-        self._max_total = max_total
-        self._buckets: OrderedDict[Hashable, _WarmBucket] = OrderedDict()
-
-    @property
-    def size(self) -> int:
-        """Warm sandboxes, ready or being started."""
-        return sum(bucket.size for bucket in self._buckets.values())
-
-    @property
-    def ready_count(self) -> int:
-        """Warm sandboxes that could be handed out now."""
-        return sum(len(bucket.sandboxes) for bucket in self._buckets.values())
-
-    @property
-    def starting_count(self) -> int:
-        """Warm sandboxes that are being started."""
-        return sum(bucket.starting for bucket in self._buckets.values())
-
-    def record_request(self, spec: SandboxSpec, now: float) -> _WarmBucket:
-        """Record a request at time ``now``; return the bucket of its spec, made when missing."""
-        key = _spec_key(spec)
-        bucket = self._buckets.setdefault(key, _WarmBucket(spec, 0, now))
-        bucket.last_requested = now
-        self._buckets.move_to_end(key)
-        if not bucket.sandboxes:
-            bucket.target = min(self._per_spec, max(bucket.target, bucket.size) + 1)
-        return bucket
-
-    def raise_target(self, spec: SandboxSpec, count: int, now: float) -> None:
-        """Hold at least ``count`` of a spec, within the bounds, as if they had been requested."""
-        bucket = self.record_request(spec, now)
-        bucket.target = min(self._per_spec, max(bucket.target, count))
-
-    def next_to_fill(self) -> _WarmBucket | None:
-        """Return the bucket to start a sandbox for: the latest requested below its target, if the bounds allow it."""
-        for bucket in reversed(self._buckets.values()):
-            if bucket.size < bucket.target:
-                return bucket if self.size < self._max_total or self._least_recent_ready(bucket) else None
-        return None
-
-    def pop_evicted(self, bucket: _WarmBucket) -> Sandbox | None:
-        """Return a sandbox to close, from the least recently requested bucket, so that ``bucket`` can get one more."""
-        other = self._least_recent_ready(bucket) if self.size >= self._max_total else None
-        if other is None:
-            return None
-        other.target = other.size - 1  # the next request of its spec raises it again
-        return other.sandboxes.popleft()
-
-    def expire(self, before: float) -> list[Sandbox]:
-        """Remove the buckets that were last requested before a time; return their sandboxes."""
-        old = [key for key, bucket in self._buckets.items() if bucket.last_requested < before and not bucket.starting]
-        return [box for key in old for box in self._buckets.pop(key).pop_all()]
-
-    def clear(self) -> list[Sandbox]:
-        """Remove all buckets; return their sandboxes."""
-        boxes = [box for bucket in self._buckets.values() for box in bucket.pop_all()]
-        self._buckets.clear()
-        return boxes
-
-    def _least_recent_ready(self, bucket: _WarmBucket) -> _WarmBucket | None:
-        """Return the least recently requested bucket that has a ready sandbox, if ``bucket`` was requested later."""
-        oldest = next((other for other in self._buckets.values() if other.sandboxes), None)
-        return oldest if oldest is not None and oldest.last_requested < bucket.last_requested else None
-
-
 class WarmPool:
-    """A ``SandboxBackend`` that hands out sandboxes of another one, warm where it has them.
+    """A ``SandboxBackend`` that hands out sandboxes of another one, warm where it has them; closes it.
 
-    Args:
-        backend: starts them; closed with the pool.
-        per_spec: most warm sandboxes of one spec.
-        memory: most bytes for all of them, at ``MEMORY_PER_SANDBOX``.
-        idle_seconds: warm sandboxes of a spec without a request for so long are closed.
-        warm_up: called with a sandbox before it is put into its bucket; may start its shell.
+    ``per_spec`` sandboxes of one spec are kept warm, and ``memory`` bytes for all of them, at ``MEMORY_PER_SANDBOX``.
+    Those of a spec without a request for ``idle_seconds`` are closed. ``warm_up`` is called with a sandbox before it is
+    put into its bucket; it may start its shell.
+
+    The target of a bucket grows by one with each request that finds it empty. Once there is memory for no more, the
+    spec that was requested last evicts from the bucket whose last request is oldest.
     """
 
     def __init__(
@@ -179,8 +85,11 @@ class WarmPool:
         idle_seconds: float = 900.0,
         warm_up: Callable[[Sandbox], Awaitable[object]] | None = None,
     ) -> None:
-        self._backend = backend
-        self._index = _WarmIndex(per_spec, max(1, memory // MEMORY_PER_SANDBOX))
+        self.name = backend.name
+        self.backend = backend
+        self._max_total = max(1, memory // MEMORY_PER_SANDBOX)
+        self._per_spec = min(per_spec, self._max_total)
+        self._buckets: OrderedDict[Hashable, _WarmBucket] = OrderedDict()
         self._idle_seconds = idle_seconds
         self._warm_up = warm_up
         self._loop = asyncio.get_running_loop()
@@ -194,38 +103,28 @@ class WarmPool:
         """Starts that had to wait for a new sandbox."""
 
     @property
-    def name(self) -> str:
-        """The name of the backend below."""
-        return self._backend.name
-
-    @property
     def sandbox_count(self) -> int:
-        """How many sandboxes there are, warm ones included; 0 where the backend does not count."""
-        return sandbox_count_of(self._backend) or 0
-
-    @property
-    def backend(self) -> SandboxBackend:
-        """The backend below."""
-        return self._backend
+        """Number of sandboxes, including warm ones; 0 where the backend does not count."""
+        return sandbox_count_of(self.backend) or 0
 
     @property
     def ready_count(self) -> int:
         """Warm sandboxes that could be handed out now."""
-        return self._index.ready_count
+        return sum(len(bucket.sandboxes) for bucket in self._buckets.values())
+
+    @property
+    def _size(self) -> int:
+        """Warm sandboxes, ready or being started."""
+        return sum(bucket.size for bucket in self._buckets.values())
 
     async def probe(self) -> ProbeResult:
-        """Probe the backend below."""
-        return await self._backend.probe()
+        return await self.backend.probe()
 
     async def start_sandbox(self, spec: SandboxSpec) -> Sandbox:
-        """Return an unused sandbox: a warm one that still lives, at once, else a new one.
-
-        Raises:
-            SandboxError: as the backend below.
-        """
+        """Return an unused sandbox: a warm one that still lives, at once, else a new one."""
         if self._closed:
             raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, f"the {self.name} sandbox pool is closed.")
-        bucket = self._index.record_request(spec, self._loop.time())
+        bucket = self._record_request(spec)
         try:
             while bucket.sandboxes:
                 box = bucket.sandboxes.popleft()
@@ -234,18 +133,14 @@ class WarmPool:
                     return box
                 self._run_in_background(box.close())
             self.misses += 1
-            return await self._backend.start_sandbox(spec)
+            return await self.backend.start_sandbox(spec)
         finally:
             self._refill()
 
     def prewarm(self, spec: SandboxSpec, count: int = 1) -> None:
-        """Start sandboxes of a spec that will be requested soon, in the background.
-
-        Args:
-            spec: what they are started from.
-            count: how many, within the pool's bounds.
-        """
-        self._index.raise_target(spec, count, self._loop.time())
+        """Start ``count`` sandboxes of a spec, within the pool's bounds, in the background."""
+        bucket = self._record_request(spec)
+        bucket.target = min(self._per_spec, max(bucket.target, count))
         self._refill()
 
     async def wait_idle(self) -> None:
@@ -254,7 +149,6 @@ class WarmPool:
             await asyncio.wait(set(self._background_tasks))
 
     async def close(self) -> None:
-        """Close all warm sandboxes and the backend below. Idempotent."""
         self._closed = True
         await run_shielded(self._close())
 
@@ -266,28 +160,45 @@ class WarmPool:
         if self._background_tasks:
             await asyncio.wait(set(self._background_tasks))
         async with asyncio.TaskGroup() as group:
-            for box in self._index.clear():
-                group.create_task(box.close())
-        await self._backend.close()
+            for bucket in self._buckets.values():
+                for box in bucket.pop_all():
+                    group.create_task(box.close())
+        await self.backend.close()
+
+    def _record_request(self, spec: SandboxSpec) -> _WarmBucket:
+        """Record a request; return the bucket of its spec, made when missing."""
+        env = tuple(sorted(spec.env.items()))  # equal for two specs exactly when one sandbox can serve either
+        key = (spec.image, spec.workdir, env, spec.mounts, spec.limits, spec.network, spec.egress, spec.python_tool)
+        bucket = self._buckets.setdefault(key, _WarmBucket(spec))
+        bucket.last_requested = self._loop.time()
+        self._buckets.move_to_end(key)
+        if not bucket.sandboxes:
+            bucket.target = min(self._per_spec, max(bucket.target, bucket.size) + 1)
+        return bucket
 
     def _refill(self) -> None:
-        """Start what the buckets lack, a few at a time."""
-        while not self._closed and self._index.starting_count < _MAX_CONCURRENT_STARTS:
-            bucket = self._index.next_to_fill()
-            if bucket is None:
+        """Start sandboxes for buckets below their targets, the latest requested first, a few at a time."""
+        while not self._closed and sum(one.starting for one in self._buckets.values()) < _MAX_CONCURRENT_STARTS:
+            bucket = next((one for one in reversed(self._buckets.values()) if one.size < one.target), None)
+            if bucket is None or (self._size >= self._max_total and not self._evict_for(bucket)):
                 break
-            evicted = self._index.pop_evicted(bucket)
-            if evicted is not None:
-                self._run_in_background(evicted.close())
             bucket.starting += 1
             self._run_in_background(self._warm_one(bucket))
-        if self._expiry is None and self._index.size and not self._closed:
+        if self._expiry is None and self._size and not self._closed:
             self._expiry = self._loop.call_later(self._idle_seconds, self._expire)
 
+    def _evict_for(self, bucket: _WarmBucket) -> bool:
+        """Close a sandbox of the least recently requested bucket that has one, if ``bucket`` was requested later."""
+        oldest = next((other for other in self._buckets.values() if other.sandboxes), None)
+        if oldest is None or oldest.last_requested >= bucket.last_requested:
+            return False
+        oldest.target = oldest.size - 1  # the next request of its spec raises it again
+        self._run_in_background(oldest.sandboxes.popleft().close())
+        return True
+
     async def _warm_one(self, bucket: _WarmBucket) -> None:
-        """Start one sandbox and put it into its bucket."""
         try:
-            box = await self._backend.start_sandbox(bucket.spec)
+            box = await self.backend.start_sandbox(bucket.spec)
             try:
                 if self._warm_up is not None:
                     await self._warm_up(box)
@@ -304,7 +215,9 @@ class WarmPool:
 
     def _expire(self) -> None:
         self._expiry = None
-        for box in self._index.expire(self._loop.time() - self._idle_seconds):
+        before = self._loop.time() - self._idle_seconds
+        old = [key for key, bucket in self._buckets.items() if bucket.last_requested < before and not bucket.starting]
+        for box in [box for key in old for box in self._buckets.pop(key).pop_all()]:
             self._run_in_background(box.close())
         self._refill()
 

@@ -18,13 +18,13 @@ from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.process_identity import ProcessIdentity
 from prorl_gym.sandbox import syscalls
 from prorl_gym.sandbox.protocol import SandboxLimits
-from prorl_gym.sandbox.spawner.kernel_files import write_setting
+from prorl_gym.sandbox.syscalls import write_setting
 
 _CONTROLLERS = ("memory", "pids")
 _PREFIX = "prorl-gym-"
 _SPAWNER = "spawner"
 _OVERHEAD_PROCESSES = 64
-"""Processes and threads beside the payload's: guest, init, supervisor, and the threads of a runtime written in Go."""
+"""Processes and threads of ours: guest, init, supervisor, and the threads of a runtime written in Go."""
 _FIX = "Give the service a delegated cgroup: systemd-run --user --scope -p Delegate=yes -- prorl-gym serve"
 
 
@@ -39,17 +39,15 @@ class CgroupsUnavailable:
         return f"none has a cgroup, {self.cause}"
 
 
-def own_cgroup(root: Path = Path("/"), pid: str = "self") -> Path | None:
+def own_cgroup(root: Path = Path("/")) -> Path | None:
     """Return the directory of this process's cgroup in the v2 tree; ``None`` when that is not mounted.
 
-    Args:
-        root: where ``/proc`` and the mount points are looked up.
-        pid: the process.
+    ``/proc`` and the mount points are looked up below ``root``.
     """
     inside = next(
-        (line[3:] for line in (root / f"proc/{pid}/cgroup").read_text().splitlines() if line.startswith("0::")), None
+        (line[3:] for line in (root / "proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), None
     )
-    for line in (root / f"proc/{pid}/mountinfo").read_text().splitlines():
+    for line in (root / "proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         if after.startswith("cgroup2 ") and inside is not None:
             return root / before.split(" ")[4].lstrip("/") / inside.lstrip("/")
@@ -99,11 +97,7 @@ def check_delegated(directory: Path) -> CgroupsUnavailable | None:
 
 
 class Cgroups:
-    """The cgroups of one spawner's sandboxes.
-
-    Args:
-        directory: the spawner's part of the tree.
-    """
+    """The cgroups of one spawner's sandboxes, below its part of the tree."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -116,13 +110,7 @@ class Cgroups:
     def create_subtree(cls, delegated: Path, uid: int, gid: int) -> "Cgroups":
         """Make the subtree of this process, the spawner, and enter it; remove those of dead spawners.
 
-        Args:
-            delegated: the cgroup to divide up.
-            uid: the spawner's, once it has dropped root.
-            gid: likewise.
-
-        Raises:
-            OSError: the kernel refused.
+        ``uid`` and ``gid`` are the spawner's, once it has dropped root. Raises ``OSError`` when the kernel refuses.
         """
         for other in delegated.glob(f"{_PREFIX}*-*"):
             _remove_if_stale(other)
@@ -137,11 +125,6 @@ class Cgroups:
         return cls(place)
 
     def fork_into(self, sandbox_id: str, limits: SandboxLimits, namespaces: int) -> int:
-        """Make the cgroup of a sandbox and fork a child into it, and into new namespaces (``CLONE_NEW*``).
-
-        Raises:
-            OSError: the kernel refused.
-        """
         cgroup = self.make_cgroup(sandbox_id, limits)
         try:
             return syscalls.fork_into(namespaces, cgroup)
@@ -152,11 +135,6 @@ class Cgroups:
             os.close(cgroup)
 
     def make_cgroup(self, sandbox_id: str, limits: SandboxLimits) -> int:
-        """Make the cgroup of a sandbox and return a descriptor of it.
-
-        Raises:
-            OSError: the kernel refused.
-        """
         path = self._directory / sandbox_id
         path.mkdir()
         try:
@@ -171,11 +149,6 @@ class Cgroups:
             raise
 
     def open_cgroup(self, sandbox_id: str) -> int:
-        """Return a descriptor of the cgroup of a sandbox.
-
-        Raises:
-            OSError: it has none.
-        """
         return os.open(self._directory / sandbox_id, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def count_oom_kills(self, sandbox_id: str) -> int:
@@ -197,13 +170,8 @@ class Cgroups:
 def open_cgroups(choice: str, uid: int, gid: int) -> Cgroups | CgroupsUnavailable:
     """Make a subtree of cgroups for sandboxes; or return why there is none.
 
-    Args:
-        choice: ``auto``, ``off``, or a directory of the tree.
-        uid: this process's, the spawner's, once it has dropped root.
-        gid: likewise.
-
-    Raises:
-        SandboxError: the configured directory cannot be divided up.
+    ``choice`` is ``auto``, ``off``, or a directory of the tree; ``uid`` and ``gid`` as for ``create_subtree``. Raises
+    ``SandboxError`` when the configured directory cannot be divided up.
     """
     if choice == "off":
         return CgroupsUnavailable("sandbox.cgroup is off")

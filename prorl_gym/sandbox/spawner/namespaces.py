@@ -13,16 +13,15 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import syscalls
 from prorl_gym.sandbox.guest import seccomp
 from prorl_gym.sandbox.guest.fork_exec import close_all_except
-from prorl_gym.sandbox.spawner.kernel_files import write_setting
 
 _HOSTNAME = "sandbox"
-_NAMESPACES = (
+NAMESPACES = (
     syscalls.CLONE_NEWUSER
     | syscalls.CLONE_NEWNS
     | syscalls.CLONE_NEWPID
@@ -31,6 +30,8 @@ _NAMESPACES = (
     | syscalls.CLONE_NEWUTS
 )
 _NOTE_BYTES = 1000
+_OOM_SCORE = 800
+"""From -1000 to 1000; the service normally has 0."""
 _MAX_ERROR_TEXT = 600
 """Characters of the cause, and of the fix, of an error: causes may quote a program's output."""
 _APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"
@@ -43,37 +44,19 @@ spawner what is weaker than usual; it is called once, before serving. Returns th
 socket, else that of the process whose end was the sandbox's."""
 
 
-@dataclass(frozen=True, slots=True)
-class InitProcess:
-    """A forked first process, which waits for "go"."""
-
-    pid: int
-    channel: socket.socket
-    """Sends "go", receives "armed" and a note. When the spawner dies, init sees it close."""
-
-    def resume(self) -> None:
-        """Let init continue."""
-        try:
-            self.channel.send(b"go", socket.MSG_NOSIGNAL)
-        except OSError:
-            return  # it died, and its pidfd is readable
-
-    def abandon(self) -> None:
-        """End init instead."""
-        self.channel.shutdown(socket.SHUT_WR)
+def become_expendable() -> None:
+    """Make the kernel kill this process before the service when memory runs out."""
+    syscalls.set_dumpable(True)  # as after every exec; a file of /proc belongs to the host's root otherwise
+    syscalls.write_setting("/proc/self/oom_score_adj", str(_OOM_SCORE))
 
 
-def fork_sandbox(control: socket.socket, main: InitMain, fork: Callable[[], int]) -> InitProcess:
-    """Fork the first process of a sandbox.
+def fork_sandbox(control: socket.socket, main: InitMain, fork: Callable[[], int]) -> tuple[int, socket.socket]:
+    """Fork the first process of a sandbox, which runs ``main``, and return its pid and channel.
 
-    Args:
-        control: the guest's end of the channel; the child keeps it, the caller closes its own copy.
-        main: what that process does.
-        fork: forks it.
+    The channel sends "go", for which it waits, and receives "armed" and a note; the process sees its end.
 
-    Raises:
-        SandboxError: the kernel refuses the namespaces.
-        OSError: the fork was refused.
+    ``control`` is the guest's end of the channel; the child keeps it, the caller closes its own copy. Raises
+    ``SandboxError`` when the kernel refuses the namespaces, ``OSError`` when it refuses the fork.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -84,29 +67,21 @@ def fork_sandbox(control: socket.socket, main: InitMain, fork: Callable[[], int]
             raise
         if pid == 0:
             _run_child(control, theirs, main)
-    return InitProcess(pid, ours)
-
-
-def fork_into_namespaces(fork: Callable[[int], int] = syscalls.fork_into) -> int:
-    """Fork a process into new namespaces of every kind.
-
-    Args:
-        fork: forks into given namespaces (``CLONE_NEW*``).
-
-    Raises:
-        SandboxError: the kernel refuses user namespaces.
-    """
-    try:
-        return fork(_NAMESPACES)
-    except OSError as error:
-        raise explain_user_namespaces(error.errno or 0) from None
+    return pid, ours
 
 
 def _run_child(control: socket.socket, spawner: socket.socket, main: InitMain) -> None:
     """Run the first process of a sandbox to its end; never return into the spawner's code."""
     status = 1
     try:
-        _detach_from_spawner(control, spawner)
+        null = os.open("/dev/null", os.O_RDWR)
+        for standard in (0, 1, 2):
+            os.dup2(null, standard)
+        close_all_except(0, 1, 2, control.fileno(), spawner.fileno())  # other sandboxes' sockets among them
+        os.setsid()
+        os.umask(0o022)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)  # pid 1 without a handler cannot be hit by its own children
         # The spawner's until now, which shows where the host keeps its interpreter. Payloads can read that of
         # every child of the guest until its exec.
         syscalls.set_command_line(_HOSTNAME)
@@ -117,23 +92,10 @@ def _run_child(control: socket.socket, spawner: socket.socket, main: InitMain) -
         os._exit(status)
 
 
-def _detach_from_spawner(control: socket.socket, spawner: socket.socket) -> None:
-    """Close all descriptors but these, other sandboxes' sockets among them; leave the session, reset signals."""
-    null = os.open("/dev/null", os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    close_all_except(0, 1, 2, control.fileno(), spawner.fileno())
-    os.setsid()
-    os.umask(0o022)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)  # pid 1 without a handler cannot be hit by its own children
-
-
 def map_ids(uid: int, gid: int) -> None:
     """In new namespaces: map root to ``uid`` and ``gid`` of the host, and take a neutral host name.
 
-    Raises:
-        SandboxError: the kernel refuses user namespaces, or ``uid`` is the host's root.
+    Raises ``SandboxError`` when the kernel refuses user namespaces, or ``uid`` is the host's root.
     """
     if uid == 0:
         raise SandboxError(
@@ -144,9 +106,9 @@ def map_ids(uid: int, gid: int) -> None:
     # A process that changed its uid is not dumpable, and /proc/self/uid_map would belong to the host's root.
     syscalls.set_dumpable(True)
     try:
-        write_setting("/proc/self/setgroups", "deny")
-        write_setting("/proc/self/uid_map", f"0 {uid} 1")
-        write_setting("/proc/self/gid_map", f"0 {gid} 1")
+        syscalls.write_setting("/proc/self/setgroups", "deny")
+        syscalls.write_setting("/proc/self/uid_map", f"0 {uid} 1")
+        syscalls.write_setting("/proc/self/gid_map", f"0 {gid} 1")
         socket.sethostname(_HOSTNAME)
     except OSError as error:
         raise explain_user_namespaces(error.errno or 0) from None
@@ -172,12 +134,9 @@ def _run_init(spawner: socket.socket, main: InitMain) -> int:
 
 
 def report_setup_error(control: socket.socket, error: BaseException) -> None:
-    """Send the service, if it still lives, the reason why the sandbox cannot be started."""
     message = {"type": "failed", **describe_setup_error(error)}
-    try:
+    with suppress(OSError):
         control.send(json.dumps(message).encode(), socket.MSG_NOSIGNAL)
-    except OSError:
-        return
 
 
 def describe_setup_error(error: BaseException) -> dict[str, str]:
@@ -187,55 +146,38 @@ def describe_setup_error(error: BaseException) -> dict[str, str]:
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         what = f"the sandbox could not be built: {error.strerror or error}{where}."
-        return _unavailable(what, "Run `prorl-gym doctor`; it names what this machine lacks.")
-    return _unavailable(
-        f"the sandbox could not be built: {type(error).__name__}: {error}", "This is a defect; please report it."
-    )
-
-
-def _unavailable(what: str, fix: str) -> dict[str, str]:
+        fix = "Run `prorl-gym doctor`; it names what this machine lacks."
+    else:
+        what = f"the sandbox could not be built: {type(error).__name__}: {error}"
+        fix = "This is a defect; please report it."
     return {"kind": FailureKind.SANDBOX_UNAVAILABLE.value, "what": " ".join(what.split())[:_MAX_ERROR_TEXT], "fix": fix}
 
 
-def explain_user_namespaces(number: int, read: Callable[[str], str | None] | None = None) -> SandboxError:
-    """Return the error for a refusal to make a user namespace, or to work inside a new one: its cause and its fix.
-
-    Args:
-        number: the ``errno`` of the refused call.
-        read: returns a kernel setting by its name; ``read_sysctl`` by default.
-    """
-    read = read or read_sysctl
-    for name, closed, opened in ((_COUNT, "0", "65536"), (_DEBIAN, "0", "1"), (_APPARMOR, "1", "0")):
-        if read(name) == closed:
-            return SandboxError(
-                FailureKind.SANDBOX_UNAVAILABLE,
-                f"this kernel refuses user namespaces: {name} is {closed}.",
-                f"As root: sysctl -w {name}={opened} (and put it into /etc/sysctl.d to keep it).",
-            )
-    if number in (errno.ENOSPC, errno.EUSERS):
-        return SandboxError(
-            FailureKind.SANDBOX_UNAVAILABLE,
-            f"the kernel's limit on user namespaces is reached ({_COUNT} is {read(_COUNT)}).",
-            f"As root: sysctl -w {_COUNT}=65536, or stop other containers.",
-        )
-    if number == errno.EPERM:
-        return SandboxError(
-            FailureKind.SANDBOX_UNAVAILABLE,
-            "user namespaces are refused here (EPERM), as in a container with the default seccomp filter.",
-            "Start that container with '--security-opt seccomp=unconfined --security-opt systempaths=unconfined'"
-            f" or run outside it; otherwise check sysctl {_COUNT}.",
-        )
-    return SandboxError(
-        FailureKind.SANDBOX_UNAVAILABLE,
-        f"user namespaces cannot be made ({errno.errorcode.get(number, number)}).",
-        f"The kernel needs CONFIG_USER_NS and sysctl {_COUNT} above 0.",
-    )
-
-
 def read_sysctl(name: str) -> str | None:
-    """Return a kernel setting by its dotted name; ``None`` when this kernel has none of that name."""
     try:
         with open(f"/proc/sys/{name.replace('.', '/')}", encoding="ascii") as file:
             return file.read().strip()
     except OSError:
         return None
+
+
+def explain_user_namespaces(number: int, read: Callable[[str], str | None] = read_sysctl) -> SandboxError:
+    """Return cause and fix of a refusal (``errno``) to make a user namespace, or to work inside a new one."""
+    for name, closed, opened in ((_COUNT, "0", "65536"), (_DEBIAN, "0", "1"), (_APPARMOR, "1", "0")):
+        if read(name) == closed:
+            what = f"this kernel refuses user namespaces: {name} is {closed}."
+            fix = f"As root: sysctl -w {name}={opened} (and put it into /etc/sysctl.d to keep it)."
+            return SandboxError(FailureKind.SANDBOX_UNAVAILABLE, what, fix)
+    if number in (errno.ENOSPC, errno.EUSERS):
+        what = f"the kernel's limit on user namespaces is reached ({_COUNT} is {read(_COUNT)})."
+        fix = f"As root: sysctl -w {_COUNT}=65536, or stop other containers."
+    elif number == errno.EPERM:
+        what = "user namespaces are refused here (EPERM), as in a container with the default seccomp filter."
+        fix = (
+            "Start that container with '--security-opt seccomp=unconfined --security-opt systempaths=unconfined'"
+            f" or run outside it; otherwise check sysctl {_COUNT}."
+        )
+    else:
+        what = f"user namespaces cannot be made ({errno.errorcode.get(number, number)})."
+        fix = f"The kernel needs CONFIG_USER_NS and sysctl {_COUNT} above 0."
+    return SandboxError(FailureKind.SANDBOX_UNAVAILABLE, what, fix)

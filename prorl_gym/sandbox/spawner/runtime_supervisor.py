@@ -20,7 +20,8 @@ import select
 import signal
 import socket
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -30,10 +31,10 @@ import ptyprocess  # pyright: ignore[reportMissingTypeStubs]
 import prorl_gym
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox import syscalls
-from prorl_gym.sandbox.guest.fork_exec import open_signal_pipe
+from prorl_gym.sandbox.guest.fork_exec import open_signal_pipe, renumber_descriptors
 from prorl_gym.sandbox.guest.process_table import ProcessTable
 from prorl_gym.sandbox.guest.python_template import SITE_MODULES
-from prorl_gym.sandbox.spawner.kernel_files import raise_oom_score
+from prorl_gym.sandbox.spawner.namespaces import become_expendable
 from prorl_gym.sandbox.spawner.spawner_protocol import LaunchRequest
 
 RUNTIME_ENVIRONMENT = {
@@ -48,7 +49,7 @@ _CONTROL, _STARTUP, _OPTIONS, _BUNDLE = range(20, 24)
 _ENTRY_MODULE = "prorl_gym.sandbox.guest.container_entry"
 _TEMPLATE_MODULE = "prorl_gym.sandbox.guest.python_template"
 _MIN_PYTHON = (3, 11)
-"""What the guest's source needs of an image's interpreter."""
+"""Oldest interpreter of an image that runs the guest's source."""
 _BUNDLE_MAIN = f"""\
 import sys
 if sys.version_info < {_MIN_PYTHON}:
@@ -67,7 +68,7 @@ class RuntimeCommand:
     env: dict[str, str]
     """Environment of everything that runs inside."""
     limitations: str
-    """What this sandbox does not promise, as text for the operator."""
+    """Promises that this sandbox lacks, as text for the operator."""
 
 
 def run_supervisor(
@@ -79,16 +80,9 @@ def run_supervisor(
 ) -> int:
     """Start a runtime and wait until it ends or SIGTERM comes; return its exit code, 0 in the latter case.
 
-    Args:
-        launch: what to start.
-        build_command: returns the command for it; may put files into ``base``.
-        base: an empty directory.
-        control: the guest's end of the channel.
-        on_note: called once with what is weaker than usual, or "".
-
-    Raises:
-        SandboxError: the image cannot be used, or the runtime ended before the guest was up.
-        OSError: a system call was refused.
+    ``build_command`` may put files into ``base``, an empty directory. ``on_note`` is called once with what is weaker
+    than usual, or "". Raises ``SandboxError`` when the image cannot be used, or the runtime ended before the guest was
+    up.
     """
     wake = open_signal_pipe(signal.SIGTERM, signal.SIGCHLD)
     syscalls.set_parent_death_signal(signal.SIGTERM)
@@ -100,7 +94,9 @@ def run_supervisor(
         return _Runtime(launch, command, control).wait_for_end(wake)
     finally:
         table.kill_descendants(os.getpid())
-        _reap_all()
+        with suppress(ChildProcessError):  # until nothing of what was killed is left
+            while True:
+                os.waitpid(-1, 0)
 
 
 class _Runtime:
@@ -126,7 +122,8 @@ class _Runtime:
         argv = [*command.argv, "python3", "-I", "-S", f"/proc/self/fd/{_BUNDLE}", *numbers]
         self._pid = os.fork()
         if self._pid == 0:
-            _exec_runtime(argv, inherited, self._stderr_fd)
+            standard = {1: self._stderr_fd, 2: self._stderr_fd}
+            exec_runtime(argv, RUNTIME_ENVIRONMENT, {**standard, **inherited}, become_expendable)
         started.close()
         for descriptor in (inherited[_OPTIONS], inherited[_BUNDLE]):
             os.close(descriptor)
@@ -135,9 +132,6 @@ class _Runtime:
         """Return the runtime's exit code when it has ended, 0 when SIGTERM came.
 
         The control socket stays open here until the guest is up: until then this process reports failures on it.
-
-        Raises:
-            SandboxError: the runtime ended before the guest was up.
         """
         poll = select.poll()
         poll.register(wake, select.POLLIN)
@@ -146,30 +140,18 @@ class _Runtime:
             ready = {descriptor for descriptor, _ in poll.poll()}
             if self._startup_socket.fileno() in ready:
                 poll.unregister(self._startup_socket)
-                self._complete_startup()
+                if not self._startup_socket.recv(1):  # the other end is closed
+                    raise self._start_error()
+                self._control.close()
             if wake in ready:
                 if signal.SIGTERM in os.read(wake, 4096):
                     return 0
-                if (code := self._reap_runtime()) is not None:
-                    return code
-
-    def _complete_startup(self) -> None:
-        """Leave the control socket to the guest, if it reports that it uses it."""
-        if not self._startup_socket.recv(1):  # the other end is closed
-            raise self._start_error()
-        self._control.close()
-
-    def _reap_runtime(self) -> int | None:
-        """Reap; return the runtime's exit code if it was among the dead."""
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == self._pid and self._control.fileno() >= 0 and not self._is_guest_up():
-                raise self._start_error()
-            if pid in (0, self._pid):
-                return None if pid == 0 else shell_exit_code(status)
-
-    def _is_guest_up(self) -> bool:
-        return bool(select.select([self._startup_socket], [], [], 0)[0]) and bool(self._startup_socket.recv(1))
+                while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
+                    if ended[0] == self._pid:
+                        has_reported = select.select([self._startup_socket], [], [], 0)[0]
+                        if self._control.fileno() >= 0 and not (has_reported and self._startup_socket.recv(1)):
+                            raise self._start_error()
+                        return shell_exit_code(ended[1])
 
     def _start_error(self) -> SandboxError:
         runtime = os.path.basename(self._launch.runtime_path)
@@ -205,34 +187,21 @@ def sealed_memfd(name: str, data: bytes) -> int:
     return descriptor
 
 
-def _exec_runtime(argv: list[str], inherited: dict[int, int], stderr: int) -> None:
-    """In the child: become the runtime. Never returns."""
+def exec_runtime(
+    argv: list[str], env: dict[str, str], descriptors: Mapping[int, int], prepare: Callable[[], None]
+) -> None:
+    """In a child: become a container runtime; ``descriptors``: number -> descriptor here. Never returns."""
     try:
-        syscalls.set_dumpable(True)  # as after every exec; a file of /proc belongs to the host's root otherwise
-        raise_oom_score()
+        prepare()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
-        above = max(inherited) + 1
-        moved = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for number, fd in inherited.items()}
-        os.dup2(stderr, 2)
-        os.dup2(2, 1)
-        for number, descriptor in moved.items():
-            os.dup2(descriptor, number)
-        os.execve(argv[0], argv, RUNTIME_ENVIRONMENT)
+        renumber_descriptors(descriptors)
+        os.execve(argv[0], argv, env)
     except OSError as error:
         os.write(2, f"FATAL: {error.filename or argv[0]}: {error.strerror}".encode())
     finally:
         os._exit(127)
-
-
-def _reap_all() -> None:
-    """Wait for all that was killed, so that nothing of it is left when the supervisor has ended."""
-    while True:
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
 
 
 @cache
@@ -242,9 +211,6 @@ def guest_bundle() -> bytes:
     It holds the modules that the guest imports, found by reading their imports. It is inherited as a sealed memory
     file: nothing has to be mounted into the image, and no process inside can change it. The spawner makes it once,
     while it can still read the installation.
-
-    Raises:
-        OSError: a source file cannot be read.
     """
     files = {f"ptyprocess/{path.name}": path.read_text("utf-8") for path in Path(ptyprocess.__path__[0]).glob("*.py")}
     waiting = [_ENTRY_MODULE, _TEMPLATE_MODULE]
@@ -267,7 +233,6 @@ def guest_bundle() -> bytes:
 
 
 def _imports(text: str) -> list[str]:
-    """Return the modules of this package that a source file imports."""
     found: list[str] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("prorl_gym."):

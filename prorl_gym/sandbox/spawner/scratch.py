@@ -14,6 +14,7 @@ import os
 import signal
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from prorl_gym.sandbox.tree_removal import remove_tree
 
 _STATE_FILE = "state.json"
 _OWNED_PREFIX = ".new-"
-"""Of directories whose name has their owner, since their state file may be missing: half made or half removed."""
+"""Prefix of directories whose name has their owner, since they may lack a state file: half made or half removed."""
 
 
 def default_scratch() -> Path:
@@ -36,15 +37,12 @@ def default_scratch() -> Path:
 def make_scratch(path: Path, uid: int, gid: int) -> None:
     """Make the scratch directory, or check the one that is there. It belongs to the sandboxes' uid, mode 0700.
 
-    Raises:
-        SandboxError: it cannot be made, or it is a symbolic link, another user's or open to others.
+    Raises ``SandboxError`` when it cannot be made, or is a symbolic link, another user's or open to others.
     """
     try:
-        try:
+        with suppress(FileExistsError):
             os.mkdir(path, 0o700)
             os.chown(path, uid, gid)
-        except FileExistsError:
-            pass
         found = os.lstat(path)
     except OSError as error:
         raise SandboxError(
@@ -68,11 +66,6 @@ def make_scratch(path: Path, uid: int, gid: int) -> None:
 
 
 def check_scratch_access(path: Path) -> None:
-    """Check that this process, as the sandboxes' uid, can work in the scratch directory.
-
-    Raises:
-        SandboxError: a directory above it is closed to that uid.
-    """
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise SandboxError(
             FailureKind.SANDBOX_UNAVAILABLE,
@@ -83,7 +76,7 @@ def check_scratch_access(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SandboxState:
-    """The facts in a sandbox's directory."""
+    """Contents of the state file in a sandbox's directory."""
 
     boot_id: str
     owner: ProcessIdentity
@@ -92,7 +85,6 @@ class SandboxState:
     """Pid 1 of the sandbox, with its pid on the host; ``None`` for a directory that no sandbox has."""
 
     def to_json(self) -> str:
-        """Return the file's text."""
         init = None if self.init is None else [self.init.pid, self.init.start_ticks]
         return json.dumps(
             {"version": 1, "boot": self.boot_id, "owner": [self.owner.pid, self.owner.start_ticks], "init": init}
@@ -100,11 +92,7 @@ class SandboxState:
 
     @classmethod
     def from_json(cls, text: str) -> "SandboxState":
-        """Read the file's text.
-
-        Raises:
-            ValueError: it is not a state.
-        """
+        """Read the file's text. Raises ``ValueError`` when it is not a state."""
         try:
             data = json.loads(text)
             init = data["init"]
@@ -116,8 +104,7 @@ class SandboxState:
 def make_sandbox_directory(scratch: Path, sandbox_id: str, state: SandboxState) -> Path:
     """Make the directory of a sandbox; it appears under its name when it is complete.
 
-    Raises:
-        OSError: it cannot be made (a full disk); nothing is left of it.
+    Raises ``OSError`` when it cannot be made (a full disk); nothing is left of it.
     """
     aside = scratch / _owned_name(state, sandbox_id)
     try:
@@ -131,11 +118,9 @@ def make_sandbox_directory(scratch: Path, sandbox_id: str, state: SandboxState) 
 
 
 def read_state(directory: Path, boot: str) -> SandboxState | None:
-    """Return the state of a directory in the scratch; ``None`` when it is not one of ours.
+    """Return the state of a directory in the scratch, also one half made or removed; ``None``: it is not one of ours.
 
-    Args:
-        directory: a complete one, or one that is half made or half removed.
-        boot: id of the current boot, assumed where there is no state file.
+    ``boot``: id of the current boot, assumed where there is no state file.
     """
     if directory.name.startswith(_OWNED_PREFIX):
         pid, start, *_ = [*directory.name.removeprefix(_OWNED_PREFIX).split("-"), ""]
@@ -149,11 +134,7 @@ def read_state(directory: Path, boot: str) -> SandboxState | None:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove the directory of a sandbox, whatever the permissions inside; one that is gone is no error.
-
-    Raises:
-        OSError: something of it could not be removed.
-    """
+    """Remove the directory of a sandbox, whatever the permissions inside; one that is gone is no error."""
     remove_tree(_mark_for_removal(directory))
 
 
@@ -188,12 +169,7 @@ class Reaped:
 def reap_sandboxes(scratch: Path, remove: Callable[[Path], None] = remove_directory) -> Reaped:
     """Remove every sandbox whose owner is dead. Runs as the uid that owns the scratch directory.
 
-    Args:
-        scratch: the scratch directory.
-        remove: removes the directory of a sandbox, or begins to.
-
-    Raises:
-        OSError: a directory could not be removed.
+    ``remove`` removes the directory of a sandbox, or begins to. Raises ``OSError`` when one could not be removed.
     """
     boot = boot_id()
     removed = killed = alive = 0
@@ -201,7 +177,7 @@ def reap_sandboxes(scratch: Path, remove: Callable[[Path], None] = remove_direct
         state = read_state(directory, boot)
         if state is None:
             continue  # not made by us: the operator may have pointed us at a directory in use
-        if _has_living_owner(state, boot):
+        if state.boot_id == boot and state.owner.is_alive:
             alive += 1
             continue
         if state.boot_id == boot and state.init is not None and state.init.kill():
@@ -211,41 +187,26 @@ def reap_sandboxes(scratch: Path, remove: Callable[[Path], None] = remove_direct
     return Reaped(removed, killed, alive)
 
 
-def _has_living_owner(state: SandboxState, boot: str) -> bool:
-    return state.boot_id == boot and state.owner.is_alive
-
-
-OnRemoved = Callable[[str], None]
-"""Called when a directory is removed (with "") or cannot be (with the reason)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Removal:
-    pid: int
-    pidfd: int
-    path: Path
-    on_removed: OnRemoved
-
-
 class DirectoryRemover:
     """Removes the directories of ended sandboxes without blocking the event loop for long.
 
     A root in memory leaves two small entries, which are removed at once. A root on disk may leave a million files: a
-    child process removes them. If the child dies with this process, the directory's name has a dead owner, and the
-    next ``reap_sandboxes`` removes the rest.
+    child process removes them. If the child dies with this process, the directory's name has a dead owner, and the next
+    ``reap_sandboxes`` removes the rest.
 
-    Args:
-        watch: calls a function whenever a descriptor becomes readable.
-        unwatch: ends that.
+    ``watch`` has a function called whenever a descriptor becomes readable, until ``unwatch``.
     """
 
     def __init__(self, watch: Callable[[int, Callable[[], None]], None], unwatch: Callable[[int], object]) -> None:
         self._watch = watch
         self._unwatch = unwatch
-        self._removals: dict[int, _Removal] = {}
+        self._finish_by_pid: dict[int, Callable[[], None]] = {}
 
-    def remove(self, directory: Path, on_removed: OnRemoved) -> None:
-        """Remove the directory of a sandbox that has ended. On return its name is free again."""
+    def remove(self, directory: Path, on_removed: Callable[[str], None]) -> None:
+        """Remove the directory of a sandbox that has ended. On return its name is free again.
+
+        ``on_removed`` is called when it is removed (with "") or cannot be (with the reason).
+        """
         try:
             path = _mark_for_removal(directory)
             if not _is_large(path):
@@ -254,20 +215,21 @@ class DirectoryRemover:
             pid = _fork_removal(path)
         except OSError as error:
             return on_removed(_error_text(directory, error.errno or 0, error.filename))
-        removal = self._removals[pid] = _Removal(pid, os.pidfd_open(pid), path, on_removed)
-        self._watch(removal.pidfd, lambda: self._finish(removal))
+        pidfd = os.pidfd_open(pid)
+
+        def finish() -> None:
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            self._unwatch(pidfd)
+            os.close(pidfd)
+            del self._finish_by_pid[pid]
+            on_removed("" if code == 0 else _error_text(path, max(code, 0)))
+
+        self._finish_by_pid[pid] = finish
+        self._watch(pidfd, finish)
 
     def wait_all(self) -> None:
-        """Wait for every removal that is under way."""
-        for removal in list(self._removals.values()):
-            self._finish(removal)
-
-    def _finish(self, removal: _Removal) -> None:
-        code = os.waitstatus_to_exitcode(os.waitpid(removal.pid, 0)[1])
-        self._unwatch(removal.pidfd)
-        os.close(removal.pidfd)
-        del self._removals[removal.pid]
-        removal.on_removed("" if code == 0 else _error_text(removal.path, max(code, 0)))
+        for finish in list(self._finish_by_pid.values()):
+            finish()
 
 
 def _is_large(path: Path) -> bool:

@@ -20,6 +20,7 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,20 +28,20 @@ from typing import Any
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.process_identity import ProcessIdentity, boot_id
 from prorl_gym.sandbox import syscalls
-from prorl_gym.sandbox.guest.guest_messages import PacketError, encode_packet, receive_packet, send_packet
-from prorl_gym.sandbox.spawner import host_root, runtime_supervisor
+from prorl_gym.sandbox.guest.fork_exec import close_all_except
+from prorl_gym.sandbox.guest.guest_messages import encode_packet, send_packet, try_receive_packet
+from prorl_gym.sandbox.spawner import rootfs, runtime_supervisor
 from prorl_gym.sandbox.spawner.cgroup import Cgroups, CgroupsUnavailable, open_cgroups
 from prorl_gym.sandbox.spawner.namespaces import (
-    InitMain,
-    InitProcess,
+    NAMESPACES,
+    become_expendable,
     describe_setup_error,
-    fork_into_namespaces,
+    explain_user_namespaces,
     fork_sandbox,
     map_ids,
     report_setup_error,
 )
-from prorl_gym.sandbox.spawner.rootfs import check_image, check_storage
-from prorl_gym.sandbox.spawner.runtime_supervisor import guest_bundle
+from prorl_gym.sandbox.spawner.runtime_supervisor import guest_bundle, sealed_memfd
 from prorl_gym.sandbox.spawner.scratch import (
     DirectoryRemover,
     SandboxState,
@@ -50,15 +51,17 @@ from prorl_gym.sandbox.spawner.scratch import (
     reap_sandboxes,
 )
 from prorl_gym.sandbox.spawner.spawner_protocol import LaunchRequest
-from prorl_gym.sandbox.spawner.template_process import TemplateProcess
+
+_TEMPLATE_BOOT = "import sys; from prorl_gym.sandbox.guest.python_template import main; main(sys.argv[1:])"
+"""Run with ``-c``, as a fresh worker is, so that ``sys.path`` begins as it does there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """What differs between the backends, from the fork of a sandbox's first process on."""
+    """Differences between the backends, from the fork of a sandbox's first process on."""
 
     init_mains: Mapping[str, Callable[[LaunchRequest, str, socket.socket, Callable[[str], None]], int]]
-    """Backends whose namespaces are ours: what their pid 1 does."""
+    """Backends whose namespaces are ours: main function of pid 1."""
     supervised: Mapping[str, Callable[[LaunchRequest, str], runtime_supervisor.RuntimeCommand]]
     """Backends whose container is made by a runtime under a supervisor: how its command is prepared."""
 
@@ -68,11 +71,12 @@ class _SandboxEntry:
     """One sandbox, with that process of it which is our child."""
 
     id: str
-    init: InitProcess
+    pid: int
+    channel: socket.socket
     directory: Path
     pidfd: int
     end_signal: signal.Signals
-    """What ends its init. A supervisor gets SIGTERM, so that it can kill what the kernel does not."""
+    """Signal that ends its init. A supervisor gets SIGTERM, so that it can kill what the kernel does not."""
     is_root_on_disk: bool
     """Its processes write to its directory until they have ended."""
 
@@ -80,11 +84,7 @@ class _SandboxEntry:
 class Spawner:
     """The event loop over descriptors: the service's socket, the service's pidfd, those of children.
 
-    Args:
-        connection: the service's socket.
-        scratch: directory of the sandboxes' directories.
-        cgroups: makes a cgroup for each sandbox; or why there is none.
-        backends: how sandboxes are started.
+    ``cgroups`` makes a cgroup for each sandbox, or tells why there is none.
     """
 
     def __init__(
@@ -101,24 +101,16 @@ class Spawner:
         self._selector = selectors.PollSelector()
         self._remover = DirectoryRemover(self._watch, self._selector.unregister)
         self._is_service_alive = True
-        self._template: TemplateProcess | None = None
+        self._template: _TemplateProcess | None = None
         self._template_directory = scratch / f"template-{self._owner.pid}"
 
     def serve(self) -> None:
         """Serve until the service is gone, then kill and remove every sandbox."""
         self._watch(self._connection.fileno(), self._on_request)
-        service = _service_pidfd()
-        if service is not None:
-            self._watch(service, self._on_service_death)
-        self._send_event(
-            {
-                "event": "ready",
-                "scratch": str(self._scratch),
-                "uid": os.geteuid(),
-                "cgroups": str(self._cgroups),
-                **self._reap(),
-            }
-        )
+        with suppress(OSError):  # where it can be seen; its socket ends, too
+            self._watch(os.pidfd_open(os.getppid()), self._on_service_end)
+        facts = {"scratch": str(self._scratch), "uid": os.geteuid(), "cgroups": str(self._cgroups)}
+        self._send_event({"event": "ready", **facts, **self._reap()})
         while self._is_service_alive:
             for key, _ in self._selector.select():
                 key.data()
@@ -131,35 +123,34 @@ class Spawner:
         try:
             send_packet(self._connection, encode_packet(message))
         except OSError:
-            self._is_service_alive = False
+            self._on_service_end()
 
-    def _on_service_death(self) -> None:
+    def _on_service_end(self) -> None:
         self._is_service_alive = False
 
     def _on_request(self) -> None:
-        try:
-            received = receive_packet(self._connection)
-        except (OSError, PacketError):
-            received = None
+        received = try_receive_packet(self._connection)
         if received is None:
-            self._is_service_alive = False
-            return
+            return self._on_service_end()
         request, descriptors = received
-        if request["op"] == "start":
-            self._start_sandbox(LaunchRequest.from_json(request), socket.socket(fileno=descriptors[0]))
-        elif request["op"] == "stop":
-            self._stop_sandbox(request["id"])
-        elif request["op"] == "reap":
-            self._send_event({"event": "reaped", **self._reap()})
-        elif request["op"] == "template":
-            self._start_template(request["program"], request["packages"], request["env"])
-        elif request["op"] == "python":
-            self._fork_python(request["id"], descriptors[0])
-        elif request["op"] == "memory":
-            self._send_event({"event": "memory", "kills": self._count_oom_kills(request["id"])})
+        match request["op"]:
+            case "start":
+                self._start_sandbox(LaunchRequest.from_json(request), socket.socket(fileno=descriptors[0]))
+            case "stop":
+                if (entry := self._entries.get(request["id"])) is not None:
+                    self._kill_sandbox(entry)
+            case "reap":
+                self._send_event({"event": "reaped", **self._reap()})
+            case "template":
+                self._start_template(request["program"], request["packages"], request["env"])
+            case "python":
+                self._fork_python(request["id"], descriptors[0])
+            case "memory":
+                self._send_event({"event": "memory", "kills": self._count_oom_kills(request["id"])})
+            case _:
+                pass
 
     def _reap(self) -> dict[str, int]:
-        """Clean up after dead spawners; return the counts of ``Reaped`` by name."""
         return asdict(
             reap_sandboxes(self._scratch, lambda directory: self._remove_directory(directory, directory.name))
         )
@@ -173,38 +164,69 @@ class Spawner:
                 self._send_event({"event": "gone", "id": launch.id})
                 return
             self._watch(entry.pidfd, lambda: self._on_exit(entry))
-            self._watch(entry.init.channel.fileno(), lambda: self._on_note(entry))
+            self._watch(entry.channel.fileno(), lambda: self._on_note(entry))
             try:
-                state = SandboxState(self._boot_id, self._owner, ProcessIdentity.of(entry.init.pid))
+                state = SandboxState(self._boot_id, self._owner, ProcessIdentity.of(entry.pid))
                 make_sandbox_directory(self._scratch, launch.id, state)
             except OSError as error:  # a full disk; without its state, reaping could not kill it
                 report_setup_error(control, error)
-                entry.init.abandon()
+                entry.channel.shutdown(socket.SHUT_WR)  # ends it
             else:
-                entry.init.resume()
+                with suppress(OSError):  # it died, and its pidfd is readable
+                    entry.channel.send(b"go", socket.MSG_NOSIGNAL)
 
     def _fork_sandbox(self, launch: LaunchRequest, control: socket.socket) -> _SandboxEntry:
         directory = self._scratch / launch.id
         build_command = self._backends.supervised.get(launch.backend)
-        main = _init_main(self._backends, launch, f"{directory}/root", control)
-        init = fork_sandbox(control, main, self._fork_function(launch, has_namespaces=build_command is None))
+        base, ids = f"{directory}/root", (os.geteuid(), os.getegid())
+        if not launch.lower_dirs:
+            rootfs.host_layout()  # known to the child then
+
+        def main(on_note: Callable[[str], None]) -> int:
+            if build_command is None:
+                map_ids(*ids)
+            rootfs.check_image(launch, ids)
+            rootfs.check_storage(launch, base)
+            if build_command is None:
+                return self._backends.init_mains[launch.backend](launch, base, control, on_note)
+            return runtime_supervisor.run_supervisor(launch, build_command, base, control, on_note)
+
+        namespaces = NAMESPACES if build_command is None else 0
+        pid, channel = fork_sandbox(control, main, lambda: self._fork_first_process(launch, namespaces))
         return _SandboxEntry(
             id=launch.id,
-            init=init,
+            pid=pid,
+            channel=channel,
             directory=directory,
-            pidfd=os.pidfd_open(init.pid),
+            pidfd=os.pidfd_open(pid),
             end_signal=signal.SIGKILL if build_command is None else signal.SIGTERM,
             is_root_on_disk=launch.spec.limits.root_on == "disk",
         )
 
+    def _fork_first_process(self, launch: LaunchRequest, namespaces: int) -> int:
+        """Fork into new namespaces, if any, and into a cgroup of its own, where possible."""
+        refusal = None
+        if isinstance(self._cgroups, Cgroups):
+            try:
+                return self._cgroups.fork_into(launch.id, launch.spec.limits, namespaces)
+            except OSError as error:
+                refusal = error
+        try:
+            pid = syscalls.fork_into(namespaces)
+        except OSError as error:
+            raise explain_user_namespaces(error.errno or 0) if namespaces else error from None
+        if pid and refusal is not None:
+            text = f"without a cgroup: the kernel refuses it ({refusal.filename}: {refusal.strerror})"
+            self._send_note(launch.id, text)
+        return pid
+
     def _start_template(self, program: str, packages: str, env: Mapping[str, str]) -> None:
-        """Start the template of python workers; ``template`` is sent when it is ready, and when it has ended."""
         if self._template is not None:
             return
         directory = self._template_directory
         try:
             make_sandbox_directory(self._scratch, directory.name, SandboxState(self._boot_id, self._owner, None))
-            template = self._template = TemplateProcess(program, packages, env, directory)
+            template = self._template = _TemplateProcess(program, packages, env, directory)
         except OSError:
             self._remove_directory(directory, directory.name)
             self._send_event({"event": "template", "runner": ""})
@@ -236,32 +258,8 @@ class Spawner:
             if cgroup is not None:
                 os.close(cgroup)
 
-    def _fork_function(self, launch: LaunchRequest, *, has_namespaces: bool) -> Callable[[], int]:
-        """Return the function that forks the first process of a sandbox: into a cgroup of its own, where possible."""
-        cgroups = self._cgroups
-
-        def fork(namespaces: int = 0) -> int:
-            refusal = None
-            if isinstance(cgroups, Cgroups):
-                try:
-                    return cgroups.fork_into(launch.id, launch.spec.limits, namespaces)
-                except OSError as error:
-                    refusal = error
-            pid = syscalls.fork_into(namespaces)
-            if pid and refusal is not None:
-                text = f"without a cgroup: the kernel refuses it ({refusal.filename}: {refusal.strerror})"
-                self._send_note(launch.id, text)
-            return pid
-
-        return (lambda: fork_into_namespaces(fork)) if has_namespaces else fork
-
-    def _stop_sandbox(self, sandbox_id: str) -> None:
-        """Kill a sandbox. Ending its namespaces takes the kernel up to seconds; ``gone`` is sent after that."""
-        entry = self._entries.get(sandbox_id)
-        if entry is not None:
-            self._kill_sandbox(entry)
-
     def _kill_sandbox(self, entry: _SandboxEntry) -> None:
+        """Kill a sandbox. Ending its namespaces takes the kernel up to seconds; ``gone`` is sent after that."""
         signal.pidfd_send_signal(entry.pidfd, entry.end_signal)  # our child and not waited for: it exists
         # Supervised sandboxes and those with a root on disk use their directory until the supervisor or init has ended.
         if entry.end_signal is signal.SIGKILL and not entry.is_root_on_disk:
@@ -270,10 +268,7 @@ class Spawner:
     def _remove_directory(self, directory: Path, sandbox_id: str, *, is_last: bool = False) -> None:
         """Remove a directory; a failure is reported as a note, since other sandboxes must go on.
 
-        Args:
-            directory: the sandbox's, or one of a dead owner's.
-            sandbox_id: the sandbox's id.
-            is_last: nothing else is left of the sandbox: report ``gone`` afterwards.
+        ``is_last``: nothing else is left of the sandbox, so report ``gone`` afterwards.
         """
 
         def on_removed(failure: str) -> None:
@@ -285,86 +280,60 @@ class Spawner:
         self._remover.remove(directory, on_removed)
 
     def _on_exit(self, entry: _SandboxEntry) -> None:
-        """Handle the end of a sandbox's first process."""
-        _, status = os.waitpid(entry.init.pid, 0)
+        _, status = os.waitpid(entry.pid, 0)
         self._selector.unregister(entry.pidfd)
         os.close(entry.pidfd)
-        self._send_ended(entry, os.waitstatus_to_exitcode(status))
-        self._finish_sandbox(entry)
-
-    def _send_ended(self, entry: _SandboxEntry, code: int) -> None:
-        self._send_event({"event": "ended", "id": entry.id, "code": code, "oom_kills": self._count_oom_kills(entry.id)})
+        code, kills = os.waitstatus_to_exitcode(status), self._count_oom_kills(entry.id)
+        self._send_event({"event": "ended", "id": entry.id, "code": code, "oom_kills": kills})
+        self._close_channel(entry)
+        del self._entries[entry.id]
+        if isinstance(self._cgroups, Cgroups):
+            self._cgroups.remove_cgroup(entry.id)
+        self._remove_directory(entry.directory, entry.id, is_last=True)
 
     def _count_oom_kills(self, sandbox_id: str) -> int:
         return self._cgroups.count_oom_kills(sandbox_id) if isinstance(self._cgroups, Cgroups) else 0
 
     def _on_note(self, entry: _SandboxEntry) -> None:
-        if entry.init.channel.fileno() < 0:
+        if entry.channel.fileno() < 0:
             return  # the entry was removed in the same round of events
         try:
-            text = entry.init.channel.recv(4096)
+            text = entry.channel.recv(4096)
         except OSError:
             text = b""
         if not text:
-            self._selector.unregister(entry.init.channel.fileno())
+            self._selector.unregister(entry.channel.fileno())
         elif text != b"armed":
             self._send_note(entry.id, text.decode(errors="replace"))
 
     def _send_note(self, sandbox_id: str, text: str) -> None:
         self._send_event({"event": "note", "id": sandbox_id, "text": text})
 
-    def _finish_sandbox(self, entry: _SandboxEntry) -> None:
-        if entry.init.channel.fileno() in self._selector.get_map():
-            self._selector.unregister(entry.init.channel.fileno())
-        entry.init.channel.close()
-        del self._entries[entry.id]
-        if isinstance(self._cgroups, Cgroups):
-            self._cgroups.remove_cgroup(entry.id)
-        self._remove_directory(entry.directory, entry.id, is_last=True)
+    def _close_channel(self, entry: _SandboxEntry) -> None:
+        if entry.channel.fileno() in self._selector.get_map():
+            self._selector.unregister(entry.channel.fileno())
+        entry.channel.close()
 
     def _shut_down(self) -> None:
         """Kill everything, since the service is gone. A sandbox that is still starting ends when its socket closes."""
         for entry in self._entries.values():
-            entry.init.channel.close()
+            self._close_channel(entry)
             signal.pidfd_send_signal(entry.pidfd, entry.end_signal)
         if self._template is not None:
+            self._selector.unregister(self._template.fileno())
             self._template.close()
-            self._remove_directory(self._template_directory, self._template_directory.name)  # it may still be loading
-        waiting = {entry.init.pid for entry in self._entries.values()}
+        self._remover.wait_all()  # whose children are not to be reaped below
+        # The template's workers are ours now, and a sandbox ends when those inside it are reaped.
+        waiting = {entry.pid for entry in self._entries.values()}
         while waiting:  # so that their processes are gone when the spawner is
             waiting.discard(os.waitpid(-1, 0)[0])
+        if self._template is not None:  # it may have been loading
+            self._remove_directory(self._template_directory, self._template_directory.name)
         for entry in self._entries.values():
             if isinstance(self._cgroups, Cgroups):
                 self._cgroups.remove_cgroup(entry.id)
             self._remove_directory(entry.directory, entry.id)
         self._remover.wait_all()
-
-
-def _init_main(backends: Backends, launch: LaunchRequest, base: str, control: socket.socket) -> InitMain:
-    """Return what the first process of a sandbox does."""
-    build_command = backends.supervised.get(launch.backend)
-    ids = os.geteuid(), os.getegid()
-    if not launch.lower_dirs:
-        host_root.host_layout()  # known to the child then
-
-    def main(on_note: Callable[[str], None]) -> int:
-        if build_command is None:
-            map_ids(*ids)
-        check_image(launch, ids)
-        check_storage(launch, base)
-        if build_command is None:
-            return backends.init_mains[launch.backend](launch, base, control, on_note)
-        return runtime_supervisor.run_supervisor(launch, build_command, base, control, on_note)
-
-    return main
-
-
-def _service_pidfd() -> int | None:
-    """Return a descriptor that becomes readable when the service dies, if it can be seen; its socket ends, too."""
-    try:
-        return os.pidfd_open(os.getppid())
-    except OSError:
-        return None
 
 
 def _drop_root(uid: int, gid: int) -> None:
@@ -401,9 +370,7 @@ def _prepare_process() -> None:
 def run_spawner(arguments: list[str], backends: Backends) -> None:
     """Run a spawner until its service is gone; a failed start is reported to the service.
 
-    Args:
-        arguments: descriptor of the service's socket, scratch directory, uid, gid, and ``sandbox.cgroup``.
-        backends: how sandboxes are started.
+    ``arguments``: descriptor of the service's socket, scratch directory, uid, gid, and ``sandbox.cgroup``.
     """
     connection = socket.socket(fileno=int(arguments[0]))
     scratch, uid, gid = Path(arguments[1]), int(arguments[2]), int(arguments[3])
@@ -417,8 +384,8 @@ def run_spawner(arguments: list[str], backends: Backends) -> None:
         _drop_root(uid, gid)
         syscalls.leave_session_keyring()
         check_scratch_access(scratch)
-        host_root.owned_directories()
-        host_root.host_layout()
+        rootfs.owned_directories()
+        rootfs.host_layout()
         syscalls.find_command_line()
         spawner = Spawner(connection, scratch, cgroups, backends)
     except Exception as error:
@@ -427,3 +394,65 @@ def run_spawner(arguments: list[str], backends: Backends) -> None:
     gc.collect()
     gc.freeze()  # forked children then share the heap's pages instead of copying them at the first collection
     spawner.serve()
+
+
+class _TemplateProcess:
+    """A started template of python workers (``guest/python_template.py``), which forks one on request.
+
+    ``packages`` is the directory of IPython, or ""; ``env`` is complete: that of sandboxes over the host's ``/usr``.
+    ``directory`` is for temporary files while it loads. Raises ``OSError`` when it could not be forked.
+    """
+
+    def __init__(self, program: str, packages: str, env: Mapping[str, str], directory: Path) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        bundle = sealed_memfd("guest", guest_bundle())
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                _exec_template(program, packages, {**env, "TMPDIR": str(directory)}, theirs.fileno(), bundle)
+        finally:
+            theirs.close()
+            os.close(bundle)
+
+    def fileno(self) -> int:
+        """Descriptor that becomes readable when it is ready, and when it has ended."""
+        return self._socket.fileno()
+
+    def receive_runner(self) -> str:
+        """Return what its workers run cells with ("ipython" or "console"), once it is readable; "": it has ended."""
+        received = try_receive_packet(self._socket)
+        return "" if received is None else str(received[0]["runner"])
+
+    def request_worker(self, guest_socket: int, cgroup: int | None) -> None:
+        """Request the fork of a worker, which the guest configures over its socket, into a cgroup's directory if given.
+
+        A template that cannot do so closes the guest's socket, which the guest sees.
+        """
+        try:
+            send_packet(self._socket, encode_packet({}), [guest_socket] if cgroup is None else [guest_socket, cgroup])
+        except OSError:
+            return  # it has ended; its socket is readable
+
+    def close(self) -> None:
+        """Kill it and wait for its end; workers that it forked go on."""
+        self._socket.close()
+        os.kill(self.pid, signal.SIGKILL)  # our child and not waited for: it exists
+        os.waitpid(self.pid, 0)
+
+
+def _exec_template(program: str, packages: str, env: Mapping[str, str], connection: int, bundle: int) -> None:
+    try:
+        become_expendable()
+        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+        for standard in (1, 2):  # as a worker has them: Python's streams remember whether they can seek
+            os.dup2(os.pipe()[1], standard)
+        close_all_except(0, 1, 2, connection, bundle)
+        os.setsid()
+        for descriptor in (connection, bundle):
+            os.set_inheritable(descriptor, True)
+        path = f"/proc/self/fd/{bundle}"
+        os.execve(
+            program, ["python3", "-c", _TEMPLATE_BOOT, str(connection), packages, path], {**env, "PYTHONPATH": path}
+        )
+    finally:
+        os._exit(127)

@@ -12,7 +12,7 @@ from prorl_gym.records import EngineLoad
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the engine answers to one call."""
+    """Answer of the engine to one call."""
 
     token_ids: tuple[int, ...]
     finish_reason: Literal["stop", "length", "abort"] | None = None
@@ -32,16 +32,10 @@ def scripted_replies(script: Iterable[Reply | Exception]) -> Script:
 
 
 class FakeEngine:
-    """An engine that gives the answers of a script.
-
-    Args:
-        name: for records.
-        script: called once per call; an exception it returns is raised.
-        max_model_len: in the answer of ``health``.
-        version: policy version of its tokens.
-    """
+    """An engine that gives the answers of a script, called once per call; an exception that it returns is raised."""
 
     def __init__(self, name: str, script: Script, *, max_model_len: int | None = None, version: int = 0) -> None:
+        self.name = name
         self.version = version
         self.requests: list[GenerationRequest] = []
         """Every call, its ids copied."""
@@ -59,20 +53,14 @@ class FakeEngine:
         self.refuses_cache_reset = False
         """The cache cannot be dropped, since blocks are held."""
         self.reports_versions = False
-        """Of a call that was held, the first half is of the version at its start and the rest of that at its end."""
+        """The first half of a held call has the version at its start, the rest that at its end."""
         self.streams = True
         """It reports tokens as they come, to calls that ask for it: the first half before a call is held."""
         self.call_held = asyncio.Event()
         """Set once a call is held."""
-        self._name = name
         self._script = script
         self._max_model_len = max_model_len
         self._stop_events: dict[str, asyncio.Event] = {}
-
-    @property
-    def name(self) -> str:
-        """Short name."""
-        return self._name
 
     @property
     def in_flight(self) -> int:
@@ -80,7 +68,6 @@ class FakeEngine:
         return len(self._stop_events)
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Answer from the script."""
         self.requests.append(replace(request, prompt_ids=tuple(request.prompt_ids)))
         if self.down_error is not None:
             raise self.down_error
@@ -105,7 +92,7 @@ class FakeEngine:
             logprobs=[-0.5] * len(ids),
             finish_reason=finish,
             logprob_kind="raw",
-            engine=self._name,
+            engine=self.name,
             versions=self._versions(began_with, len(ids)),
             seconds=0.0,
             versions_reported=self.reports_versions,
@@ -113,18 +100,15 @@ class FakeEngine:
         )
 
     async def cancel(self, request_id: str) -> None:
-        """Let a held call end early."""
         if stop := self._stop_events.get(request_id):
             stop.set()
 
     async def health(self) -> EngineHealth:
-        """Well unless ``down_error`` is set."""
         if self.down_error is not None:
             return EngineHealth(ok=False, detail=self.down_error.what)
         return EngineHealth(ok=True, max_model_len=self._max_model_len)
 
     async def sample_trial(self, seconds: float) -> float:
-        """Sample at once, unless it is down or hangs."""
         if self.down_error is not None:
             raise self.down_error
         if self.is_hanging:
@@ -132,7 +116,6 @@ class FakeEngine:
         return 0.0
 
     async def read_load(self) -> EngineLoad | None:
-        """Return ``reported_load``."""
         return self.reported_load
 
     async def probe_logprobs(self, token_ids: Sequence[int]) -> list[float]:
@@ -144,14 +127,12 @@ class FakeEngine:
         return [-1.0 - ((self.version * 7 + token) % 13) / 10 for token in token_ids[1:]]
 
     async def reset_prefix_cache(self) -> bool:
-        """Count it, or refuse."""
         if self.down_error is not None:
             raise self.down_error
         self.cache_resets += not self.refuses_cache_reset
         return not self.refuses_cache_reset
 
     async def close(self) -> None:
-        """Remember that it was closed."""
         self.closed = True
 
     def _versions(self, began_with: int, count: int) -> list[int]:
@@ -174,4 +155,4 @@ class FakeEngine:
 
 
 def _ignore(token_ids: Sequence[int]) -> None:
-    """Report to nobody."""
+    """For calls that want no tokens as they come."""

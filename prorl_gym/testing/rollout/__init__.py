@@ -1,1 +1,1 @@
-"""Fakes of what a runner needs, and the conformance kit of ledgers."""
+"""Fakes of what a runner needs, and a ledger in memory."""

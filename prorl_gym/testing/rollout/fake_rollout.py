@@ -4,10 +4,8 @@ They count what they hand out, so that a test can check that all of it is return
 """
 
 import asyncio
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from errno import EADDRNOTAVAIL
 from typing import Any
 
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, ToolSpec
@@ -16,8 +14,9 @@ from prorl_gym.errors import FailureKind, Limit, LimitReached, RolloutError, Tas
 from prorl_gym.inference.tokens.turn_log import TurnLog
 from prorl_gym.records import NOT_SAMPLED, Generation, Message, Score, Segment
 from prorl_gym.rollout.protocol import Job
-from prorl_gym.sandbox.protocol import CellResult, ExecResult, FileEntry, ProbeResult, Sandbox, SandboxSpec, Shell
+from prorl_gym.sandbox.protocol import ExecResult, ProbeResult, Sandbox, SandboxSpec
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
+from prorl_gym.testing.sandbox.fake_sandbox import FakeSandbox, SandboxScript
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Script:
     sandboxes: bool = False
     """Start the agent's sandbox in INIT and a clean one in EVAL."""
     flaky: int = 0
-    """How many attempts follow the actions; later ones succeed. 0: all. Counted by ``id``."""
+    """Number of attempts that follow the actions; later ones succeed. 0: all. Counted by ``id``."""
     id: str = ""
 
 
@@ -46,14 +45,12 @@ class ScriptedEnvironment:
         self._attempts: dict[str, int] = {}
 
     def parse_row(self, row: Mapping[str, Any]) -> Script:
-        """See ``Environment.parse_row``."""
         try:
             return Script(**row)
         except TypeError as error:
             raise TaskError(FailureKind.BAD_ROW, f"The row of '{self.name}' is wrong: {error}.") from None
 
     async def init(self, task: Script, leases: Leases, settings: ResolvedSettings) -> Episode:
-        """See ``Environment.init``."""
         self._attempts[task.id] = self._attempts.get(task.id, 0) + 1
         if task.sandboxes:
             await leases.get_agent_sandbox(SandboxSpec())
@@ -61,7 +58,6 @@ class ScriptedEnvironment:
         return Episode((Message(role="user", content="go"),), ())
 
     async def run(self, task: Script, episode: Episode, context: RunContext) -> None:
-        """See ``Environment.run``."""
         context.artifacts.messages.extend(episode.messages)
         for turn in range(task.turns):
             answer = await (
@@ -72,14 +68,12 @@ class ScriptedEnvironment:
         await self._act(task, task.run)
 
     async def evaluate(self, task: Script, artifacts: Artifacts, leases: Leases, settings: ResolvedSettings) -> Score:
-        """See ``Environment.evaluate``."""
         if task.sandboxes:
             await leases.start_clean_sandbox(SandboxSpec())
         await self._act(task, task.eval)
         return Score(reward=task.reward)
 
     def gold_steps(self, row: Mapping[str, Any]) -> Sequence[ScriptedStep]:
-        """See ``Environment.gold_steps``."""
         return [ScriptedStep(text="go")]
 
     async def _act(self, task: Script, action: str) -> None:
@@ -99,50 +93,39 @@ class FakeSession:
     """Implements ``PolicySession`` and ``Policy``: each turn samples three tokens at once."""
 
     def __init__(self, source: "FakePolicySource", *, evaluation: bool = False) -> None:
+        self.policy = self
         self._source = source
         self._evaluation = evaluation
         self._turns = 0
         self._closed = False
         source.open_sessions += 1
 
-    @property
-    def policy(self) -> "FakeSession":
-        """See ``PolicySession.policy``."""
-        return self
-
     async def start_conversation(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AssistantTurn:
-        """See ``Policy.start_conversation``."""
         return await self.respond(messages)
 
     async def respond(self, messages: Sequence[Message]) -> AssistantTurn:
-        """See ``Policy.respond``."""
         self._turns += 1
         return AssistantTurn("done")
 
     async def failure_at_deadline(self) -> RolloutError | None:
-        """See ``PolicySession.failure_at_deadline``."""
         return None
 
     async def wait_for_room(self) -> None:
-        """See ``PolicySession.wait_for_room``."""
         if not self._evaluation:
             await self._source.has_room.wait()
 
     def release_engine_slot(self) -> None:
-        """See ``PolicySession.release_engine_slot``."""
         self._source.releases += 1
 
     def mark_cancelled(self) -> None:
-        """See ``PolicySession.mark_cancelled``."""
+        pass
 
     async def close(self) -> None:
-        """See ``PolicySession.close``."""
         if not self._closed:
             self._closed = True
             self._source.open_sessions -= 1
 
     def segments(self) -> list[Segment]:
-        """See ``PolicySession.segments``."""
         if not self._turns:
             return []
         count = self._turns
@@ -178,110 +161,51 @@ class FakePolicySource:
         self.has_room.set()
 
     def open_session(self, job: Job, settings: ResolvedSettings, turn_log: TurnLog | None = None) -> FakeSession:
-        """See ``PolicySource.open_session``."""
         self.opened += 1
         return FakeSession(self, evaluation=job.request.evaluation)
 
 
-class EmptySandbox:
-    """Implements ``Sandbox`` without a process: it can only be started, checked for life, and closed."""
+_NO_PROGRAMS = SandboxScript(on_exec=lambda argv, stdin: ExecResult(127, b"", b"no such program\n"))
+
+
+class EmptySandbox(FakeSandbox):
+    """A sandbox in memory without a program, which its backend counts until it is closed."""
 
     def __init__(self, backend: "EmptyBackend", spec: SandboxSpec) -> None:
-        self._backend = backend
-        self._spec = spec
-        self._alive = True
         backend.started += 1
         backend.sandbox_count += 1
-        self._id = f"empty-{backend.started}"
-
-    @property
-    def id(self) -> str:
-        """See ``Sandbox.id``."""
-        return self._id
-
-    @property
-    def spec(self) -> SandboxSpec:
-        """See ``Sandbox.spec``."""
-        return self._spec
-
-    @property
-    def is_gone(self) -> bool:
-        """See ``Sandbox.is_gone``."""
-        return not self._alive
-
-    async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
-        """Find no program, ever."""
-        return ExecResult(127, b"", b"no such program\n")
-
-    async def shell(self) -> Shell:
-        """Refuse: there is none."""
-        raise NotImplementedError("an empty sandbox has no shell")
-
-    async def python(self) -> "EmptySandbox":
-        """Return itself as a session that answers nothing."""
-        return self
-
-    async def run_cell(self, code: str, *, timeout: float) -> CellResult:
-        """Run nothing."""
-        return CellResult("", True)
-
-    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
-        """Refuse: there is no disk."""
-        raise OSError(30, "read-only file system", path)
-
-    async def read_file(self, path: str, *, limit: int = 16 << 20) -> bytes:
-        """Find no file, ever."""
-        raise FileNotFoundError(2, "no such file", path)
-
-    async def list_dir(self, path: str) -> list[FileEntry]:
-        """Find nothing."""
-        return []
-
-    async def listen(self, port: int) -> socket.socket:
-        """Refuse: there is no loopback."""
-        raise OSError(EADDRNOTAVAIL, f"port {port}: cannot assign requested address")
-
-    async def is_alive(self) -> bool:
-        """See ``Sandbox.is_alive``."""
-        return self._alive
+        super().__init__(spec, _NO_PROGRAMS, f"empty-{backend.started}")
+        self._backend = backend
 
     async def close(self) -> None:
-        """See ``Sandbox.close``."""
-        if self._alive:
-            self._alive = False
+        if not self.closed:
             self._backend.sandbox_count -= 1
+        await super().close()
 
 
 class EmptyBackend:
     """Implements ``SandboxBackend``; ``sandbox_count`` is 0 when every sandbox was closed.
 
-    Args:
-        start_ticks: passes of the event loop that a start takes, so that a cancel can strike inside it.
-        failure: failure of every start, or ``None``.
+    A start takes ``start_ticks`` passes of the event loop, so that a cancel can strike inside it.
     """
 
     name = "empty"
 
-    def __init__(self, start_ticks: int = 0, failure: FailureKind | None = None) -> None:
+    def __init__(self, start_ticks: int = 0) -> None:
         self.started = 0
         self.sandbox_count = 0
         self._start_ticks = start_ticks
-        self._failure = failure
 
     async def probe(self) -> ProbeResult:
-        """See ``SandboxBackend.probe``."""
         return ProbeResult(self.name, True, "no process at all")
 
     async def start_sandbox(self, spec: SandboxSpec) -> Sandbox:
-        """See ``SandboxBackend.start_sandbox``."""
         for _ in range(self._start_ticks):
             await asyncio.sleep(0)
-        if self._failure is not None:
-            raise RolloutError(self._failure, "scripted start failure.")
         return EmptySandbox(self, spec)
 
     async def close(self) -> None:
-        """See ``SandboxBackend.close``."""
+        pass
 
 
 def environment_lookup(*environments: ScriptedEnvironment) -> Any:

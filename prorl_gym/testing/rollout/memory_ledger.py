@@ -9,9 +9,8 @@ from typing import ParamSpec, TypeVar
 
 from prorl_gym.client.wire_models import AcceptedRollout
 from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.ledger.ledger_clock import LedgerClock
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
-from prorl_gym.rollout.ledger.open_ledger import OpenLedger
+from prorl_gym.rollout.ledger.open_ledger import LedgerClock, OpenLedger
 from prorl_gym.rollout.ledger.sql_schema import create_tables
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.rollout.ledger.writer_thread import LedgerTables, LedgerWriter
@@ -22,27 +21,19 @@ _R = TypeVar("_R")
 
 
 class MemoryLedger(SqliteLedger):
-    """``Ledger`` in memory. Its statements run on the event loop; it does not collect garbage by itself.
+    """``SqliteLedger`` in memory. Its statements run on the event loop; it does not collect garbage by itself."""
 
-    Args:
-        clock: seconds by which ages are measured.
-        keep_days: how long records are kept that are not acknowledged.
-        tombstone_days: how long ids stay known after that.
-    """
-
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, keep_days: float = 14.0, tombstone_days: float = 30.0
-    ) -> None:
-        config = LedgerConfig(path=Path(":memory:"), keep_days=keep_days, tombstone_days=tombstone_days)
+    def __init__(self) -> None:
+        config = LedgerConfig(path=Path(":memory:"))
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         create_tables(connection)
-        opened = OpenLedger(connection, None, None, LedgerClock.resume(connection))
-        tables = LedgerTables(opened, config, clock)
+        opened = OpenLedger(connection, LedgerClock.resume(connection))
+        tables = LedgerTables(opened, config, time.monotonic)
         self._memory_writer = _MemoryWriter(config.path, _Inline(), opened, tables)
-        super().__init__(self._memory_writer, clock, has_periodic_tasks=False)
+        super().__init__(self._memory_writer, time.monotonic, has_periodic_tasks=False)
 
     async def add_and_begin(self, requests: Sequence[RolloutRequest]) -> tuple[list[AcceptedRollout], list[Job]]:
-        """See ``Ledger.add_and_begin``. Calls ``add_rollouts``, so that a test has to replace only that."""
+        """Call ``add_rollouts``, so that a test has to replace only that."""
         answers = await self.add_rollouts(requests)
         fresh = dict.fromkeys(answer.rollout_id for answer in answers if not answer.duplicate)
         return answers, [await SqliteLedger.begin_attempt(self, rollout_id) for rollout_id in fresh]

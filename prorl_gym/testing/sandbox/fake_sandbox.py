@@ -33,7 +33,7 @@ class SandboxCall:
 
 @dataclass(slots=True)
 class SandboxScript:
-    """What fake sandboxes answer. Each function gets the input; an exception that it raises is raised to the caller.
+    """Answers of fake sandboxes. Each function gets the input; an exception that it raises is raised to the caller.
 
     ``delay`` is waited for before every answer, so that tests can cancel or time out: an ``asyncio.Event`` to set.
     """
@@ -47,13 +47,7 @@ class SandboxScript:
 
 
 class FakeSandbox:
-    """A ``Sandbox`` in memory.
-
-    Args:
-        spec: what it claims to be.
-        script: its answers.
-        id: its id.
-    """
+    """A ``Sandbox`` in memory."""
 
     def __init__(self, spec: SandboxSpec | None = None, script: SandboxScript | None = None, id: str = "fake") -> None:
         self.spec = spec or SandboxSpec()
@@ -88,24 +82,20 @@ class FakeSandbox:
         env: Mapping[str, str] | None = None,
         limits: SandboxLimits | None = None,
     ) -> ExecResult:
-        """Answer from the script."""
         options = {"timeout": timeout, "stdin": stdin, "cwd": cwd, "env": env, "limits": limits}
         return await self.record_call(
             SandboxCall("exec", (list(argv),), options), lambda: self.script.on_exec(argv, stdin)
         )
 
     async def shell(self) -> "FakeShell":
-        """Return a shell that answers from the script."""
         self._check()
         return FakeShell(self)
 
     async def python(self) -> "FakePythonSession":
-        """Return a session that answers from the script."""
         self._check()
         return FakePythonSession(self)
 
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
-        """Keep a file."""
         path = self._absolute(path)
 
         def write() -> None:
@@ -117,7 +107,6 @@ class FakeSandbox:
         await self.record_call(SandboxCall("write_file", (path, data), {"mode": mode}), write)
 
     async def read_file(self, path: str, *, limit: int = 16 << 20) -> bytes:
-        """Return a file that was written, or put into ``files``."""
         path = self._absolute(path)
 
         def read() -> bytes:
@@ -132,7 +121,6 @@ class FakeSandbox:
         return await self.record_call(SandboxCall("read_file", (path,), {"limit": limit}), read)
 
     async def list_dir(self, path: str) -> list[FileEntry]:
-        """List what the files imply."""
         path = self._absolute(path)
 
         def entries() -> list[FileEntry]:
@@ -141,9 +129,10 @@ class FakeSandbox:
                 raise NotADirectoryError(ENOTDIR, "Not a directory", path)
             if path not in directories:
                 raise FileNotFoundError(ENOENT, "No such file or directory", path)
-            found = [FileEntry(basename(name), "directory", 0, 0o755) for name in directories if _below(name, path)]
+            below = [name for name in directories if name != path and dirname(name) == path]
+            found = [FileEntry(basename(name), "directory", 0, 0o755) for name in below]
             for name, data in self.files.items():
-                if _below(name, path):
+                if dirname(name) == path:
                     found.append(FileEntry(basename(name), "file", len(data), self.modes.get(name, 0o644)))
             return sorted(found, key=lambda entry: entry.name)
 
@@ -154,20 +143,16 @@ class FakeSandbox:
         return await self.record_call(SandboxCall("listen", (port,)), lambda: socket.create_server(("127.0.0.1", 0)))
 
     async def is_alive(self) -> bool:
-        """Whether it was neither lost nor closed."""
         return self.lost_error is None and not self.closed
 
     async def loss_evidence(self) -> Evidence | None:
-        """Return ``evidence`` when it was lost."""
         return None if self.lost_error is None else self.evidence
 
     @property
     def is_gone(self) -> bool:
-        """Whether it was lost or closed."""
         return self.lost_error is not None or self.closed
 
     async def close(self) -> None:
-        """Close it. Idempotent."""
         self.closed = True
         self._ended.set()
 
@@ -216,27 +201,23 @@ class FakeShell:
         self._sandbox = sandbox
 
     async def run_command(self, command: str, *, timeout: float) -> ShellResult:
-        """Answer from ``script.shell``."""
-        call = SandboxCall("shell.run", (command,), {"timeout": timeout})
-        return await self._sandbox.record_call(call, lambda: self._sandbox.script.on_shell_input(command))
+        return await self._answer("shell.run", command, timeout=timeout)
 
     async def start_command(self, command: str, *, wait: float) -> ShellResult:
-        """Answer from ``script.shell``."""
-        call = SandboxCall("shell.start", (command,), {"wait": wait})
-        return await self._sandbox.record_call(call, lambda: self._sandbox.script.on_shell_input(command))
+        return await self._answer("shell.start", command, wait=wait)
 
     async def send_input(self, text: str, *, wait: float) -> ShellResult:
-        """Answer from ``script.shell``."""
-        call = SandboxCall("shell.send", (text,), {"wait": wait})
+        return await self._answer("shell.send", text, wait=wait)
+
+    async def _answer(self, method: str, text: str, **options: float) -> ShellResult:
+        call = SandboxCall(method, (text,), options)
         return await self._sandbox.record_call(call, lambda: self._sandbox.script.on_shell_input(text))
 
     async def restart(self) -> ShellResult:
-        """Answer with an idle shell in the working directory."""
         answer = ShellResult("", 0, self._sandbox.spec.workdir, restarted=True)
         return await self._sandbox.record_call(SandboxCall("shell.restart", ()), lambda: answer)
 
     async def close(self) -> None:
-        """Record it."""
         self._sandbox.calls.append(SandboxCall("shell.close", ()))
 
 
@@ -247,21 +228,17 @@ class FakePythonSession:
         self._sandbox = sandbox
 
     async def run_cell(self, code: str, *, timeout: float) -> CellResult:
-        """Answer from ``script.python``."""
         call = SandboxCall("python.run", (code,), {"timeout": timeout})
         return await self._sandbox.record_call(call, lambda: self._sandbox.script.on_cell(code))
 
     async def close(self) -> None:
-        """Record it."""
         self._sandbox.calls.append(SandboxCall("python.close", ()))
 
 
 class FakeBackend:
-    """A ``SandboxBackend`` that makes ``FakeSandbox``es and remembers them.
+    """A ``SandboxBackend`` that makes ``FakeSandbox``es and remembers them."""
 
-    Args:
-        script: answers of all its sandboxes.
-    """
+    name = "fake"
 
     def __init__(self, script: SandboxScript | None = None) -> None:
         self.script = script or SandboxScript()
@@ -269,28 +246,16 @@ class FakeBackend:
         """Every sandbox that was ever started; ``closed`` is set on those that are gone."""
         self.closed = False
 
-    @property
-    def name(self) -> str:
-        """Always ``fake``."""
-        return "fake"
-
     async def probe(self) -> ProbeResult:
-        """Always well."""
         return ProbeResult(self.name, True, "in memory")
 
     async def start_sandbox(self, spec: SandboxSpec) -> FakeSandbox:
-        """Start one, unless ``script.start`` raises."""
         self.script.on_start(spec)
         sandbox = FakeSandbox(spec, self.script, f"fake-{len(self.started)}")
         self.started.append(sandbox)
         return sandbox
 
     async def close(self) -> None:
-        """Close every sandbox. Idempotent."""
         self.closed = True
         for sandbox in self.started:
             await sandbox.close()
-
-
-def _below(name: str, directory: str) -> bool:
-    return name != directory and dirname(name) == directory

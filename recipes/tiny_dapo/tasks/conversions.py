@@ -42,12 +42,10 @@ class Conversion(Question):
 
     @classmethod
     def draw(cls, rng: random.Random) -> Self:
-        """See ``Question.draw``."""
         return cls(rng.randrange(11, 1000), *rng.choice(list(_CONVERSIONS)))
 
     @property
     def row(self) -> dict[str, Any]:
-        """See ``Question.row``."""
         question = f"{self.value} {self.unit} in {self.target}?"
         return {"question": question, "kind": "numeric", "answer": f"{self._result('right')} {self.target}"}
 
@@ -59,11 +57,9 @@ class Conversion(Question):
         return calculate(self.value, *self._operation(kind))
 
     def demonstrate(self, kind: Kind) -> list[str]:
-        """See ``Question.demonstrate``."""
         sign, factor = self._operation(kind)
         return [call("python", code=f"{self.value}{sign}{factor}"), boxed(f"{self._result(kind)} {self.target}")]
 
     def respond(self, said: Sequence[str]) -> str | bool:
-        """See ``Question.respond``."""
         observed = python_answer(said[-1])
         return said[-1] == boxed(self.row["answer"]) if observed is None else observed

@@ -36,13 +36,11 @@ class Expression(Question):
 
     @classmethod
     def draw(cls, rng: random.Random) -> Self:
-        """See ``Question.draw``."""
         first, second = (rng.choice(list(_SIGNS)) for _ in range(2))
         return cls(first, rng.randrange(10, 100), second, rng.randrange(10, 100))
 
     @property
     def row(self) -> dict[str, Any]:
-        """See ``Question.row``."""
         halfway = [calculate(x, _SIGNS[self.first], self.a) for x in _INPUTS]
         results = [calculate(value, _SIGNS[self.second], self.b) for value in halfway]
         cases = [{"args": [x], "expected": result} for x, result in zip(_INPUTS, results, strict=True)]
@@ -53,11 +51,9 @@ class Expression(Question):
 
     @property
     def message(self) -> str:
-        """See ``Question.message``."""
         return self.row["question"] + _FORM
 
     def demonstrate(self, kind: Kind) -> list[str]:
-        """See ``Question.demonstrate``."""
         program = f"f=lambda x:(x{_SIGNS[self.first]}{self.a})"
         if kind != "mode":
             words = list(_SIGNS)

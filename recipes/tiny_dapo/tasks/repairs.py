@@ -63,7 +63,6 @@ class Repair(Question):
 
     @property
     def row(self) -> dict[str, Any]:
-        """See ``Question.row``."""
         names = [f"test_hidden.Hidden.test_m{place + 1}" for place in range(_MODULES)]
         return {
             "question": f"m{self.target + 1}.py must {_WORDS[self.sign]}",
@@ -79,7 +78,6 @@ class Repair(Question):
 
     @property
     def message(self) -> str:
-        """See ``Question.message``."""
         return _FRAME + self.row["question"]
 
     def _lines(self) -> list[str]:
@@ -97,7 +95,6 @@ class Repair(Question):
         return "\n".join(lines) + "\n"
 
     def demonstrate(self, kind: Kind) -> list[str]:
-        """See ``Question.demonstrate``."""
         place = 0 if kind == "mode" else self.target
         (slip,) = (sign for sign in _WORDS if sign not in (self.sign, self.modules[self.target][0]))
         edit = self._edit(place, slip if kind == "slip" else self.sign)

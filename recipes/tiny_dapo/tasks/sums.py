@@ -24,7 +24,6 @@ class Sum(Question):
 
     @classmethod
     def draw(cls, rng: random.Random) -> Self:
-        """See ``Question.draw``."""
         a, b, c = (rng.randrange(10, 100) for _ in range(3))
         return cls(a, rng.choice("+-"), b, rng.choice("+-"), c)
 
@@ -40,12 +39,10 @@ class Sum(Question):
 
     @property
     def row(self) -> dict[str, Any]:
-        """See ``Question.row``."""
         question = f"{self.a}{self.first}{self.b}{self.second}{self.c}?"
         return {"question": question, "answer": str(self.answer)}
 
     def demonstrate(self, kind: Kind) -> list[str]:
-        """See ``Question.demonstrate``."""
         said = [call("python", code=f"{self.a}{self.first}{self.b}")]
         if kind == "mode":
             return [*said, boxed(self.halfway)]
@@ -54,6 +51,5 @@ class Sum(Question):
         return [*said, boxed(calculate(self.halfway, second, self.c))]
 
     def respond(self, said: Sequence[str]) -> str | bool:
-        """See ``Question.respond``."""
         observed = python_answer(said[-1])
         return said[-1] == boxed(self.answer) if observed is None else observed

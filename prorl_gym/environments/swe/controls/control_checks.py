@@ -1,36 +1,35 @@
 """Checks a repair by controls: it must pass tests and fail their wrong versions, without knowing which it runs.
 
-Run C decides: each process has a sandbox of its own and one test function, whose body is drawn among the real one and
-its controls. Code that does not compute the expected result has to guess which body is real: with k controls drawn the
-best rule is right with a chance of about 1/(e k) for each function. Processes that share a sandbox can compare bodies;
-all are equally frequent there, so the chance is 1/(k+1). A few other tests run in the same way, half of them with a
-control, since a patch could hide in run A that it breaks them. Run B adds many controls in one interleaved run, for
-tests that run C does not reach; it decides nothing about originals. Sealed values leave nothing to chance.
+The repair has passed run A, the hidden tests as the row runs them. Run C decides: each process has a sandbox of its own
+and one test function, whose body is drawn among the real one and its controls. Code that does not compute the expected
+result has to guess which body is real: with k controls drawn the best rule is right with a chance of about 1/(e k) for
+each function. Processes that share a sandbox can compare bodies; all are equally frequent there, so the chance is
+1/(k+1). A few other tests run in the same way, half of them with a control, since a patch could hide in run A that it
+breaks them. Run B adds many controls in one interleaved run, for tests that run C does not reach; it decides nothing
+about originals. Sealed values leave nothing to chance.
 """
 
 import asyncio
 import random
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from prorl_gym.environments.killed_program import unexplained_kill_error
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe.controls.control_plan import MAX_CONTROL_RUNS, ControlPlan, Edit, TestFunction
-from prorl_gym.environments.swe.controls.control_runs import (
-    FunctionJob,
-    JobResult,
-    controls_that_passed,
-    run_interleaved,
-    run_jobs,
-)
-from prorl_gym.environments.swe.controls.hidden_tests import place_helpers, read_helpers, restore_helper
-from prorl_gym.environments.swe.controls.parsed_tests import isolate_test
+from prorl_gym.environments.swe.controls.control_runs import FunctionJob, JobResult, make_job, run_interleaved, run_jobs
 from prorl_gym.environments.swe.controls.sealed_values import matches_expected, seal_source
-from prorl_gym.environments.swe.repaired_sandbox import UnsolvedError, open_repaired_sandbox, restore_build, run_build
+from prorl_gym.environments.swe.repaired_sandbox import (
+    UnsolvedError,
+    open_repaired_sandbox,
+    place_helpers,
+    read_helpers,
+    restore_build,
+    run_build,
+)
 from prorl_gym.environments.swe.swe_row import SweTask
-from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import Sandbox
 
 ALLOWED_SECONDS = 5.0
@@ -49,20 +48,14 @@ _MAX_INTERLEAVED = 12
 
 
 @dataclass(frozen=True, slots=True)
-class GradingCost:
-    """Wall clock of run A in seconds."""
-
-    prepare_seconds: float
-    """Sandbox, repository, patch, and packing the build."""
-    test_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class RepairUnderTest:
     """A repair that passed run A."""
 
     task: SweTask
     patch: bytes
+    prepare_seconds: float
+    """Wall clock of sandbox, repository, patch, and packing the build in run A."""
+    test_seconds: float
     built: bytes = b""
     """tar.gz of what the build changed, from ``/``; empty when the build has to run again."""
 
@@ -71,21 +64,9 @@ class _TamperedError(Exception):
     """A control did not fail, or a test that passed in run A does not pass alone."""
 
 
-async def check_repair(
-    repair: RepairUnderTest, plan: ControlPlan, leases: Leases, cost: GradingCost
-) -> Mapping[str, str]:
-    """Return entries for the detail of a repair that passed run A, with ``why`` when it fails the checks.
-
-    Raises:
-        SandboxError: a sandbox could not be started or was lost.
-    """
-    return await _ControlChecks(repair, plan, leases, cost).run()
-
-
-def with_control_detail(score: Score, found: Mapping[str, str]) -> Score:
-    """Return the score after the checks, with their entries in its detail."""
-    detail = {**found, **score.detail} if "why" in found else {**score.detail, **found}
-    return score.model_copy(update={"reward": 0.0 if "why" in found else score.reward, "detail": detail})
+async def check_repair(repair: RepairUnderTest, plan: ControlPlan, leases: Leases) -> Mapping[str, str]:
+    """Return entries for the detail of a repair that passed run A, with ``why`` when it fails the checks."""
+    return await _ControlChecks(repair, plan, leases).run()
 
 
 def draw_variants(functions: Sequence[TestFunction], rng: random.Random) -> list[tuple[TestFunction, Edit | None]]:
@@ -112,76 +93,55 @@ def draw_variants(functions: Sequence[TestFunction], rng: random.Random) -> list
 
 @dataclass(frozen=True, slots=True)
 class _ControlRun:
-    """A process, and what it runs."""
-
     function: TestFunction
     job: FunctionJob
     is_original: bool
 
 
 class _ControlChecks:
-    def __init__(self, repair: RepairUnderTest, plan: ControlPlan, leases: Leases, cost: GradingCost) -> None:
+    def __init__(self, repair: RepairUnderTest, plan: ControlPlan, leases: Leases) -> None:
         self._repair = repair
         self._task = repair.task
         self._plan = plan
         self._leases = leases
-        self._cost = cost
         self._sandbox_permits = asyncio.Semaphore(_MAX_SANDBOXES)
-        self._seconds = min(self._task.tests.seconds, max(_MIN_SECONDS, 5 * cost.test_seconds))
+        self._seconds = min(self._task.tests.seconds, max(_MIN_SECONDS, 5 * repair.test_seconds))
         self._rng = random.Random(secrets.randbits(128))
         self._texts = {**self._task.tests.files, **plan.texts}
         self._may_retry = True
 
     async def run(self) -> Mapping[str, str]:
-        runs = await asyncio.to_thread(self._draw_runs)
-        detail = self._detail(runs)
+        plan = self._plan
+        drawn = draw_variants(plan.controlled, self._rng)
+        runs = await asyncio.to_thread(lambda: [self._build_run(function, edit) for function, edit in drawn])
+        detail = {"sealed": f"{len(plan.sealed)}/{plan.total}", "controls": f"{len(plan.controlled)}/{plan.total}"}
+        if runs:
+            real, own = sum(run.is_original for run in runs), sum(run.function.runner == "own" for run in runs)
+            detail["run_c"] = f"{real} real + {len(runs) - real} control (own runner {own}, pytest {len(runs) - own})"
         try:
-            await self._check_all(runs)
-        except _TamperedError as error:
-            return {"why": _TAMPERED_REASON, "check": str(error), **detail}
-        return detail
-
-    async def _check_all(self, runs: Sequence[_ControlRun]) -> None:
-        """Run all checks; the first that fails ends the others."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                if self._plan.sealed:
+            async with asyncio.TaskGroup() as group:  # the first check that fails ends the others
+                if plan.sealed:
                     group.create_task(self._check_sealed())
                 for batch in self._split_runs(runs):
                     group.create_task(self._check_batch(batch))
-                if self._plan.interleavable or self._plan.standalone_others:
+                if plan.interleavable or plan.standalone_others:
                     group.create_task(self._check_others())
         except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-
-    def _detail(self, runs: Sequence[_ControlRun]) -> dict[str, str]:
-        plan = self._plan
-        detail = {
-            "sealed": f"{len(plan.sealed)}/{plan.total}",
-            "controls": f"{len(plan.controlled)}/{plan.total}",
-        }
-        if runs:
-            originals = sum(each.is_original for each in runs)
-            own = sum(each.function.runner == "own" for each in runs)
-            detail["run_c"] = (
-                f"{originals} real + {len(runs) - originals} control (own runner {own}, pytest {len(runs) - own})"
-            )
+            if isinstance(error := failed.exceptions[0], _TamperedError):
+                return {"why": _TAMPERED_REASON, "check": str(error), **detail}
+            raise error from None
         return detail
 
     # --- run C ------------------------------------------------------------------------------------------------------
 
-    def _draw_runs(self) -> list[_ControlRun]:
-        return [self._build_run(function, edit) for function, edit in draw_variants(self._plan.controlled, self._rng)]
-
     def _build_run(self, function: TestFunction, edit: Edit | None) -> _ControlRun:
         source = self._texts[function.path]
-        text = isolate_test(edit.apply(source) if edit else source, function.defined)
-        return _ControlRun(function, FunctionJob(function.path, text, function.name, function.runner), edit is None)
+        return _ControlRun(function, make_job(function, edit.apply(source) if edit else source), edit is None)
 
     def _split_runs(self, runs: Sequence[_ControlRun]) -> list[Sequence[_ControlRun]]:
         """Divide processes among sandboxes: each has its own, unless that costs too much."""
-        allowed = max(ALLOWED_SECONDS, self._cost.test_seconds / 2)
-        affordable = int(allowed * _MAX_SANDBOXES / max(self._cost.prepare_seconds, 0.001))
+        allowed = max(ALLOWED_SECONDS, self._repair.test_seconds / 2)
+        affordable = int(allowed * _MAX_SANDBOXES / max(self._repair.prepare_seconds, 0.001))
         count = min(len(runs), max(affordable, _MIN_SANDBOXES))
         return [runs[start::count] for start in range(count)]
 
@@ -213,13 +173,21 @@ class _ControlChecks:
         emit = f"_{secrets.token_hex(4)}"
         functions = self._plan.sealed
         async with self._sandbox_permits, self._prepared_sandbox() as sandbox:
-            jobs = [await asyncio.to_thread(self._sealed_job, each, emit) for each in functions]
+            jobs = await asyncio.to_thread(
+                lambda: [
+                    make_job(each, seal_source(self._texts[each.path], each.seals, emit), emit) for each in functions
+                ]
+            )
             for function, result in zip(functions, await self._run(sandbox, jobs), strict=True):
-                _check_values(function, result)
-
-    def _sealed_job(self, function: TestFunction, emit: str) -> FunctionJob:
-        text = seal_source(self._texts[function.path], function.seals, emit)
-        return FunctionJob(function.path, isolate_test(text, function.defined), function.name, function.runner, emit)
+                _require_complete(function, result)
+                for number, seal in enumerate(function.seals):
+                    is_expected = matches_expected(seal, result.emitted.get(number, ()))
+                    if is_expected is None and function.variants:
+                        continue  # a right repair may give a value of another kind; run C checks this function as well
+                    if not is_expected:
+                        raise _TamperedError(f"{function.name} does not give the expected value")
+                if not result.passed:
+                    raise _TamperedError(f"{function.name} does not pass alone")
 
     # --- other tests, and run B -------------------------------------------------------------------------------------
 
@@ -248,32 +216,30 @@ class _ControlChecks:
         chosen = [each for each in (*functions, *others) if each in self._plan.interleavable][:_MAX_INTERLEAVED]
         if not chosen:
             return
-        controls, statuses = await run_interleaved(sandbox, self._task, self._texts, chosen, self._rng, self._seconds)
-        if passed := controls_that_passed(statuses, controls):
-            raise _TamperedError(f"{controls[passed[0]].rpartition('/')[2]} does not fail with a wrong value")
+        passed = await run_interleaved(sandbox, self._task, self._texts, chosen, self._rng, self._seconds)
+        if passed:
+            raise _TamperedError(f"{passed[0].rpartition('/')[2]} does not fail with a wrong value")
 
     # --- sandboxes --------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _prepared_sandbox(self) -> AsyncGenerator[Sandbox]:
         """Give a sandbox with the repair and its build, and of the hidden tests only their helpers."""
-        async with open_repaired_sandbox(self._task, self._repair.patch, self._leases) as repaired:
-            await self._prepare(repaired.sandbox)
-            yield repaired.sandbox
-
-    async def _prepare(self, sandbox: Sandbox) -> None:
-        # Before the build: programs and processes that the build leaves may record what they see.
-        if problem := await place_helpers(sandbox, self._task, self._plan.absent):
-            raise _TamperedError(problem)
-        if not self._task.tests.build:
-            return
-        helpers = await read_helpers(sandbox, self._task, self._plan.absent)
-        if self._repair.built:
-            await restore_build(sandbox, self._repair.built)
-        elif not await run_build(sandbox, self._task):
-            raise UnsolvedError("the build failed when it ran once more")
-        for path, data in helpers.items():
-            await restore_helper(sandbox, path, data)
+        task, absent = self._repair.task, self._plan.absent
+        async with open_repaired_sandbox(task, self._repair.patch, self._leases) as (sandbox, _):
+            # Before the build: programs and processes that the build leaves may record what they see.
+            if problem := await place_helpers(sandbox, task, absent):
+                raise _TamperedError(problem)
+            if task.tests.build:
+                helpers = await read_helpers(sandbox, task, absent)
+                if self._repair.built:
+                    await restore_build(sandbox, self._repair.built)
+                elif not await run_build(sandbox, task):
+                    raise UnsolvedError("the build failed when it ran once more")
+                for path, data in helpers.items():  # written by no program of the sandbox
+                    with suppress(OSError):  # the build put a directory in its place: the tests then show the effect
+                        await sandbox.write_file(path, data)
+            yield sandbox
 
     async def _run(self, sandbox: Sandbox, jobs: Sequence[FunctionJob]) -> list[JobResult]:
         total_seconds = self._seconds * max(1, len(jobs) // 4)
@@ -281,22 +247,6 @@ class _ControlChecks:
 
 
 def _require_complete(function: TestFunction, result: JobResult) -> None:
-    """Raise for a test that was killed from outside before its end.
-
-    Raises:
-        SandboxError: it was killed, and nothing in its sandbox did that.
-    """
+    """Raise ``SandboxError`` for a test that was killed before its end by nothing in its sandbox."""
     if result.sigkill is not None:
         raise unexplained_kill_error(function.name, result.sigkill)
-
-
-def _check_values(function: TestFunction, result: JobResult) -> None:
-    _require_complete(function, result)
-    for number, seal in enumerate(function.seals):
-        is_expected = matches_expected(seal, result.emitted.get(number, ()))
-        if is_expected is None and function.variants:
-            continue  # a right repair may give a value of another kind; run C checks this function as well
-        if not is_expected:
-            raise _TamperedError(f"{function.name} does not give the expected value")
-    if not result.passed:
-        raise _TamperedError(f"{function.name} does not pass alone")

@@ -11,6 +11,7 @@ import re
 import string
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from prorl_gym.environments.swe.controls.control_plan import Edit
 from prorl_gym.environments.swe.controls.parsed_tests import (
@@ -41,32 +42,19 @@ _VOWELS = "aeiou"
 _CONSONANTS = "".join(letter for letter in string.ascii_lowercase if letter not in _VOWELS)
 _CHARACTER_CLASSES = (_VOWELS, _CONSONANTS, _VOWELS.upper(), _CONSONANTS.upper(), string.digits)
 
+_OPERATORS: dict[type[ast.cmpop], str] = {
+    **{ast.Eq: "==", ast.Is: "is", ast.In: "in", ast.Lt: "<", ast.Gt: ">"},
+    **{ast.NotEq: "!=", ast.IsNot: "is not", ast.NotIn: "not in", ast.GtE: ">=", ast.LtE: "<="},
+}
 _NEGATIONS = {
-    "assertTrue": "assertFalse",
-    "assertEqual": "assertNotEqual",
-    "assertIn": "assertNotIn",
-    "assertIs": "assertIsNot",
-    "assertIsNone": "assertIsNotNone",
-    "assertIsInstance": "assertNotIsInstance",
-    "assertGreater": "assertLessEqual",
-    "assertLess": "assertGreaterEqual",
-    "assertRegex": "assertNotRegex",
-    "assertAlmostEqual": "assertNotAlmostEqual",
+    **{"==": "!=", "is": "is not", "in": "not in", "<": ">=", ">": "<="},
+    **{"assertTrue": "assertFalse", "assertEqual": "assertNotEqual", "assertIn": "assertNotIn"},
+    **{"assertIs": "assertIsNot", "assertIsNone": "assertIsNotNone", "assertIsInstance": "assertNotIsInstance"},
+    **{"assertGreater": "assertLessEqual", "assertLess": "assertGreaterEqual"},
+    **{"assertRegex": "assertNotRegex", "assertAlmostEqual": "assertNotAlmostEqual"},
 }
 _OPPOSITES = {**_NEGATIONS, **{value: key for key, value in _NEGATIONS.items()}}
-_OPERATORS: dict[type[ast.cmpop], tuple[str, str]] = {
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
-    ast.Is: ("is", "is not"),
-    ast.IsNot: ("is not", "is"),
-    ast.In: ("in", "not in"),
-    ast.NotIn: ("not in", "in"),
-    ast.Lt: ("<", ">="),
-    ast.GtE: (">=", "<"),
-    ast.Gt: (">", "<="),
-    ast.LtE: ("<=", ">"),
-}
-"""How a comparison is spelled, and its opposite."""
+_RAISES = ("raises", "assertRaises", "assertRaisesRegex")
 _ERRORS = ("ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "ZeroDivisionError", "OSError")
 _SUPERCLASSES = {"KeyError": {"LookupError"}, "IndexError": {"LookupError"}, "ZeroDivisionError": {"ArithmeticError"}}
 """A test that expects one of these may get the exception itself, which is then no wrong one."""
@@ -76,22 +64,19 @@ def propose_controls(file: TestFile, name: str, rng: random.Random) -> Iterator[
     """Yield groups of wrong versions of a function, each group at one place, the least conspicuous place first.
 
     A wrong expected value gives nothing away. A wrong input may: code that finds it invalid recognises the control.
-
-    Args:
-        file: the test file.
-        name: name of the function's definition.
-        rng: chooses among similar changes.
     """
-    located = file.functions[name]
+    function, owner = file.functions[name].node, file.functions[name].owner
     groups: list[tuple[int, tuple[Edit, ...]]] = []
     seen: set[tuple[int, int]] = set()
-    body = file.text(located.node)
-    for level, node in _constants(file, located.node, located.owner):
+    body = file.text(function)
+    for level, node in _constants(file, function, owner):
         if (span := file.span(node)) not in seen:
             seen.add(span)
             groups += _wrong_values(file, node, level, body, rng)
-    groups += [(_INVERTED, (edit,)) for node in _assertions(located.node) if (edit := _inverted(file, node))]
-    groups += [(_OTHER_ERROR, edits) for node in _raises(located.node) if (edits := _other_errors(file, node, rng))]
+    groups += [(_INVERTED, (edit,)) for node in _assertions(function) if (edit := _inverted(file, node))]
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and called_name(node) in _RAISES and (edits := _other_errors(file, node, rng)):
+            groups.append((_OTHER_ERROR, edits))
     groups.sort(key=lambda group: group[0] + _SINGLE_CHANGE * (len(group[1]) == 1))
     yield from (edits for _, edits in groups)
 
@@ -126,8 +111,9 @@ def _constants(
     for statement in (*file.tree.body, *(owner.body if owner else ())):
         if any(target.id in read_names for target in _targets(statement)):
             yield from ((_WRAPPED, node) for node in _literals(statement))
-    body = function.body[1:] if _is_docstring(function.body[0]) else function.body
-    for statement in body:
+    first = function.body[0]
+    has_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    for statement in function.body[has_docstring:]:
         yield from ((_INPUT, node) for node in _literals(statement))
 
 
@@ -141,16 +127,6 @@ def _assertions(function: FunctionNode) -> Iterator[ast.Assert | ast.Call]:
     """Yield ``assert`` statements, calls of methods of ``TestCase``, and of helpers named like them."""
     for node in ast.walk(function):
         if isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and _ASSERTING.match(called_name(node))):
-            yield node
-
-
-def _raises(function: FunctionNode) -> Iterator[ast.Call]:
-    for node in ast.walk(function):
-        if (
-            isinstance(node, ast.Call)
-            and node.args
-            and called_name(node) in ("raises", "assertRaises", "assertRaisesRegex")
-        ):
             yield node
 
 
@@ -221,13 +197,13 @@ def _replacements(
 ) -> Iterator[Edit]:
     """Yield up to ``_MAX_VARIANTS`` edits that put another character of the same class at one place."""
     alike = next(each for each in _CHARACTER_CLASSES if text[place] in each).replace(text[place], "")
-    made = 0
-    for character in rng.sample(alike, len(alike)):
-        if _is_same_shape(text[:place] + character + text[place + 1 :], value):
-            yield Edit(start=start + place, end=start + place + 1, text=character)
-            made += 1
-        if made == _MAX_VARIANTS:
-            return
+    fitting = (
+        character
+        for character in rng.sample(alike, len(alike))
+        if _is_same_shape(text[:place] + character + text[place + 1 :], value)
+    )
+    for character in islice(fitting, _MAX_VARIANTS):
+        yield Edit(start=start + place, end=start + place + 1, text=character)
 
 
 def _is_same_shape(text: str, value: int | float | str | bytes) -> bool:
@@ -257,10 +233,10 @@ def _inverted(file: TestFile, node: ast.Assert | ast.Call) -> Edit | None:
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         left, right = file.span(test.left)[1], file.span(test.comparators[0])[0]
         between = file.source[left:right]
-        old, new = _OPERATORS[type(test.ops[0])]
+        old = _OPERATORS[type(test.ops[0])]
         if between.count(old) == 1:
             place = left + between.index(old)
-            return Edit(start=place, end=place + len(old), text=new)
+            return Edit(start=place, end=place + len(old), text=_OPPOSITES[old])
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return Edit(start=start, end=end, text=file.text(test.operand))
     text = file.source[start:end]
@@ -270,7 +246,7 @@ def _inverted(file: TestFile, node: ast.Assert | ast.Call) -> Edit | None:
 
 def _other_errors(file: TestFile, call: ast.Call, rng: random.Random) -> tuple[Edit, ...]:
     """Return edits that expect another exception; none where the expected one is not a plain name."""
-    if not isinstance(call.args[0], ast.Name):
+    if not call.args or not isinstance(call.args[0], ast.Name):
         return ()
     start, end = file.span(call.args[0])
     name = call.args[0].id
@@ -278,7 +254,3 @@ def _other_errors(file: TestFile, call: ast.Call, rng: random.Random) -> tuple[E
     return tuple(
         Edit(start=start, end=end, text=error) for error in rng.sample(others, min(len(others), _MAX_VARIANTS))
     )
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

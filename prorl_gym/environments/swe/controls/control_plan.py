@@ -1,5 +1,7 @@
 """The controls of a row: proven with the gold patch, stored in the row or cached by the service.
 
+A control is a hidden test with one wrong value, which a right repair fails.
+
 Offsets count characters of the hidden test file as the row has it.
 """
 
@@ -9,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 ControlRunner = Literal["own", "pytest"]
-"""What calls a test function that runs alone: our minimal runner, or pytest."""
+"""Caller of a test function that runs alone: our minimal runner, or pytest."""
 MAX_CONTROL_RUNS = 10
 """Processes of run C."""
 Offset = Annotated[int, Field(ge=0)]
@@ -27,7 +29,6 @@ class Edit(_Model):
     text: str
 
     def apply(self, source: str) -> str:
-        """Return the source with this edit made."""
         return source[: self.start] + self.text + source[self.end :]
 
 
@@ -109,11 +110,6 @@ class ControlPlan(_Model):
     def standalone_others(self) -> tuple[TestFunction, ...]:
         """Other functions that may run alone."""
         return tuple(each for each in self.others if each.alone and each.variants)
-
-    @property
-    def has_checks(self) -> bool:
-        """Whether any function of ``fail_to_pass`` has a control or a sealed value."""
-        return bool(self.controlled or self.sealed)
 
     @property
     def uncovered(self) -> tuple[str, ...]:

@@ -12,13 +12,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from prorl_gym.environments.killed_program import was_killed
-from prorl_gym.environments.swe.controls.control_plan import ControlRunner, Edit, TestFunction
-from prorl_gym.environments.swe.controls.parsed_tests import TestFile, is_test_name, replace_spans
+from prorl_gym.environments.swe.controls.control_plan import ControlRunner, TestFunction
+from prorl_gym.environments.swe.controls.parsed_tests import TestFile, is_test_name, isolate_test, replace_spans
 from prorl_gym.environments.swe.run_tests import CommandSequence, run_tests
-from prorl_gym.environments.swe.runner_reports import PASSING, Status
+from prorl_gym.environments.swe.runner_reports import PASSING, read_json_object
 from prorl_gym.environments.swe.swe_row import SweTask
 from prorl_gym.errors import Evidence
 from prorl_gym.sandbox.protocol import Sandbox
@@ -33,6 +33,9 @@ _PLUGIN_EXPORTS = 'export PYTEST_ADDOPTS="-p {module}${{PYTEST_ADDOPTS:+ $PYTEST
 _QUIET_EXPORTS = 'export PYTEST_ADDOPTS="$PYTEST_ADDOPTS --tb=no" PYTHONDONTWRITEBYTECODE=1\n'
 
 
+LinesByPath = Mapping[str, Sequence[int]]
+
+
 @dataclass(frozen=True, slots=True)
 class FunctionJob:
     """One process: a test file, and the one function of it that runs."""
@@ -45,8 +48,14 @@ class FunctionJob:
     runner: ControlRunner
     emit: str = ""
     """Name of the function that emits sealed values; empty when there are none."""
-    gold_lines: Mapping[str, Sequence[int]] | None = None
+    gold_lines: LinesByPath | None = None
     """Lines that the gold patch changes, by path; set to trace how far the test runs. For trusted code only."""
+
+
+def make_job(function: TestFunction, source: str, emit: str = "", gold_lines: LinesByPath | None = None) -> FunctionJob:
+    """Return the job that runs one function of a test file's source. Raises ``ValueError``; see ``TestFile``."""
+    text = isolate_test(source, function.defined)
+    return FunctionJob(function.path, text, function.name, function.runner, emit, gold_lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +99,9 @@ async def run_jobs(
 ) -> list[JobResult]:
     """Run jobs one after another by the row's own command, each in a process of its own; return their results.
 
-    Args:
-        sandbox: holds everything but the jobs' files.
-        task: gives command and working directory.
-        jobs: what to run; the command runs once for all jobs of a runner.
-        seconds: wall clock for each.
-        total_seconds: wall clock of one run of the command.
-        warm: import pytest once for all jobs, in the process that holds the key. For trusted code only.
-
-    Raises:
-        SandboxError: the sandbox is lost.
+    The sandbox holds everything but the jobs' files. The command runs once for all jobs of a runner, for
+    ``total_seconds`` at most; each job takes ``seconds`` of wall clock at most. ``warm`` imports pytest once for all
+    jobs, in the process that holds the key: for trusted code only.
     """
     results: dict[int, JobResult] = {}
     for runner in get_args(ControlRunner):
@@ -116,34 +118,25 @@ async def run_interleaved(
     functions: Sequence[TestFunction],
     rng: random.Random,
     seconds: float,
-) -> tuple[Mapping[str, str], Mapping[str, Status]]:
+) -> tuple[str, ...]:
     """Run controls together with their originals by the row's command.
 
-    Returns:
-        The test of each control, by the control's name, and the status of each reported test.
-
-    Raises:
-        SandboxError: the sandbox is lost.
+    Return the ids of tests of which a control is not reported as failed in any of its parameters.
     """
     controls: dict[str, str] = {}
     for path in dict.fromkeys(each.path for each in functions):
-        of_file = [each for each in functions if each.path == path]
-        text, named = await asyncio.to_thread(_interleave_controls, texts[path], of_file, rng)
+        in_file = [each for each in functions if each.path == path]
+        text, named = await asyncio.to_thread(_interleave_controls, texts[path], in_file, rng)
         controls.update(named)
         await sandbox.write_file(f"{task.workdir}/{path}", text.encode())
     plan = replace(task.tests, build="", command=_QUIET_EXPORTS + task.tests.command)
     results = await run_tests(sandbox, task.workdir, plan, seconds)
-    return controls, results.statuses
-
-
-def controls_that_passed(statuses: Mapping[str, Status], controls: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of controls that are not reported as failed in any of their parameters."""
-    failed: set[str] = set()
-    for test, status in statuses.items():
-        name = re.split(r"::|\.", test.partition("[")[0])[-1]
-        if name in controls and status not in PASSING and status != "skipped":
-            failed.add(name)
-    return tuple(name for name in controls if name not in failed)
+    failed = {
+        re.split(r"::|\.", test.partition("[")[0])[-1]
+        for test, status in results.statuses.items()
+        if status not in PASSING and status != "skipped"
+    }
+    return tuple(test for name, test in controls.items() if name not in failed)
 
 
 async def _run_with(
@@ -158,64 +151,51 @@ async def _run_with(
     folder = f"/tmp/prorl-{secrets.token_hex(8)}"
     module = "sitecustomize" if runner == "own" else f"prorl_{secrets.token_hex(8)}"
     key = secrets.token_hex(16)
-    requests = [_job_request(number, job, task.workdir, seconds, warm) for number, job in jobs.items()]
+    requests = [
+        {
+            "id": number,
+            "file": posixpath.join(task.workdir, job.path),
+            "text": job.text,
+            "name": job.name,
+            "emit": job.emit,
+            "trace": job.gold_lines is not None,
+            "warm": warm,
+            "repaired": {posixpath.join(task.workdir, path): lines for path, lines in (job.gold_lines or {}).items()},
+            "seconds": seconds,
+        }
+        for number, job in jobs.items()
+    ]
     await sandbox.write_file(f"{folder}/{module}.py", _GUEST, mode=0o444)
     await sandbox.write_file(f"{folder}/key", key.encode())
     await sandbox.write_file(f"{folder}/jobs", json.dumps(requests).encode())
     exports = _EXPORTS.format(folder=folder) + (_PLUGIN_EXPORTS.format(module=module) if runner == "pytest" else "")
     commands = CommandSequence(sandbox, task.workdir, total_seconds)
-    await commands.create_log_directory()
     ended = await commands.run_command(exports + task.tests.command)
     try:
         report = await sandbox.read_file(f"{folder}/report", limit=_MAX_REPORT)
     except OSError:
         report = b""
-    events = _read_report(report.decode(errors="replace"), key)
-    not_run = replace(NOT_RUN, sigkill=ended.sigkill_evidence if was_killed(ended) else None)
-    results: dict[int, JobResult] = {}
-    for number, job in jobs.items():
-        event = events.get(number)
-        result = not_run if event is None else _read_result(event, job)
-        is_killed = event is not None and event.get("killed") is True
-        results[number] = replace(result, sigkill=ended.sigkill_evidence) if is_killed else result
-    return results
-
-
-def _job_request(number: int, job: FunctionJob, workdir: str, seconds: float, warm: bool) -> dict[str, Any]:
-    """Return a job as ``guest_runner`` reads it."""
-    return {
-        "id": number,
-        "file": posixpath.join(workdir, job.path),
-        "text": job.text,
-        "name": job.name,
-        "emit": job.emit,
-        "trace": job.gold_lines is not None,
-        "warm": warm,
-        "repaired": {posixpath.join(workdir, path): lines for path, lines in (job.gold_lines or {}).items()},
-        "seconds": seconds,
-    }
-
-
-def _read_report(text: str, key: str) -> Mapping[int, Mapping[str, Any]]:
-    """Return the report of each job by its number; lines without the key are ignored.
-
-    A process may know the key from an earlier one, so a line proves no more than that some process ran.
-    """
     events: dict[int, Mapping[str, Any]] = {}
-    for line in text.split("\n"):
-        event = _json_object(line)
+    for event in filter(None, map(read_json_object, report.decode(errors="replace").split("\n"))):
+        # A process may know the key from an earlier one, so a line proves no more than that some process ran.
         has_key = secrets.compare_digest(str(event.get("key", "")).encode(errors="replace"), key.encode())
         if has_key and isinstance(number := event.get("id"), int):
             events[number] = event
-    return events
+    results: dict[int, JobResult] = {}
+    for number, job in jobs.items():
+        if (event := events.get(number)) is None:
+            results[number] = replace(NOT_RUN, sigkill=ended.sigkill_evidence if was_killed(ended) else None)
+        else:
+            sigkill = ended.sigkill_evidence if event.get("killed") is True else None
+            results[number] = replace(_read_result(event, job), sigkill=sigkill)
+    return results
 
 
 def _read_result(event: Mapping[str, Any], job: FunctionJob) -> JobResult:
     passed = False
     emitted: dict[int, list[Any]] = {}
     stop_points: tuple[StopPoint, ...] = ()
-    for line in str(event.get("output")).split("\n"):
-        found = _json_object(line)
+    for found in filter(None, map(read_json_object, str(event.get("output")).split("\n"))):
         passed |= found.get("passed") is True
         if isinstance(number := found.get("site"), int):
             emitted.setdefault(number, []).append(found.get("value"))
@@ -226,29 +206,12 @@ def _read_result(event: Mapping[str, Any], job: FunctionJob) -> JobResult:
     return JobResult(passed and event.get("code") == 0, emitted, stop_points)
 
 
-def _json_object(line: str) -> Mapping[str, Any]:
-    """Return the JSON object in a line; empty when it holds none."""
-    try:
-        event: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return cast(Mapping[str, Any], event) if isinstance(event, dict) else {}
-
-
 def _interleave_controls(
     source: str, functions: Sequence[TestFunction], rng: random.Random
 ) -> tuple[str, Mapping[str, str]]:
     """Return a file with the given functions and their controls in a shuffled order, without any other test.
 
     The second item is the test of each control, by the control's random name.
-
-    Args:
-        source: the file.
-        functions: those of this file that have controls.
-        rng: draws names and order.
-
-    Raises:
-        ValueError: see ``TestFile``.
     """
     file = TestFile(source)
     by_definition = {each.defined: each for each in functions}
@@ -266,7 +229,9 @@ def _interleave_controls(
         indent = " " * (start - (source.rfind("\n", 0, start) + 1))
         copies: list[str] = []
         for edit in (None, *inner):
-            text = _edited_span(source, start, end, edit)
+            text = source[start:end]
+            if edit is not None:
+                text = source[start : edit.start] + edit.text + source[edit.end : end]
             fresh_name = f"test_{rng.getrandbits(40):010x}"
             own_name = re.escape(name.rpartition("::")[2])
             copies.append(re.sub(rf"(\bdef\s+){own_name}\b", rf"\g<1>{fresh_name}", text, count=1))
@@ -275,10 +240,3 @@ def _interleave_controls(
         rng.shuffle(copies)
         replacements.append((start, end, f"\n\n{indent}".join(copies)))
     return replace_spans(source, replacements), controls
-
-
-def _edited_span(source: str, start: int, end: int, edit: Edit | None) -> str:
-    """Return a span of the source with an edit inside it made."""
-    if edit is None:
-        return source[start:end]
-    return source[start : edit.start] + edit.text + source[edit.end : end]

@@ -1,8 +1,9 @@
 """Finds the controls of a row, proven by running them with the gold patch and without it.
 
-A test gets controls when it passes alone, twice, with the gold patch. Its proposals are tried place by place; one
-counts when it fails with the gold patch, and without the patch comes at least as far as the test itself does. What
-cannot be tried alone (it depends on the order, is flaky, lacks a fixture of another file) has no control.
+A control is a hidden test with one wrong value, which a right repair fails. A test gets controls when it passes alone,
+twice, with the gold patch. Its proposals are tried place by place; one counts when it fails with the gold patch, and
+without the patch runs at least as far as the test itself does. What cannot be tried alone (it depends on the order, is
+flaky, lacks a fixture of another file) has no control.
 """
 
 import ast
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 from prorl_gym.deadlines import hold_uncharged
 from prorl_gym.environments.protocol import Leases
+from prorl_gym.environments.swe.controls import sealed_values
 from prorl_gym.environments.swe.controls.control_mutations import propose_controls
 from prorl_gym.environments.swe.controls.control_plan import (
     MAX_CONTROL_RUNS,
@@ -28,27 +30,19 @@ from prorl_gym.environments.swe.controls.control_runs import (
     NOT_RUN,
     FunctionJob,
     JobResult,
-    controls_that_passed,
+    make_job,
     run_interleaved,
     run_jobs,
 )
-from prorl_gym.environments.swe.controls.hidden_tests import (
-    TestName,
-    files_to_remove,
-    find_test_function,
-    parse_tests,
+from prorl_gym.environments.swe.controls.parsed_tests import TestFile, parse_tests
+from prorl_gym.environments.swe.patch_filter import paths_in_diff
+from prorl_gym.environments.swe.repaired_sandbox import (
+    UnsolvedError,
+    open_repaired_sandbox,
     place_helpers,
-    read_tests,
+    place_tests,
+    run_build,
 )
-from prorl_gym.environments.swe.controls.parsed_tests import TestFile, isolate_test
-from prorl_gym.environments.swe.controls.sealed_values import (
-    equality_helpers,
-    find_sealed_values,
-    matches_expected,
-    seal_source,
-    valid_seals,
-)
-from prorl_gym.environments.swe.repaired_sandbox import UnsolvedError, open_repaired_sandbox, place_tests, run_build
 from prorl_gym.environments.swe.swe_row import SweTask
 from prorl_gym.sandbox.protocol import Sandbox
 
@@ -65,6 +59,9 @@ _MAX_PLACES = 6
 _MAX_CONTROLS = 4
 """Controls of a function, after which no further place is tried."""
 _JOB_SECONDS = 60.0
+_MAX_TEST_FILE = 4 << 20
+_HELPER_NAMES = ("conftest.py", "__init__.py")
+"""Files that other test files need, even if there are tests in them."""
 _SETUP_NAMES = (
     *("setup_module", "setup_function", "teardown_module", "teardown_function"),
     *("setup_method", "setup_class", "teardown_method", "setup", "setUp", "setUpClass"),
@@ -83,15 +80,15 @@ class ControlPlanCache:
         """Return a row's controls, or ``None`` when it can have none. Concurrent calls for one row share a search.
 
         It is charged to the deadline of the call that searches; the others wait uncharged.
-
-        Raises:
-            SandboxError: see ``find_controls``.
         """
         if task.tests.controls is not None:
             return task.tests.controls
-        if not may_have_controls(task):
+        if task.tests.parser not in _SUPPORTED_PARSERS or not task.gold_patch.strip():
             return None
-        key = _task_digest(task)
+        # Rows share a plan only when the same tests run on the same repository.
+        repository = task.sha256 or hashlib.sha256(task.archive.encode()).hexdigest()
+        identity = (task.image, task.workdir, task.base_commit, repository, task.source, task.gold_patch, task.tests)
+        key = hashlib.sha256(repr(identity).encode()).hexdigest()
         lock = self._searches.setdefault(key, asyncio.Lock())
         try:
             async with hold_uncharged(lock):
@@ -105,36 +102,25 @@ class ControlPlanCache:
                 self._searches.pop(key, None)
 
 
-def may_have_controls(task: SweTask) -> bool:
-    """Whether controls could be made for a row."""
-    return task.tests.parser in _SUPPORTED_PARSERS and bool(task.gold_patch.strip())
-
-
 async def find_controls(task: SweTask, leases: Leases, rng: random.Random | None = None) -> ControlPlan:
-    """Return the controls that hold on the gold patch.
+    """Return the controls of a row with a gold patch, proven in two sandboxes, one with the patch and one without.
 
-    Args:
-        task: a row with a gold patch.
-        leases: gives two sandboxes, one with the gold patch and one without.
-        rng: chooses among similar changes; fresh by default.
-
-    Raises:
-        SandboxError: a sandbox could not be started or was lost.
+    ``rng`` chooses among similar changes. Raises ``SandboxError``: a sandbox could not be started or was lost.
     """
     rng = rng or random.Random(secrets.randbits(64))
     try:
         async with (
-            open_repaired_sandbox(task, task.gold_patch.encode(), leases) as repaired,
-            open_repaired_sandbox(task, b"", leases) as broken,
+            open_repaired_sandbox(task, task.gold_patch.encode(), leases) as (repaired, _),
+            open_repaired_sandbox(task, b"", leases) as (broken, _),
         ):
-            return await _ControlSearch(task, repaired.sandbox, broken.sandbox, rng).build_plan()
+            return await _ControlSearch(task, repaired, broken, rng).build_plan()
     except UnsolvedError:
         return ControlPlan(unknown=task.tests.fail_to_pass)
 
 
 @dataclass(slots=True, eq=False)
 class _Candidate:
-    """A function whose controls are searched, and what was found."""
+    """A test function whose controls are searched, and what was found."""
 
     function: TestFunction
     file: TestFile
@@ -147,8 +133,8 @@ class _Candidate:
     controls: tuple[Edit, ...] = ()
     seals: tuple[SealedValue, ...] = ()
 
-    def to_function(self) -> TestFunction:
-        return self.function.model_copy(update={"variants": self.controls, "seals": self.seals})
+    def to_function(self, *, alone: bool = False) -> TestFunction:
+        return self.function.model_copy(update={"variants": self.controls, "seals": self.seals, "alone": alone})
 
 
 class _ControlSearch:
@@ -159,22 +145,28 @@ class _ControlSearch:
         self._gold_lines = _changed_lines(task.gold_patch)
         self._rng = rng
         self._emit = f"_{rng.getrandbits(32):08x}"
-        self._max_controls = _MAX_CONTROLS
 
     async def build_plan(self) -> ControlPlan:
         task = self._task
+        no_controls = ControlPlan(unknown=task.tests.fail_to_pass)
         if task.tests.build and not await run_build(self._repaired, task):
-            return ControlPlan(unknown=task.tests.fail_to_pass)
+            return no_controls
         if await place_tests(self._repaired, task):
-            return ControlPlan(unknown=task.tests.fail_to_pass)
-        texts = await read_tests(self._repaired, task)
-        files = await parse_tests(texts)
-        names, unknown = self._resolve_names(files)
-        absent = files_to_remove(files)
-        if await place_helpers(self._repaired, task, absent) or not await self._prepare_broken(absent):
-            return ControlPlan(unknown=task.tests.fail_to_pass)
-        functions = await self._search_functions(files, names)
-        others = await self._sample_others(files, names)
+            return no_controls
+        texts = await _read_tests(self._repaired, task)
+        files = await asyncio.to_thread(parse_tests, texts)
+        absent = tuple(
+            path for path, file in files.items() if file.tests and path.rpartition("/")[2] not in _HELPER_NAMES
+        )
+        if task.tests.build:  # it may fail without the repair: then no test runs
+            await run_build(self._broken, task)
+        for sandbox in (self._repaired, self._broken):
+            if await place_helpers(sandbox, task, absent):
+                return no_controls
+        located = {test: _find_test_function(test, task, files) for test in task.tests.fail_to_pass}
+        named = list(dict.fromkeys(found for found in located.values() if found is not None))
+        functions = await self._search_functions(files, named)
+        others = await self._sample_others(files, named)
         functions, others = await self._mark_interleavable(files, functions, others)
         paths = {each.path for each in (*functions, *others)} & (texts.keys() - task.tests.files.keys())
         return ControlPlan(
@@ -182,55 +174,27 @@ class _ControlSearch:
             others=tuple(others),
             absent=absent,
             texts={path: texts[path] for path in paths},
-            unknown=unknown,
+            unknown=tuple(dict.fromkeys(test.partition("[")[0] for test, found in located.items() if found is None)),
         )
 
-    async def _prepare_broken(self, absent: tuple[str, ...]) -> bool:
-        """Prepare the sandbox without the repair; return whether that worked. Its build may fail: then no test runs."""
-        if self._task.tests.build:
-            await run_build(self._broken, self._task)
-        return not await place_tests(self._broken, self._task) and not await place_helpers(
-            self._broken, self._task, absent
-        )
-
-    def _resolve_names(self, files: Mapping[str, TestFile]) -> tuple[list[TestName], tuple[str, ...]]:
-        """Return the test functions of ``fail_to_pass``, and its names for which there is none."""
-        found: dict[TestName, None] = {}
-        unknown: dict[str, None] = {}
-        for test in self._task.tests.fail_to_pass:
-            if (name := find_test_function(test, self._task, files)) is None:
-                unknown[test.partition("[")[0]] = None
-            else:
-                found[name] = None
-        names = list(found)
-        if len(names) > _MAX_FUNCTIONS:
-            self._rng.shuffle(names)
-        return names, tuple(unknown)
-
-    async def _search_functions(self, files: Mapping[str, TestFile], names: Sequence[TestName]) -> list[TestFunction]:
+    async def _search_functions(self, files: Mapping[str, TestFile], named: list[TestFunction]) -> list[TestFunction]:
         """Return the functions of ``fail_to_pass`` with their controls and sealed values."""
+        if len(named) > _MAX_FUNCTIONS:
+            self._rng.shuffle(named)
         # Grading draws no more controls of a function than it has processes; each costs a run of its test to prove.
-        limit = max(2, MAX_CONTROL_RUNS // max(1, len(names)))
-        self._max_controls = min(_MAX_CONTROLS, limit)
-        candidates = [self._new_candidate(name, files, limit) for name in names[:_MAX_FUNCTIONS]]
+        limit = max(2, MAX_CONTROL_RUNS // max(1, len(named)))
+        candidates = [self._new_candidate(each, files, limit) for each in named[:_MAX_FUNCTIONS]]
         await self._run_alone(candidates)
         standalone = [each for each in candidates if each.passes_alone]
         await self._trace_originals(standalone)
-        await self._find_controls(standalone)
-        await self._find_seals(standalone, equality_helpers(files.values()))
-        not_searched = [
-            TestFunction(path=each.path, name=each.name, defined=each.name) for each in names[_MAX_FUNCTIONS:]
-        ]
-        return [*(each.to_function() for each in candidates), *not_searched]
+        await self._find_controls(standalone, min(_MAX_CONTROLS, limit))
+        await self._find_seals(standalone, sealed_values.equality_helpers(files.values()))
+        return [*(each.to_function() for each in candidates), *named[_MAX_FUNCTIONS:]]
 
-    def _new_candidate(self, name: TestName, files: Mapping[str, TestFile], limit: int) -> _Candidate:
-        file = files[name.path]
-        defined = file.find_definition(name.name)
-        assert defined is not None
-        needs_no_pytest = self._task.tests.parser == "unittest" or _may_run_without_pytest(file, defined)
-        function = TestFunction(
-            path=name.path, name=name.name, defined=defined, runner="own" if needs_no_pytest else "pytest"
-        )
+    def _new_candidate(self, function: TestFunction, files: Mapping[str, TestFile], limit: int) -> _Candidate:
+        file, defined = files[function.path], function.defined
+        if self._task.tests.parser == "unittest" or _may_run_without_pytest(file, defined):
+            function = function.model_copy(update={"runner": "own"})
         return _Candidate(function, file, (edits[:limit] for edits in propose_controls(file, defined, self._rng)))
 
     async def _run_alone(self, candidates: Sequence[_Candidate]) -> None:
@@ -258,10 +222,10 @@ class _ControlSearch:
                 (near if _is_near_lines(candidate.file, edits[0], lines) else far).append(edits)
             candidate.proposals = iter([*near, *far])
 
-    async def _find_controls(self, candidates: Sequence[_Candidate]) -> None:
-        """Collect controls of each function, from further places while it has few."""
+    async def _find_controls(self, candidates: Sequence[_Candidate], enough: int) -> None:
+        """Collect controls of each function, from further places while it has fewer than ``enough``."""
         for _ in range(_MAX_PLACES):
-            open_candidates = [each for each in candidates if len(each.controls) < self._max_controls]
+            open_candidates = [each for each in candidates if len(each.controls) < enough]
             places = [(each, edits) for each in open_candidates if (edits := next(each.proposals, None))]
             # The others at a place are worth a run only where the first one holds.
             proven = await self._proven([(candidate, edits[0]) for candidate, edits in places])
@@ -275,7 +239,7 @@ class _ControlSearch:
                 candidate.controls = (*candidate.controls, edit)
 
     async def _proven(self, proposals: Sequence[tuple[_Candidate, Edit]]) -> list[tuple[_Candidate, Edit]]:
-        """Return the proposals that hold."""
+        """Return the proposals that are controls: they fail with the gold patch, and because of what it changes."""
         jobs = [self._job(each, edit.apply(each.file.source), traced=True) for each, edit in proposals]
         with_repair, without_repair = await self._run_in_both(jobs)
         return [
@@ -286,7 +250,9 @@ class _ControlSearch:
 
     async def _find_seals(self, candidates: Sequence[_Candidate], helpers: Collection[str]) -> None:
         """Keep sealed values that are as expected twice; if that fails, only those whose literal has no name."""
-        found = {each: find_sealed_values(each.file, each.function.defined, helpers) for each in candidates}
+        found = {
+            each: sealed_values.find_sealed_values(each.file, each.function.defined, helpers) for each in candidates
+        }
         await self._keep_seals(found)
         without_names = {
             candidate: tuple(seal for seal in seals if not seal.blanks)
@@ -297,7 +263,10 @@ class _ControlSearch:
 
     async def _keep_seals(self, found: Mapping[_Candidate, tuple[SealedValue, ...]]) -> None:
         found = {candidate: seals for candidate, seals in found.items() if seals}
-        jobs = [self._job(each, seal_source(each.file.source, found[each], self._emit), self._emit) for each in found]
+        jobs = [
+            self._job(each, sealed_values.seal_source(each.file.source, found[each], self._emit), self._emit)
+            for each in found
+        ]
         twice = await self._run(self._repaired, [*jobs, *jobs])
         broken = await self._run(self._broken, jobs)
         for number, (candidate, seals) in enumerate(found.items()):
@@ -305,26 +274,28 @@ class _ControlSearch:
             are_good = [
                 bool(first.emitted.get(site))
                 and first.emitted[site] == second.emitted.get(site)
-                and bool(matches_expected(seal, first.emitted[site]))
+                and bool(sealed_values.matches_expected(seal, first.emitted[site]))
                 for site, seal in enumerate(seals)
             ]
-            good = valid_seals(seals, are_good)
+            good = sealed_values.valid_seals(seals, are_good)
             # Values that the repository gives without the repair show nothing.
-            needs_repair = not all(matches_expected(seals[site], broken[number].emitted.get(site, ())) for site in good)
+            needs_repair = not all(
+                sealed_values.matches_expected(seals[site], broken[number].emitted.get(site, ())) for site in good
+            )
             if first.passed and second.passed and needs_repair:
                 candidate.seals = tuple(seals[site] for site in good)
 
-    async def _sample_others(self, files: Mapping[str, TestFile], taken: Sequence[TestName]) -> list[TestFunction]:
+    async def _sample_others(self, files: Mapping[str, TestFile], taken: Sequence[TestFunction]) -> list[TestFunction]:
         """Return functions of ``pass_to_pass`` with controls; ``alone`` where they pass alone and their controls fail.
 
         Functions that do not pass alone keep the proposals of one place, for interleaved files.
         """
-        found = [find_test_function(test, self._task, files) for test in self._task.tests.pass_to_pass]
-        names = [each for each in dict.fromkeys(found) if each is not None and each not in taken]
-        self._rng.shuffle(names)
+        found = [_find_test_function(test, self._task, files) for test in self._task.tests.pass_to_pass]
+        others = [each for each in dict.fromkeys(found) if each is not None and each not in taken]
+        self._rng.shuffle(others)
         paths = {each.path for each in taken}
-        near = [each for each in names if each.path in paths][: _MAX_OTHERS // 2]
-        chosen = [*near, *(each for each in names if each not in near)][:_MAX_OTHERS]
+        near = [each for each in others if each.path in paths][: _MAX_OTHERS // 2]
+        chosen = [*near, *(each for each in others if each not in near)][:_MAX_OTHERS]
         candidates = [self._new_candidate(each, files, _MAX_OTHER_CONTROLS) for each in chosen]
         await self._run_alone(candidates)
         tried: list[tuple[_Candidate, Edit]] = []
@@ -334,15 +305,11 @@ class _ControlSearch:
                 tried += [(candidate, edit) for edit in edits]
             else:
                 candidate.controls = edits
-        results = await self._run(
-            self._repaired, [self._job(each, edit.apply(each.file.source)) for each, edit in tried]
-        )
-        for (candidate, edit), result in zip(tried, results, strict=True):
+        jobs = [self._job(each, edit.apply(each.file.source)) for each, edit in tried]
+        for (candidate, edit), result in zip(tried, await self._run(self._repaired, jobs), strict=True):
             if not result.passed:
                 candidate.controls = (*candidate.controls, edit)
-        return [
-            each.to_function().model_copy(update={"alone": each.passes_alone}) for each in candidates if each.controls
-        ]
+        return [each.to_function(alone=each.passes_alone) for each in candidates if each.controls]
 
     async def _mark_interleavable(
         self, files: Mapping[str, TestFile], functions: Sequence[TestFunction], others: Sequence[TestFunction]
@@ -361,24 +328,21 @@ class _ControlSearch:
 
     async def _passing_interleaved(
         self, files: Mapping[str, TestFile], functions: Sequence[TestFunction]
-    ) -> frozenset[str]:
-        """Return the tests of which a control does not fail in an interleaved file."""
+    ) -> Collection[str]:
+        """Return the ids of tests of which a control does not fail in an interleaved file."""
         controlled = [each for each in functions if each.variants]
         if not controlled:
-            return frozenset()
+            return ()
         texts = {path: file.source for path, file in files.items()}
         seconds = self._task.tests.seconds
-        controls, statuses = await run_interleaved(self._repaired, self._task, texts, controlled, self._rng, seconds)
-        return frozenset(controls[name] for name in controls_that_passed(statuses, controls))
+        return await run_interleaved(self._repaired, self._task, texts, controlled, self._rng, seconds)
 
     def _job(self, candidate: _Candidate, source: str, emit: str = "", *, traced: bool = False) -> FunctionJob:
-        function = candidate.function
+        function, gold_lines = candidate.function, self._gold_lines if traced else None
         try:
-            text = isolate_test(source, function.defined)
+            return make_job(function, source, emit, gold_lines)
         except ValueError:  # the edit broke the syntax: it fails for that alone, and is no control
-            text = source
-        gold_lines = self._gold_lines if traced else None
-        return FunctionJob(function.path, text, function.name, function.runner, emit, gold_lines)
+            return FunctionJob(function.path, source, function.name, function.runner, emit, gold_lines)
 
     async def _run_in_both(self, jobs: Sequence[FunctionJob]) -> tuple[list[JobResult], list[JobResult]]:
         """Return the results with the gold patch, and without."""
@@ -387,6 +351,48 @@ class _ControlSearch:
     async def _run(self, sandbox: Sandbox, jobs: Sequence[FunctionJob], *, warm: bool = True) -> list[JobResult]:
         seconds = min(self._task.tests.seconds, _JOB_SECONDS)
         return await run_jobs(sandbox, self._task, jobs, seconds, seconds * 10, warm=warm)
+
+
+async def _read_tests(sandbox: Sandbox, task: SweTask) -> dict[str, str]:
+    """Return the texts of the hidden Python files, and of other files that ``fail_to_pass`` names, by path.
+
+    The hidden tests must be in place, and no code of the repository may have run since.
+    """
+    texts = {path: text for path, text in task.tests.files.items() if path.endswith(".py")}
+    named = [name.partition("::")[0] for name in task.tests.fail_to_pass if "::" in name]
+    for path in dict.fromkeys([*paths_in_diff(task.tests.patch), *named]):
+        if path.endswith(".py") and path not in texts:
+            try:
+                texts[path] = (await sandbox.read_file(f"{task.workdir}/{path}", limit=_MAX_TEST_FILE)).decode()
+            except (OSError, UnicodeDecodeError):
+                continue
+    return texts
+
+
+def _find_test_function(test: str, task: SweTask, files: Mapping[str, TestFile]) -> TestFunction | None:
+    """Return the function of a test that a row names in its runner's way; ``None`` when there is not exactly one."""
+    bare = test.partition("[")[0]
+    if task.tests.parser == "unittest":
+        parts = bare.split(".")
+        for cut in range(len(parts) - 1, 0, -1):
+            found = _locate("/".join(parts[:cut]) + ".py", "::".join(parts[cut:]), files)
+            if found is not None:
+                return found
+        return None
+    path, _, name = bare.partition("::")
+    if name:
+        return _locate(path, name, files)
+    name = bare.replace(".", "::")  # R2E-Gym has no files in its names
+    matches = [found for path in files if (found := _locate(path, name, files))]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _locate(path: str, name: str, files: Mapping[str, TestFile]) -> TestFunction | None:
+    """Return the function of this name in a file; the path may start at a directory below the working directory."""
+    paths = [path] if path in files else [each for each in files if each.endswith(f"/{path}")]
+    if len(paths) != 1 or (defined := files[paths[0]].find_definition(name)) is None:
+        return None
+    return TestFunction(path=paths[0], name=name, defined=defined)
 
 
 def _needs_repair(candidate: _Candidate, control: JobResult, without_repair: JobResult) -> bool:
@@ -438,24 +444,17 @@ def _may_run_without_pytest(file: TestFile, name: str) -> bool:
     """Whether a function may be callable without pytest; a run has to confirm it."""
     if any(word in file.source for word in ("autouse", "usefixtures")):
         return False
-    located = file.functions[name]
-    if located.owner is not None and located.owner.bases:  # perhaps a TestCase
+    node, owner = file.functions[name].node, file.functions[name].owner
+    if owner is not None and owner.bases:  # perhaps a TestCase
         return True
-    arguments = located.node.args
+    arguments = node.args
     required = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs) - len(arguments.kw_defaults)
-    prefix = name[: -len(located.node.name)]
+    prefix = name[: -len(node.name)]
     is_plain = (
-        isinstance(located.node, ast.FunctionDef)
-        and not located.node.decorator_list
+        isinstance(node, ast.FunctionDef)
+        and not node.decorator_list
         and not any(f"{prefix}{each}" in file.functions for each in _SETUP_NAMES)
     )
-    if located.owner is None:
+    if owner is None:
         return is_plain and required == len(arguments.defaults)
-    return is_plain and not located.owner.decorator_list and required == 1
-
-
-def _task_digest(task: SweTask) -> str:
-    """Return a digest that two rows share only when the same tests run on the same repository."""
-    repository = task.repository.sha256 or hashlib.sha256(task.repository.archive.encode()).hexdigest()
-    identity = (task.image, task.workdir, task.base_commit, repository, task.source, task.gold_patch, task.tests)
-    return hashlib.sha256(repr(identity).encode()).hexdigest()
+    return is_plain and not owner.decorator_list and required == 1

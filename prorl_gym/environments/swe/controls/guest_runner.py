@@ -29,8 +29,11 @@ def _run_jobs() -> None:
         jobs = json.load(file)
     os.unlink(os.path.join(_FOLDER, "jobs"))
     sys.dont_write_bytecode = True
-    if jobs[0].get("warm"):
-        _import_pytest()
+    if jobs[0].get("warm"):  # for trusted code only: plug-ins of the repository come with it
+        try:
+            import pytest  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        except ImportError:
+            pass
     key, report = "", -1
     for job in jobs:
         _write_job_file(job)
@@ -60,14 +63,6 @@ def _run_jobs() -> None:
         line = json.dumps({"key": key, "id": job["id"], "code": code, "killed": killed, "output": text})
         os.write(report, (line + "\n").encode("ascii"))
     _exit(0)
-
-
-def _import_pytest() -> None:
-    """Import pytest once for all jobs; for trusted code only, since plug-ins of the repository come with it."""
-    try:
-        import pytest  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError:
-        pass
 
 
 def _write_job_file(job: Any) -> None:
@@ -190,19 +185,14 @@ def _record_stop(trace: Any) -> None:
     if _job.get("trace"):
         sys.settrace(None)
     if _steps["begun"]:
-        steps = _steps["all"] - _steps["before"]
-        _stop_points.append([steps, trace is not None, _traceback_lines(trace), _steps["repair"]])
+        failed = trace is not None
+        lines: Any = []
+        while trace is not None:
+            if _file_kinds.get(trace.tb_frame.f_code.co_filename) == "test":
+                lines.append(trace.tb_lineno)
+            trace = trace.tb_next
+        _stop_points.append([_steps["all"] - _steps["before"], failed, lines, _steps["repair"]])
     _steps["begun"] = False
-
-
-def _traceback_lines(trace: Any) -> Any:
-    """Return the lines of the test file in a traceback, the outermost first."""
-    lines: Any = []
-    while trace is not None:
-        if _file_kinds.get(trace.tb_frame.f_code.co_filename) == "test":
-            lines.append(trace.tb_lineno)
-        trace = trace.tb_next
-    return lines
 
 
 def _write_event(**event: Any) -> None:
@@ -213,7 +203,7 @@ def _call_test(job: Any) -> None:
     """Import the file as pytest and ``unittest`` do, and call the function."""
     import importlib
 
-    if _is_module_run():
+    if b"-m" in _process_arguments():
         sys.path.insert(0, os.getcwd())
     folder, name = os.path.split(job["file"])
     module = os.path.splitext(name)[0]
@@ -249,10 +239,6 @@ def _process_arguments() -> Any:
         return file.read().split(b"\0")
 
 
-def _is_module_run() -> bool:
-    return b"-m" in _process_arguments()
-
-
 def _is_runner() -> bool:
     """Whether this interpreter is the one that runs tests, not another that the command starts."""
     names = (b"pytest", b"py.test", b"unittest", b"test")
@@ -269,11 +255,7 @@ def _emit_value(site: int, value: Any) -> None:
 
 
 def encode_value(value: Any) -> Any:
-    """Return a value of built-in types as JSON that ``sealed_values.decode_value`` decodes.
-
-    Raises:
-        TypeError: it is of another type.
-    """
+    """Return a value of built-in types as JSON for ``sealed_values.decode_value``; ``TypeError`` for another."""
     if value is None or value is True or value is False:
         return ["plain", value]
     # By the built-in types' own methods: a subclass may return anything.
@@ -296,24 +278,21 @@ def encode_value(value: Any) -> Any:
 
 
 def pytest_configure(config: Any) -> None:
-    """Select the job's function, whatever the command selects."""
-    if _job:
+    if _job:  # whatever the command selects
         config.args = [_job["file"] + "::" + _job["name"]]
 
 
 def pytest_runtest_logstart() -> None:
-    """Begin to count the test's steps."""
     _start_test()
 
 
 def pytest_runtest_makereport(call: Any) -> None:
-    """Record how far a test ran, and where it ended."""
     if call.when == "call" or call.excinfo is not None:
         _record_stop(call.excinfo.tb if call.excinfo is not None else None)
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Count results; a function with parameters is several tests."""
+    # A function with parameters is several tests.
     if report.outcome == "passed" and report.when != "call":
         return
     passed = report.outcome == "passed" or (hasattr(report, "wasxfail") and "xfail" in report.keywords)
@@ -321,7 +300,6 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Report whether every test of the function passed."""
     if _job.get("trace"):
         _write_event(stop_points=_stop_points)
     if _job and _counts["passed"] and not _counts["other"]:

@@ -2,7 +2,8 @@
 
 import ast
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -10,8 +11,6 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class LocatedFunction:
-    """A function in a file."""
-
     node: FunctionNode
     owner: ast.ClassDef | None
     """The innermost class around it."""
@@ -20,8 +19,7 @@ class LocatedFunction:
 class TestFile:
     """A parsed test file.
 
-    Raises:
-        ValueError: it is not Python of this interpreter's grammar, or its lines could be counted in two ways.
+    Raises ``ValueError``: it is not Python of this interpreter's grammar, or its lines could be counted in two ways.
     """
 
     __test__ = False
@@ -40,10 +38,11 @@ class TestFile:
         self._line_starts = [0]
         for line in self._lines:
             self._line_starts.append(self._line_starts[-1] + len(line) + 1)
-        self.all_functions: Sequence[tuple[str, LocatedFunction]] = list(_functions(self.tree.body, "", None))
+        self.all_functions: list[tuple[str, LocatedFunction]] = []
         """Each function with its name, as pytest joins them. A name may occur again, after an ``else`` for example."""
+        self._classes: dict[str, ast.ClassDef] = {}
+        self._collect(self.tree.body, "", None)
         self.functions: Mapping[str, LocatedFunction] = dict(self.all_functions)
-        self._classes: Mapping[str, ast.ClassDef] = dict(_classes(self.tree.body, ""))
 
     @property
     def tests(self) -> tuple[str, ...]:
@@ -55,11 +54,10 @@ class TestFile:
         start, end = self._offset(node, end=False), self._offset(node, end=True)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.decorator_list:
             line = min(decorator.lineno for decorator in node.decorator_list) - 1
-            start = self._line_starts[line] + _indent(self._lines[line])
+            start = self._line_starts[line] + len(self._lines[line]) - len(self._lines[line].lstrip())
         return start, end
 
     def text(self, node: ast.AST) -> str:
-        """Return the source of a node."""
         start, end = self.span(node)
         return self.source[start:end]
 
@@ -80,6 +78,20 @@ class TestFile:
             waiting += [base.id for base in self._classes[current].bases if isinstance(base, ast.Name)]
         return None
 
+    def _collect(self, body: Sequence[ast.stmt], prefix: str, owner: ast.ClassDef | None) -> None:
+        """Collect functions and classes, those in blocks of ``if``, ``try``, ``with`` and loops too."""
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                self.all_functions.append((f"{prefix}{node.name}", LocatedFunction(node, owner)))
+            elif isinstance(node, ast.ClassDef):
+                self._classes[f"{prefix}{node.name}"] = node
+                self._collect(node.body, f"{prefix}{node.name}::", node)
+            else:
+                for name in ("body", "orelse", "finalbody"):
+                    self._collect(getattr(node, name, ()), prefix, owner)
+                for handler in getattr(node, "handlers", ()):
+                    self._collect(handler.body, prefix, owner)
+
     def _offset(self, node: ast.AST, *, end: bool) -> int:
         line: int = getattr(node, "end_lineno" if end else "lineno")
         column: int = getattr(node, "end_col_offset" if end else "col_offset")
@@ -87,28 +99,27 @@ class TestFile:
         return self._line_starts[line - 1] + len(text.encode()[:column].decode())
 
 
+def parse_tests(texts: Mapping[str, str]) -> dict[str, TestFile]:
+    """Return the files that can be parsed, by path."""
+    files: dict[str, TestFile] = {}
+    for path, text in texts.items():
+        with suppress(ValueError):
+            files[path] = TestFile(text)
+    return files
+
+
 def is_test_name(name: str) -> bool:
     """Whether a function of this name, joined with its classes, may be a test."""
     return name.rpartition("::")[2].startswith("test")
 
 
-def isolate_test(source: str, kept: str, other_tests: Collection[str] = ()) -> str:
-    """Return a test file with one test function; code that is no test keeps its text and its line.
+def isolate_test(source: str, kept: str) -> str:
+    """Return a test file with the one test whose definition is ``kept``; code that is no test keeps its text and line.
 
-    Args:
-        source: the file.
-        kept: name of the function's definition.
-        other_tests: further names that are tests although they do not begin with ``test``.
-
-    Raises:
-        ValueError: see ``TestFile``.
+    Raises ``ValueError``; see ``TestFile``.
     """
     file = TestFile(source)
-    removed = [
-        file.span(found.node)
-        for name, found in file.all_functions
-        if name != kept and (is_test_name(name) or name in other_tests)
-    ]
+    removed = [file.span(found.node) for name, found in file.all_functions if name != kept and is_test_name(name)]
     return replace_spans(
         source, [(start, end, "pass" + "\n" * source.count("\n", start, end)) for start, end in removed]
     )
@@ -153,7 +164,11 @@ class ParameterTable:
         place = self.names.index(name)
         column: list[ast.expr] = []
         for row in self.rows.elts if isinstance(self.rows, ast.List | ast.Tuple) else ():
-            cells = _cells(row, is_single=len(self.names) == 1)
+            cells: Sequence[ast.expr] = row.elts if isinstance(row, ast.Tuple | ast.List) else []
+            if isinstance(row, ast.Call) and called_name(row) == "param":
+                cells = row.args
+            elif len(self.names) == 1:
+                cells = [row]
             if isinstance(row, ast.Starred) or len(cells) != len(self.names):
                 return []
             column.append(cells[place])
@@ -162,11 +177,15 @@ class ParameterTable:
 
 def parametrize_tables(file: TestFile, function: FunctionNode) -> list[ParameterTable]:
     """Return the tables of the function's ``parametrize`` decorators."""
-    return [
-        ParameterTable(_parameter_names(decorator.args[0]), _resolve_constant(file, decorator.args[1]))
-        for decorator in function.decorator_list
-        if isinstance(decorator, ast.Call) and called_name(decorator) == "parametrize" and len(decorator.args) > 1
-    ]
+    tables: list[ParameterTable] = []
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call) and called_name(decorator) == "parametrize" and len(decorator.args) > 1:
+            names, rows = decorator.args[:2]
+            parts: Sequence[ast.expr] = names.elts if isinstance(names, ast.List | ast.Tuple) else [names]
+            texts = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+            split = tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
+            tables.append(ParameterTable(split, _resolve_constant(file, rows)))
+    return tables
 
 
 def loop_tables(file: TestFile, function: FunctionNode) -> list[ParameterTable]:
@@ -179,57 +198,6 @@ def loop_tables(file: TestFile, function: FunctionNode) -> list[ParameterTable]:
             if len(names) == len(targets):
                 tables.append(ParameterTable(names, _resolve_constant(file, node.iter)))
     return tables
-
-
-def _functions(
-    body: Sequence[ast.stmt], prefix: str, owner: ast.ClassDef | None
-) -> Iterator[tuple[str, LocatedFunction]]:
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield f"{prefix}{node.name}", LocatedFunction(node, owner)
-        elif isinstance(node, ast.ClassDef):
-            yield from _functions(node.body, f"{prefix}{node.name}::", node)
-        else:
-            for block in _blocks(node):
-                yield from _functions(block, prefix, owner)
-
-
-def _classes(body: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
-    for node in body:
-        if isinstance(node, ast.ClassDef):
-            yield f"{prefix}{node.name}", node
-            yield from _classes(node.body, f"{prefix}{node.name}::")
-        else:
-            for block in _blocks(node):
-                yield from _classes(block, prefix)
-
-
-def _blocks(node: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
-    """Yield the blocks of ``if``, ``try``, ``with`` and loops: tests may be defined in them too."""
-    for name in ("body", "orelse", "finalbody"):
-        block: object = getattr(node, name, None)
-        if isinstance(block, list):
-            yield block  # pyright: ignore[reportUnknownVariableType]
-    for handler in getattr(node, "handlers", ()):
-        yield handler.body
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _parameter_names(node: ast.expr) -> tuple[str, ...]:
-    parts: Sequence[ast.expr] = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
-    texts = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
-    return tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
-
-
-def _cells(row: ast.expr, *, is_single: bool) -> Sequence[ast.expr]:
-    if isinstance(row, ast.Call) and called_name(row) == "param":
-        return row.args
-    if is_single:
-        return [row]
-    return row.elts if isinstance(row, ast.Tuple | ast.List) else []
 
 
 def _resolve_constant(file: TestFile, node: ast.expr) -> ast.expr:

@@ -43,7 +43,7 @@ class _Assertion:
 
 @dataclass(frozen=True, slots=True)
 class _Literals:
-    """What an expected expression stands for."""
+    """Values of an expected expression."""
 
     values: tuple[Any, ...]
     blanks: tuple[tuple[int, int], ...] = ()
@@ -55,10 +55,7 @@ class _Literals:
 def find_sealed_values(file: TestFile, name: str, helpers: Collection[str] = ()) -> tuple[SealedValue, ...]:
     """Return the comparisons of a function that can be sealed, in the order of the file.
 
-    Args:
-        file: the test file.
-        name: name of the function's definition.
-        helpers: functions that only compare their first two arguments; see ``equality_helpers``.
+    ``helpers`` only compare their first two arguments; see ``equality_helpers``.
     """
     function = file.functions[name].node
     names = _literal_names(file, function)
@@ -120,12 +117,7 @@ def equality_helpers(files: Iterable[TestFile]) -> frozenset[str]:
 
 
 def matches_expected(seal: SealedValue, emitted: Sequence[Any]) -> bool | None:
-    """Whether the expected values were emitted; ``None`` when one was of a kind that has no encoding.
-
-    Args:
-        seal: the sealed value.
-        emitted: encoded values, see ``decode_value``.
-    """
+    """Whether the expected values were emitted, encoded; ``None`` when one was of a kind that has no encoding."""
     expected: Any = ast.literal_eval(seal.expected)
     if not emitted or (seal.each and len(emitted) != len(expected)):
         return False
@@ -154,12 +146,7 @@ def _literal_names(file: TestFile, function: FunctionNode) -> dict[str, _Literal
     bound = [
         node.id for node in ast.walk(function) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
     ]
-    parameters = {
-        parameter.arg
-        for node in ast.walk(function)
-        if isinstance(node, ast.arguments)
-        for parameter in _all_parameters(node)
-    }
+    parameters = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
     found: dict[str, _Literals] = {}
     for node in scope_nodes(function):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -179,19 +166,15 @@ def _literal_names(file: TestFile, function: FunctionNode) -> dict[str, _Literal
     return found
 
 
-def _all_parameters(arguments: ast.arguments) -> list[ast.arg]:
-    special = [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
-    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *special]
-
-
 def _assertions(function: FunctionNode, helpers: Collection[str]) -> Iterator[_Assertion]:
     for node in scope_nodes(function):
         if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare) and len(node.test.ops) == 1:
             left, right = node.test.left, node.test.comparators[0]
             if isinstance(node.test.ops[0], ast.Eq):
                 yield _Assertion(node, ((right, left), (left, right)))
-            elif isinstance(node.test.ops[0], ast.Is) and _is_singleton(right):
-                yield _Assertion(node, ((right, left),))
+            elif isinstance(node.test.ops[0], ast.Is) and isinstance(right, ast.Constant):
+                if right.value is None or isinstance(right.value, bool):
+                    yield _Assertion(node, ((right, left),))
             elif isinstance(node.test.ops[0], ast.In):
                 yield _Assertion(node, ((left, right),), contains=True)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and len(node.value.args) >= 2:
@@ -206,12 +189,8 @@ def _assertions(function: FunctionNode, helpers: Collection[str]) -> Iterator[_A
                 yield _Assertion(node, ((first, second),), contains=True)
 
 
-def _is_singleton(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))
-
-
 def _literals(node: ast.expr, names: Mapping[str, _Literals]) -> _Literals | None:
-    """Return what an expression stands for; ``None`` when it is neither a literal nor one of the names."""
+    """Return the values of an expression; ``None`` when it is neither a literal nor one of the names."""
     if isinstance(node, ast.Name):
         return names.get(node.id)
     values = _evaluate_literals([node])
@@ -247,11 +226,7 @@ def _evaluate_literals(nodes: Sequence[ast.expr]) -> tuple[Any, ...]:
 
 
 def _evaluate(node: ast.expr) -> Any:
-    """Return the value of literals, their sums, repeated texts and joined texts.
-
-    Raises:
-        ValueError, TypeError, SyntaxError: it is none of these.
-    """
+    """Return the value of literals, their sums, repeated texts and joined texts; anything else raises."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
         left, right = _evaluate(node.left), _evaluate(node.right)
         if isinstance(node.op, ast.Add):
@@ -276,7 +251,10 @@ def _is_equality_helper(function: FunctionNode) -> bool:
     for statement in function.body:
         if isinstance(statement, ast.Assert):
             asserts.append(statement)
-        elif not isinstance(statement, ast.Expr) or not _has_no_effect(statement.value):
+            continue
+        # Apart from that it may only print and have a docstring.
+        value = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(value, ast.Constant) and not (isinstance(value, ast.Call) and called_name(value) == "print"):
             return False
     if (
         len(asserts) != 1
@@ -290,11 +268,6 @@ def _is_equality_helper(function: FunctionNode) -> bool:
         return False
     sides = [side.id for side in (test.left, test.comparators[0]) if isinstance(side, ast.Name)]
     return sorted(sides) == sorted(parameters[:2])
-
-
-def _has_no_effect(node: ast.expr) -> bool:
-    """Whether an expression statement is a docstring or only prints."""
-    return isinstance(node, ast.Constant) or (isinstance(node, ast.Call) and called_name(node) == "print")
 
 
 def _decode(encoded: Any) -> Any:

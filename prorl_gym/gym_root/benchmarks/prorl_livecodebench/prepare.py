@@ -6,7 +6,7 @@
 from pathlib import Path
 
 from prorl_gym.cli.prepare import prepare as prepare_rows
-from prorl_gym.environments.prepare.benchmarks import benchmark_file
+from prorl_gym.data.benchmarks import benchmark_file
 
 
 def prepare() -> Path:

@@ -13,11 +13,12 @@ if __name__ == "__main__":
     gc.disable()  # until freeze_imports
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Never
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
@@ -35,8 +36,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from prorl_gym._gym_compat import verifier_fixture
 from prorl_gym.agents.tool_arguments import BadArguments, check_arguments
 from prorl_gym.agents.tools import BashTool, EditorTool, FinishTool, PythonTool, ThinkTool
-from prorl_gym.errors import NotFoundError, RolloutError, SandboxError, TaskError, gym_failure_kind
-from prorl_gym.gym_root.resources_servers.prorl_rollout.embedded_service import EmbeddedService
+from prorl_gym.api.app import create_embedded_app
+from prorl_gym.api.build import LoadedService, build_service
+from prorl_gym.api.config import ServiceConfig
+from prorl_gym.config import load_config
+from prorl_gym.environments.judge import Judge
+from prorl_gym.errors import (
+    ConfigError,
+    FailureKind,
+    NotFoundError,
+    RolloutError,
+    SandboxError,
+    TaskError,
+    gym_failure_kind,
+)
 from prorl_gym.gym_root.resources_servers.prorl_rollout.tool_sessions import (
     ToolSession,
     ToolSessions,
@@ -46,6 +59,7 @@ from prorl_gym.gym_root.resources_servers.prorl_rollout.tool_sessions import (
 )
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.service_connection import SERVICE_PATH
 from prorl_gym.gym_root.server_start import freeze_imports, run_server, running_service
+from prorl_gym.logs import configure_logging
 from prorl_gym.records import Score
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.backend_selection import open_backend
@@ -71,9 +85,73 @@ class ProrlRolloutConfig(BaseResourcesServerConfig):
 
 
 class VerifyRequest(BaseVerifyRequest):
-    """The body of ``/verify``: the row and the agent's response."""
-
     model_config = ConfigDict(extra="allow")
+
+
+def service_config(engines: str | Sequence[str], model: str, tokenizer: str | None, options: Mapping[str, Any]) -> Any:
+    """Return the service's configuration: Gym's own keys win over those below ``service``.
+
+    Raises ``ConfigError`` for an unknown or wrong key, and for nodes: none could join a service inside this server.
+    """
+    if options.get("nodes") is not None:
+        raise ConfigError(
+            "prorl_rollout.service: nodes cannot join a service inside NeMo Gym.",
+            "Leave 'nodes' out, or run 'prorl-gym serve' with it and set the agents' service_url to its address.",
+        )
+    inference = {
+        **options.get("inference", {}),
+        "engines": [engines] if isinstance(engines, str) else list(engines),
+        "model": model,
+        "tokenizer": tokenizer or model,
+    }
+    return load_config(ServiceConfig, {**options, "inference": inference}, "prorl_rollout.service")
+
+
+class EmbeddedService:
+    """The rollout service inside this server's process, configured from Gym's configuration.
+
+    Unless ``state`` or ``ledger`` is configured, the ledger is deleted with this process. Gym does not name runs to its
+    servers, so a ledger kept by default would return rollouts of an earlier run, with another policy, to a later one.
+    Configure the ledger (``prorl_service.ledger.path``) for a run that outlives its servers.
+    """
+
+    def __init__(
+        self, engines: str | Sequence[str], model: str, tokenizer: str | None, options: Mapping[str, Any]
+    ) -> None:
+        self._temporary_state = (
+            None if "state" in options or "ledger" in options else TemporaryDirectory(prefix="prorl-gym-")
+        )
+        if self._temporary_state is not None:
+            options = {**options, "state": self._temporary_state.name}
+        self.config = service_config(engines, model, tokenizer, options)
+        self._built: LoadedService | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[FastAPI]:
+        """Run the service; provides its routes for agents."""
+        configure_logging(self.config.log.level, self.config.log.format)
+        try:
+            self._built = built = await build_service(self.config)
+            try:
+                yield create_embedded_app(built.service, built.render_prompt)
+            finally:
+                self._built = None
+                await built.close(drain=False)
+        finally:
+            if self._temporary_state is not None:
+                self._temporary_state.cleanup()
+
+    @property
+    def backend(self) -> SandboxBackend:
+        """The service's backend of sandboxes. Raises ``SandboxError`` if the service is not running."""
+        if self._built is None or self._built.backend is None:  # without nodes, a service that runs has one
+            raise SandboxError(FailureKind.SANDBOX_UNAVAILABLE, "the rollout service is not running.")
+        return self._built.backend
+
+    @property
+    def judge(self) -> Judge | None:
+        """The graders' judge; ``None`` when none is configured, or the service is not running."""
+        return None if self._built is None else self._built.judge
 
 
 class ProrlRolloutServer(SimpleResourcesServer):
@@ -85,7 +163,6 @@ class ProrlRolloutServer(SimpleResourcesServer):
     _sessions: ToolSessions = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Load the service's configuration, without starting it."""
         super().model_post_init(context)
         self._service = EmbeddedService(
             self.config.engines, self.config.model, self.config.tokenizer, self.config.service
@@ -94,7 +171,7 @@ class ProrlRolloutServer(SimpleResourcesServer):
             lambda: self._service.backend,
             self.config.session_idle_seconds,
             lambda: self._service.judge,
-            self._service.settings,
+            self._service.config.settings,
         )
 
     def setup_webserver(self) -> FastAPI:
@@ -105,8 +182,8 @@ class ProrlRolloutServer(SimpleResourcesServer):
 
         @asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-            async with inner(app) as state, running_service(self._service):
-                app.middleware_stack = _mount_first(self._service.create_app(), app.middleware_stack or app.router)
+            async with inner(app) as state, running_service(self._service.running()) as routes:
+                app.middleware_stack = _mount_first(routes, app.middleware_stack or app.router)
                 freeze_imports()
                 yield state
                 await self._sessions.close_all()
@@ -134,9 +211,9 @@ class ProrlRolloutServer(SimpleResourcesServer):
     def mcp_tools(self, harvested: list[Any], catchall: Any) -> list[Any]:
         """Return the tools of the built-in environments for Gym's MCP server (``expose_tools_over_mcp``)."""
         built_in = (
-            BashTool(_no_sandbox, 1.0),
-            PythonTool(_no_sandbox, 1.0),
-            EditorTool(_no_sandbox),
+            BashTool(_raise_session_lost, 1.0),
+            PythonTool(_raise_session_lost, 1.0),
+            EditorTool(_raise_session_lost),
             ThinkTool(),
             FinishTool(),
         )
@@ -147,7 +224,20 @@ class ProrlRolloutServer(SimpleResourcesServer):
         """Answer with the observation of a tool call. Every error is text for the model, as Gym requires."""
         try:
             async with self._sessions.acquire_session(request.session[SESSION_ID_KEY]) as session:
-                return await _call_tool(session, tool, body)
+                called = session.tools.get(tool)
+                if called is None:
+                    names = ", ".join(session.tools)
+                    return PlainTextResponse(f"There is no tool '{tool[:40]}' here. Tools: {names}.", 404)
+                try:
+                    observation = await called(check_arguments(called.spec, body))
+                except BadArguments as error:
+                    return PlainTextResponse(str(error), status_code=422)
+                except SandboxError as error:
+                    session.sandbox_error = await session.leases.diagnose_failure(error)
+                    return PlainTextResponse("The sandbox is gone; this tool cannot be used any more.", status_code=503)
+                if observation.answer is not None:
+                    session.artifacts.answer = observation.answer
+                return PlainTextResponse(observation.text)
         except (NotFoundError, RolloutError) as error:
             return PlainTextResponse(str(error), status_code=409)
 
@@ -155,10 +245,7 @@ class ProrlRolloutServer(SimpleResourcesServer):
         """Grade the answer and what the session's tools changed; close the session.
 
         A session that is gone is not graded. An answer that never had one is graded by its row, where the environment
-        needs no more.
-
-        Raises:
-            TaskError: the row is bad, so no answer can be graded.
+        needs no more. Raises ``TaskError`` if the row is bad, so no answer can be graded.
         """
         session_id = request.session[SESSION_ID_KEY]
         try:
@@ -179,7 +266,7 @@ class ProrlRolloutServer(SimpleResourcesServer):
 
 
 def _mount_first(service: ASGIApp, others: ASGIApp) -> ASGIApp:
-    """Return the service's routes beside the stack of all others.
+    """Return the service's routes next to the stack of all others.
 
     A route of the app would be called through Gym's middlewares (sessions, exceptions, cancellation). They cost each
     call five tasks and a signed cookie, and the service has no use for them.
@@ -196,34 +283,12 @@ def _mount_first(service: ASGIApp, others: ASGIApp) -> ASGIApp:
     return dispatch
 
 
-async def _call_tool(session: ToolSession, name: str, arguments: Mapping[str, Any]) -> PlainTextResponse:
-    tool = session.tools.get(name)
-    if tool is None:
-        return PlainTextResponse(f"There is no tool '{name[:40]}' here. Tools: {', '.join(session.tools)}.", 404)
-    try:
-        observation = await tool(check_arguments(tool.spec, arguments))
-    except BadArguments as error:
-        return PlainTextResponse(str(error), status_code=422)
-    except SandboxError as error:
-        session.sandbox_error = await session.leases.diagnose_failure(error)
-        return PlainTextResponse("The sandbox is gone; this tool cannot be used any more.", status_code=503)
-    if observation.answer is not None:
-        session.artifacts.answer = observation.answer
-    return PlainTextResponse(observation.text)
-
-
 async def verify_reply(
     body: VerifyRequest, grade_answer: Callable[[str | None], Awaitable[Score]], session: ToolSession | None = None
 ) -> dict[str, Any]:
     """Return Gym's verify reply; without a valid grade the reply is masked, never a plain 0.
 
-    Args:
-        body: the row and the response.
-        grade_answer: grades the last answer of the response.
-        session: where the agent worked, if there is one.
-
-    Raises:
-        TaskError: the row is bad.
+    ``grade_answer`` grades the last answer of the response. Raises ``TaskError`` if the row is bad.
     """
     echo = body.model_dump(mode="json")
     reply: dict[str, Any] = {"reward": 0.0, "mask_sample": False, "failure_kind": None, "failure_reason": None}
@@ -245,11 +310,7 @@ async def verify_reply(
 
 
 async def grade_without_session(body: VerifyRequest, leases: SandboxLeases) -> dict[str, Any]:
-    """Grade an answer by its row alone.
-
-    Raises:
-        TaskError: the row is bad.
-    """
+    """Grade an answer by its row alone. Raises ``TaskError`` if the row is bad."""
 
     async def graded(answer: str | None) -> Score:
         return await grade_session(await open_session(json.loads(body.model_dump_json()), leases), answer)
@@ -260,11 +321,7 @@ async def grade_without_session(body: VerifyRequest, leases: SandboxLeases) -> d
         await leases.close()
 
 
-async def _no_sandbox() -> Sandbox:
-    raise session_lost_error()
-
-
-async def _raise_session_lost(answer: str | None) -> Score:
+async def _raise_session_lost(*_: Any) -> Never:
     raise session_lost_error()
 
 
@@ -280,20 +337,13 @@ class _LazyBackend:
         return ProbeResult(self.name, True, "not opened yet")
 
     async def start_sandbox(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox.
-
-        Raises:
-            SandboxError: this machine has no backend, or the sandbox does not start.
-        """
         if self._backend is None:
             self._backend = await open_backend(SandboxConfig())
         return await self._backend.start_sandbox(spec)
 
     async def close(self) -> None:
-        """Close what was opened. Idempotent."""
-        backend, self._backend = self._backend, None
-        if backend is not None:
-            await backend.close()
+        if self._backend is not None:
+            await self._backend.close()
 
 
 class RowVerifier:
@@ -303,11 +353,7 @@ class RowVerifier:
     """
 
     async def verify(self, body: VerifyRequest) -> dict[str, Any]:
-        """Return Gym's verify reply.
-
-        Raises:
-            TaskError: the row is bad.
-        """
+        """Return Gym's verify reply. Raises ``TaskError`` if the row is bad."""
         backend = _LazyBackend()
         try:
             return await grade_without_session(body, SandboxLeases(backend))

@@ -57,11 +57,6 @@ class AgentlessLeases(SandboxLeases):
     """Leases without a session: a fresh sandbox must not be graded as the agent's."""
 
     async def get_agent_sandbox(self, spec: SandboxSpec) -> Sandbox:
-        """Refuse.
-
-        Raises:
-            SandboxError: always.
-        """
         raise session_lost_error()
 
 
@@ -79,14 +74,8 @@ async def open_session(
 ) -> ToolSession:
     """Return a new session for a row.
 
-    Args:
-        row: the row in Gym's form.
-        leases: give its sandboxes.
-        service: sampling and limits of the service; the row and its environment win over them.
-
-    Raises:
-        TaskError: no such environment, or a bad row.
-        SandboxError: the environment wanted a sandbox at once and got none.
+    The settings of the row and of its environment win over those of the service. Raises ``TaskError``: no such
+    environment, or a bad row. Raises ``SandboxError`` if the environment wanted a sandbox at once and got none.
     """
     name = row.get("environment")
     if not isinstance(name, str):
@@ -101,8 +90,7 @@ async def open_session(
 def check_tools(row: Mapping[str, Any], session: ToolSession) -> None:
     """Refuse a row that declares a tool which cannot be called: its agent would be graded without it.
 
-    Raises:
-        TaskError: ``BAD_ROW``, naming the tool.
+    Raises ``TaskError``: ``BAD_ROW``, naming the tool.
     """
     name, tools = session.environment.name, session.tools
     if missing := [tool for tool in declared_tools(row) if tool not in tools]:
@@ -117,8 +105,7 @@ def check_tools(row: Mapping[str, Any], session: ToolSession) -> None:
 async def grade_session(session: ToolSession, answer: str | None) -> Score:
     """Grade the work of a session's agent; ``answer``, without thoughts, counts when ``finish`` was not called.
 
-    Raises:
-        RolloutError: there is no valid grade.
+    Raises ``RolloutError`` if there is no valid grade.
     """
     if session.sandbox_error is not None and session.sandbox_error.cause is not Cause.POLICY:
         raise session.sandbox_error
@@ -140,11 +127,8 @@ async def grade_session(session: ToolSession, answer: str | None) -> Score:
 class ToolSessions:
     """The open sessions of this server, by id. One event loop.
 
-    Args:
-        backend: returns the backend of sandboxes; called for each session.
-        idle_seconds: seconds a session lives without a call; ``None``: as long as its rollout's RUN may take.
-        judge: returns the graders' judge; called for each session.
-        settings: sampling and limits of the service.
+    ``backend`` and ``judge`` are called for each session. A session lives for ``idle_seconds`` without a call, or, with
+    ``None``, as long as its rollout's RUN may take.
     """
 
     def __init__(
@@ -162,10 +146,6 @@ class ToolSessions:
         self._closed_ids: dict[str, None] = {}
         self._close_tasks: set[asyncio.Task[None]] = set()
 
-    def new_leases(self) -> SandboxLeases:
-        """Return fresh leases on this server's sandboxes, and its judge."""
-        return SandboxLeases(self._backend(), judge=self._judge())
-
     def agentless_leases(self) -> SandboxLeases:
         """Return leases to grade an answer without a session."""
         return AgentlessLeases(self._backend(), judge=self._judge())
@@ -177,21 +157,19 @@ class ToolSessions:
     async def open(self, session_id: str, row: Mapping[str, Any]) -> None:
         """Open the session of this id, at the first call.
 
-        Raises:
-            NotFoundError: it was closed before; a late seed must not open it again.
-            RolloutError: see ``open_session`` and ``check_tools``.
+        Raises ``NotFoundError`` if it was closed before: a late seed must not open it again. Raises ``RolloutError`` as
+        ``open_session`` and ``check_tools`` do.
         """
         if session_id in self._closed_ids:
             raise NotFoundError(f"session {session_id} is already closed.", "Seed a new one.")
         if session_id not in self._session_tasks:
-            opening = asyncio.create_task(self._open(session_id, row), name="session-open")
-            self._session_tasks[session_id] = opening
+            self._session_tasks[session_id] = asyncio.create_task(self._open(session_id, row), name="session-open")
         async with self.acquire_session(session_id):
             return
 
     async def _open(self, session_id: str, row: Mapping[str, Any]) -> ToolSession:
         """Return a new session; if it cannot be opened, nothing of it remains. Runs on when its first caller leaves."""
-        leases = self.new_leases()
+        leases = SandboxLeases(self._backend(), judge=self._judge())
         try:
             session = await open_session(row, leases, self._settings)
             check_tools(row, session)
@@ -206,9 +184,7 @@ class ToolSessions:
     async def acquire_session(self, session_id: str) -> AsyncGenerator[ToolSession]:
         """Give one call an open session, which does not expire during it.
 
-        Raises:
-            NotFoundError: never seeded, or closed.
-            RolloutError: it could not be opened.
+        Raises ``NotFoundError``: never seeded, or closed. Raises ``RolloutError`` if it could not be opened.
         """
         opening = self._session_tasks.get(session_id)
         if opening is None:
@@ -243,7 +219,6 @@ class ToolSessions:
         await asyncio.gather(*self._close_tasks, return_exceptions=True)
 
     def _restart_idle_timer(self, session_id: str, session: ToolSession) -> None:
-        """Begin to count the session's idle seconds anew."""
         if session.idle_timer is not None:
             session.idle_timer.cancel()
         seconds = session.settings.run_seconds if self._idle_seconds is None else self._idle_seconds

@@ -15,7 +15,7 @@ if __name__ == "__main__":
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import orjson
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -29,17 +29,20 @@ from starlette.types import Receive, Scope, Send
 from prorl_gym._gym_compat import has_trajectories, headline_pass_metrics, pass_metrics, server_url
 from prorl_gym.client import read_token
 from prorl_gym.errors import ConfigError, Limit
-from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_handler import AgentProfile, RowAnswer, RowHandler
+from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_handler import (
+    AgentOptions,
+    AgentProfile,
+    RowAnswer,
+    RowHandler,
+)
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.service_connection import SERVICE_PATH
-from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.step_early_stop import EarlyStopConfig
 from prorl_gym.gym_root.server_start import freeze_imports, run_server
-from prorl_gym.settings import RolloutSettings
 
 ROW_BYTES = 64 << 20
 """Largest row in bytes."""
 
 
-class ProrlRolloutAgentConfig(BaseResponsesAPIAgentConfig):
+class ProrlRolloutAgentConfig(AgentOptions, BaseResponsesAPIAgentConfig):
     """Configuration of one agent instance."""
 
     resources_server: ResourcesServerRef | None = None
@@ -49,32 +52,16 @@ class ProrlRolloutAgentConfig(BaseResponsesAPIAgentConfig):
     the shards of a trainer's run then share its groups and its engines."""
     token_file: Path | None = None
     """File with the token of ``service_url``; by default found as the client finds it."""
-    environment: str | None = None
-    """Environment of rows that name none."""
-    on_failure: Literal["mask", "raise"] = "mask"
     mask_truncated: bool = False
     """Also mask rollouts that a limit cut short, unless ``settings.mask_overlong`` names the limits."""
-    num_generations: int | None = None
-    """Rollouts per prompt; rows are put into groups when it is set."""
-    evaluation: bool = False
-    settings: RolloutSettings = RolloutSettings()
-    """Sampling and limits for rows that do not set them."""
-    repost_seconds: float = 30.0
-    """Seconds for which a rollout goes on after its caller left, in case an equal row is posted."""
-    early_stop: EarlyStopConfig | None = None
-    """Stop groups of which a step has no use. Needs ``num_generations``, and ``use_dynamic_sampling`` in the recipe."""
 
     @model_validator(mode="after")
-    def _check_service(self) -> "ProrlRolloutAgentConfig":
+    def _check(self) -> "ProrlRolloutAgentConfig":
         if (self.resources_server is None) == (self.service_url is None):
             raise ConfigError(
                 f"{self.name}: exactly one of resources_server and service_url makes the rollouts.",
                 "Use configs/remote.yaml for a service that runs by itself.",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_early_stop(self) -> "ProrlRolloutAgentConfig":
         if self.early_stop is not None and (self.num_generations or 0) < 2:
             raise ConfigError(
                 f"{self.name}: early_stop needs num_generations, since it stops groups.",
@@ -84,22 +71,12 @@ class ProrlRolloutAgentConfig(BaseResponsesAPIAgentConfig):
 
     def profile(self, *, is_observed: bool = False) -> AgentProfile:
         """Return the configuration of the rows' handler; ``is_observed``: see ``AgentProfile``."""
-        settings = self.settings
-        if self.mask_truncated and settings.mask_overlong is None:
-            settings = settings.model_copy(update={"mask_overlong": tuple(Limit)})
+        options = {name: getattr(self, name) for name in AgentOptions.model_fields}
+        if self.mask_truncated and self.settings.mask_overlong is None:
+            options["settings"] = self.settings.model_copy(update={"mask_overlong": tuple(Limit)})
         # Shards have agents of the same name: each has runs of its own, so that it is sent its own records only.
         agent = self.name if self.service_url is None else f"{self.name}:{self.host}:{self.port}"
-        return AgentProfile(
-            agent=agent,
-            environment=self.environment,
-            evaluation=self.evaluation,
-            settings=settings,
-            num_generations=self.num_generations,
-            on_failure=self.on_failure,
-            repost_seconds=self.repost_seconds,
-            early_stop=self.early_stop,
-            is_observed=is_observed,
-        )
+        return AgentProfile(**options, agent=agent, is_observed=is_observed)
 
 
 class ProrlRolloutAgent(SimpleResponsesAPIAgent):
@@ -110,7 +87,6 @@ class ProrlRolloutAgent(SimpleResponsesAPIAgent):
     _rows: RowHandler | None = PrivateAttr(None)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Print what early stop requires of the recipe."""
         super().model_post_init(context)
         if self.config.early_stop is not None:
             print(
@@ -120,7 +96,6 @@ class ProrlRolloutAgent(SimpleResponsesAPIAgent):
             )
 
     def setup_webserver(self) -> FastAPI:
-        """Return the app; it closes the connection to the rollout service when the server stops."""
         app = super().setup_webserver()
         inner = app.router.lifespan_context
 
@@ -136,7 +111,6 @@ class ProrlRolloutAgent(SimpleResponsesAPIAgent):
         return app
 
     async def run(self, request: Request) -> Response:
-        """Answer with the Gym result of the row in the body."""
         body = await request.body()
         if len(body) > ROW_BYTES:
             raise HTTPException(413, f"The row is larger than {ROW_BYTES} bytes.")
@@ -166,8 +140,7 @@ class ProrlRolloutAgent(SimpleResponsesAPIAgent):
     def make_row_handler(self) -> RowHandler:
         """Return a new row handler; it connects to the rollout service at its first row.
 
-        Raises:
-            ConfigError: there is no token for ``service_url``.
+        Raises ``ConfigError`` if there is no token for ``service_url``.
         """
         config, shared = self.config, self.server_client.global_config_dict
         profile = config.profile(is_observed=bool(shared.get("observability_enabled")) and has_trajectories())
@@ -177,11 +150,7 @@ class ProrlRolloutAgent(SimpleResponsesAPIAgent):
         return RowHandler(profile, server_url(shared, config.resources_server.name) + SERVICE_PATH)
 
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:
-        """Refuse: a rollout needs a task, and only a row posted to ``/run`` has one.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Refuse: a rollout needs a task, and only a row posted to ``/run`` has one."""
         raise NotImplementedError(
             "prorl_rollout_agent makes whole rollouts: post the row to /run. "
             "For single model calls use the prorl_model server."
@@ -197,7 +166,6 @@ class TrackedResponse(Response):
         self._rows = rows
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer and report whether it arrived."""
         # Gym before 0.7 does not cancel the handler of a caller that left.
         arrived = False
         try:

@@ -9,21 +9,24 @@ that dispatch rows again and ignore masks.
 """
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from statistics import fmean
 from typing import Any, Literal, cast
 from uuid import uuid4
 
 import orjson
+from pydantic import BaseModel, ConfigDict
 
 from prorl_gym._gym_compat import capture_rollout_id
 from prorl_gym.client import UnacknowledgedRollout
 from prorl_gym.errors import CancelReason, NotFoundError, ProrlError, TaskError
-from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_dedup import RowClaim, RowDeduplicator
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.service_connection import ServiceConnection
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.step_early_stop import (
     EarlyStopConfig,
@@ -31,7 +34,7 @@ from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.step_early_stop
     RowOutcome,
     StepEarlyStop,
 )
-from prorl_gym.records import Outcome, Rollout
+from prorl_gym.records import Outcome, Rollout, RolloutRequest
 from prorl_gym.settings import RolloutSettings
 from prorl_gym.trainers.gym_request import GroupResolver, RowDefaults, row_digest, to_rollout_request
 from prorl_gym.trainers.gym_result import Placeholder, to_gym_result
@@ -40,7 +43,10 @@ from prorl_gym.trainers.gym_trajectory import compaction_observations, to_gym_tr
 _LOG = logging.getLogger(__name__)
 
 OVERTAKE_SECONDS = 0.1
-"""Seconds by which a row that is posted again may overtake the end of its first caller's connection."""
+"""Longest time in seconds by which a row that is posted again may overtake the end of its first caller's connection."""
+
+ORPHAN_TTL_SECONDS = 24 * 3600.0
+"""Seconds for which the record of an orphan is kept for its row."""
 
 _MAX_GROUPS = 4096
 """Groups whose rewards are kept, for masked rows."""
@@ -49,19 +55,162 @@ _MAX_PLACEHOLDERS = 256
 """First prompts that are kept: the rows of a group share one."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentProfile:
-    """Configuration of an agent that applies to all its rows."""
+@dataclass(slots=True, eq=False)
+class RowClaim:
+    """The rollout of a posted row, or of an orphan."""
+
+    row_digest: str
+    rollout_id: str
+    run_id: str = ""
+    request: RolloutRequest | None = None
+    """Request of this process; ``None`` for a new rollout or one that an earlier process submitted."""
+    submission: "asyncio.Future[None] | None" = None
+    """Done when the service has accepted the request; ``None`` where there is no request."""
+    is_orphan: bool = False
+    """Set when the claim was taken from the orphans."""
+    is_finished: bool = False
+    """Whether the rollout has its record."""
+    timer: asyncio.TimerHandle | None = None
+    """Ends an orphan."""
+
+
+@dataclass(slots=True)
+class RowDeduplicator:
+    """Assigns a rollout to each row that Gym posts: a new one, or the orphan of an equal row.
+
+    Gym knows no rollout ids. It posts an equal row either to repeat a request whose answer it did not get (a dropped
+    connection, a restart, ``gym eval run --resume``) or for another sample (the next epoch, a prompt posted many
+    times). Only delivery tells the two apart: an equal row gets the oldest *orphan*, a rollout that was accepted, whose
+    answer was not delivered and for which no caller waits. Without one it gets a new rollout.
+
+    The id ``<row digest>-<agent>-<nonce>-<counter>`` lets a restarted agent find its orphans among the rollouts that
+    are not acknowledged. One case is not covered: a caller that received an answer and died before it stored it posts
+    the row again and gets another rollout, as in the next epoch.
+
+    An orphan without a record is cancelled (``on_abandoned``) when no equal row comes in time, so that a dropped
+    ``/run`` cancels its rollout. One with a record is kept for long, since it costs nothing, and then given up
+    (``on_expired``). Needs an event loop; ``close`` at the end.
+    """
+
+    agent: str
+    on_abandoned: Callable[[str], None]
+    on_expired: Callable[[str], None]
+    orphan_ttl_seconds: float = ORPHAN_TTL_SECONDS
+    _orphans: dict[str, dict[str, RowClaim]] = field(default_factory=dict[str, dict[str, RowClaim]])
+    """By the row's digest and by id, oldest first."""
+    _orphans_by_id: dict[str, RowClaim] = field(default_factory=dict[str, RowClaim])
+    _orphan_added: asyncio.Event = field(default_factory=asyncio.Event)
+    _nonce: str = field(default_factory=lambda: uuid4().hex[:8])
+    _counter: "count[int]" = field(default_factory=count)
+
+    async def wait_for_orphan(self, row_digest: str, seconds: float) -> None:
+        """Wait until a row with this digest has an orphan, for at most these seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while row_digest not in self._orphans:
+                    await self._orphan_added.wait()
+
+    def claim_rollout(self, row_digest: str) -> RowClaim:
+        """Return the rollout of a row with this digest: its oldest orphan, or a new one."""
+        orphans = self._orphans.get(row_digest)
+        if not orphans:
+            return RowClaim(row_digest, self._new_id(row_digest))
+        claim = next(iter(orphans.values()))
+        self._remove_orphan(claim)
+        claim.is_orphan = True
+        return claim
+
+    def assign_new_rollout(self, claim: RowClaim) -> None:
+        """Give a claim another rollout, when the service does not know the one it had."""
+        claim.rollout_id, claim.is_orphan, claim.is_finished = self._new_id(claim.row_digest), False, False
+        claim.request = claim.submission = None
+
+    def add_orphan(self, claim: RowClaim, grace_seconds: float) -> None:
+        """Add the rollout of a caller that left without the answer; cancel it after the grace if it has no record."""
+        self._orphans.setdefault(claim.row_digest, {})[claim.rollout_id] = claim
+        self._orphans_by_id[claim.rollout_id] = claim
+        self._orphan_added.set()
+        self._orphan_added = asyncio.Event()
+        self._start_timer(claim, grace_seconds)
+
+    def mark_finished(self, rollout_id: str) -> None:
+        """Keep an orphan that has its record now; other rollouts are ignored."""
+        claim = self._orphans_by_id.get(rollout_id)
+        if claim is not None and not claim.is_finished:
+            claim.is_finished, claim.request = True, None  # the record has what is needed of the request
+            self._start_timer(claim, 0.0)
+
+    def restore_orphans(self, rollouts: Iterable[UnacknowledgedRollout]) -> int:
+        """Add what an earlier process of this agent submitted and did not acknowledge; return how many there are.
+
+        They are kept like those with a record: the callers that lost that process need time to come back.
+        """
+        restored = 0
+        for rollout in rollouts:
+            digest, *rest = rollout.rollout_id.split("-")
+            if len(rest) == 3 and rest[0] == self._agent_digest:
+                restored += 1
+                self.add_orphan(RowClaim(digest, rollout.rollout_id, rollout.run_id, is_finished=True), 0.0)
+        return restored
+
+    def close(self) -> None:
+        for claim in self._orphans_by_id.values():
+            if claim.timer is not None:
+                claim.timer.cancel()
+
+    @property
+    def _agent_digest(self) -> str:
+        return hashlib.blake2b(self.agent.encode(), digest_size=4).hexdigest()
+
+    def _new_id(self, row_digest: str) -> str:
+        return f"{row_digest}-{self._agent_digest}-{self._nonce}-{next(self._counter)}"
+
+    def _start_timer(self, claim: RowClaim, grace_seconds: float) -> None:
+        if claim.timer is not None:
+            claim.timer.cancel()
+        seconds, on_end = (
+            (self.orphan_ttl_seconds, self.on_expired) if claim.is_finished else (grace_seconds, self.on_abandoned)
+        )
+
+        def end_orphan() -> None:
+            self._remove_orphan(claim)
+            on_end(claim.rollout_id)
+
+        claim.timer = asyncio.get_running_loop().call_later(seconds, end_orphan)
+
+    def _remove_orphan(self, claim: RowClaim) -> None:
+        if claim.timer is not None:
+            claim.timer.cancel()
+        del self._orphans_by_id[claim.rollout_id]
+        del self._orphans[claim.row_digest][claim.rollout_id]
+        if not self._orphans[claim.row_digest]:
+            del self._orphans[claim.row_digest]
+
+
+class AgentOptions(BaseModel):
+    """Options of an agent that apply to all its rows."""
+
+    environment: str | None = None
+    """Environment of rows that name none."""
+    on_failure: Literal["mask", "raise"] = "mask"
+    num_generations: int | None = None
+    """Rollouts per prompt; rows are put into groups when it is set."""
+    evaluation: bool = False
+    settings: RolloutSettings = RolloutSettings()
+    """Sampling and limits for rows that do not set them."""
+    repost_seconds: float = 30.0
+    """Seconds for which a rollout goes on after its caller left, in case an equal row is posted."""
+    early_stop: EarlyStopConfig | None = None
+    """Stop groups of which a step has no use. Needs ``num_generations``, and ``use_dynamic_sampling`` in the recipe."""
+
+
+class AgentProfile(AgentOptions):
+    """An agent as its row handler knows it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     agent: str
     """Name of the agent's instance; also the run of rows that name none."""
-    environment: str | None = None
-    evaluation: bool = False
-    settings: RolloutSettings = field(default_factory=RolloutSettings)
-    num_generations: int | None = None
-    on_failure: Literal["mask", "raise"] = "mask"
-    repost_seconds: float = 30.0
-    early_stop: EarlyStopConfig | None = None
     is_observed: bool = False
     """Gym collects evidence of what agents do: answers hold their trajectory in Gym's form."""
 
@@ -104,14 +253,7 @@ class GroupRewards:
 
 
 class RowHandler:
-    """Answers the rows of one agent. Needs an event loop; ``close`` at the end.
-
-    Args:
-        profile: configuration of the agent.
-        url: of the rollout service.
-        token: see ``ServiceConnection``.
-        connect: opens the connection to the service.
-    """
+    """Answers the rows of one agent. Needs an event loop; ``close`` at the end."""
 
     def __init__(
         self,
@@ -121,10 +263,12 @@ class RowHandler:
         connect: Callable[..., ServiceConnection] = ServiceConnection,
     ) -> None:
         self._profile = profile
-        self._service = connect(url, token, profile.agent, self._on_listed, self._on_finished)
         self._deduplicator = RowDeduplicator(
-            profile.agent, self._service.abandon, lambda rollout_id: self._service.acknowledge([rollout_id])
+            profile.agent,
+            lambda rollout_id: self._service.abandon(rollout_id),
+            lambda rollout_id: self._service.acknowledge([rollout_id]),
         )
+        self._service = connect(url, token, profile.agent, self._on_listed, self._deduplicator.mark_finished)
         self._has_restored = False
         self._callers: Counter[str] = Counter()
         """Callers that wait for a row, by its digest."""
@@ -138,8 +282,11 @@ class RowHandler:
         )
         self._placeholders: dict[bytes, asyncio.Task[Placeholder]] = {}
         self._rewards = GroupRewards()
-        early = profile.early_stop
-        self._early_stop = None if early is None else StepEarlyStop(early, self._cancel_redundant)
+        self._early_stop: StepEarlyStop | None = None
+        if profile.early_stop is not None:
+            self._early_stop = StepEarlyStop(
+                profile.early_stop, lambda rollout_ids: self._service.cancel(rollout_ids, CancelReason.REDUNDANT)
+            )
 
     async def answer_row(self, row: dict[str, Any]) -> RowAnswer:
         """Return the answer to a row when its rollout has ended, however long that takes.
@@ -150,7 +297,7 @@ class RowHandler:
         await self._service.wait_listed()
         digest = row_digest(row)
         if self._callers[digest]:
-            await asyncio.sleep(OVERTAKE_SECONDS)
+            await self._deduplicator.wait_for_orphan(digest, OVERTAKE_SECONDS)
         self._callers[digest] += 1
         claim = self._deduplicator.claim_rollout(digest)
         member: GroupMember | None = None
@@ -197,17 +344,11 @@ class RowHandler:
             self._deduplicator.add_orphan(answer.claim, self._profile.repost_seconds)
 
     async def close(self) -> None:
-        """Close the connection to the service."""
         self._deduplicator.close()
         await self._service.close()
 
     async def _accept(self, row: Mapping[str, Any], claim: RowClaim) -> "asyncio.Future[Rollout]":
-        """Wait until the service has accepted the rollout of a row; return the future of its record.
-
-        Raises:
-            TaskError: the row is bad.
-            ProrlError: the service refuses.
-        """
+        """Wait until the service has accepted the rollout of a row; return the future of its record."""
         is_new = claim.submission is None and not claim.is_orphan
         if is_new:
             claim.request = to_rollout_request(row, claim.rollout_id, self._defaults, self._groups)
@@ -248,19 +389,25 @@ class RowHandler:
             if number := self._deduplicator.restore_orphans(rollouts):
                 _LOG.info("%d rollouts of an earlier process wait for their rows", number)
 
-    def _on_finished(self, rollout_id: str) -> None:
-        self._deduplicator.mark_finished(rollout_id)
-
-    def _cancel_redundant(self, rollout_ids: Sequence[str]) -> None:
-        self._service.cancel(rollout_ids, CancelReason.REDUNDANT)
-
     # --- answers ----------------------------------------------------------------------------------------------------
 
     async def _error_reply(self, row: Mapping[str, Any], error: ProrlError) -> tuple[int, bytes]:
         """Return a masked result for a bad row, and 503 for any other error, after which Gym may try again."""
-        if isinstance(error, TaskError):
-            return await self._result_reply(row, _rejected_rollout(error), "own")
-        return 503, orjson.dumps({"detail": str(error)})
+        if not isinstance(error, TaskError):
+            return 503, orjson.dumps({"detail": str(error)})
+        now = time.time()
+        rejected = Rollout(
+            rollout_id=f"refused-{uuid4().hex}",
+            run_id="refused",
+            group_id=None,
+            group_size=1,
+            replica=0,
+            environment="unknown",
+            outcome=Outcome(status="failed", kind=error.kind, stage="queue", message=str(error)),
+            accepted_at=now,
+            finished_at=now,
+        )
+        return await self._result_reply(row, rejected, "own")
 
     async def _result_reply(self, row: Mapping[str, Any], rollout: Rollout, outcome: RowOutcome) -> tuple[int, bytes]:
         mean = self._rewards.mean(rollout.group_id)
@@ -298,19 +445,3 @@ class RowHandler:
         except Exception as error:  # rows and templates are not ours; the row is masked either way
             _LOG.warning("a row's first prompt cannot be rendered: %s: %s", type(error).__name__, error)
             return Placeholder()
-
-
-def _rejected_rollout(error: TaskError) -> Rollout:
-    """Return a record for a row that could not be submitted."""
-    now = time.time()
-    return Rollout(
-        rollout_id=f"refused-{uuid4().hex}",
-        run_id="refused",
-        group_id=None,
-        group_size=1,
-        replica=0,
-        environment="unknown",
-        outcome=Outcome(status="failed", kind=error.kind, stage="queue", message=str(error)),
-        accepted_at=now,
-        finished_at=now,
-    )

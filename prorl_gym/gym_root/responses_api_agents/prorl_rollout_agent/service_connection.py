@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from prorl_gym.backoff import backoff_delay
-from prorl_gym.client import Client, DeliveredRecord, ServiceError, UnacknowledgedRollout
+from prorl_gym.client import Client, ServiceError, UnacknowledgedRollout
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, NotFoundError, ProrlError, TaskError
 from prorl_gym.records import Rollout, RolloutRequest
 from prorl_gym.trainers.gym_result import Placeholder
@@ -55,12 +55,9 @@ ItemT = TypeVar("ItemT")
 
 
 class _Batcher(Generic[ItemT]):
-    """Sends items in batches: items that are added during one batch form the next ones.
+    """Sends items in batches of at most ``size``: items that are added during one batch form the next ones.
 
-    Args:
-        send: sends one batch; does not raise.
-        size: the most items of a batch.
-        delay: seconds before the first batch, to collect more items.
+    ``send`` must not raise. The first batch waits ``delay`` seconds, to collect more items.
     """
 
     def __init__(self, send: Callable[[list[ItemT]], Awaitable[None]], size: int, delay: float = 0.0) -> None:
@@ -73,14 +70,10 @@ class _Batcher(Generic[ItemT]):
     def add(self, items: Iterable[ItemT]) -> None:
         self._items += items
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._drain())
+            self._task = asyncio.get_running_loop().create_task(self.send_all(self._delay))
 
-    async def _drain(self) -> None:
-        await asyncio.sleep(self._delay)
-        await self.send_all()
-
-    async def send_all(self) -> None:
-        """Send what is left."""
+    async def send_all(self, delay: float = 0.0) -> None:
+        await asyncio.sleep(delay)
         while self._items:
             batch = self._items[: self._size]
             await self._send(batch)
@@ -96,12 +89,8 @@ class _Batcher(Generic[ItemT]):
 class ServiceConnection:
     """Connections to one rollout service. Needs one event loop; ``close`` at the end.
 
-    Args:
-        url: address of the service's routes.
-        token: bearer token; Gym's own servers take any.
-        run_id: run whose stream is opened first.
-        on_listed: called with all rollouts of the service that are not acknowledged, each time they are listed.
-        on_finished: called with the id of each rollout that ended.
+    Gym's own servers take any token. The stream of ``run_id`` is opened first. ``on_listed`` gets all rollouts of the
+    service that are not acknowledged, each time they are listed; ``on_finished`` the id of each rollout that ended.
     """
 
     def __init__(
@@ -149,7 +138,6 @@ class ServiceConnection:
         return record
 
     def drop_record(self, rollout_id: str) -> None:
-        """End the wait for a record."""
         record = self._records.pop(rollout_id, None)
         if record is not None:
             record.cancel()
@@ -174,8 +162,7 @@ class ServiceConnection:
     async def render_prompt(self, prompt: Mapping[str, Any]) -> Placeholder:
         """Return the first prompt of a row's ``responses_create_params``.
 
-        Raises:
-            ProrlError: it cannot be rendered.
+        Raises ``ProrlError`` if it cannot be rendered.
         """
         found = await self._stream_client.first_prompt(prompt.get("input") or [], prompt.get("tools") or [])
         return Placeholder(found.prompt_token_ids, found.terminator_id)
@@ -199,7 +186,6 @@ class ServiceConnection:
         self.cancel([rollout_id], CancelReason.DISCONNECTED)
 
     async def close(self) -> None:
-        """Close the connections. Idempotent."""
         tasks = {*self._streams.values(), *self._fetches}
         for task in tasks:
             task.cancel()
@@ -226,7 +212,11 @@ class ServiceConnection:
                 stream = self._stream_client.stream(run_id, await self._list_unacknowledged())
                 failures = 0
                 while True:
-                    self._receive(await stream.read_next())
+                    delivered = await stream.read_next()
+                    rollout_id = delivered.rollout.rollout_id
+                    damaged = ServiceError(f"rollout {rollout_id}: its record is damaged.")
+                    self._resolve(rollout_id, damaged if delivered.damaged else delivered.rollout)
+                    self._handle_finished(rollout_id)
             except ProrlError as error:  # Gym may be starting its servers, or one of them again
                 _LOG.warning("no stream of run %s: %s", run_id, error)
             await asyncio.sleep(backoff_delay(failures, first=FIRST_BACKOFF_SECONDS, longest=MAX_BACKOFF_SECONDS))
@@ -246,12 +236,6 @@ class ServiceConnection:
         self._on_listed(found.rollouts)
         self._listed.set()
         return found.cursor
-
-    def _receive(self, delivered: DeliveredRecord) -> None:
-        rollout_id = delivered.rollout.rollout_id
-        damaged = ServiceError(f"rollout {rollout_id}: its record is damaged.") if delivered.damaged else None
-        self._resolve(rollout_id, damaged or delivered.rollout)
-        self._handle_finished(rollout_id)
 
     def _handle_finished(self, rollout_id: str) -> None:
         self._on_finished(rollout_id)
@@ -285,7 +269,9 @@ class ServiceConnection:
         try:
             await self._client.submit(requests)
         except ProrlError as error:
-            refusal = _as_refusal(error)
+            refusal = error if isinstance(error, TaskError | ConflictError) else None  # of what the requests hold
+            if isinstance(error, ServiceError) and error.status in (413, 422):
+                refusal = TaskError(FailureKind.BAD_ROW, error.what, error.fix)
             if refusal is not None and len(requests) > 1:
                 half = len(requests) // 2
                 await self._submit(requests[:half])
@@ -309,13 +295,6 @@ class ServiceConnection:
             await self._client.acknowledge_rollouts(rollout_ids)
         except ProrlError as error:
             _LOG.error("records could not be acknowledged: %s", error)
-
-
-def _as_refusal(error: ProrlError) -> ProrlError | None:
-    """Return the error of a request that the service refuses for its content; ``None`` for any other error."""
-    if isinstance(error, ServiceError) and error.status in (413, 422):
-        return TaskError(FailureKind.BAD_ROW, error.what, error.fix)
-    return error if isinstance(error, TaskError | ConflictError) else None
 
 
 def _mark_retrieved(future: "asyncio.Future[Any]") -> None:

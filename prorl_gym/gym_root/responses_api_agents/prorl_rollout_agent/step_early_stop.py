@@ -70,12 +70,7 @@ class _Group:
 
 @dataclass(slots=True)
 class StepEarlyStop:
-    """Holds and stops the rows of one agent, round by round.
-
-    Args:
-        config: when to stop groups.
-        on_redundant: called with the ids of rollouts to cancel.
-    """
+    """Holds and stops the rows of one agent, round by round; ``on_redundant`` cancels rollouts by their ids."""
 
     config: EarlyStopConfig
     on_redundant: Callable[[Sequence[str]], None]
@@ -97,7 +92,9 @@ class StepEarlyStop:
         assert row.group_id is not None
         group = self._groups.get(row.group_id)
         if group is None:
-            group = self._groups[row.group_id] = self._new_group(row)
+            loop = asyncio.get_running_loop()
+            group = self._groups[row.group_id] = _Group(row.group_size, loop.create_future())
+            group.overdue_timer = loop.call_later(self.config.age_seconds, self._mark_overdue, group)
         group.posted_ids.add(row.rollout_id)
         group.open_rows += 1
         self._open_rows += 1
@@ -130,17 +127,15 @@ class StepEarlyStop:
         if group.open_rows == 0 and (group.settled.done() or not group.rewards):
             self._remove_group(row.group_id or "")
         if self._open_rows == 0:
-            self._end_round()
+            if self.stopped_groups:
+                _LOG.info("round over: %d informative groups, %d stopped", self.informative_groups, self.stopped_groups)
+            for group_id in tuple(self._groups):
+                self._remove_group(group_id)
+            self.informative_groups = self.stopped_groups = 0
 
     @property
     def _has_enough(self) -> bool:
         return self.informative_groups >= self.config.informative_groups + self.config.spare
-
-    def _new_group(self, row: GroupMember) -> _Group:
-        loop = asyncio.get_running_loop()
-        group = _Group(row.group_size, loop.create_future())
-        group.overdue_timer = loop.call_later(self.config.age_seconds, self._mark_overdue, group)
-        return group
 
     def _settle_group(self, group: _Group) -> None:
         rewards = [reward for reward in group.rewards.values() if reward is not None]
@@ -148,12 +143,9 @@ class StepEarlyStop:
             self.informative_groups += 1
         group.settled.set_result("own")
         if self._has_enough:
-            self._stop_unsettled()
-
-    def _stop_unsettled(self) -> None:
-        for group in self._groups.values():
-            if not group.settled.done() and not group.is_overdue:
-                self._stop_group(group)
+            for other in self._groups.values():
+                if not other.settled.done() and not other.is_overdue:
+                    self._stop_group(other)
 
     def _stop_group(self, group: _Group) -> None:
         self.stopped_groups += 1
@@ -174,10 +166,3 @@ class StepEarlyStop:
         group = self._groups.pop(group_id)
         if group.overdue_timer is not None:
             group.overdue_timer.cancel()
-
-    def _end_round(self) -> None:
-        if self.stopped_groups:
-            _LOG.info("round over: %d informative groups, %d stopped", self.informative_groups, self.stopped_groups)
-        for group_id in tuple(self._groups):
-            self._remove_group(group_id)
-        self.informative_groups = self.stopped_groups = 0

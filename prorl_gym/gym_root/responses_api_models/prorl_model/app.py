@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from nemo_gym.base_responses_api_model import SimpleResponsesAPIModel
+from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, SimpleResponsesAPIModel
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,
@@ -27,7 +27,7 @@ from nemo_gym.openai_utils import (
 )
 from nemo_gym.server_utils import SESSION_ID_KEY, is_nemo_gym_fastapi_entrypoint
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import PrivateAttr, ValidationError
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
 
 from prorl_gym._gym_compat import current_rollout_id
 from prorl_gym.config import load_config
@@ -35,13 +35,28 @@ from prorl_gym.errors import ConfigError
 from prorl_gym.gateway import chat_completions as chat_wire
 from prorl_gym.gateway import responses as responses_wire
 from prorl_gym.gateway.gateway import Gateway, Wire
-from prorl_gym.gym_root.responses_api_models.prorl_model.config import ProrlModelConfig
+from prorl_gym.gateway.model_call import GatewayOptions
 from prorl_gym.gym_root.server_start import freeze_imports, run_server
 from prorl_gym.inference.config import InferenceConfig, build_pool
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.logs import configure_logging, register_secret
 
 _CONVERSATION_FIELDS = ("input", "instructions", "messages", "tools")
+
+
+class ProrlModelConfig(GatewayOptions, BaseResponsesAPIModelConfig):
+    """Configuration of the model server: the gateway's options, and where the engines are."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    base_url: str | list[str]
+    """Address of the engine, or of each of them; ends in ``/v1``."""
+    api_key: str | None = None
+    """Accepted, since every Gym model has one; engines that need a key get it through ``inference.api_key_env``."""
+    tokenizer: str | None = None
+    """See ``inference.tokenizer``; the model's name by default."""
+    inference: dict[str, Any] = Field(default_factory=dict)
+    """Further keys of the engine pool's configuration: ``engine``, ``chat_template``, ``attempts``, ..."""
 
 
 class ProrlModel(SimpleResponsesAPIModel):
@@ -58,7 +73,14 @@ class ProrlModel(SimpleResponsesAPIModel):
         """Return the app. The tokenizer loads now, so that a bad template fails the start; the pool opens later."""
         app = super().setup_webserver()
         config = self.config
-        inference = load_config(InferenceConfig, _pool_config(config), "prorl_model.inference")
+        pool_config = {
+            "engines": [config.base_url] if isinstance(config.base_url, str) else list(config.base_url),
+            "model": config.model,
+            "tokenizer": config.tokenizer or config.model,
+            "admission": "fixed",  # callers do not report the end of a rollout, and clients do not wait for admission
+            **config.inference,
+        }
+        inference = load_config(InferenceConfig, pool_config, "prorl_model.inference")
         codec = load_codec(
             inference.tokenizer, inference.chat_template, inference.template_options, inference.tool_format
         )
@@ -87,20 +109,14 @@ class ProrlModel(SimpleResponsesAPIModel):
         return app
 
     async def responses_dispatch(self, request: Request, body: dict[str, Any]) -> Any:
-        """Dispatch a body without fields that agents return and Gym's models refuse."""
         return await super().responses_dispatch(request, self._normalize_body(responses_wire, "responses", body))
 
     async def chat_completions_dispatch(self, request: Request, body: dict[str, Any]) -> Any:
-        """Dispatch a body without fields that agents return and Gym's models refuse."""
         body = self._normalize_body(chat_wire, "chat_completions", body)
         return await super().chat_completions_dispatch(request, body)
 
     async def messages(self, request: Request, body: dict[str, Any]) -> Any:
-        """Answer a messages call through Gym's converter; content that it does not know is refused.
-
-        Raises:
-            ConfigError: such content.
-        """
+        """Answer a messages call through Gym's converter. Raises ``ConfigError`` for content that it does not know."""
         try:
             return await super().messages(request, body)
         except NotImplementedError as error:
@@ -108,7 +124,6 @@ class ProrlModel(SimpleResponsesAPIModel):
                 raise ConfigError(f"messages: {error}.", "Send text, calls and their results.") from None
 
     async def responses(self, request: Request, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:
-        """Answer one Responses call."""
         params = body.model_dump(mode="json", exclude_none=True)
         with self._gateway.answering("responses"):
             answer = await self._gateway.answer(responses_wire, params, _session_of(request))
@@ -117,7 +132,6 @@ class ProrlModel(SimpleResponsesAPIModel):
     async def chat_completions(
         self, request: Request, body: NeMoGymChatCompletionCreateParamsNonStreaming
     ) -> NeMoGymChatCompletion:
-        """Answer one chat completion."""
         params = body.model_dump(mode="json", exclude_none=True)
         with self._gateway.answering("chat_completions"):
             answer = await self._gateway.answer(chat_wire, params, _session_of(request))
@@ -139,6 +153,7 @@ class ProrlModel(SimpleResponsesAPIModel):
             return await self._gateway.tokenize(wire, params, _session_of(request))
 
     def _normalize_body(self, wire: Wire, route: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a body without fields that agents return and Gym's models refuse."""
         body = {name: value for name, value in body.items() if name not in self.config.ignore_parameters}
         try:
             return wire.normalize_body(body)
@@ -147,20 +162,7 @@ class ProrlModel(SimpleResponsesAPIModel):
                 raise error from None
 
     async def metrics(self) -> Response:
-        """Return the metrics in Prometheus' text format."""
         return Response(self._gateway.metrics_page(), media_type=CONTENT_TYPE_LATEST)
-
-
-def _pool_config(config: ProrlModelConfig) -> dict[str, Any]:
-    """Return the pool's configuration: Gym's keys, and all others."""
-    urls = [config.base_url] if isinstance(config.base_url, str) else list(config.base_url)
-    return {
-        "engines": urls,
-        "model": config.model,
-        "tokenizer": config.tokenizer or config.model,
-        "admission": "fixed",  # callers do not report the end of a rollout, and clients do not wait for admission
-        **config.inference,
-    }
 
 
 def _session_of(request: Request) -> str:

@@ -14,8 +14,12 @@ from pathlib import Path
 import aiohttp
 
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox.images.registry.auth import CredentialFinder, RegistryAuth
-from prorl_gym.sandbox.images.registry.http import RegistryHttp, Retries, TransientError, read_bounded
+from prorl_gym.sandbox.images.registry.http import (
+    RegistryHttp,
+    Retries,
+    TransientError,
+    read_bounded,
+)
 from prorl_gym.sandbox.images.registry.oci_format import (
     ACCEPT,
     Descriptor,
@@ -23,7 +27,6 @@ from prorl_gym.sandbox.images.registry.oci_format import (
     Index,
     Manifest,
     RegistryReference,
-    parse_manifest,
     parse_model,
     select_platform,
 )
@@ -33,45 +36,31 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RegistryImage:
-    """What a registry's manifest states about an image."""
+    """The manifest of an image, as the registry states it."""
 
     reference: RegistryReference
     digest: str
-    """Of its manifest."""
+    """Digest of the manifest."""
     config: Descriptor
     layers: tuple[Descriptor, ...]
     """Lowest first."""
 
 
 class RegistryClient:
-    """Reads images of any registry; one per event loop, closed by its owner.
+    """Reads images of any registry, or of its mirror (URL by host); one per event loop, closed by its owner."""
 
-    Args:
-        mirrors: host of a reference to the URL of the registry used in its place.
-        retries: how often a request is repeated.
-        credentials: users and passwords; those of the environment and of Docker's and Apptainer's files by default.
-    """
-
-    def __init__(
-        self, mirrors: Mapping[str, str], retries: Retries | None = None, credentials: CredentialFinder | None = None
-    ) -> None:
+    def __init__(self, mirrors: Mapping[str, str], retries: Retries | None, login_host: str) -> None:
         self._mirrors = mirrors
         self._retries = retries or Retries()
-        self._http = RegistryHttp()
-        self._auth = RegistryAuth(self._http, credentials or CredentialFinder())
+        self._http = RegistryHttp(login_host)
         self._authorizations: dict[str, str] = {}
         """API of a repository -> the ``Authorization`` that it accepted."""
 
     async def close(self) -> None:
-        """Close the connections. Idempotent."""
         await self._http.close()
 
     async def fetch_image(self, reference: RegistryReference) -> RegistryImage:
-        """Read the manifest of this machine's image.
-
-        Raises:
-            SandboxError: ``IMAGE_MISSING``, ``IMAGE_BROKEN`` or ``SANDBOX_UNAVAILABLE``.
-        """
+        """Read the manifest of this machine's image."""
         digest, found = await self._fetch_manifest(reference, reference.tag_or_digest)
         if isinstance(found, Index):
             digest, found = await self._fetch_manifest(reference, select_platform(found, str(reference)).digest)
@@ -93,14 +82,13 @@ class RegistryClient:
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         if selector.startswith("sha256:"):
             _check_digest(data, selector, where)
-        return digest, parse_manifest(data, where)
+        model = Index if b'"manifests"' in data and b'"layers"' not in data else Manifest
+        return digest, parse_model(model, data, where)
 
     async def fetch_blob(self, reference: RegistryReference, blob: Descriptor, directory: Path) -> Path:
-        """Download a blob into ``directory`` and verify it, continuing an earlier attempt. The caller holds its lock.
+        """Download a blob into ``directory``, continuing an earlier attempt, and verify it.
 
-        Raises:
-            SandboxError: as ``fetch_image``.
-            OSError: the disk is full.
+        The caller holds its lock.
         """
         partial = _PartialBlob(directory, blob)
         try:
@@ -151,7 +139,7 @@ class RegistryClient:
                 yield _check_response(response, reference)
                 return
             challenges = response.headers.getall("WWW-Authenticate", [])
-        answer = await self._auth.answer_challenges(api, challenges)
+        answer = await self._http.answer_challenges(api, challenges)
         if answer is None:
             raise _response_error(reference, 401)
         self._authorizations[api] = answer
@@ -163,10 +151,6 @@ class _PartialBlob:
     """The file of a blob that may be incomplete: continued, bounded by the promised size, verified.
 
     The caller holds the lock of its digest. Everything but ``close`` and ``is_complete`` blocks on the disk.
-
-    Args:
-        directory: of all blobs.
-        blob: what the manifest promises.
     """
 
     def __init__(self, directory: Path, blob: Descriptor) -> None:
@@ -186,19 +170,13 @@ class _PartialBlob:
             self.reset()
 
     def reset(self) -> None:
-        """Start again with an empty file."""
         self._file.seek(0)
         self._file.truncate()
         self._digest = hashlib.sha256()
         self.size = 0
 
     def append(self, data: bytes) -> None:
-        """Append downloaded bytes.
-
-        Raises:
-            SandboxError: ``IMAGE_BROKEN``, the blob is longer than promised.
-            OSError: the disk is full.
-        """
+        """Append downloaded bytes; empties the file when the blob is longer than promised."""
         if self.size + len(data) > self._blob.size:
             self.reset()
             raise _broken(f"blob {self._blob.digest} is longer than the {self._blob.size} bytes its manifest promises.")
@@ -212,11 +190,7 @@ class _PartialBlob:
         return self.size == self._blob.size
 
     def verify(self) -> None:
-        """Compare with the digest.
-
-        Raises:
-            SandboxError: ``IMAGE_BROKEN``, the digests differ; the file is emptied.
-        """
+        """Compare with the digest; empties the file when it differs."""
         self._file.flush()
         found = f"sha256:{self._digest.hexdigest()}"
         if found != self._blob.digest:

@@ -37,8 +37,6 @@ _ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True, slots=True)
 class RegistryReference:
-    """One image in one registry."""
-
     host: str
     """As written; ``docker.io`` by default."""
     repository: str
@@ -47,11 +45,7 @@ class RegistryReference:
 
     @classmethod
     def parse(cls, text: str) -> "RegistryReference":
-        """Read a reference, with or without ``docker://``.
-
-        Raises:
-            SandboxError: ``IMAGE_MISSING``, it is malformed.
-        """
+        """Read a reference, with or without ``docker://``; ``IMAGE_MISSING`` when it is malformed."""
         rest, _, digest = text.removeprefix(DOCKER_SCHEME).partition("@")
         first, slash, remainder = rest.partition("/")
         # A first part that does not look like a host belongs to the name.
@@ -79,11 +73,7 @@ class RegistryReference:
         return f"{DOCKER_SCHEME}{self.host}/{self.repository}{mark}{self.tag_or_digest}"
 
     def api_url(self, mirrors: Mapping[str, str]) -> str:
-        """Return the base URL of the registry's API for this repository.
-
-        Args:
-            mirrors: host to the URL of its replacement. Loopback hosts are reached without TLS.
-        """
+        """Return the base URL of the registry's API, or its mirror's, for this repository. Loopback has no TLS."""
         base = mirrors.get(self.host)
         if base is None:
             name = self.host.rsplit(":", 1)[0]
@@ -99,22 +89,18 @@ class _RegistryModel(BaseModel):
 
 
 class Descriptor(_RegistryModel):
-    """Digest and size of a blob in a registry."""
+    """Digest and size of a blob."""
 
     digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
     size: Annotated[int, Field(ge=0)]
 
 
 class Platform(_RegistryModel):
-    """Where an image of an index runs."""
-
     os: str = ""
     architecture: str = ""
 
 
 class IndexEntry(Descriptor):
-    """One image of an index."""
-
     platform: Platform = Platform()
 
 
@@ -132,14 +118,10 @@ class Index(_RegistryModel):
 
 
 class ContainerConfig(_RegistryModel):
-    """Run configuration of an image."""
-
     env: tuple[str, ...] | None = Field(alias="Env", default=None)
 
 
 class ImageConfig(_RegistryModel):
-    """The configuration of an image."""
-
     config: ContainerConfig | None = None
 
     @property
@@ -156,25 +138,11 @@ class TokenResponse(_RegistryModel):
     access_token: str = ""
 
 
-def parse_manifest(data: bytes, where: str) -> Manifest | Index:
-    """Read a manifest or an index.
-
-    Raises:
-        SandboxError: ``IMAGE_BROKEN``, it is neither.
-    """
-    model = Index if b'"manifests"' in data and b'"layers"' not in data else Manifest
-    return parse_model(model, data, where)
-
-
 Model = TypeVar("Model", bound=_RegistryModel)
 
 
 def parse_model(model: type[Model], data: bytes, where: str) -> Model:
-    """Read one of the models of this module.
-
-    Raises:
-        SandboxError: ``IMAGE_BROKEN``, the data does not fit the model.
-    """
+    """Read one of the models of this module; ``IMAGE_BROKEN`` when the data does not fit."""
     try:
         return model.model_validate_json(data)
     except ValidationError as error:
@@ -188,11 +156,7 @@ def parse_model(model: type[Model], data: bytes, where: str) -> Model:
 
 
 def select_platform(index: Index, where: str) -> IndexEntry:
-    """Return this machine's image of an index.
-
-    Raises:
-        SandboxError: ``IMAGE_MISSING``, there is none.
-    """
+    """Return this machine's image of an index; ``IMAGE_MISSING`` when there is none."""
     wanted = _ARCHITECTURE.get(platform.machine(), platform.machine())
     for choice in index.manifests:
         if (choice.platform.os, choice.platform.architecture) == ("linux", wanted):

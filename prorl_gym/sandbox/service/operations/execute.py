@@ -11,15 +11,15 @@ from errno import E2BIG, EACCES, EINVAL, ELIBBAD, ELOOP, ENOENT, ENOEXEC, ENOMEM
 
 from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
 from prorl_gym.sandbox.cancellation import run_shielded
+from prorl_gym.sandbox.guest.guest_messages import ChildStartError
 from prorl_gym.sandbox.limit_breach import Breach, classify_breach
 from prorl_gym.sandbox.protocol import ExecResult, SandboxLimits
-from prorl_gym.sandbox.service.guest_channel import ChildStartError, GuestChannel
-from prorl_gym.sandbox.service.operations.fd_streams import FdReader, FdWriter
-from prorl_gym.sandbox.service.operations.output_capture import OutputCapture
+from prorl_gym.sandbox.service.guest_channel import GuestChannel
+from prorl_gym.sandbox.service.operations.fd_streams import FdReader, FdWriter, OutputCapture
 
 _SIGKILL_EXIT_CODE = 128 + signal.SIGKILL
 UNUSABLE_PROGRAM_ERRNOS = (ENOENT, ENOTDIR, EACCES, ENOEXEC, ELOOP, ETXTBSY, ELIBBAD)
-"""What is wrong with the file, not with the sandbox, when a program cannot be executed."""
+"""Flaws of the file, not of the sandbox, when a program cannot be executed."""
 
 
 class ChildProcess:
@@ -40,28 +40,17 @@ class ChildProcess:
         env: Mapping[str, str],
         cwd: str | None = None,
         limits: SandboxLimits | None = None,
-        stdin: bool,
-        merge_stderr: bool,
-        side_socket: bool,
+        stdin: bool = True,
+        merge_stderr: bool = False,
+        side_socket: bool = False,
         template: socket.socket | None = None,
     ) -> "ChildProcess":
         """Start a program.
 
-        Args:
-            channel: the guest.
-            argv: program and arguments.
-            env: added to the sandbox's environment.
-            cwd: working directory.
-            limits: narrower limits.
-            stdin: a pipe for stdin; /dev/null otherwise.
-            merge_stderr: stderr goes where stdout goes.
-            side_socket: a stream socket as the child's descriptor 3.
-            template: fork the template of python workers at the other end of this socket instead; ``argv`` is unused.
-
-        Raises:
-            ChildStartError: it could not be started.
-            OSError: ``E2BIG``.
-            SandboxError: the sandbox is lost.
+        ``env`` is added to the sandbox's environment. ``stdin``: a pipe, else /dev/null. ``merge_stderr``: stderr goes
+        where stdout goes. ``side_socket``: a stream socket as the child's descriptor 3. ``template``: fork the template
+        of python workers at the other end of this socket instead; ``argv`` is unused then. Raises ``ChildStartError``
+        when it could not be started.
         """
         if flaw := invalid_command_reason(argv, env, cwd or ""):
             raise ChildStartError(EINVAL, "exec", flaw)
@@ -78,16 +67,17 @@ class ChildProcess:
         )
         return cls(channel, reply.fields["pid"], reply.descriptors)
 
+    @property
+    def was_sigkilled(self) -> bool:
+        """Whether SIGKILL ended the child itself."""
+        return self.exited.done() and not self.exited.exception() and self.exited.result() == -signal.SIGKILL
+
     async def send_signal(self, number: int) -> None:
         """Send a signal to the child and the processes of its group, as C-c on a terminal would."""
         await self._channel.request("signal", pid=self.pid, signal=number)
 
     async def kill(self) -> None:
-        """Kill it with everything below it and wait for its end.
-
-        Raises:
-            SandboxError: the sandbox is lost, or the tree did not die.
-        """
+        """Kill it with everything below it and wait for its end; ``SandboxError`` when the tree did not die."""
         if self.exited.done():
             return
         reply = await self._channel.request("kill_tree", pid=self.pid)
@@ -121,9 +111,7 @@ async def execute(
         raise ValueError("exec needs a program")
     started = time.monotonic()
     try:
-        child = await ChildProcess.spawn(
-            channel, argv, env=env or {}, cwd=cwd, limits=limits, stdin=True, merge_stderr=False, side_socket=False
-        )
+        child = await ChildProcess.spawn(channel, argv, env=env or {}, cwd=cwd, limits=limits)
     except ChildStartError as failure:
         return _start_failure_result(failure, argv[0], cwd)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Pipes on the event loop: readers that capture, a writer that feeds; nothing blocks and nothing is polled."""
+"""Pipes on the event loop: readers, a writer and bounded captures of output; nothing blocks and nothing is polled."""
 
 import _thread
 import asyncio
@@ -11,6 +11,8 @@ _BYTES_PER_TURN = 1 << 16
 """Bytes moved before other tasks get a turn."""
 _MAX_PIPE_BYTES = 1 << 20
 """The most that can still be in a pipe after its writer ended."""
+_CONTINUATION = bytes(range(0x80, 0xC0))
+"""Bytes of a UTF-8 character after its first."""
 
 
 def write_in_thread(fd: int, data: bytes) -> "asyncio.Future[bool]":
@@ -39,12 +41,7 @@ def write_in_thread(fd: int, data: bytes) -> "asyncio.Future[bool]":
 
 
 class FdReader:
-    """Reads a descriptor into ``on_data`` until end of file or ``close``. Owns the descriptor.
-
-    Args:
-        fd: a pipe, a terminal master or a socket.
-        on_data: gets the bytes, on the loop.
-    """
+    """Reads a descriptor, which it owns, into ``on_data`` until end of file or ``close``."""
 
     def __init__(self, fd: int, on_data: Callable[[bytes], None]) -> None:
         os.set_blocking(fd, False)
@@ -73,7 +70,6 @@ class FdReader:
             self._on_data(data)
 
     def close(self) -> None:
-        """Stop and close the descriptor. Idempotent."""
         if self._fd >= 0:
             self._unwatch()
             os.close(self._fd)
@@ -86,12 +82,7 @@ class FdReader:
 
 
 class FdWriter:
-    """Writes bytes to a descriptor as it takes them.
-
-    Args:
-        fd: a pipe or a terminal master.
-        owns_fd: close ``fd`` once everything is written (or its reader is gone).
-    """
+    """Writes bytes to a descriptor as it takes them; one that it owns is closed once all is written."""
 
     def __init__(self, fd: int, data: bytes = b"", *, owns_fd: bool) -> None:
         os.set_blocking(fd, False)
@@ -102,12 +93,10 @@ class FdWriter:
         self._flush()
 
     def write(self, data: bytes) -> None:
-        """Add to what is to be written."""
         self._pending = memoryview(bytes(self._pending) + data)
         self._flush()
 
     def discard_pending(self) -> None:
-        """Forget what was not written yet."""
         self._pending = memoryview(b"")
         if self._fd >= 0:
             self._loop.remove_writer(self._fd)
@@ -137,3 +126,92 @@ class FdWriter:
             self.close()
         else:
             self.discard_pending()
+
+
+class OutputCapture:
+    """Keeps ``limit`` bytes of any number, half from the start and half from the end, in bounded memory."""
+
+    def __init__(self, limit: int) -> None:
+        self._head_limit = max(limit, 2) // 2
+        self._tail_limit = max(limit, 2) - self._head_limit
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.total_bytes = 0
+        """Bytes that came since the last ``pop_bytes``."""
+
+    @property
+    def dropped_bytes(self) -> int:
+        """Bytes that were dropped since the last ``pop_bytes``."""
+        return max(0, self.total_bytes - self._head_limit - self._tail_limit)
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self._head) + len(self._tail)
+
+    def feed(self, data: bytes) -> None:
+        self.total_bytes += len(data)
+        room = self._head_limit - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if len(data) >= self._tail_limit:
+            self._tail[:] = data[-self._tail_limit :]
+        elif data:
+            self._tail += data
+            if len(self._tail) > 2 * self._tail_limit:  # now and then, so that many small pieces stay cheap
+                del self._tail[: -self._tail_limit]
+
+    def pop_bytes(self) -> bytes:
+        """Return the bytes that were kept, with the marker where something is missing, and start again."""
+        head, tail, left_out = self._pop_parts()
+        return head + (_marker(left_out).encode() if left_out else b"") + tail
+
+    def pop_text(self, *, final: bool = True) -> str:
+        r"""Return it decoded, undecodable bytes replaced, ``\r\n`` folded to ``\n``, and start again.
+
+        Unless it is ``final``, a character that is not complete yet is kept for the next time.
+        """
+        head, tail, left_out = self._pop_parts()
+        if left_out:
+            # The cut may have gone through a character: its halves belong to what was left out.
+            head = head[: len(head) - _incomplete_suffix(head)]
+            tail = tail[:3].lstrip(_CONTINUATION) + tail[3:]
+        if not final:
+            last = tail or head
+            keep = 1 if last.endswith(b"\r") else _incomplete_suffix(last)
+            if keep:
+                self.feed(last[-keep:])
+                if tail:
+                    tail = tail[:-keep]
+                else:
+                    head = head[:-keep]
+        if not left_out:
+            return _decode(head + tail)
+        return _decode(head) + _marker(left_out) + _decode(tail)
+
+    def _pop_parts(self) -> tuple[bytes, bytes, int]:
+        left_out = self.dropped_bytes
+        head, tail = bytes(self._head), bytes(self._tail[-self._tail_limit :])
+        self._head.clear()
+        self._tail.clear()
+        self.total_bytes = 0
+        return head, tail, left_out
+
+
+def _marker(left_out: int) -> str:
+    return f"\n[... {left_out} bytes left out ...]\n"
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", "replace").replace("\r\n", "\n")
+
+
+def _incomplete_suffix(data: bytes) -> int:
+    """Length of a UTF-8 character at the end that lacks bytes; 0 when there is none."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte in _CONTINUATION:
+            continue
+        length = 2 if byte >> 5 == 0b110 else 3 if byte >> 4 == 0b1110 else 4 if byte >> 3 == 0b11110 else 1
+        return back if length > back else 0
+    return 0

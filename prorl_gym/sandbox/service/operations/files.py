@@ -12,8 +12,9 @@ import json
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from errno import EFBIG, EINVAL, ENAMETOOLONG
-from typing import Any, Final, Generic, Literal, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from prorl_gym.errors import Evidence, FailureKind, SandboxError
 from prorl_gym.sandbox.cancellation import run_shielded
@@ -24,7 +25,7 @@ from prorl_gym.sandbox.service.operations.execute import ChildProcess, invalid_r
 
 T = TypeVar("T")
 _MIN_BYTES_PER_SECOND = 1 << 20
-"""Bytes a second that it must come to in any case."""
+"""Slowest pace at which an operation may move bytes."""
 _BYTES_PER_TURN = 256 << 10
 """Bytes moved before other tasks get a turn."""
 _MAX_LISTING = 64 << 20
@@ -33,52 +34,33 @@ _KINDS: Final = ("file", "directory", "symlink", "other")
 
 
 async def write_file(channel: GuestChannel, path: str, data: bytes, mode: int | None) -> None:
-    """Replace the content of a file; see ``Sandbox.write_file``."""
     request = {"what": "write", "path": path, "mode": mode, "size": len(data)}
-    await _run_operation(channel, request, _identity, data=data)
+    await _run_operation(channel, request, bytes, data=data)
 
 
 async def read_file(channel: GuestChannel, path: str, limit: int) -> bytes:
-    """Read a regular file; see ``Sandbox.read_file``."""
-    return b"".join(await _run_operation(channel, {"what": "read", "path": path, "limit": limit}, _identity, limit))
+    return b"".join(await _run_operation(channel, {"what": "read", "path": path, "limit": limit}, bytes, limit))
 
 
 async def list_dir(channel: GuestChannel, path: str) -> list[FileEntry]:
-    """List a directory; see ``Sandbox.list_dir``."""
     pieces = await _run_operation(channel, {"what": "list", "path": path}, _read_entries, _MAX_LISTING)
     return [entry for entries in pieces for entry in entries]
-
-
-def check_path(path: str) -> None:
-    """Refuse what cannot be a path.
-
-    Raises:
-        OSError: ``EINVAL`` for a NUL byte or a character that no file name can hold, ``ENAMETOOLONG``.
-    """
-    if flaw := invalid_reason(path):
-        raise OSError(EINVAL, f"the path {flaw}", path)
-    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-        raise OSError(ENAMETOOLONG, os.strerror(ENAMETOOLONG), path)
 
 
 async def _run_operation(
     channel: GuestChannel, request: dict[str, Any], convert: Callable[[bytes], T], limit: int = 0, data: bytes = b""
 ) -> list[T]:
-    """Do one operation, if need be after ending what holds it up.
+    """Do one operation (see ``transfer``), if need be after ending what holds it up.
 
-    Args:
-        channel: the guest.
-        request: what to do; see ``transfer``.
-        convert: makes a result of each piece that comes.
-        limit: bytes of all pieces.
-        data: bytes that go.
-
-    Raises:
-        OSError: as a program inside would see it.
-        SandboxError: ``SANDBOX_LOST`` also when what holds it up cannot be ended; ``SANDBOX_UNAVAILABLE`` when
-            nothing of the payload's is left that could.
+    ``convert`` makes a result of each piece that comes, ``limit`` bounds the bytes of all pieces. Raises ``OSError`` as
+    a program inside would see it; ``SandboxError``: ``SANDBOX_LOST`` also when what holds it up cannot be ended,
+    ``SANDBOX_UNAVAILABLE`` when nothing of the payload's is left that could.
     """
-    check_path(request["path"])
+    path = request["path"]
+    if flaw := invalid_reason(path):
+        raise OSError(EINVAL, f"the path {flaw}", path)
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise OSError(ENAMETOOLONG, os.strerror(ENAMETOOLONG), path)
     is_relieved, timeouts = False, channel.timeouts
     while True:
         reply = await channel.start_child("transfer", **request)
@@ -89,12 +71,14 @@ async def _run_operation(
             if not ended and not is_relieved:
                 is_relieved = await _kill_payload(channel)
                 ended = await operation.wait(timeouts.file_stall_after_kill)
-            if ended and operation.collect_result(request["path"]):
+            if ended and operation.collect_result(path):
                 return operation.pieces
         finally:
             operation.close_socket()
             if not child.exited.done() and not channel.is_closed:
-                await run_shielded(_request_kill(channel, child))
+                # Its end, for which nothing waits, comes when the kernel lets it.
+                with suppress(SandboxError):  # the sandbox is gone, and the child with it
+                    await run_shielded(channel.request("kill_tree", pid=child.pid))
         if is_relieved:
             # Not the payload: it is gone. Had something of it survived, `_kill_payload` would have raised.
             fault = "do not end" if not ended else "are killed"
@@ -114,24 +98,8 @@ async def _kill_payload(channel: GuestChannel) -> bool:
     raise SandboxError.from_evidence(Evidence.SANDBOX_LOST_UNEXPLAINED, what)
 
 
-async def _request_kill(channel: GuestChannel, child: ChildProcess) -> None:
-    """Kill a child without waiting for its end, which comes when the kernel lets it."""
-    try:
-        await channel.request("kill_tree", pid=child.pid)
-    except SandboxError:  # the sandbox is gone, and the child with it
-        return
-
-
 class _Operation(Generic[T]):
-    """The conversation with a child of the guest that does one operation.
-
-    Args:
-        channel: the guest.
-        child: its one descriptor is the connection to it.
-        data: to be sent to it.
-        convert: called with each piece that it sends, on the loop.
-        limit: bytes of all pieces.
-    """
+    """The conversation with a child of the guest that does one operation; ``convert`` gets each piece that it sends."""
 
     def __init__(
         self, channel: GuestChannel, child: ChildProcess, data: bytes, convert: Callable[[bytes], T], limit: int
@@ -151,11 +119,7 @@ class _Operation(Generic[T]):
             self._loop.add_writer(self._socket, self._send)
 
     async def wait(self, stall_seconds: float) -> bool:
-        """Wait for its end, so many seconds and the time for its bytes; whether it has ended.
-
-        Raises:
-            SandboxError: the sandbox is lost.
-        """
+        """Wait for its end, so many seconds and the time for its bytes; whether it has ended."""
         deadline = self._loop.time() + stall_seconds - self._bytes_moved / _MIN_BYTES_PER_SECOND
         while not self._exited.done():
             left = deadline + self._bytes_moved / _MIN_BYTES_PER_SECOND - self._loop.time()
@@ -166,11 +130,7 @@ class _Operation(Generic[T]):
         return True
 
     def collect_result(self, path: str) -> bool:
-        """Read the rest of what an ended one sent; ``False``: it was killed before it was done.
-
-        Raises:
-            OSError: it failed.
-        """
+        """Read the rest of what an ended one sent; ``False``: it was killed before it was done."""
         while self._receive():
             continue
         if isinstance(self._outcome, OSError):
@@ -229,14 +189,6 @@ class _Operation(Generic[T]):
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def _identity(data: bytes) -> bytes:
-    return data
-
-
 def _read_entries(data: bytes) -> list[FileEntry]:
     rows = cast(list[tuple[str, str, int, int]], json.loads(data))
-    return [FileEntry(name, _kind(kind), size, mode) for name, kind, size, mode in rows]
-
-
-def _kind(word: str) -> Literal["file", "directory", "symlink", "other"]:
-    return word if word in _KINDS else "other"
+    return [FileEntry(name, kind if kind in _KINDS else "other", size, mode) for name, kind, size, mode in rows]

@@ -17,7 +17,8 @@ from errno import EINVAL, ETIMEDOUT
 
 from prorl_gym.errors import SandboxError
 from prorl_gym.sandbox.cancellation import run_shielded
-from prorl_gym.sandbox.service.guest_channel import ChildStartError, GuestChannel
+from prorl_gym.sandbox.guest.guest_messages import ChildStartError
+from prorl_gym.sandbox.service.guest_channel import GuestChannel
 from prorl_gym.sandbox.service.operations.execute import ChildProcess, invalid_command_reason, to_exit_code
 from prorl_gym.sandbox.service.operations.fd_streams import FdWriter, write_in_thread
 
@@ -27,12 +28,7 @@ _TEXT_SECONDS = 10.0
 
 
 class OutputStream:
-    """One direction of output, read on demand: unread output stays in the kernel and holds the writer back.
-
-    Args:
-        fd: a pipe or a terminal master.
-        exited: done when the program has ended. Background jobs may hold the descriptor open for longer.
-    """
+    """One direction of output, read on demand: unread output stays in the kernel and holds the writer back."""
 
     def __init__(self, fd: int, exited: "asyncio.Future[int]") -> None:
         os.set_blocking(fd, False)
@@ -50,23 +46,15 @@ class OutputStream:
                     return b""
             except OSError:  # a terminal whose other side is closed gives EIO
                 return b""
-            await self._readable_or_ended()
-
-    async def _readable_or_ended(self) -> None:
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = loop.create_future()
-
-        def wake(*_: object) -> None:
-            if not ready.done():
-                ready.set_result(None)
-
-        loop.add_reader(self._fd, wake)
-        self._exited.add_done_callback(wake)
-        try:
-            await ready
-        finally:
-            loop.remove_reader(self._fd)
-            self._exited.remove_done_callback(wake)
+            loop = asyncio.get_running_loop()
+            readable = asyncio.Event()
+            loop.add_reader(self._fd, readable.set)
+            waiting = asyncio.ensure_future(readable.wait())
+            try:
+                await asyncio.wait([waiting, self._exited], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                loop.remove_reader(self._fd)
+                waiting.cancel()
 
 
 class InteractiveProcess:
@@ -86,15 +74,8 @@ class InteractiveProcess:
     async def start_on_pipes(
         cls, channel: GuestChannel, argv: Sequence[str], *, env: Mapping[str, str], cwd: str
     ) -> "InteractiveProcess":
-        """Start a program on three pipes.
-
-        Raises:
-            ChildStartError: it could not be started.
-            SandboxError: the sandbox is lost.
-        """
-        child = await ChildProcess.spawn(
-            channel, argv, env=env, cwd=cwd, stdin=True, merge_stderr=False, side_socket=False
-        )
+        """Start a program on three pipes."""
+        child = await ChildProcess.spawn(channel, argv, env=env, cwd=cwd)
         (feed, output, errors), child.descriptors = child.descriptors, []
         return cls(channel, child, feed, output, errors)
 
@@ -102,12 +83,7 @@ class InteractiveProcess:
     async def start_on_terminal(
         cls, channel: GuestChannel, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, rows: int, columns: int
     ) -> "InteractiveProcess":
-        """Start a program on a terminal of its own: the guest's bash becomes it. Exit code 126: no such directory.
-
-        Raises:
-            ChildStartError: there is no bash.
-            SandboxError: the sandbox is lost.
-        """
+        """Start a program on a terminal: the guest's bash becomes it. Exit code 126: no such directory."""
         if flaw := invalid_command_reason(argv, env, cwd):
             raise ChildStartError(EINVAL, "exec", flaw)
         reply = await channel.start_child("shell", env=dict(env), cwd=cwd)
@@ -115,7 +91,10 @@ class InteractiveProcess:
         child = ChildProcess(channel, reply.fields["pid"], [nonces, reports, text])
         live = cls(channel, child, master, master, None)
         live.resize(rows, columns)
-        _make_interactive(master)
+        modes = termios.tcgetattr(master)  # those that programs expect; the guest's own are for the persistent shell
+        modes[1] |= termios.OPOST | termios.ONLCR
+        modes[3] |= termios.ECHO | termios.ECHOE | termios.ECHOK
+        termios.tcsetattr(master, termios.TCSANOW, modes)
         enter = f"cd -- {shlex.quote(cwd)} || exit 126"
         script = f"unset PROMPT_COMMAND PS1 PS2; {enter}; exec {shlex.join(argv)}"
         os.set_blocking(nonces, False)
@@ -133,15 +112,14 @@ class InteractiveProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the program has neither ended nor been closed."""
         return not self._closed and not self._child.exited.done()
 
     def write(self, data: bytes) -> None:
-        """Give it input. Never blocks: what it does not read yet is kept."""
+        """Give it input. Never blocks: input that it does not read yet is kept."""
         self._writer.write(data)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Set the terminal's size; the foreground job hears SIGWINCH."""
+        """Set the terminal's size; the foreground job gets SIGWINCH."""
         fcntl.ioctl(self._input_fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     async def send_signal(self, number: int) -> None:
@@ -150,11 +128,7 @@ class InteractiveProcess:
             await self._child.send_signal(number)
 
     async def wait(self) -> int:
-        """Wait for its end and return the exit code, as a shell reports it.
-
-        Raises:
-            SandboxError: the sandbox is lost.
-        """
+        """Wait for its end and return the exit code, as a shell reports it."""
         return to_exit_code(await asyncio.shield(self._child.exited))
 
     async def close(self) -> None:
@@ -164,18 +138,9 @@ class InteractiveProcess:
         self._closed = True
         try:
             if not self._channel.is_closed:
-                await run_shielded(self._child.kill())
-        except SandboxError:  # the sandbox is gone, and the program with it
-            return
+                with suppress(SandboxError):  # the sandbox is gone, and the program with it
+                    await run_shielded(self._child.kill())
         finally:
             self._writer.close()
             for fd in self._owned_fds:
                 os.close(fd)
-
-
-def _make_interactive(master: int) -> None:
-    """Give the terminal the modes that programs expect; the guest's own are for the persistent shell."""
-    modes = termios.tcgetattr(master)
-    modes[1] |= termios.OPOST | termios.ONLCR
-    modes[3] |= termios.ECHO | termios.ECHOE | termios.ECHOK
-    termios.tcsetattr(master, termios.TCSANOW, modes)

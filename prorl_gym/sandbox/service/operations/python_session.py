@@ -7,23 +7,24 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, cast
 
 from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnfitImageError, UnusableSandboxError
 from prorl_gym.sandbox.cancellation import run_shielded
-from prorl_gym.sandbox.limit_breach import Breach, classify_breach
+from prorl_gym.sandbox.guest.guest_messages import ChildStartError
+from prorl_gym.sandbox.limit_breach import classify_breach
 from prorl_gym.sandbox.protocol import CellResult, SandboxSpec
-from prorl_gym.sandbox.service.guest_channel import ChildStartError, GuestChannel
+from prorl_gym.sandbox.service.guest_channel import GuestChannel
 from prorl_gym.sandbox.service.operations.execute import (
     UNUSABLE_PROGRAM_ERRNOS,
     ChildProcess,
     start_failure_error,
     to_exit_code,
 )
-from prorl_gym.sandbox.service.operations.fd_streams import FdReader, FdWriter
-from prorl_gym.sandbox.service.operations.output_capture import OutputCapture
+from prorl_gym.sandbox.service.operations.fd_streams import FdReader, FdWriter, OutputCapture
 
 _MAX_IMAGES = 8
 _MAX_ANSWER = 16 << 20
@@ -36,13 +37,13 @@ _KERNEL_DEFECT = (
     "has no ipykernel that works",
     "Install ipykernel in the image (`prorl-gym images build prorl-python` has it) or set python_tool: session.",
 )
-"""What is wrong with an image that cannot run the worker, and the fix."""
+"""Flaw of an image that cannot run the worker, and the fix."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True, slots=True)
 class _CellReply:
-    """A worker's answer to a cell; ``None`` instead of one: it died or sent something else."""
+    """A worker's answer to a cell."""
 
     ok: bool
     images: tuple[bytes, ...] = ()
@@ -51,12 +52,7 @@ class _CellReply:
 
 
 class _PythonWorker:
-    """A process that runs cells, one at a time; see ``guest/cell_worker.py``.
-
-    Args:
-        child: the process.
-        capture: gets what cells print.
-    """
+    """A process that runs cells, one at a time; see ``guest/cell_worker.py``. ``capture`` gets what cells print."""
 
     def __init__(self, child: ChildProcess, capture: OutputCapture) -> None:
         self._loop = asyncio.get_running_loop()
@@ -84,7 +80,7 @@ class _PythonWorker:
         return True
 
     def run_cell(self, code: str) -> "asyncio.Future[_CellReply | None]":
-        """Send a cell; the future is done when it or the worker has ended, and all it printed is captured."""
+        """Send a cell; the future is done when it or the worker (``None``) has ended, and its output is captured."""
         self._answer = self._loop.create_future()
         self._expected_cell = secrets.token_hex(8)
         if self.child.exited.done():
@@ -92,19 +88,13 @@ class _PythonWorker:
         self._requests.write(json.dumps({"cell": self._expected_cell, "code": code}).encode("ascii") + b"\n")
         return self._answer
 
-    async def interrupt(self) -> None:
-        """SIGINT, as a terminal's C-c."""
-        await self.child.send_signal(signal.SIGINT)
-
     async def kill(self) -> None:
-        """Kill it with everything below it."""
         try:
             await self.child.kill()
         finally:
             self.close_descriptors()
 
     def close_descriptors(self) -> None:
-        """Close its descriptors. Idempotent."""
         for stream in (self._requests, self._answers, self._stdout):
             stream.close()
 
@@ -163,12 +153,9 @@ def _decode_images(encoded: Sequence[Any]) -> tuple[bytes, ...]:
 class PersistentPython:
     """A ``PythonSession``.
 
-    Args:
-        channel: the guest.
-        spec: image, output limit, and which kind of worker runs the cells.
-        program: the interpreter, searched in the sandbox's PATH.
-        open_template: requests a fork of a template that holds what ``program`` would load, and returns the socket
-            that the guest is to be given; or ``None`` when there is no template.
+    ``program`` is the interpreter, searched in the sandbox's PATH. ``open_template`` requests a fork of a template that
+    holds what ``program`` would load, and returns the socket that the guest is to be given; or ``None`` when there is
+    no template.
     """
 
     def __init__(
@@ -182,24 +169,22 @@ class PersistentPython:
         self._spec = spec
         self._program = program
         self._open_template = open_template
-        self._cell_runner = ""
+        self.cell_runner = ""
+        """Runner of cells: ``ipython``, ``console`` (the standard library's) or ``kernel``; "" before the start."""
         self._capture = OutputCapture(spec.limits.output)
         self._worker: _PythonWorker | None = None
         self._kill_evidence: Evidence | None = None
         self._sigkilled_inside: bool | None = None
-        """What is known of a worker that was killed while it started; see ``GuestChannel``."""
+        """``GuestChannel.was_sigkilled_inside`` of a worker that was killed while it started."""
         self._was_started = False
         self._was_restarted = False
 
-    @property
-    def cell_runner(self) -> str:
-        """What runs the cells: ``ipython``, ``console`` (the standard library's) or ``kernel``; "" before the start."""
-        return self._cell_runner
-
     async def run_cell(self, code: str, *, timeout: float) -> CellResult:
-        """See ``PythonSession.run_cell``. One cell at a time."""
+        """One cell at a time."""
         await self.ensure_started()
-        worker = self._require_worker()
+        worker = self._worker
+        if worker is None:
+            raise SandboxError(FailureKind.SANDBOX_LOST, "the python session of this sandbox was closed.")
         answer = worker.run_cell(code)
         timed_out = False
         try:
@@ -215,21 +200,17 @@ class PersistentPython:
         return await self._result(worker, answer.result() if answer.done() else None, timed_out)
 
     async def close(self) -> None:
-        """Kill the worker. Idempotent."""
         worker, self._worker = self._worker, None
         if worker is not None:
-            try:
+            with suppress(SandboxError):  # the sandbox is gone, and the worker with it
                 await run_shielded(worker.kill())
-            except SandboxError:  # the sandbox is gone, and the worker with it
-                return
 
     async def ensure_started(self) -> None:
         """Start a worker unless one lives.
 
-        Raises:
-            SandboxError: ``IMAGE_BROKEN`` when there never was a working python3 (or kernel),
-                ``SANDBOX_BROKEN_BY_AGENT`` when it stopped working; ``SANDBOX_LOST`` when the sandbox is gone or the
-                worker was killed from outside, ``SANDBOX_UNAVAILABLE`` when it is only slow.
+        Raises ``SandboxError``: ``IMAGE_BROKEN`` when there never was a working python3 (or kernel),
+        ``SANDBOX_BROKEN_BY_AGENT`` when it stopped working; ``SANDBOX_LOST`` when the sandbox is gone or the worker was
+        killed from outside, ``SANDBOX_UNAVAILABLE`` when it is only slow.
         """
         if self._worker is not None and not self._worker.child.exited.done():
             return
@@ -243,7 +224,7 @@ class PersistentPython:
             worker = await self._start()
         if worker is None:
             raise self._killed_at_start()
-        self._worker, self._was_started, self._cell_runner = worker, True, worker.cell_runner
+        self._worker, self._was_started, self.cell_runner = worker, True, worker.cell_runner
 
     async def _start(self) -> _PythonWorker | None:
         """Start a worker; ``None`` when it was killed before it was ready, and no limit of the sandbox explains it."""
@@ -268,7 +249,7 @@ class PersistentPython:
         except BaseException:
             await run_shielded(worker.kill())
             raise
-        killed = _was_sigkilled(worker)
+        killed = worker.child.was_sigkilled
         await run_shielded(worker.kill())
         self._raise_if_lost("while python3 started")
         detail = self._capture.pop_text().strip().rpartition("\n")[2][:200]
@@ -281,7 +262,6 @@ class PersistentPython:
         raise self._image_error(f"{defect} ({detail or 'no output'})", fix)
 
     async def _spawn_worker(self) -> _PythonWorker:
-        """Start a worker: a pipe for its output, a stream socket as descriptor 3."""
         if self._open_template is not None and (template := self._open_template()) is not None:
             with template:
                 try:
@@ -304,7 +284,7 @@ class PersistentPython:
         """SIGINT, then SIGKILL of the worker with everything it started."""
         if self._channel.is_closed or worker.child.exited.done():
             return
-        await worker.interrupt()
+        await worker.child.send_signal(signal.SIGINT)  # as a terminal's C-c
         await asyncio.wait([answer], timeout=self._channel.timeouts.python_interrupt)
         if not answer.done() and not self._channel.is_closed:
             await worker.kill()
@@ -313,31 +293,23 @@ class PersistentPython:
         self._raise_if_lost("while it ran python")
         restarted, self._was_restarted = self._was_restarted, False
         truncated = self._capture.dropped_bytes > 0
+        ok, note, images = False, "", ()
         if answer is not None:
-            output, ok = self._capture.pop_text(), answer.ok and not timed_out
-            breach = self._find_breach(worker, 0 if ok else 1, output, timed_out, truncated)
-            return CellResult(output, ok, answer.images, timed_out, restarted, breach)
-        if not timed_out:
-            await self._raise_if_killed_unexplained(worker)
-        await run_shielded(worker.kill())
-        self._worker = None
-        output, code = self._capture.pop_text(), to_exit_code(worker.child.exited.result())
-        note = f"[python ended (exit code {code}) and was started again: all variables are gone]\n"
-        breach = self._find_breach(worker, code, output, timed_out, truncated)
-        return CellResult(output + note, False, (), timed_out, True, breach)
-
-    def _find_breach(
-        self, worker: _PythonWorker, code: int, words: str, timed_out: bool, truncated: bool
-    ) -> Breach | None:
+            ok, images = answer.ok and not timed_out, answer.images
+            code = 0 if ok else 1
+        else:
+            if not timed_out:
+                await self._raise_if_killed_unexplained(worker)
+            await run_shielded(worker.kill())
+            self._worker, restarted = None, True
+            code = to_exit_code(worker.child.exited.result())
+            note = f"[python ended (exit code {code}) and was started again: all variables are gone]\n"
+        output = self._capture.pop_text()
         observed = self._channel.pop_breaches(worker.child.pid)
-        return classify_breach(
-            exit_code=code, observed=observed, output=words, timed_out=timed_out, truncated=truncated
+        breach = classify_breach(
+            exit_code=code, observed=observed, output=output, timed_out=timed_out, truncated=truncated
         )
-
-    def _require_worker(self) -> _PythonWorker:
-        if self._worker is None:
-            raise SandboxError(FailureKind.SANDBOX_LOST, "the python session of this sandbox was closed.")
-        return self._worker
+        return CellResult(output + note, ok, images, timed_out, restarted, breach)
 
     def _raise_if_lost(self, when: str) -> None:
         """Call before an end is blamed on the image or on the agent: a dying sandbox takes its processes first."""
@@ -348,20 +320,15 @@ class PersistentPython:
         what = "python3 was killed twice while it started."
         if self._kill_evidence is not None:
             return SandboxError.from_evidence(self._kill_evidence, what)
-        if (
-            self._sigkilled_inside and not self._was_started
-        ):  # by the image's own python3, or by what a payload put in its place
+        if self._sigkilled_inside and not self._was_started:  # by the image's python3, or what a payload put there
             return UnusableSandboxError(what)
         evidence = Evidence.PAYLOAD_BROKE_SANDBOX if self._was_started else Evidence.PROGRAM_KILLED_OUTSIDE
         return SandboxError.from_evidence(evidence, what)
 
     async def _raise_if_killed_unexplained(self, worker: _PythonWorker) -> None:
-        """Raise unless its payload may have ended the session: the state in it is lost.
-
-        Raises:
-            SandboxError: SIGKILL ended it, and neither a limit nor a program inside explains that.
-        """
-        if _was_sigkilled(worker) and (evidence := await self._channel.sigkill_evidence(worker.child.pid)) is not None:
+        """Raise if SIGKILL ended the worker, and neither a limit nor a program inside explains that."""
+        child = worker.child
+        if child.was_sigkilled and (evidence := await self._channel.sigkill_evidence(child.pid)) is not None:
             self._worker = None
             worker.close_descriptors()
             what = "the python session was killed, and nothing in its sandbox explains that."
@@ -371,8 +338,3 @@ class PersistentPython:
         if self._was_started:
             return SandboxError.from_evidence(Evidence.PAYLOAD_BROKE_SANDBOX, f"the sandbox now {defect}.")
         return UnfitImageError("python", f"image {self._spec.image!r} {defect}.", fix)
-
-
-def _was_sigkilled(worker: _PythonWorker) -> bool:
-    exited = worker.child.exited
-    return exited.done() and exited.exception() is None and exited.result() == -signal.SIGKILL

@@ -9,22 +9,23 @@ import shlex
 import signal
 import termios
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnfitImageError
 from prorl_gym.sandbox.cancellation import run_shielded
-from prorl_gym.sandbox.guest.bash_loop import MAX_COMMAND, TRAPS_MARK
-from prorl_gym.sandbox.limit_breach import Breach, classify_breach
+from prorl_gym.sandbox.guest.guest_messages import ChildStartError
+from prorl_gym.sandbox.guest.terminal import MAX_COMMAND, TRAPS_MARK
+from prorl_gym.sandbox.limit_breach import classify_breach
 from prorl_gym.sandbox.protocol import SandboxSpec, ShellResult
-from prorl_gym.sandbox.service.guest_channel import ChildStartError, GuestChannel
+from prorl_gym.sandbox.service.guest_channel import GuestChannel
 from prorl_gym.sandbox.service.operations.execute import (
     UNUSABLE_PROGRAM_ERRNOS,
     ChildProcess,
     start_failure_error,
     to_exit_code,
 )
-from prorl_gym.sandbox.service.operations.fd_streams import FdReader, FdWriter, write_in_thread
-from prorl_gym.sandbox.service.operations.output_capture import OutputCapture
+from prorl_gym.sandbox.service.operations.fd_streams import FdReader, FdWriter, OutputCapture, write_in_thread
 
 _ENV = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "LESS": "-FRX", "DEBIAN_FRONTEND": "noninteractive"}
 
@@ -62,8 +63,6 @@ class TamperedReportError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The end of one command."""
-
     exit_code: int
     cwd: str
     state_kept: bool = True
@@ -86,16 +85,11 @@ class ReportParser:
         """Directory of bash when it reported its own end during the running command; ``None``: no such report."""
 
     def expect_nonce(self, nonce: str) -> None:
-        """Set the nonce of the command that runs now."""
         self._nonce = nonce.encode()
         self.exit_cwd = None
 
     def feed(self, data: bytes) -> Completion | None:
-        """Parse bytes; return the completion once it is complete.
-
-        Raises:
-            TamperedReportError: wrong nonce, no command running, malformed or endless fields.
-        """
+        """Parse bytes; return the completion once it is complete."""
         completion = None
         pieces = data.split(b"\0")
         for index, piece in enumerate(pieces):
@@ -127,9 +121,8 @@ class ReportParser:
             self._fields.clear()
             return None
         self._fields.append(field)
-        return self._completion() if len(self._fields) == 3 else None
-
-    def _completion(self) -> Completion | None:
+        if len(self._fields) < 3:
+            return None
         traps_and_nonce, code, cwd = self._fields
         traps, newline, nonce = traps_and_nonce.rpartition(b"\n")
         if self._nonce is None or nonce != self._nonce:
@@ -146,11 +139,8 @@ class ReportParser:
 class _BashProcess:
     """A started bash. Each command has a future of its own.
 
-    Args:
-        channel: the guest.
-        pid: of bash, in the guest's pid namespace.
-        descriptors: terminal master, nonces (write), reports (read), traps and command text (memory file).
-        capture: gets what appears on the terminal.
+    ``pid`` is that of bash in the guest's pid namespace. ``descriptors``: terminal master, nonces (write), reports
+    (read), traps and command text (memory file). ``capture`` gets the output of the terminal.
     """
 
     def __init__(self, channel: GuestChannel, pid: int, descriptors: list[int], capture: OutputCapture) -> None:
@@ -158,10 +148,10 @@ class _BashProcess:
         self._loop = asyncio.get_running_loop()
         self._master, self._nonce_pipe, reports, self._command_file = descriptors
         os.set_blocking(self._nonce_pipe, False)  # a payload that reaches the pipe through /proc can fill it
-        self._child = ChildProcess(channel, pid, [])
-        self._terminal_reader = FdReader(self._master, capture.feed)
-        self._input_writer = FdWriter(self._master, owns_fd=False)
-        self._report_parser = ReportParser()
+        self.child = ChildProcess(channel, pid, [])
+        self.terminal = FdReader(self._master, capture.feed)
+        self.input = FdWriter(self._master, owns_fd=False)
+        self.reports = ReportParser()
         self._report_pipe = FdReader(reports, self._on_report)
         self._command: asyncio.Future[Completion] | None = None
         self._command_start_ticks = 0
@@ -170,46 +160,18 @@ class _BashProcess:
         self._terminal_modes[1] &= ~termios.OPOST
         self.is_tampered = False
         self.is_dead = False
-        self._child.exited.add_done_callback(self._on_exit)
-
-    @property
-    def environment(self) -> bytes:
-        """Bash code that restores the exported variables."""
-        return self._report_parser.environment
-
-    @property
-    def pid(self) -> int:
-        """Pid of bash, in the guest's pid namespace."""
-        return self._child.pid
-
-    @property
-    def was_sigkilled(self) -> bool:
-        """Whether SIGKILL ended bash itself."""
-        exited = self._child.exited
-        return exited.done() and not exited.exception() and exited.result() == -signal.SIGKILL
-
-    async def wait_for_end(self, seconds: float) -> None:
-        """Wait until bash has ended, at most so many seconds."""
-        await asyncio.wait([self._child.exited], timeout=seconds)
-
-    def pop_breaches(self) -> list[Breach]:
-        """Return the limits that processes below this bash reached since the last call."""
-        return self._channel.pop_breaches(self._child.pid)
+        self.child.exited.add_done_callback(self._on_exit)
 
     def begin_command(self, command: bytes) -> "asyncio.Future[Completion]":
-        """Start a command; the future is done when the command or bash itself has ended.
-
-        Args:
-            command: at most ``MAX_COMMAND`` bytes, without NUL.
-        """
-        traps = self._report_parser.traps
+        """Start a command (at most ``MAX_COMMAND`` bytes, no NUL); the future is done when it or bash has ended."""
+        traps = self.reports.traps
         nonce = secrets.token_hex(8) + (TRAPS_MARK if traps else "")
         # Never TCSAFLUSH or TCSADRAIN: while a background job is blocked writing, they spin in the kernel for ever.
         # The driver drops input that was typed for an earlier command.
         termios.tcsetattr(self._master, termios.TCSANOW, self._terminal_modes)
         self._command_start_ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
         self._command = running = self._loop.create_future()
-        self._report_parser.expect_nonce(nonce)
+        self.reports.expect_nonce(nonce)
         text = (traps + b"\0" if traps else b"") + command + b"\0"
         written = write_in_thread(self._command_file, text)  # bash shares the position
         overdue = self._loop.call_later(_TEXT_SECONDS, written.cancel)
@@ -218,7 +180,6 @@ class _BashProcess:
         return running
 
     def _send_nonce(self, command: "asyncio.Future[Completion]", nonce: str, is_written: bool) -> None:
-        """Start the command that was written, by its nonce."""
         if command.done() or self._nonce_pipe < 0:
             return
         try:
@@ -229,38 +190,28 @@ class _BashProcess:
             self.is_tampered = True
             self._resolve(Completion(1, "", state_kept=False))
 
-    def write_input(self, data: bytes) -> None:
-        """Type into the running command."""
-        self._input_writer.write(data)
-
     def interrupt(self) -> None:
         """Send SIGINT to the foreground job (which is bash itself while it runs a builtin loop)."""
-        try:
+        with suppress(OSError):  # the other side is closed: there is nothing to interrupt
             fcntl.ioctl(self._master, _TIOCSIG, signal.SIGINT)
-        except OSError:  # the other side is closed: there is nothing to interrupt
-            return
 
     async def kill_command(self) -> None:
         """Send SIGKILL to every process below bash that started since the command began, not to older jobs."""
-        await self._channel.request("kill_tree", pid=self._child.pid, since=self._command_start_ticks)
+        await self._channel.request("kill_tree", pid=self.child.pid, since=self._command_start_ticks)
 
     async def kill(self) -> None:
         """Send SIGKILL to bash and everything below it, and release the descriptors."""
         try:
             if not self._channel.is_closed:
-                await self._child.kill()
+                await self.child.kill()
         finally:
             self.close_descriptors()
-
-    def drain_terminal(self) -> None:
-        """Read the terminal until it is empty."""
-        self._terminal_reader.drain()
 
     def close_descriptors(self) -> None:
         """Close our descriptors. Idempotent."""
         self.is_dead = True
-        self._input_writer.close()
-        self._terminal_reader.close()
+        self.input.close()
+        self.terminal.close()
         self._report_pipe.close()
         if self._nonce_pipe >= 0:
             os.close(self._nonce_pipe)
@@ -269,7 +220,7 @@ class _BashProcess:
 
     def _on_report(self, data: bytes) -> None:
         try:
-            completion = self._report_parser.feed(data)
+            completion = self.reports.feed(data)
         except TamperedReportError:
             self.is_tampered = True
             completion = Completion(1, "", state_kept=False)
@@ -283,7 +234,7 @@ class _BashProcess:
             return
         error = exited.exception()
         if error is None:
-            cwd = self._report_parser.exit_cwd
+            cwd = self.reports.exit_cwd
             self._resolve(Completion(to_exit_code(exited.result()), cwd or "", state_kept=cwd is not None))
         elif self._command is not None and not self._command.done():
             self._command.set_exception(error)
@@ -294,18 +245,13 @@ class _BashProcess:
             return
         # Everything that the command wrote is in the terminal by now: before a read returns EAGAIN, n_tty flushes
         # its buffer work.
-        self._terminal_reader.drain()
-        self._input_writer.discard_pending()
+        self.terminal.drain()
+        self.input.discard_pending()
         self._command.set_result(completion)
 
 
 class PersistentShell:
-    """Implements ``Shell``: one bash at a time, started when it is needed.
-
-    Args:
-        channel: the guest.
-        spec: working directory and output limit.
-    """
+    """Implements ``Shell``: one bash at a time, started when it is needed."""
 
     def __init__(self, channel: GuestChannel, spec: SandboxSpec) -> None:
         self._channel = channel
@@ -320,50 +266,45 @@ class PersistentShell:
         self._was_restarted = False
 
     async def run_command(self, command: str, *, timeout: float) -> ShellResult:
-        """See ``Shell.run_command``. While an earlier command is running, does nothing; the result has a note."""
+        """While an earlier command is running, does nothing; the result has a note."""
         return await self._begin_command(command, timeout, keep_running=False)
 
     async def start_command(self, command: str, *, wait: float) -> ShellResult:
-        """See ``Shell.start_command``. While an earlier command is running, does nothing; the result has a note."""
+        """While an earlier command is running, does nothing; the result has a note."""
         return await self._begin_command(command, wait, keep_running=True)
 
     async def send_input(self, text: str, *, wait: float) -> ShellResult:
-        """See ``Shell.send_input``. Without a running command, does nothing; the result has a note."""
+        """Without a running command, does nothing; the result has a note."""
         if self._running is None:
             note = "[no command is running: nothing was typed]\n" if text else ""
             if self._bash is not None and not self._bash.is_dead:
-                self._bash.drain_terminal()
+                self._bash.terminal.drain()
             return ShellResult(self._capture.pop_text() + note, self._last_code, self._cwd)
         bash = self._require_bash()
         if text:
-            bash.write_input(control_key(text) or text.encode("utf-8", "replace"))
+            bash.input.write(control_key(text) or text.encode("utf-8", "replace"))
         return await self._poll(self._running, wait)
 
     async def restart(self) -> ShellResult:
-        """See ``Shell.restart``."""
         self._running = None
         bash = self._bash
         if bash is not None:
-            bash.drain_terminal()
+            bash.terminal.drain()
             await self._discard_bash(bash)
         await self.ensure_started()
         self._was_restarted = False
         return ShellResult(self._capture.pop_text(), 0, self._cwd, restarted=True)
 
     async def close(self) -> None:
-        """Kill the shell and everything it started. Idempotent."""
         bash, self._bash, self._running = self._bash, None, None
         if bash is not None:
-            try:
+            with suppress(SandboxError):  # the sandbox is gone, and the shell with it
                 await run_shielded(bash.kill())
-            except SandboxError:  # the sandbox is gone, and the shell with it
-                return
 
     async def ensure_started(self) -> None:
         """Start bash unless it is running.
 
-        Raises:
-            SandboxError: ``IMAGE_BROKEN`` when there never was a bash, ``SANDBOX_BROKEN_BY_AGENT`` when it is gone.
+        Raises ``SandboxError``: ``IMAGE_BROKEN`` if there never was one, ``SANDBOX_BROKEN_BY_AGENT`` when it is gone.
         """
         if self._bash is not None and not self._bash.is_dead and not self._bash.is_tampered:
             return
@@ -386,10 +327,9 @@ class PersistentShell:
             return ShellResult(self._capture.pop_text(final=False) + note, None, self._cwd)
         encoded = command.encode("utf-8", "replace")
         if b"\0" in encoded or len(encoded) > MAX_COMMAND:
-            what = (
-                "contains a NUL byte" if b"\0" in encoded else f"is longer than {MAX_COMMAND} bytes; write it to a file"
-            )
-            return ShellResult(f"bash: the command {what}\n", 126, self._cwd)
+            too_long = f"is longer than {MAX_COMMAND} bytes; write it to a file"
+            flaw = "contains a NUL byte" if b"\0" in encoded else too_long
+            return ShellResult(f"bash: the command {flaw}\n", 126, self._cwd)
         await self.ensure_started()
         self._running = running = self._require_bash().begin_command(encoded)
         if keep_running:
@@ -401,11 +341,10 @@ class PersistentShell:
         return await self._result(running, timed_out=timed_out)
 
     async def _poll(self, running: "asyncio.Future[Completion]", wait: float) -> ShellResult:
-        """Wait for the end of a command for at most ``wait`` seconds."""
         await self._wait(running, wait)
         if running.done():
             return await self._result(running, timed_out=False)
-        self._require_bash().drain_terminal()
+        self._require_bash().terminal.drain()
         return ShellResult(self._capture.pop_text(final=False), None, self._cwd, restarted=self._pop_was_restarted())
 
     async def _wait(self, running: "asyncio.Future[Completion]", seconds: float) -> None:
@@ -459,7 +398,7 @@ class PersistentShell:
         output = self._capture.pop_text()
         breach = classify_breach(
             exit_code=completion.exit_code,
-            observed=bash.pop_breaches(),
+            observed=self._channel.pop_breaches(bash.child.pid),
             output=output,
             timed_out=timed_out,
             truncated=truncated,
@@ -476,7 +415,7 @@ class PersistentShell:
         return revived
 
     async def _discard_bash(self, bash: _BashProcess) -> None:
-        self._environment = bash.environment or self._environment
+        self._environment = bash.reports.environment or self._environment
         self._bash = None
         if bash.is_dead:
             bash.close_descriptors()
@@ -498,16 +437,13 @@ class PersistentShell:
         await self.ensure_started()
 
     async def _raise_if_killed_unexplained(self, bash: _BashProcess) -> None:
-        """Raise unless the payload may have ended bash, whose state is lost.
-
-        Raises:
-            SandboxError: SIGKILL ended it, and neither a limit nor a program inside explains that.
-        """
+        """Raise if SIGKILL ended bash, and neither a limit nor a program inside explains that."""
         if bash.is_tampered:
-            await bash.wait_for_end(_EXIT_SECONDS)
+            await asyncio.wait([bash.child.exited], timeout=_EXIT_SECONDS)
             if self._channel.is_lost():
                 raise SandboxError(FailureKind.SANDBOX_LOST, "the sandbox was lost before a command.")
-        if bash.was_sigkilled and (evidence := await self._channel.sigkill_evidence(bash.pid)) is not None:
+        child = bash.child
+        if child.was_sigkilled and (evidence := await self._channel.sigkill_evidence(child.pid)) is not None:
             await self._discard_bash(bash)
             what = "the shell was killed, and nothing in its sandbox explains that."
             raise SandboxError.from_evidence(evidence, what)

@@ -1,4 +1,4 @@
-"""What every sandbox must do, as checks that any backend's tests can run.
+"""Rules that every sandbox obeys, as checks that any backend's tests can run.
 
 Each runs on a fresh sandbox::
 
@@ -15,29 +15,25 @@ quick.
 """
 
 from collections.abc import Awaitable, Callable
+from inspect import iscoroutinefunction
+from types import ModuleType
 
 from prorl_gym.sandbox.protocol import Sandbox, SandboxLimits, SandboxSpec
-from prorl_gym.testing.sandbox.conformance.execution_checks import EXECUTION_CHECKS
-from prorl_gym.testing.sandbox.conformance.filesystem_checks import FILE_CHECKS
-from prorl_gym.testing.sandbox.conformance.interaction_checks import INTERACTION_CHECKS
-from prorl_gym.testing.sandbox.conformance.python_checks import PYTHON_CHECKS
-from prorl_gym.testing.sandbox.conformance.shell_checks import SHELL_CHECKS
+from prorl_gym.testing.sandbox.conformance import execution_checks, shell_checks
 
 Check = Callable[[Sandbox], Awaitable[None]]
 
 CHECK_SPEC = SandboxSpec(limits=SandboxLimits(output=16 << 10))
-"""What the checks expect to be started with, image and workdir apart."""
+"""Spec that the checks expect, image and workdir apart."""
 
-CHECKS: tuple[Check, ...] = (*EXECUTION_CHECKS, *SHELL_CHECKS, *INTERACTION_CHECKS, *FILE_CHECKS, *PYTHON_CHECKS)
-"""All of them."""
 
-__all__ = [
-    "CHECKS",
-    "CHECK_SPEC",
-    "EXECUTION_CHECKS",
-    "FILE_CHECKS",
-    "INTERACTION_CHECKS",
-    "PYTHON_CHECKS",
-    "SHELL_CHECKS",
-    "Check",
-]
+def _checks_of(module: ModuleType) -> tuple[Check, ...]:
+    """Return the public coroutine functions that a module defines, in its order."""
+    own = [value for name, value in vars(module).items() if iscoroutinefunction(value) and not name.startswith("_")]
+    return tuple(value for value in own if value.__module__ == module.__name__)
+
+
+PYTHON_CHECKS = tuple(check for check in _checks_of(execution_checks) if check.__name__.startswith("python_"))
+EXECUTION_CHECKS = tuple(check for check in _checks_of(execution_checks) if check not in PYTHON_CHECKS)
+SHELL_CHECKS = _checks_of(shell_checks)
+CHECKS = (*EXECUTION_CHECKS, *SHELL_CHECKS, *PYTHON_CHECKS)

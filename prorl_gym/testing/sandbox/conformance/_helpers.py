@@ -1,4 +1,4 @@
-"""Looking at a sandbox from the outside of a check."""
+"""Shared by the checks: commands, and the processes of a sandbox."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -24,15 +24,7 @@ async def count_processes(box: Sandbox, needle: str) -> int:
     return len(found.stdout.split())
 
 
-async def wait_for_processes(box: Sandbox, needle: str, count: int) -> None:
-    """Return when that many processes have ``needle`` in their arguments."""
-    async with asyncio.timeout(TIMEOUT_SECONDS):
-        while await count_processes(box, needle) < count:  # noqa: ASYNC110 - no event reaches us from inside a sandbox
-            await asyncio.sleep(0.02)
-
-
 async def run_command(shell: Shell, command: str, timeout: float = TIMEOUT_SECONDS) -> ShellResult:
-    """Run a command that is expected to end."""
     return await shell.run_command(command, timeout=timeout)
 
 
@@ -47,7 +39,9 @@ async def assert_usable(shell: Shell) -> None:
 async def assert_cancel_kills(box: Sandbox, call: Coroutine[Any, Any, object], needle: str, count: int) -> None:
     """Cancel a call once it has that many processes with ``needle`` in their arguments; assert that none is left."""
     task = asyncio.create_task(call)
-    await wait_for_processes(box, needle, count)
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while await count_processes(box, needle) < count:  # noqa: ASYNC110 - no event reaches us from inside a sandbox
+            await asyncio.sleep(0.02)
     task.cancel()
     (outcome,) = await asyncio.gather(task, return_exceptions=True)
     assert isinstance(outcome, asyncio.CancelledError), outcome

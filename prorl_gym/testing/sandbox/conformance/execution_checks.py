@@ -1,13 +1,17 @@
-"""One-shot commands, and the life of the sandbox itself."""
+"""One-shot commands, the life of the sandbox itself, files and paths that try to lead outside, the python session.
+
+Of the python session: state, output, and cells that attack it. Wording differs between consoles; facts do not.
+"""
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
-from errno import EADDRINUSE
+from errno import EADDRINUSE, EFBIG, EINVAL, EISDIR, ELOOP, ENOENT, ENOTDIR
 from hashlib import sha256
 from typing import Any
 
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox.protocol import Sandbox
+from prorl_gym.sandbox.protocol import CellResult, PythonSession, Sandbox
 from prorl_gym.testing.sandbox.conformance._helpers import (
     TIMEOUT_SECONDS,
     assert_cancel_kills,
@@ -185,23 +189,249 @@ async def close_ends_calls_in_flight(box: Sandbox) -> None:
         assert isinstance(outcome, SandboxError) and outcome.kind is FailureKind.SANDBOX_LOST, outcome
 
 
-EXECUTION_CHECKS = (
-    exec_separates_stdout_and_stderr,
-    exec_passes_binary_stdin,
-    exec_does_not_wait_for_unread_stdin,
-    exec_reports_missing_program,
-    exec_reports_unusable_program,
-    exec_reports_signals,
-    exec_uses_cwd_and_env,
-    exec_has_the_spec_environment_only,
-    exec_bounds_output,
-    exec_keeps_output_before_a_timeout,
-    exec_timeout_kills_the_tree,
-    exec_cancel_kills_the_tree,
-    exec_does_not_wait_for_background_processes,
-    exec_runs_concurrently,
-    exec_obeys_narrower_limits,
-    listen_accepts_connections_from_inside,
-    sandbox_says_that_it_lives,
-    close_ends_calls_in_flight,
-)
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+async def _errno_of(call: Awaitable[Any]) -> int | None:
+    try:
+        await call
+    except OSError as error:
+        return error.errno
+    return None
+
+
+async def _run_script(box: Sandbox, script: str) -> str:
+    result = await box.exec(["sh", "-c", script], timeout=TIMEOUT_SECONDS)
+    assert result.exit_code == 0, result
+    return result.stdout.decode()
+
+
+async def files_are_binary_safe(box: Sandbox) -> None:
+    """Every byte value, empty, and large."""
+    for data in (b"", bytes(range(256)), b"\r\n\x00\xff" * 500_000):
+        await box.write_file("data", data)
+        assert await box.read_file("data") == data
+        assert int(await _run_script(box, "wc -c < data")) == len(data)
+
+
+async def files_have_directories_made(box: Sandbox) -> None:
+    """Missing parents are made; relative paths start in the workdir."""
+    await box.write_file("a/b/../c/file", b"x")
+    assert await box.read_file(f"{box.spec.workdir}/a/c/file") == b"x"
+
+
+async def files_have_modes(box: Sandbox) -> None:
+    """A new file has exactly the mode, an existing one keeps its own unless one is given; owner and links stay."""
+    await box.write_file("script", b"#!/bin/sh\necho ran\n", mode=0o755)
+    assert (await box.exec(["./script"], timeout=TIMEOUT_SECONDS)).stdout == b"ran\n"
+    await box.write_file("script", b"#!/bin/sh\necho again\n")
+    assert await _run_script(box, "stat -c %a script; ./script") == "755\nagain\n"
+    await box.write_file("secret", b"", mode=0o600)
+    assert await _run_script(box, "stat -c %a secret") == "600\n"
+    await box.write_file("plain", b"")
+    assert await _run_script(box, "stat -c %a plain") == "644\n"
+    for mode in ("750", "600", "711", "707"):
+        await _run_script(box, f"chmod {mode} plain; ln -sf plain link; ln -f plain twin")
+        await box.write_file("link", mode.encode())
+        assert (
+            await _run_script(box, "stat -c %a plain; cat plain; test -L link && cat twin") == f"{mode}\n{mode}{mode}"
+        ), mode
+    await box.write_file("plain", b"", mode=0o640)
+    assert await _run_script(box, "stat -c %a plain") == "640\n"
+
+
+async def files_have_any_name(box: Sandbox) -> None:
+    """Unicode, spaces, newlines, and bytes that are no text."""
+    for name in ("grüße €.txt", " a b\n", "-rf", "\udcff\udcfe", "日本"):
+        await box.write_file(f"names/{name}", name.encode("utf-8", "surrogateescape"))
+        assert await box.read_file(f"names/{name}") == name.encode("utf-8", "surrogateescape")
+    names = [entry.name for entry in await box.list_dir("names")]
+    assert names == sorted(["grüße €.txt", " a b\n", "-rf", "\udcff\udcfe", "日本"]), names
+
+
+async def files_replace_what_was_there(box: Sandbox) -> None:
+    """A shorter content leaves no rest."""
+    await box.write_file("file", b"long content")
+    await box.write_file("file", b"x")
+    assert await box.read_file("file") == b"x"
+
+
+async def files_follow_links_inside_only(box: Sandbox) -> None:
+    """Links to / and to .. are resolved as a program inside would."""
+    await box.write_file("target", b"inside")
+    await _run_script(box, "ln -s target link; ln -s / root; ln -s nothing dangling; ln -s loop loop")
+    assert await box.read_file("link") == b"inside"
+    assert await box.read_file(f"root{box.spec.workdir}/target") == b"inside"
+    for path in ("root/etc/hostname", "../../../../../../etc/hostname"):
+        inside = await box.exec(["cat", path], timeout=TIMEOUT_SECONDS)
+        try:
+            seen = await box.read_file(path)
+        except FileNotFoundError:
+            assert inside.exit_code != 0, path
+        else:
+            assert seen == inside.stdout, path
+    assert await _errno_of(box.read_file("dangling")) == ENOENT
+    assert await _errno_of(box.read_file("loop")) == ELOOP
+
+
+async def files_do_not_lead_through_proc(box: Sandbox) -> None:
+    """The guest's own memory, environment, descriptors and root are out of reach."""
+    for path in ("/proc/self/environ", "/proc/1/environ", "/proc/self/mem", "/proc/self/fd/0", "/proc/self/fd/3"):
+        assert await _errno_of(box.read_file(path)) is not None, path
+    for path in ("/proc/self/root/tmp/x", "/proc/self/cwd/x", "/proc/self/fd/1", "/proc/self/mem"):
+        assert await _errno_of(box.write_file(path, b"x")) is not None, path
+    await _run_script(box, "ln -s /proc/self/environ innocent")
+    assert await _errno_of(box.read_file("innocent")) is not None
+
+
+async def only_regular_files_are_read(box: Sandbox) -> None:
+    """FIFOs, directories and devices are refused at once, in both directions."""
+    await _run_script(box, "mkfifo fifo; mkdir directory")
+    assert await _errno_of(box.read_file("fifo")) == EINVAL
+    assert await _errno_of(box.write_file("fifo", b"x")) == EINVAL
+    assert await _errno_of(box.read_file("directory")) == EISDIR
+    assert await _errno_of(box.write_file("directory", b"x")) == EISDIR
+    assert await _errno_of(box.read_file("/dev/zero")) == EINVAL
+    assert await _errno_of(box.write_file("/dev/null", b"x")) == EINVAL
+
+
+async def large_files_are_refused(box: Sandbox) -> None:
+    """By their size, before they are read; the limit itself is allowed."""
+    await _run_script(box, "truncate -s 1000001 big; truncate -s 1T sparse || truncate -s 1G sparse")
+    assert await _errno_of(box.read_file("big", limit=1_000_000)) == EFBIG
+    assert await _errno_of(box.read_file("sparse")) == EFBIG
+    assert len(await box.read_file("big", limit=1_000_001)) == 1_000_001
+
+
+async def missing_paths_are_told_apart(box: Sandbox) -> None:
+    """``ENOENT``, ``ENOTDIR``."""
+    await box.write_file("file", b"")
+    assert await _errno_of(box.read_file("nothing")) == ENOENT
+    assert await _errno_of(box.list_dir("nothing")) == ENOENT
+    assert await _errno_of(box.list_dir("file")) == ENOTDIR
+    assert await _errno_of(box.write_file("file/below", b"")) == ENOTDIR
+    assert await _errno_of(box.read_file("nul\0byte")) == EINVAL
+
+
+async def directories_are_listed(box: Sandbox) -> None:
+    """Kinds, sizes and modes, sorted, links not followed; also many."""
+    await _run_script(box, "mkdir d; cd d; printf 123 > f; chmod 640 f; mkdir sub; ln -s /etc/passwd l; mkfifo p")
+    found = [(entry.name, entry.kind) for entry in await box.list_dir("d")]
+    assert found == [("f", "file"), ("l", "symlink"), ("p", "other"), ("sub", "directory")], found
+    entry = (await box.list_dir("d"))[0]
+    assert (entry.size, entry.mode) == (3, 0o640), entry
+    await _run_script(box, "mkdir many; cd many; seq -f 'a-rather-long-file-name-%.0f' 2000 | xargs touch")
+    assert len(await box.list_dir("many")) == 2000
+
+
+# --- the python session -----------------------------------------------------------------------------------------------
+
+
+async def _run_cell(session: PythonSession, code: str, timeout: float = TIMEOUT_SECONDS) -> CellResult:
+    return await session.run_cell(code, timeout=timeout)
+
+
+async def python_keeps_state(box: Sandbox) -> None:
+    """Names, imports and functions of earlier cells; the last expression's value is shown."""
+    python = await box.python()
+    assert (await _run_cell(python, "import math\ndef f(x):\n    return x * k\nk = 3")).output == ""
+    result = await _run_cell(python, "print('printed')\nf(14)")
+    assert (result.output, result.ok) == ("printed\n42\n", True), result
+    assert (await _run_cell(python, "None")).output == ""
+
+
+async def python_shows_errors(box: Sandbox) -> None:
+    """Exceptions and syntax errors are output, with the line, and harm nothing."""
+    python = await box.python()
+    await _run_cell(python, "x = 1")
+    result = await _run_cell(python, "def f():\n    return 1 / 0\nf()")
+    assert not result.ok and "ZeroDivisionError" in result.output and "return 1 / 0" in result.output, result
+    result = await _run_cell(python, "def broken(:\n")
+    assert not result.ok and "SyntaxError" in result.output, result
+    assert not (await _run_cell(python, "import sys; sys.exit(3)")).restarted
+    assert (await _run_cell(python, "x")).output == "1\n"
+
+
+async def python_output_has_every_source(box: Sandbox) -> None:
+    """stdout, stderr, the descriptor itself and subprocesses, in order."""
+    python = await box.python()
+    code = "import os, sys, subprocess\nprint(1)\nprint(2, file=sys.stderr)\nos.write(1, b'3\\n')\n"
+    result = await _run_cell(python, code + "subprocess.run(['echo', '4'])\nprint(5)")
+    assert result.output == "1\n2\n3\n4\n5\n", result
+
+
+async def python_input_is_empty(box: Sandbox) -> None:
+    """``input()`` does not hang."""
+    result = await _run_cell(await box.python(), "input()")
+    assert not result.ok and "EOFError" in result.output, result
+
+
+async def python_bounds_output(box: Sandbox) -> None:
+    """A hundred megabytes come back as head, marker and tail."""
+    result = await _run_cell(await box.python(), "for _ in range(100): print('x' * 1000000)\nprint('last')", 60)
+    assert result.ok and len(result.output) < box.spec.limits.output + 200, result.ok
+    assert "bytes left out" in result.output and result.output.endswith("last\n")
+
+
+async def python_timeout_interrupts(box: Sandbox) -> None:
+    """Loops, sleeps and subprocesses end at the timeout; the state stays."""
+    python = await box.python()
+    await _run_cell(python, "x = 'kept'")
+    for code in ("while True: pass", "import time; time.sleep(1000)", "import os; os.system('sleep 1000')"):
+        result = await _run_cell(python, code, 0.3)
+        assert result.timed_out and not result.ok and not result.restarted, (code, result)
+    assert (await _run_cell(python, "x")).output == "'kept'\n"
+
+
+async def python_timeout_kills_what_ignores_it(box: Sandbox) -> None:
+    """A cell that swallows the interrupt is killed with everything it started; an empty session follows."""
+    python = await box.python()
+    seconds = unique_sleep_seconds()
+    code = f"import subprocess, time\nx = 1\nsubprocess.Popen(['sleep', '{seconds}'], start_new_session=True)\n"
+    code += "while True:\n    try:\n        time.sleep(1000)\n    except BaseException:\n        pass"
+    result = await _run_cell(python, code, 0.3)
+    assert result.timed_out and result.restarted and not result.ok, result
+    assert await count_processes(box, seconds) == 0
+    result = await _run_cell(python, "'x' in globals()")
+    assert (result.output, result.restarted) == ("False\n", False), result
+
+
+async def python_survives_its_death(box: Sandbox) -> None:
+    """``os._exit``, a segmentation fault, memory: reported, restarted, usable."""
+    python = await box.python()
+    for code in (
+        "import os; os._exit(1)",
+        "import ctypes; ctypes.string_at(0)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    ):
+        result = await _run_cell(python, "print('before', flush=True)\n" + code)
+        assert result.restarted and not result.ok and not result.timed_out, (code, result)
+        assert result.output.startswith("before\n"), result
+        assert (await _run_cell(python, "1 + 1")).output == "2\n"
+
+
+async def python_survives_garbage_on_its_channel(box: Sandbox) -> None:
+    """Forged answers on any descriptor are at worst a restart."""
+    python = await box.python()
+    forge = (
+        'import os\nfor fd in range(3, 20):\n    try: os.write(fd, b\'{"cell": "x", "ok": true, "images": []}\\n\')\n'
+    )
+    await _run_cell(python, forge + "    except OSError: pass")
+    await _run_cell(python, "import os; os.closerange(3, 20)")
+    assert (await _run_cell(python, "'fine'")).output == "'fine'\n"
+
+
+async def python_cancel_kills(box: Sandbox) -> None:
+    """A cancelled await leaves nothing of its cell."""
+    python = await box.python()
+    seconds = unique_sleep_seconds()
+    cell = _run_cell(python, f"import subprocess\nsubprocess.run(['sleep', '{seconds}'])")
+    await assert_cancel_kills(box, cell, seconds, 1)
+    assert (await _run_cell(python, "1 + 1")).output == "2\n"
+
+
+async def python_works_beside_the_shell(box: Sandbox) -> None:
+    """Both see the same files."""
+    python, shell = await box.python(), await box.shell()
+    await _run_cell(python, "open('shared', 'w').write('from python')")
+    assert (await shell.run_command("cat shared", timeout=TIMEOUT_SECONDS)).output == "from python"

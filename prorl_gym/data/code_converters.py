@@ -1,0 +1,230 @@
+"""Converters of programming tasks: the ``code`` and the ``swe`` environment.
+
+``code``: Eurus-2-RL, DeepCoder and LiveCodeBench. All tests are kept, and none is trusted: what looks like a pickle is
+only searched for the one text in it, never loaded. A function's tests whose expected results all are lists of one
+element are taken for wrapped results, as these data sets have them.
+
+``swe``: rows of the collections are kept as published, without the columns that a rollout does not need.
+"""
+
+import base64
+import json
+import pickletools
+import zlib
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any, cast
+
+from prorl_gym.data.converters import Converter, UnusableRowError, has_fields
+from prorl_gym.environments.code.code_row import CodeRow, pack_tests
+from prorl_gym.environments.swe.swe_row import Source, parse_swe_row
+from prorl_gym.errors import TaskError
+
+MAX_TESTS = 256 << 20
+"""Bytes of the tests of one row, unpacked."""
+
+MAX_PLAIN_TESTS = 64 << 10
+"""Characters of tests in JSON; longer ones are packed. Rows travel with each rollout and its result."""
+
+LIVECODEBENCH_SECONDS = 6.0
+"""For one test: the default of LiveCodeBench's own runner."""
+
+_PICKLED_TEXT = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"}
+_PICKLE_FRAME = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
+
+_CODE_BLOCK_REQUEST = "\n\nWrite Python code to solve the problem."
+"""Here Eurus-2-RL begins to describe the answer, which the environment's own prompt does."""
+
+
+def _eurus(row: Mapping[str, Any]) -> dict[str, Any]:
+    if row.get("ability", "code") != "code":
+        raise UnusableRowError("not a coding task")
+    question = [message["content"] for message in row["prompt"] if message["role"] == "user"][-1]
+    truth = _json(row["reward_model"]["ground_truth"])
+    extra: Mapping[str, Any] = row.get("extra_info") or {}
+    index = extra.get("index")
+    name = f"{row.get('data_source', 'eurus')}-{index}" if index is not None else ""
+    cases = list(zip(truth["inputs"], truth["outputs"], strict=True))
+    return _row(name, question.partition(_CODE_BLOCK_REQUEST)[0], cases, truth.get("fn_name"))
+
+
+def _deepcoder(row: Mapping[str, Any]) -> dict[str, Any]:
+    tests = _json(row["tests"])
+    name = None
+    if isinstance(tests, Mapping):
+        table = cast(Mapping[str, Any], tests)
+        cases, name = list(zip(table["inputs"], table["outputs"], strict=True)), table.get("fn_name")
+    else:
+        cases = [(test["input"], test["output"]) for test in tests]
+        names = {test.get("fn_name") or (_json(test.get("metadata") or {})).get("func_name") for test in tests}
+        if len(names) > 1:
+            raise UnusableRowError("tests of several functions")
+        name = names.pop() if names else None
+    metadata = _json(row.get("metadata") or {})
+    solution = next((text for text in (row.get("solutions") or ()) if isinstance(text, str)), "")
+    lines = solution.strip().split("\n")
+    if lines[0].startswith("```") and lines[-1] == "```":
+        solution = "\n".join(lines[1:-1]) + "\n"
+    return _row(
+        "", row["problem"], cases, name or metadata.get("func_name"), starter=row.get("starter_code"), solution=solution
+    )
+
+
+def _livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
+    private = row.get("private_test_cases") or "[]"
+    tests = [*_json(row["public_test_cases"]), *_packed_json(private)]
+    cases = [(test["input"], test["output"]) for test in tests]
+    functional = [test.get("testtype") == "functional" for test in tests]
+    if any(functional) != all(functional):
+        raise UnusableRowError("tests of several kinds")
+    name = _json(row.get("metadata") or "{}").get("func_name") if functional and functional[0] else None
+    if functional and functional[0] and not name:
+        raise UnusableRowError("the function has no name")
+    made = _row(
+        str(row.get("question_id") or ""),
+        row["question_content"],
+        cases,
+        name,
+        starter=row.get("starter_code"),
+        compare="lines",
+    )
+    return made | {"time_limit": LIVECODEBENCH_SECONDS}
+
+
+def _row(
+    name: str,
+    question: str,
+    cases: Sequence[tuple[Any, Any]],
+    function: str | None,
+    *,
+    starter: str | None = None,
+    solution: str = "",
+    compare: str = "tokens",
+) -> dict[str, Any]:
+    if not cases:
+        raise UnusableRowError("no tests")
+    question = question.strip()
+    if function:
+        tests = _functions(cases, function, f"{starter}{solution}")
+    else:
+        pairs = [{"stdin": _lines(given), "stdout": _lines(wanted)} for given, wanted in cases]
+        tests = {"kind": "stdio", "compare": compare, "cases": pairs}
+    made: dict[str, Any] = {
+        "id": name or f"code-{sha256(question.encode()).hexdigest()[:12]}",
+        "question": question,
+        "tests": pack_tests(tests) if len(json.dumps(tests)) > MAX_PLAIN_TESTS else tests,
+    }
+    if starter and starter.strip():
+        made["starter_code"] = starter
+    if solution:
+        made["solution"] = solution
+    return made
+
+
+def _lines(text: Any) -> str:
+    """Return a text that may come as a list of its lines."""
+    if isinstance(text, list) and all(isinstance(line, str) for line in cast(list[Any], text)):
+        return "\n".join(cast(list[str], text))
+    if not isinstance(text, str):
+        raise UnusableRowError("an input or output is no text")
+    return text
+
+
+def _functions(cases: Sequence[tuple[Any, Any]], function: str, code: str) -> dict[str, Any]:
+    results = [_json(wanted) for _, wanted in cases]
+    if all(isinstance(result, list) and len(cast(list[Any], result)) == 1 for result in results) and not any(
+        isinstance(wanted, str) for _, wanted in cases
+    ):
+        results = [result[0] for result in results]
+    return {
+        "kind": "function",
+        "entry": f"Solution.{function}" if "class Solution" in code else function,
+        "cases": [
+            {"args": _arguments(given), "expected": result} for (given, _), result in zip(cases, results, strict=True)
+        ],
+    }
+
+
+def _arguments(given: Any) -> list[Any]:
+    """Return the arguments: a list as it is, or a text with one JSON value on each line."""
+    if isinstance(given, list):
+        return cast(list[Any], given)
+    if isinstance(given, str):
+        return [json.loads(line) for line in given.strip("\n").split("\n")]
+    raise UnusableRowError("arguments are neither a list nor lines")
+
+
+def _json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _packed_json(value: Any) -> Any:
+    """Read JSON, or JSON that was pickled as one text, compressed and encoded in base 64."""
+    if not isinstance(value, str) or value.lstrip().startswith(("[", "{")):
+        return _json(value)
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(base64.b64decode(value, validate=True), MAX_TESTS)
+    except zlib.error:
+        raise UnusableRowError("packed tests cannot be unpacked") from None
+    if unpacker.unconsumed_tail:
+        raise UnusableRowError("packed tests are too large")
+    return json.loads(data if data.lstrip()[:1] in (b"[", b"{") else _pickled_text(data))
+
+
+def _pickled_text(data: bytes) -> str:
+    """Return the text that a pickle of nothing but a text holds. Reads its instructions, executes none."""
+    texts: list[str] = []
+    for instruction, argument, _ in pickletools.genops(data):
+        if instruction.name in _PICKLED_TEXT:
+            texts.append(cast(str, argument))
+        elif instruction.name not in _PICKLE_FRAME:
+            raise UnusableRowError("packed tests hold more than a text")
+    if len(texts) != 1:
+        raise UnusableRowError("packed tests hold more than a text")
+    return texts[0]
+
+
+_SWE_BENCH = (
+    *("instance_id", "repo", "version", "base_commit", "environment_setup_commit", "problem_statement", "patch"),
+    *("test_patch", "FAIL_TO_PASS", "PASS_TO_PASS", "docker_image", "image_name"),
+)
+_R2E_GYM = (
+    *("instance_id", "docker_image", "repo_name", "commit_hash", "problem_statement", "parsed_commit_content"),
+    *("execution_result_content", "expected_output_json"),
+)
+
+
+def _swe_converter(name: Source, fields: Sequence[str], *required_fields: str) -> Converter:
+    def matches(row: Mapping[str, Any]) -> bool:
+        return all(row.get(field) not in (None, "") for field in required_fields)
+
+    def read(row: Mapping[str, Any]) -> Mapping[str, Any]:
+        kept = {name: row[name] for name in fields if row.get(name) is not None}
+        try:
+            task = parse_swe_row(kept)
+        except TaskError:
+            raise UnusableRowError("a field is missing or wrong") from None
+        if task.source != name:
+            raise UnusableRowError(f"a row of {task.source}")
+        if not task.gold_patch.strip():
+            raise UnusableRowError("no gold patch")
+        return {"id": task.id, **kept}
+
+    return Converter(name, matches, read)
+
+
+CONVERTERS = {
+    "code": (
+        Converter(
+            "livecodebench", has_fields("question_content", "public_test_cases"), _livecodebench, CodeRow, "code"
+        ),
+        Converter("eurus", has_fields("prompt", "reward_model"), _eurus, CodeRow, "code"),
+        Converter("deepcoder", has_fields("problem", "tests"), _deepcoder, CodeRow, "code"),
+    ),
+    "swe": (
+        _swe_converter("r2egym", _R2E_GYM, "expected_output_json", "docker_image"),
+        _swe_converter("swebench", _SWE_BENCH, "instance_id", "test_patch", "environment_setup_commit"),
+        _swe_converter("swegym", _SWE_BENCH, "instance_id", "test_patch", "repo"),
+    ),
+}

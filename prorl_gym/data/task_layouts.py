@@ -1,0 +1,206 @@
+"""Task directories as Harbor and Terminal-Bench lay them out, read as rows.
+
+Harbor: ``task.toml``, ``instruction.md``, ``environment/Dockerfile``, ``tests/test.sh``, ``solution/solve.sh``; the
+verifier writes ``/logs/verifier/reward.txt`` or ``reward.json``. Terminal-Bench: ``task.yaml``, ``Dockerfile``,
+``run-tests.sh``, ``tests/``, ``solution.sh``; the verifier prints pytest's short summary.
+"""
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from prorl_gym.environments.taskdir.container import (
+    Container,
+    FileBudget,
+    ImportOptions,
+    read_container,
+    read_text,
+    read_tree,
+    resolve_within,
+)
+from prorl_gym.environments.taskdir.task_dir_row import Solution, TaskDirRow, TaskFile, Verifier
+from prorl_gym.errors import ConfigError
+from prorl_gym.settings import RolloutSettings
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_LEAST_EVAL_SECONDS = 900.0
+_EVAL_FACTOR = 2.5
+"""Deadline of EVAL per second of the verifier: it may have to run a second time, on the starting state."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTask:
+    """A task as a row, and the limits from its directory."""
+
+    row: TaskDirRow
+    settings: RolloutSettings
+    notes: tuple[str, ...]
+    """Parts of the directory without a meaning here."""
+
+
+class _TimedStep(BaseModel):
+    timeout_sec: float | None = Field(default=None, gt=0)
+    env: dict[str, str] = {}
+
+
+class _Environment(BaseModel):
+    docker_image: str = ""
+    memory: str = ""
+    memory_mb: int | None = None
+    allow_internet: bool | None = None
+    env: dict[str, str] = {}
+
+
+class _HarborTask(BaseModel):
+    agent: _TimedStep = _TimedStep()
+    verifier: _TimedStep = _TimedStep()
+    environment: _Environment = _Environment()
+    steps: list[Any] = []
+
+
+class _TerminalBenchTask(BaseModel):
+    instruction: str = ""
+    descriptions: list[dict[str, Any]] = []
+    parser_name: str = "pytest"
+    max_agent_timeout_sec: float | None = None
+    max_test_timeout_sec: float | None = None
+
+
+def is_task(folder: Path) -> bool:
+    return (folder / "task.toml").is_file() or (folder / "task.yaml").is_file()
+
+
+def read_task(folder: Path, options: ImportOptions) -> ImportedTask:
+    """Read a task directory. Raises ``ConfigError`` if it is none, or needs something that a sandbox cannot do."""
+    try:
+        if (folder / "task.toml").is_file():
+            return _read_harbor(folder, options)
+        if (folder / "task.yaml").is_file():
+            return _read_terminal_bench(folder, options)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(map(str, fault["loc"]))
+        raise ConfigError(
+            f"{folder}: '{where}' is wrong: {fault['msg']}.", "Mend it in the task's directory."
+        ) from None
+    raise ConfigError(f"{folder}: has neither task.toml nor task.yaml.", "Give directories of tasks.")
+
+
+def _read_harbor(folder: Path, options: ImportOptions) -> ImportedTask:
+    try:
+        task = _HarborTask.model_validate(tomllib.loads(read_text(folder / "task.toml")))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{folder}/task.toml: not valid TOML ({error}).", "Mend it.") from None
+    if task.steps or (folder / "steps").is_dir():
+        raise ConfigError(f"{folder}: a task of several steps.", "Only tasks with one instruction can be imported.")
+    budget = FileBudget()
+    container = read_container(
+        resolve_within(folder, "environment"), task.environment.docker_image, set(), options, budget
+    )
+    container.env |= task.environment.env
+    if task.environment.allow_internet:
+        container.notes.append("the task may use the internet, a sandbox has none")
+    files = _tests(folder, budget)
+    verifier = _verifier(files, "bash /tests/test.sh", "/tests/test.sh", "file", task.verifier, options)
+    solution = None
+    if (folder / "solution" / "solve.sh").is_file():
+        placed = tuple(read_tree(resolve_within(folder, "solution"), "/solution", budget))
+        solution = Solution(files=placed, command="bash /solution/solve.sh")
+    megabytes, memory = task.environment.memory_mb, task.environment.memory
+    match = _SIZE.fullmatch(memory.strip())
+    if megabytes is not None:
+        size = megabytes << 20
+    elif match is not None:
+        size = int(float(match[1]) * _UNITS[match[2].upper()])
+    elif memory:
+        raise ConfigError(f"{folder}/task.toml: memory '{memory[:40]}' is no size.", "Write for example 2G.")
+    else:
+        size = None
+    question = read_text(folder / "instruction.md")
+    return _build_imported_task(folder, question, container, verifier, solution, size, task.agent.timeout_sec, options)
+
+
+def _read_terminal_bench(folder: Path, options: ImportOptions) -> ImportedTask:
+    import yaml
+
+    try:
+        task = _TerminalBenchTask.model_validate(yaml.safe_load(read_text(folder / "task.yaml")))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{folder}/task.yaml: not valid YAML ({error}).", "Mend it.") from None
+    if task.parser_name != "pytest" and not options.test_command:
+        fix = "Only pytest's summary is read; or give --test-command, whose exit code counts."
+        raise ConfigError(f"{folder}/task.yaml: parser_name '{task.parser_name[:40]}' is not known.", fix)
+    budget = FileBudget()
+    # The Dockerfile is next to files that the agent must not see, so COPY is checked against these names.
+    hidden = {"tests", "run-tests.sh", "task.yaml", "solution.sh", "solution.yaml", "solution"}
+    container = read_container(folder, "", hidden, options, budget)
+    files = _tests(folder, budget)
+    if (folder / "run-tests.sh").is_file():
+        script = read_text(folder / "run-tests.sh").encode()
+        files = [*files, TaskFile(path="/tests/run-tests.sh", data=script, executable=True)]
+    limits = _TimedStep(timeout_sec=task.max_test_timeout_sec, env={"TEST_DIR": "/tests"})
+    verifier = _verifier(files, "bash /tests/run-tests.sh", "/tests/run-tests.sh", "pytest", limits, options)
+    solution = None
+    if (folder / "solution.sh").is_file():
+        placed = TaskFile(path="/solution/solution.sh", data=read_text(folder / "solution.sh").encode())
+        solution = Solution(files=(placed,), command="bash /solution/solution.sh")
+    question = task.instruction or next(
+        (str(one.get("description", "")) for one in task.descriptions if one.get("key") == "base"), ""
+    )
+    return _build_imported_task(
+        folder, question, container, verifier, solution, None, task.max_agent_timeout_sec, options
+    )
+
+
+def _tests(folder: Path, budget: FileBudget) -> list[TaskFile]:
+    if not (folder / "tests").is_dir():
+        raise ConfigError(f"{folder}: has no tests/.", "There is nothing that could give a reward.")
+    return read_tree(resolve_within(folder, "tests"), "/tests", budget)
+
+
+def _verifier(
+    files: list[TaskFile], command: str, script: str, reward: Any, limits: _TimedStep, options: ImportOptions
+) -> Verifier:
+    if options.test_command:
+        command, reward = options.test_command, "exit"
+    elif not any(file.path == script for file in files):
+        raise ConfigError(f"There is no {script.removeprefix('/')}.", "Add it, or give --test-command.")
+    return Verifier(
+        files=tuple(files), command=command, reward=reward, env=limits.env, seconds=limits.timeout_sec or 120.0
+    )
+
+
+def _build_imported_task(
+    folder: Path,
+    question: str,
+    container: Container,
+    verifier: Verifier,
+    solution: Solution | None,
+    memory: int | None,
+    agent_seconds: float | None,
+    options: ImportOptions,
+) -> ImportedTask:
+    # Lines at the start that only mark the text as part of a benchmark are dropped.
+    lines = question.splitlines(keepends=True)
+    while lines and (not lines[0].strip() or ("canary" in lines[0].lower() and lines[0].lstrip()[:1] in "#<")):
+        lines.pop(0)
+    row = TaskDirRow(
+        id=folder.resolve().name,
+        question="".join(lines).strip(),
+        image=container.image,
+        workdir=container.workdir,
+        env=container.env,
+        memory=memory,
+        setup=tuple(container.setup),
+        verifier=verifier,
+        keep=options.keep,
+        solution=solution,
+    )
+    notes = [*container.notes, *([] if solution else ["it has no solution: nothing proves it"])]
+    eval_seconds = max(_LEAST_EVAL_SECONDS, _EVAL_FACTOR * verifier.seconds)
+    return ImportedTask(row, RolloutSettings(run_seconds=agent_seconds, eval_seconds=eval_seconds), tuple(notes))

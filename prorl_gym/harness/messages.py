@@ -1,0 +1,217 @@
+"""Anthropic's messages API: messages of content blocks in, one message of content blocks out.
+
+It is read leniently only: the programs that speak it send what their own service understands.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from prorl_gym.errors import ConfigError
+from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn, encode_event, error_body
+from prorl_gym.gateway.history import Item, as_item, as_list, read_role, wrap_thinking
+from prorl_gym.gateway.model_call import ModelCall, SamplingParams
+from prorl_gym.gateway.turn_stream import Piece, PieceKind
+from prorl_gym.harness.body_reader import ReadBody
+from prorl_gym.harness.wires import Wire, lenient_call, readable_text
+from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
+from prorl_gym.records import Message, ToolCall
+
+_PART_OF_TEXT = "\n"
+"""Between the parts of a system or user message: programs send notes and tasks as parts of one message."""
+
+_EMPTY_BLOCKS: Mapping[PieceKind, Mapping[str, str]] = {
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+    "text": {"type": "text", "text": ""},
+}
+
+_NO_USAGE = {"input_tokens": 0, "output_tokens": 0}
+
+
+def read_call(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
+    fields = body.fields
+    history = body.read_history(fields.get("messages"), partial(read_messages, omitted=omitted))
+    choice = as_item(fields.get("tool_choice")) or {}
+    params = {
+        "tools": [_as_function(tool) for tool in filter(None, map(as_item, as_list(fields.get("tools")) or ()))],
+        "tool_choice": choice.get("type"),
+        "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True,
+    }
+    system = readable_text(fields.get("system"), omitted, _PART_OF_TEXT)
+    opening = [HistoryEntry(Message(role="system", content=system))] if system else []
+    return lenient_call([*opening, *history], params, sampling, omitted, fields.get("max_tokens"))
+
+
+def read_messages(messages: Sequence[object], omitted: Counter[str]) -> list[HistoryEntry]:
+    """Read a history; consecutive messages of the assistant are one turn. Raises ``ConfigError`` for no message."""
+    entries: list[HistoryEntry] = []
+    for place, each in enumerate(messages):
+        where, message = f"messages[{place}]", as_item(each)
+        if message is None:
+            raise ConfigError(f"{where}: is no message.", "Send objects with 'role' and 'content'.")
+        role = read_role(str(message.get("role", "user")), where)
+        if role != "assistant":
+            entries += [HistoryEntry(read) for read in _read_blocks(role, message.get("content"), omitted)]
+            continue
+        turn = _read_turn(message.get("content"), omitted)
+        if entries and entries[-1].is_assistant:
+            before = entries.pop().message
+            calls = (*before.tool_calls, *turn.tool_calls)
+            turn = before.model_copy(update={"content": before.content + turn.content, "tool_calls": calls})
+        entries.append(HistoryEntry(turn))
+    return entries
+
+
+def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFormat) -> dict[str, Any]:
+    parsed = turn.parsed
+    content: list[dict[str, Any]] = []
+    if form.with_reasoning and parsed.thinking:
+        content.append({"type": "thinking", "thinking": parsed.thinking, "signature": ""})
+    text = form.text_of(parsed)
+    if text or not (content or parsed.calls):
+        content.append({"type": "text", "text": text})
+    for call in parsed.calls:
+        content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
+    is_cut = turn.sampled.finish_reason == "length"
+    prompt = len(turn.prompt.ids)
+    cached = min(turn.sampled.cached_tokens, prompt)
+    return {
+        **_answer_head(turn.head, form),
+        "content": content,
+        "stop_reason": "max_tokens" if is_cut else "tool_use" if parsed.calls else "end_turn",
+        "stop_sequence": None,
+        "usage": {  # the sum is what was used: cached tokens are not among ``input_tokens`` here
+            "input_tokens": prompt - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": len(turn.sampled.token_ids),
+        },
+    }
+
+
+class MessageEvents:
+    """Implements ``EventWriter``: a message of content blocks, each begun, extended and stopped."""
+
+    keep_alive = encode_event({"type": "ping"}, "ping")
+
+    def __init__(self, head: AnswerHead, form: AnswerFormat, body: Mapping[str, Any]) -> None:
+        self._message = _answer_head(head, form)
+        self._index = 0
+        self._open: str | None = None
+        """Type of the block that was started and not stopped."""
+
+    def begin(self) -> bytes:
+        # The usage comes at the end: the length of the prompt is not known yet.
+        empty = {"content": list[Any](), "stop_reason": None, "stop_sequence": None, "usage": _NO_USAGE}
+        return _event("message_start", message=self._message | empty)
+
+    def write_piece(self, piece: Piece) -> bytes:
+        events = b""
+        if self._open != piece.kind:
+            events = self._stop_block() + self._start_block(_EMPTY_BLOCKS[piece.kind])
+        return events + self._delta(type=f"{piece.kind}_delta", **{piece.kind: piece.text})
+
+    def end(self, answer: Mapping[str, Any]) -> bytes:
+        events = self._stop_block()
+        for block in answer["content"][self._index :]:
+            if block["type"] == "tool_use":
+                events += self._start_block({**block, "input": {}})
+                events += self._delta(type="input_json_delta", partial_json=json.dumps(block["input"]))
+            else:
+                events += self._start_block(block)
+            events += self._stop_block()
+        delta = {key: answer[key] for key in ("stop_reason", "stop_sequence")}
+        return events + _event("message_delta", delta=delta, usage=answer["usage"]) + _event("message_stop")
+
+    def fail(self, message: str) -> bytes:
+        return encode_event(error_body(message), "error")
+
+    def _start_block(self, block: Mapping[str, Any]) -> bytes:
+        self._open = block["type"]
+        return _event("content_block_start", index=self._index, content_block=block)
+
+    def _delta(self, **delta: Any) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+    def _stop_block(self) -> bytes:
+        if self._open is None:
+            return b""
+        events = _event("content_block_stop", index=self._index)
+        self._open = None
+        self._index += 1
+        return events
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return encode_event({"type": kind, **fields}, kind)
+
+
+def _answer_head(head: AnswerHead, form: AnswerFormat) -> dict[str, Any]:
+    return {"id": f"msg_{head.id}", "type": "message", "role": "assistant", "model": form.model}
+
+
+def _read_blocks(role: Any, content: object, omitted: Counter[str]) -> list[Message]:
+    """Read a message that is not the assistant's: its results of tools, and its text, in the order they stand in."""
+    read: list[Message] = []
+    texts: list[object] = []
+
+    def flush_text() -> None:
+        if texts:
+            read.append(Message(role=role, content=readable_text(texts, omitted, _PART_OF_TEXT)))
+            texts.clear()
+
+    for block in as_list(content) or ():
+        result = as_item(block) or {}
+        if result.get("type") != "tool_result":
+            texts.append(block)
+            continue
+        flush_text()
+        output = readable_text(result.get("content"), omitted, _PART_OF_TEXT)
+        read.append(Message(role="tool", content=output, tool_call_id=str(result.get("tool_use_id") or "")))
+    flush_text()
+    return read or [Message(role=role, content=readable_text(content, omitted))]
+
+
+def _read_turn(content: object, omitted: Counter[str]) -> Message:
+    texts: list[object] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    for block in as_list(content) or [content]:
+        part = as_item(block) or {}
+        match part.get("type"):
+            case "thinking":
+                thoughts.append(str(part.get("thinking") or ""))
+            case "redacted_thinking":
+                omitted["part redacted_thinking"] += 1
+            case "tool_use":
+                given: Any = part.get("input")
+                if not isinstance(given, str):
+                    given = "{}" if given is None else json.dumps(given, ensure_ascii=False)
+                name, call_id = str(part.get("name") or ""), str(part.get("id") or "")
+                calls.append(ToolCall(id=call_id, name=name, arguments=given))
+            case _:
+                texts.append(block)
+    text, thinking = readable_text(texts, omitted), "".join(thoughts)
+    content = wrap_thinking(thinking) + text if thinking.strip() else text
+    return Message(role="assistant", content=content, tool_calls=tuple(calls))
+
+
+def _as_function(tool: Item) -> dict[str, Any]:
+    """Return a tool with its schema under the name that the other wires have for it; hosted ones have none."""
+    kind = tool.get("type") or "custom"
+    named = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
+    return {"type": "function" if kind == "custom" and "input_schema" in tool else kind, **named}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Return arguments as the object that this wire has: engines that answer in text may give any text."""
+    try:
+        value: object = json.loads(arguments)
+    except (ValueError, RecursionError):
+        value = None
+    return dict(as_item(value) or {"arguments": arguments}) if value != {} else {}
+
+
+MESSAGES = Wire("messages", read_call, write_answer, MessageEvents)

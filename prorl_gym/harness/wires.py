@@ -1,0 +1,192 @@
+"""The wires of agent programs: how each API spells calls and answers, its calls read leniently.
+
+What a text model cannot use is left out or named, and counted. The model server refuses what it does not honour. Here
+the rollout decides about sampling and limits, and an unmodified program cannot be made to send less: unknown fields are
+ignored, hosted tools are dropped by name, a part that is not text becomes a note. A program that gets a 4xx for such a
+thing ends, and its rollout with it.
+
+Answers are written as the model server writes them (``prorl_gym.gateway``), which alone reads strictly.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from prorl_gym.errors import ConfigError
+from prorl_gym.gateway import chat_completions, responses
+from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn, EventWriter
+from prorl_gym.gateway.history import Item, as_item, as_list, read_text
+from prorl_gym.gateway.model_call import ModelCall, SamplingParams
+from prorl_gym.harness.body_reader import ReadBody
+from prorl_gym.inference.tokens.harness_call import CallKind, Lineage
+from prorl_gym.inference.tokens.prompt_builder import HistoryEntry, function_schema
+
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"})
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """One API, as programs in rollouts speak it."""
+
+    history_key: str
+    """Key of the conversation in a body."""
+    read: Callable[[ReadBody, SamplingParams, Counter[str]], ModelCall]
+    """Reads a call with the rollout's sampling, and counts by name what it leaves out; raises ``ConfigError`` for what
+    is no conversation."""
+    write_answer: Callable[[CompletedTurn, Mapping[str, Any], AnswerFormat], dict[str, Any]]
+    open_events: Callable[[AnswerHead, AnswerFormat, Mapping[str, Any]], EventWriter]
+
+
+def lenient_call(
+    entries: Sequence[HistoryEntry],
+    params: Mapping[str, Any],
+    sampling: SamplingParams,
+    omitted: Counter[str],
+    limit: object,
+) -> ModelCall:
+    """Return a call with what all wires read alike.
+
+    ``params`` has ``tools``, ``tool_choice`` and ``parallel_tool_calls`` as in OpenAI's APIs; functions flat (``name``,
+    ``parameters``) or nested. ``limit`` is the program's own limit of tokens, which can only lower the rollout's.
+    """
+    functions: list[dict[str, Any]] = []
+    for tool in filter(None, map(as_item, as_list(params.get("tools")) or ())):
+        function = as_item(tool.get("function")) or tool
+        name, parameters = function.get("name"), as_item(function.get("parameters"))
+        if tool.get("type", "function") != "function" or not isinstance(name, str) or not name:
+            omitted[f"tool {str(tool.get('name') or tool.get('type'))[:80]}"] += 1
+            continue
+        shown = {"name": name, "description": str(function.get("description") or ""), "parameters": parameters or {}}
+        functions.append(function_schema(shown))
+    if type(limit) is int and limit > 0:
+        sampling = replace(sampling, max_tokens=min(limit, sampling.max_tokens))
+    may_call, is_single = params.get("tool_choice") != "none", params.get("parallel_tool_calls") is False
+    return ModelCall(entries, functions, sampling, may_call, is_single)
+
+
+def readable_text(content: object, omitted: Counter[str], separator: str = "") -> str:
+    """Return the text of a content field: a string, or parts; a note stands for each part that is no text."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for part in as_list(content) or ():
+        item = {"type": "text", "text": part} if isinstance(part, str) else as_item(part)
+        if item is None:
+            continue
+        kind = str(item.get("type") or "text")[:80]
+        if kind in _TEXT_PARTS:
+            texts.append(read_text([item], ""))
+        else:
+            omitted[f"part {kind}"] += 1
+            texts.append(f"[{kind} left out: this model reads text only]")
+    return separator.join(texts)
+
+
+def _read_chat(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
+    key = chat_completions.HISTORY_KEY
+
+    def read(given: list[Any]) -> list[HistoryEntry]:
+        simple = [_simplify_message(each, omitted) for each in given]
+        return chat_completions.read_messages(chat_completions.normalize_body({key: simple})[key])
+
+    fields = body.fields
+    limit = fields.get("max_completion_tokens") or fields.get("max_tokens")
+    return lenient_call(body.read_history(fields.get(key), read), fields, sampling, omitted, limit)
+
+
+def _simplify_message(given: object, omitted: Counter[str]) -> Item:
+    """Return a message of text and calls alone."""
+    message = as_item(given)
+    if message is None:
+        raise ConfigError("messages: one is no object.", "Send objects with 'role' and 'content'.")
+    rejected = chat_completions.REJECTED_FIELDS
+    omitted.update(f"field {field}" for field in rejected if message.get(field))
+    kept = {key: value for key, value in message.items() if key not in rejected}
+    return kept | {"content": readable_text(message.get("content"), omitted)}
+
+
+def _read_responses(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
+    key = responses.HISTORY_KEY
+
+    def read(items: list[Any]) -> list[HistoryEntry]:
+        simple = [item for each in items if (item := _simplify_item(each, omitted)) is not None]
+        return responses.read_items(responses.normalize_body({key: simple})[key])
+
+    fields = body.fields
+    given, instructions = fields.get(key), fields.get("instructions")
+    opening = [{"role": "system", "content": instructions}] if isinstance(instructions, str) and instructions else []
+    history = [*responses.read_items(opening), *body.read_history([given] if isinstance(given, str) else given, read)]
+    return lenient_call(history, fields, sampling, omitted, fields.get("max_output_tokens"))
+
+
+def _simplify_item(given: object, omitted: Counter[str]) -> Item | None:
+    """Return an item of text or calls alone; ``None`` for one of another type, such as a hosted tool's."""
+    item = {"role": "user", "content": given} if isinstance(given, str) else as_item(given)
+    kind = "of no type" if item is None else str(item.get("type") or "message")
+    if item is None or kind not in responses.TEXT_FIELDS:
+        omitted[f"item {kind[:80]}"] += 1
+        return None
+    kept = {key: value for key, value in item.items() if key != "namespace"}
+    texts = responses.TEXT_FIELDS[kind]
+    return kept | {key: readable_text(item[key], omitted) for key in texts if item.get(key) is not None}
+
+
+CHAT = Wire("messages", _read_chat, chat_completions.write_answer, chat_completions.open_events)
+RESPONSES = Wire("input", _read_responses, responses.write_answer, responses.open_events)
+
+
+# Side calls by their words, sub-agents by their headers. A program calls the model for its own purposes too: a title, a
+# summary, a classification. These are no turns of the agent, so by default they are not trained. Each is known by words
+# that its program writes, in a call without tools.
+
+_SIDE_CALL_WORDS: Mapping[str, Sequence[str]] = {
+    "Claude Code": (
+        "analyze if this message indicates a new conversation topic",
+        "sentence-case title",
+        "summarize this coding conversation in under 50 characters",
+        "create a detailed summary of the conversation so far",
+        "extract any file paths that this command reads or modifies",
+        "your task is to process bash commands that an ai coding agent wants to run",
+    ),
+    "Codex": ("context checkpoint compaction",),
+    "OpenCode": ("you are a title generator", "context summarization agent"),
+    "OpenHands": ("context-aware state summary", "generates concise, descriptive titles"),
+    "Qwen Code": (
+        "summarizes internal chat history into a given structure",
+        "*only* the content and structure of your immediately preceding response",
+    ),
+}
+"""By program: words in its system messages, or in its last message, in any case."""
+
+_LINEAGE_HEADERS = (
+    ("x-claude-code-agent-id", "x-claude-code-parent-agent-id", False),
+    ("x-session-id", "x-parent-session-id", True),  # OpenCode
+)
+"""Headers that name the agent of a call and its parent; whether the main agent is named too, but has no parent."""
+
+_MAX_SEARCHED = 32 << 10
+"""Characters of a message that are searched: the words stand at its beginning or end."""
+
+_MAX_ID = 128
+
+
+def kind_of(entries: Sequence[HistoryEntry], *, has_tools: bool) -> CallKind:
+    """Return whether a call is a side call of a known program."""
+    if has_tools:
+        return "main"
+    system = [entry.message.content for entry in entries if entry.message.role == "system"]
+    shown = (*system, entries[-1].message.content)
+    texts = [f"{text[:_MAX_SEARCHED]}\n{text[-_MAX_SEARCHED:]}".lower() for text in shown]
+    known = chain.from_iterable(_SIDE_CALL_WORDS.values())
+    return "side" if any(words in text for words in known for text in texts) else "main"
+
+
+def lineage_of(headers: Mapping[str, str]) -> Lineage:
+    """Return which agent makes a call, as far as its headers say."""
+    for agent_header, parent_header, only_with_parent in _LINEAGE_HEADERS:
+        agent, parent = headers.get(agent_header, ""), headers.get(parent_header, "")
+        if agent and (parent or not only_with_parent):
+            return Lineage(agent[:_MAX_ID], parent[:_MAX_ID])
+    return Lineage()

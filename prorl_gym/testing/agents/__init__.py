@@ -1,1 +1,0 @@
-"""A scripted model API for agent programs."""

@@ -1,5 +1,0 @@
-"""A whole service in one thread on a virtual clock: head, nodes and engines as processes that fail by a seed.
-
-Service, ledger statements, placement, engine pool and runners are real. Engines, sandboxes, the network and time are
-simulated.
-"""
